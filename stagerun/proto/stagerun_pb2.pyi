@@ -1,0 +1,288 @@
+from google.protobuf import descriptor_pb2 as _descriptor_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Determinism(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FIXED: _ClassVar[Determinism]
+    ELASTIC: _ClassVar[Determinism]
+
+class MomentumForm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CAFFE: _ClassVar[MomentumForm]
+    TORCH: _ClassVar[MomentumForm]
+
+class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FP32: _ClassVar[Precision]
+    BF16: _ClassVar[Precision]
+    FP64: _ClassVar[Precision]
+
+class ParamKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ANY: _ClassVar[ParamKind]
+    WEIGHT: _ClassVar[ParamKind]
+    BIAS: _ClassVar[ParamKind]
+    NORM: _ClassVar[ParamKind]
+FIXED: Determinism
+ELASTIC: Determinism
+CAFFE: MomentumForm
+TORCH: MomentumForm
+FP32: Precision
+BF16: Precision
+FP64: Precision
+ANY: ParamKind
+WEIGHT: ParamKind
+BIAS: ParamKind
+NORM: ParamKind
+IDENTITY_FIELD_NUMBER: _ClassVar[int]
+identity: _descriptor.FieldDescriptor
+
+class Schedule(_message.Message):
+    __slots__ = ("name", "seed", "model", "data", "solver", "stage", "determinism", "keep_snapshots")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    SOLVER_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    DETERMINISM_FIELD_NUMBER: _ClassVar[int]
+    KEEP_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    seed: int
+    model: Model
+    data: Data
+    solver: Solver
+    stage: _containers.RepeatedCompositeFieldContainer[StageEntry]
+    determinism: Determinism
+    keep_snapshots: int
+    def __init__(self, name: _Optional[str] = ..., seed: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., solver: _Optional[_Union[Solver, _Mapping]] = ..., stage: _Optional[_Iterable[_Union[StageEntry, _Mapping]]] = ..., determinism: _Optional[_Union[Determinism, str]] = ..., keep_snapshots: _Optional[int] = ...) -> None: ...
+
+class StageEntry(_message.Message):
+    __slots__ = ("name", "solver")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SOLVER_FIELD_NUMBER: _ClassVar[int]
+    FROM_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    solver: str
+    def __init__(self, name: _Optional[str] = ..., solver: _Optional[str] = ..., **kwargs) -> None: ...
+
+class Model(_message.Message):
+    __slots__ = ("name", "num_classes", "channels", "batch_norm_param")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_CLASSES_FIELD_NUMBER: _ClassVar[int]
+    CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_NORM_PARAM_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    num_classes: int
+    channels: int
+    batch_norm_param: BatchNormParameter
+    def __init__(self, name: _Optional[str] = ..., num_classes: _Optional[int] = ..., channels: _Optional[int] = ..., batch_norm_param: _Optional[_Union[BatchNormParameter, _Mapping]] = ...) -> None: ...
+
+class BatchNormParameter(_message.Message):
+    __slots__ = ("moving_average_fraction", "eps")
+    MOVING_AVERAGE_FRACTION_FIELD_NUMBER: _ClassVar[int]
+    EPS_FIELD_NUMBER: _ClassVar[int]
+    moving_average_fraction: float
+    eps: float
+    def __init__(self, moving_average_fraction: _Optional[float] = ..., eps: _Optional[float] = ...) -> None: ...
+
+class Data(_message.Message):
+    __slots__ = ("train", "val", "scratch", "shuffle")
+    TRAIN_FIELD_NUMBER: _ClassVar[int]
+    VAL_FIELD_NUMBER: _ClassVar[int]
+    SCRATCH_FIELD_NUMBER: _ClassVar[int]
+    SHUFFLE_FIELD_NUMBER: _ClassVar[int]
+    train: Source
+    val: Source
+    scratch: str
+    shuffle: bool
+    def __init__(self, train: _Optional[_Union[Source, _Mapping]] = ..., val: _Optional[_Union[Source, _Mapping]] = ..., scratch: _Optional[str] = ..., shuffle: bool = ...) -> None: ...
+
+class Source(_message.Message):
+    __slots__ = ("source", "images")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    images: int
+    def __init__(self, source: _Optional[str] = ..., images: _Optional[int] = ...) -> None: ...
+
+class Solver(_message.Message):
+    __slots__ = ("clear", "base_lr", "lr_policy", "power", "gamma", "stepsize", "stepsize_epoch", "stepvalue", "stepvalue_epoch", "lr_iter", "lr_epoch", "warmup_iter", "warmup_epoch", "warmup_start_lr", "max_iter", "max_epoch", "batch_size", "device_batch_size", "iter_size", "type", "momentum", "momentum_form", "weight_decay", "clip_gradients", "param", "carry", "transform_param", "test_transform_param", "random_seed", "precision", "channels_last", "display", "display_epoch", "test_interval", "test_epoch", "test_iter", "test_batch_size", "snapshot", "snapshot_epoch")
+    CLEAR_FIELD_NUMBER: _ClassVar[int]
+    BASE_LR_FIELD_NUMBER: _ClassVar[int]
+    LR_POLICY_FIELD_NUMBER: _ClassVar[int]
+    POWER_FIELD_NUMBER: _ClassVar[int]
+    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    STEPSIZE_FIELD_NUMBER: _ClassVar[int]
+    STEPSIZE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEPVALUE_FIELD_NUMBER: _ClassVar[int]
+    STEPVALUE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LR_ITER_FIELD_NUMBER: _ClassVar[int]
+    LR_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_ITER_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_START_LR_FIELD_NUMBER: _ClassVar[int]
+    MAX_ITER_FIELD_NUMBER: _ClassVar[int]
+    MAX_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ITER_SIZE_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    MOMENTUM_FIELD_NUMBER: _ClassVar[int]
+    MOMENTUM_FORM_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    CLIP_GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    PARAM_FIELD_NUMBER: _ClassVar[int]
+    CARRY_FIELD_NUMBER: _ClassVar[int]
+    TRANSFORM_PARAM_FIELD_NUMBER: _ClassVar[int]
+    TEST_TRANSFORM_PARAM_FIELD_NUMBER: _ClassVar[int]
+    RANDOM_SEED_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    CHANNELS_LAST_FIELD_NUMBER: _ClassVar[int]
+    DISPLAY_FIELD_NUMBER: _ClassVar[int]
+    DISPLAY_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TEST_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    TEST_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TEST_ITER_FIELD_NUMBER: _ClassVar[int]
+    TEST_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    clear: _containers.RepeatedScalarFieldContainer[str]
+    base_lr: float
+    lr_policy: str
+    power: float
+    gamma: float
+    stepsize: int
+    stepsize_epoch: float
+    stepvalue: _containers.RepeatedScalarFieldContainer[int]
+    stepvalue_epoch: _containers.RepeatedScalarFieldContainer[float]
+    lr_iter: int
+    lr_epoch: float
+    warmup_iter: int
+    warmup_epoch: float
+    warmup_start_lr: float
+    max_iter: int
+    max_epoch: float
+    batch_size: int
+    device_batch_size: int
+    iter_size: int
+    type: str
+    momentum: float
+    momentum_form: MomentumForm
+    weight_decay: float
+    clip_gradients: float
+    param: _containers.RepeatedCompositeFieldContainer[ParamSpec]
+    carry: Carry
+    transform_param: TransformParameter
+    test_transform_param: TransformParameter
+    random_seed: int
+    precision: Precision
+    channels_last: bool
+    display: int
+    display_epoch: float
+    test_interval: int
+    test_epoch: float
+    test_iter: int
+    test_batch_size: int
+    snapshot: int
+    snapshot_epoch: float
+    def __init__(self, clear: _Optional[_Iterable[str]] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., power: _Optional[float] = ..., gamma: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue: _Optional[_Iterable[int]] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., lr_iter: _Optional[int] = ..., lr_epoch: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_epoch: _Optional[float] = ..., warmup_start_lr: _Optional[float] = ..., max_iter: _Optional[int] = ..., max_epoch: _Optional[float] = ..., batch_size: _Optional[int] = ..., device_batch_size: _Optional[int] = ..., iter_size: _Optional[int] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum_form: _Optional[_Union[MomentumForm, str]] = ..., weight_decay: _Optional[float] = ..., clip_gradients: _Optional[float] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., carry: _Optional[_Union[Carry, _Mapping]] = ..., transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., test_transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., random_seed: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., channels_last: bool = ..., display: _Optional[int] = ..., display_epoch: _Optional[float] = ..., test_interval: _Optional[int] = ..., test_epoch: _Optional[float] = ..., test_iter: _Optional[int] = ..., test_batch_size: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_epoch: _Optional[float] = ...) -> None: ...
+
+class ParamSpec(_message.Message):
+    __slots__ = ("name", "kind", "lr_mult", "decay_mult")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LR_MULT_FIELD_NUMBER: _ClassVar[int]
+    DECAY_MULT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: ParamKind
+    lr_mult: float
+    decay_mult: float
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[ParamKind, str]] = ..., lr_mult: _Optional[float] = ..., decay_mult: _Optional[float] = ...) -> None: ...
+
+class Carry(_message.Message):
+    __slots__ = ("momentum", "data")
+    class Momentum(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ZERO: _ClassVar[Carry.Momentum]
+        KEEP: _ClassVar[Carry.Momentum]
+    ZERO: Carry.Momentum
+    KEEP: Carry.Momentum
+    class Position(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CONTINUE: _ClassVar[Carry.Position]
+        RESTART: _ClassVar[Carry.Position]
+    CONTINUE: Carry.Position
+    RESTART: Carry.Position
+    MOMENTUM_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    momentum: Carry.Momentum
+    data: Carry.Position
+    def __init__(self, momentum: _Optional[_Union[Carry.Momentum, str]] = ..., data: _Optional[_Union[Carry.Position, str]] = ...) -> None: ...
+
+class TransformParameter(_message.Message):
+    __slots__ = ("scale", "mirror", "crop_size", "mean_value", "pad", "random_aspect_ratio_param", "random_resize_param")
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    MIRROR_FIELD_NUMBER: _ClassVar[int]
+    CROP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MEAN_VALUE_FIELD_NUMBER: _ClassVar[int]
+    PAD_FIELD_NUMBER: _ClassVar[int]
+    RANDOM_ASPECT_RATIO_PARAM_FIELD_NUMBER: _ClassVar[int]
+    RANDOM_RESIZE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    scale: float
+    mirror: bool
+    crop_size: int
+    mean_value: _containers.RepeatedScalarFieldContainer[float]
+    pad: int
+    random_aspect_ratio_param: RandomAspectRatioParameter
+    random_resize_param: RandomResizeParameter
+    def __init__(self, scale: _Optional[float] = ..., mirror: bool = ..., crop_size: _Optional[int] = ..., mean_value: _Optional[_Iterable[float]] = ..., pad: _Optional[int] = ..., random_aspect_ratio_param: _Optional[_Union[RandomAspectRatioParameter, _Mapping]] = ..., random_resize_param: _Optional[_Union[RandomResizeParameter, _Mapping]] = ...) -> None: ...
+
+class RandomAspectRatioParameter(_message.Message):
+    __slots__ = ("min_area_ratio", "max_area_ratio", "aspect_ratio_change", "max_attempt", "resize_param")
+    MIN_AREA_RATIO_FIELD_NUMBER: _ClassVar[int]
+    MAX_AREA_RATIO_FIELD_NUMBER: _ClassVar[int]
+    ASPECT_RATIO_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    MAX_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    RESIZE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    min_area_ratio: float
+    max_area_ratio: float
+    aspect_ratio_change: float
+    max_attempt: int
+    resize_param: ResizeParameter
+    def __init__(self, min_area_ratio: _Optional[float] = ..., max_area_ratio: _Optional[float] = ..., aspect_ratio_change: _Optional[float] = ..., max_attempt: _Optional[int] = ..., resize_param: _Optional[_Union[ResizeParameter, _Mapping]] = ...) -> None: ...
+
+class RandomResizeParameter(_message.Message):
+    __slots__ = ("min_size", "max_size", "resize_param")
+    MIN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RESIZE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    min_size: int
+    max_size: int
+    resize_param: ResizeParameter
+    def __init__(self, min_size: _Optional[int] = ..., max_size: _Optional[int] = ..., resize_param: _Optional[_Union[ResizeParameter, _Mapping]] = ...) -> None: ...
+
+class ResizeParameter(_message.Message):
+    __slots__ = ("interp_mode",)
+    class InterpMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        LINEAR: _ClassVar[ResizeParameter.InterpMode]
+        AREA: _ClassVar[ResizeParameter.InterpMode]
+        NEAREST: _ClassVar[ResizeParameter.InterpMode]
+        CUBIC: _ClassVar[ResizeParameter.InterpMode]
+        LANCZOS4: _ClassVar[ResizeParameter.InterpMode]
+    LINEAR: ResizeParameter.InterpMode
+    AREA: ResizeParameter.InterpMode
+    NEAREST: ResizeParameter.InterpMode
+    CUBIC: ResizeParameter.InterpMode
+    LANCZOS4: ResizeParameter.InterpMode
+    INTERP_MODE_FIELD_NUMBER: _ClassVar[int]
+    interp_mode: ResizeParameter.InterpMode
+    def __init__(self, interp_mode: _Optional[_Union[ResizeParameter.InterpMode, str]] = ...) -> None: ...
