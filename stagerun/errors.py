@@ -1,0 +1,161 @@
+"""What can go wrong, as values: problems with a place in a file, errors with an exit code.
+
+    StagerunError              base: message, hint, exit code
+     ├─ RecipeError            mistakes in solver files or arguments: all of them at once, each with its place      64
+     ├─ UsageError             an argument that names nothing                                                       64
+     ├─ DataError              an LMDB or a record that can't be used                                                65
+     ├─ PeerError              a worker, host or service is gone                                                     69
+     ├─ FolderInUseError       another run holds the output folder                                                   73
+     ├─ StorageError           the disk is full, read-only or gone                                                   74
+     ├─ PermissionDenied       a folder or file may not be read or written                                           77
+     ├─ ResumeRefused          what is on disk was made from something else                                          78
+     └─ Diverged               the loss is not finite                                                                79
+
+Library code raises these; only the command line turns them into text and an exit code. An exception of another kind
+that reaches the user is a bug of stagerun (70).
+"""
+
+import difflib
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+class ExitCode(enum.IntEnum):
+    """How a command ended. Only 69, 74, 75 and death by a signal are worth trying again as they are."""
+
+    DONE = 0
+    RECIPE = 64
+    DATA = 65
+    PEER = 69
+    BUG = 70
+    IN_USE = 73
+    STORAGE = 74
+    SAVED = 75
+    PERMISSION = 77
+    RESUME_REFUSED = 78
+    DIVERGED = 79
+    INTERRUPTED_TWICE = 130
+
+
+EXIT_MEANINGS = {
+    ExitCode.DONE: "done",
+    ExitCode.RECIPE: "a mistake in a solver file or on the command line",
+    ExitCode.DATA: "images that can't be used",
+    ExitCode.PEER: "a worker, host or service is gone; the same command goes on",
+    ExitCode.BUG: "a bug of stagerun",
+    ExitCode.IN_USE: "another run holds the output folder",
+    ExitCode.STORAGE: "disk full, read-only or gone",
+    ExitCode.SAVED: "stopped and saved; the same command goes on",
+    ExitCode.PERMISSION: "no permission for a file or folder",
+    ExitCode.RESUME_REFUSED: "what is on disk was made from something else",
+    ExitCode.DIVERGED: "the loss is not finite",
+    ExitCode.INTERRUPTED_TWICE: "interrupted twice; nothing saved since the last snapshot",
+}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Span:
+    """A stretch of one line of a file: `line` and `column` count from 1, `width` is in characters (at least 1)."""
+
+    path: str
+    line: int
+    column: int
+    width: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake of the user's. `source` is the line that `span` points into."""
+
+    message: str
+    span: Span
+    source: str = ""
+    hint: str = ""
+
+    def render(self) -> str:
+        """`path:line:col: message`, the line, a caret under the place, a hint."""
+        text = f"{self.span}: {self.message}"
+        if self.source:
+            # A caret under a tab must stand where the terminal puts it: the margin repeats the line's own tabs.
+            margin = "".join("\t" if c == "\t" else " " for c in self.source[: self.span.column - 1])
+            carets = max(1, min(self.span.width, len(self.source) - self.span.column + 1))
+            text += f"\n  {self.source}\n  {margin}{'^' * carets}"
+        if self.hint:
+            text += f"\n  hint: {self.hint}"
+        return text
+
+
+class StagerunError(Exception):
+    """Base of everything a user may see. `hint` says what to do about it."""
+
+    exit_code = ExitCode.BUG
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def render(self) -> str:
+        return self.message + (f"\n  hint: {self.hint}" if self.hint else "")
+
+
+class RecipeError(StagerunError):
+    """Mistakes in solver files or arguments; `problems` are sorted by place."""
+
+    exit_code = ExitCode.RECIPE
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems: tuple[Problem, ...] = tuple(sorted(problems, key=lambda p: p.span))
+        count = len(self.problems)
+        super().__init__(f"{count} mistake{'s' if count != 1 else ''}")
+
+    def render(self) -> str:
+        return "\n\n".join([*(p.render() for p in self.problems), self.message])
+
+
+class UsageError(StagerunError):
+    exit_code = ExitCode.RECIPE
+
+
+class DataError(StagerunError):
+    exit_code = ExitCode.DATA
+
+
+class PeerError(StagerunError):
+    exit_code = ExitCode.PEER
+
+
+class FolderInUseError(StagerunError):
+    exit_code = ExitCode.IN_USE
+
+
+class StorageError(StagerunError):
+    exit_code = ExitCode.STORAGE
+
+
+class PermissionDenied(StagerunError):
+    exit_code = ExitCode.PERMISSION
+
+
+class ResumeRefused(StagerunError):
+    exit_code = ExitCode.RESUME_REFUSED
+
+
+class Diverged(StagerunError):
+    exit_code = ExitCode.DIVERGED
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """``did you mean `x`?`` for the known word nearest to `word`, or ''."""
+    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"did you mean `{match[0]}`?" if match else ""
+
+
+def listing(words: Sequence[str]) -> str:
+    """`a`, `b` or `c`."""
+    quoted = [f"`{w}`" for w in words]
+    return quoted[0] if len(quoted) == 1 else ", ".join(quoted[:-1]) + " or " + quoted[-1]

@@ -1,0 +1,152 @@
+"""What happens in a run, as values. The loop yields them, sinks show and store them; nothing flows back.
+
+Every rank makes them, in the same order but for those about snapshots, which rank 0 alone has; only rank 0 has sinks. `OUT/log.jsonl` holds one line per event with the fields below
+and `time` (seconds since the epoch) and `event` (the class's name).
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted:
+    schedule: str
+    out: str
+    workers: int
+    device: str
+    threads: int
+    stages: tuple[str, ...]
+    iterations: int  # of all stages
+    iterations_left: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Something the user should know; `warning` if it may need an answer."""
+
+    text: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageStarted:
+    stage: str
+    number: int  # 1-based, of all stages
+    iter: int  # 0, or where it goes on
+    max_iter: int
+    start: str  # what its weights come from, in words
+    batch_size: int
+    device_batch_size: int
+    carried_over: str = ""  # from the stage it starts from, in words
+    iterations_left: int = 0  # of all stages, this one among them; rank 0 knows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iterated:
+    """One weight update was done. `iter` counts it; lr, momentum and weight_decay are those it was done with."""
+
+    stage: str
+    iter: int
+    epoch: float  # of the whole schedule, along the path of ancestors
+    lr: float
+    momentum: float
+    weight_decay: float
+    loss: float  # mean over the global batch, before the update
+    images: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotDue:
+    stage: str
+    iter: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotWritten:
+    stage: str
+    iter: int
+    name: str
+    bytes: int
+    blocked_seconds: float  # training stood still
+    seconds: float  # until it was on disk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotFailed:
+    stage: str
+    iter: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestDue:
+    stage: str
+    iter: int
+
+    __test__ = False  # not a test case of pytest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tested:
+    stage: str
+    iter: int
+    images: int
+    top1: float  # 0..1
+    top5: float
+    loss: float
+    seconds: float
+
+    __test__ = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFinished:
+    """A stage's last weights are on disk and evaluated. Also the content of OUT/results/SNAPSHOT.json."""
+
+    stage: str
+    iterations: int
+    epochs: float
+    first_lr: float
+    last_lr: float
+    weight_decay: float
+    augmentation: str
+    loss: float  # mean over the last iterations, 100 at most
+    top1: float | None
+    top5: float | None
+    test_loss: float | None
+    train_seconds: float  # over all process lives, without evaluation
+    images_per_second: float
+    snapshot: str
+    tested_on: str = ""  # what the evaluation depends on besides the weights; '' if nothing was evaluated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """The run ends before its end, on demand, with everything saved."""
+
+    stage: str
+    iter: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFinished:
+    trained: bool  # whether there was anything to do
+    seconds: float
+
+
+Event = (
+    RunStarted
+    | Note
+    | StageStarted
+    | Iterated
+    | SnapshotDue
+    | SnapshotWritten
+    | SnapshotFailed
+    | TestDue
+    | Tested
+    | StageFinished
+    | Stopped
+    | RunFinished
+)

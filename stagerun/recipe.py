@@ -1,0 +1,189 @@
+"""The resolved schedule, as frozen values: every default applied, every duration in iterations.
+
+Made by `spec.resolve` alone; read by everything else. The meaning, unit and range of a field stand in
+`protos/stagerun.proto`, where the field has the same name; here only what differs is said. No I/O, stdlib only.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stagerun.errors import Span
+
+
+class Determinism(enum.Enum):
+    FIXED = "FIXED"
+    ELASTIC = "ELASTIC"
+
+
+class MomentumForm(enum.Enum):
+    CAFFE = "CAFFE"
+    TORCH = "TORCH"
+
+
+class Precision(enum.Enum):
+    FP32 = "FP32"
+    BF16 = "BF16"
+    FP64 = "FP64"
+
+
+class ParamKind(enum.Enum):
+    ANY = "ANY"
+    WEIGHT = "WEIGHT"
+    BIAS = "BIAS"
+    NORM = "NORM"
+
+
+class InterpMode(enum.Enum):
+    LINEAR = "LINEAR"
+    AREA = "AREA"
+    NEAREST = "NEAREST"
+    CUBIC = "CUBIC"
+    LANCZOS4 = "LANCZOS4"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    name: str
+    num_classes: int
+    channels: int = 3
+    moving_average_fraction: float = 0.9
+    eps: float = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    source: str  # as written; `path` is what it means on this machine
+    path: str
+    images: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    train: Source
+    val: Source | None = None
+    scratch: str | None = None
+    shuffle: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomAspectRatio:
+    min_area_ratio: float
+    max_area_ratio: float
+    aspect_ratio_change: float
+    max_attempt: int
+    interp_mode: InterpMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomResize:
+    min_size: int
+    max_size: int
+    interp_mode: InterpMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transform:
+    scale: float = 1.0
+    mirror: bool = False
+    crop_size: int | None = None
+    mean_value: tuple[float, ...] = ()
+    pad: int = 0
+    random_aspect_ratio: RandomAspectRatio | None = None
+    random_resize: RandomResize | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParamRule:
+    name: str = "*"
+    kind: ParamKind = ParamKind.ANY
+    lr_mult: float = 1.0
+    decay_mult: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solver:
+    """One stage's settings. Durations are iterations of this stage, whatever unit they were written in."""
+
+    base_lr: float
+    lr_policy: str
+    max_iter: int
+    batch_size: int
+    device_batch_size: int
+    power: float | None = None
+    gamma: float | None = None
+    stepsize: int | None = None
+    stepvalue: tuple[int, ...] = ()
+    lr_iter: int | None = None
+    warmup_iter: int = 0
+    warmup_start_lr: float = 0.0
+    type: str = "SGD"
+    momentum: float = 0.0
+    momentum_form: MomentumForm = MomentumForm.CAFFE
+    weight_decay: float = 0.0
+    clip_gradients: float | None = None
+    param: tuple[ParamRule, ...] = ()
+    carry_momentum: bool = False
+    carry_data: bool = True
+    transform: Transform = field(default_factory=Transform)
+    test_transform: Transform = field(default_factory=Transform)
+    random_seed: int
+    precision: Precision = Precision.FP32
+    channels_last: bool = True
+    display: int = 100
+    test_interval: int = 0
+    test_iter: int | None = None
+    test_batch_size: int
+    snapshot: int = 0
+
+    @property
+    def logical_workers(self) -> int:
+        """Device batches per iteration, over the whole job."""
+        return self.batch_size // self.device_batch_size
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a field of a stage got its value: `span` is None for a default."""
+
+    text: str
+    layer: str  # "default", "schedule", "stage" or "--set"
+    span: Span | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One node of the tree. `parent` is None for a stage that starts from the seed.
+
+    `identity` maps each field that snapshots depend on, shared ones included (`solver.base_lr`, `model.name`, ...), to
+    its canonical text; two stages with equal identity and equal parent snapshots train to the same bits. `origins` has
+    the same keys, and those of the other fields of Solver too.
+    """
+
+    name: str
+    parent: str | None
+    solver: Solver
+    identity: Mapping[str, str]
+    origins: Mapping[str, Origin]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """`stages` are in the order in which they run: parents before children. `files` are (path, text) as read."""
+
+    name: str
+    seed: int
+    model: Model
+    data: Data
+    stages: tuple[Stage, ...]
+    determinism: Determinism = Determinism.FIXED
+    keep_snapshots: int = 3
+    files: tuple[tuple[str, str], ...] = ()
+
+    def stage(self, name: str) -> Stage:
+        """The stage of that name. KeyError if there is none."""
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        raise KeyError(name)

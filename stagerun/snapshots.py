@@ -1,0 +1,36 @@
+"""What is known about a snapshot without its tensors: values that plan, store and runner hand to each other. No I/O."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRef:
+    """One complete snapshot. `name` is its directory's name below OUT/snapshots; (stage, iter, attempt) is unique.
+
+    `id` is a digest of its weights, momentum and place, not of clock or machine: training the same thing again gives the
+    same id. `parent` is the id of the snapshot its stage started from, '' for the seed. `identity` is that of the stage
+    when it was trained (`recipe.Stage.identity`). `environment` is what the bits depend on besides: torch build,
+    instruction set, threads, workers, reducer.
+    """
+
+    name: str
+    stage: str
+    iter: int
+    attempt: int
+    id: str
+    parent: str
+    identity: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The complete snapshots of an output folder, oldest first by (attempt, iter), and the names of damaged ones."""
+
+    snapshots: tuple[SnapshotRef, ...] = ()
+    damaged: tuple[str, ...] = ()
+
+    def of(self, stage: str) -> tuple[SnapshotRef, ...]:
+        return tuple(s for s in self.snapshots if s.stage == stage)
