@@ -1,0 +1,214 @@
+"""Checked settings -> the frozen values of recipe, and what each came from. Pure; all settings are in order here."""
+
+import posixpath
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from stagerun import recipe
+from stagerun.errors import Span
+from stagerun.spec import layers, tree
+from stagerun.spec.layers import PAIRS
+from stagerun.spec.tree import Block, Entry, is_message
+from stagerun.spec.view import View
+
+# Messages whose absence means something else than all of their defaults.
+OPTIONAL = {"val", "random_aspect_ratio_param", "random_resize_param", "test_transform_param"}
+# Fields that say nothing by themselves: they are resolved into others, or stand in stages.
+SKIPPED = {"clear", "solver", "stage"} | {other for _, other in PAIRS}
+NONE = "none"
+
+
+def model(view: View) -> recipe.Model:
+    norm = view.inside("batch_norm_param")
+    return recipe.Model(
+        name=_text(view, "name"),
+        num_classes=_whole(view, "num_classes"),
+        channels=_whole(view, "channels"),
+        moving_average_fraction=_number(norm, "moving_average_fraction"),
+        eps=_number(norm, "eps"),
+    )
+
+
+def data(view: View, root: str) -> recipe.Data:
+    val = view.view("val")
+    return recipe.Data(
+        train=_source(view.inside("train"), root),
+        val=_source(val, root) if val else None,
+        scratch=view.text("scratch"),
+        shuffle=view.flag("shuffle"),
+    )
+
+
+def _source(view: View, root: str) -> recipe.Source:
+    source = _text(view, "source")
+    path = posixpath.normpath(posixpath.join(root, source))
+    return recipe.Source(source=source, path=path, images=_whole(view, "images"))
+
+
+def solver(view: View, seed: int) -> recipe.Solver:
+    """A stage's settings, durations in iterations; `seed` is Schedule.seed."""
+    carry = view.inside("carry")
+    transform = _transform(view.inside("transform_param"))
+    test = view.view("test_transform_param")
+    random_seed, test_batch = view.whole("random_seed"), view.whole("test_batch_size")
+    return recipe.Solver(
+        base_lr=_number(view, "base_lr"),
+        lr_policy=_text(view, "lr_policy"),
+        max_iter=_whole(view, "max_iter"),
+        batch_size=_whole(view, "batch_size"),
+        device_batch_size=_whole(view, "device_batch_size"),
+        power=view.number("power"),
+        gamma=view.number("gamma"),
+        stepsize=view.whole("stepsize"),
+        stepvalue=tuple(int(v) for v in view.numbers("stepvalue")),
+        lr_iter=view.whole("lr_iter"),
+        warmup_iter=view.whole("warmup_iter") or 0,
+        warmup_start_lr=_number(view, "warmup_start_lr"),
+        type=_text(view, "type"),
+        momentum=_number(view, "momentum"),
+        momentum_form=recipe.MomentumForm(view.text("momentum_form")),
+        weight_decay=_number(view, "weight_decay"),
+        clip_gradients=view.number("clip_gradients"),
+        param=tuple(_param(v) for v in view.views("param")),
+        carry_momentum=carry.text("momentum") == "KEEP",
+        carry_data=carry.text("data") == "CONTINUE",
+        transform=transform,
+        test_transform=_transform(test) if test else evaluation_transform(transform),
+        random_seed=seed if random_seed is None else random_seed,
+        precision=recipe.Precision(view.text("precision")),
+        channels_last=view.flag("channels_last"),
+        display=_whole(view, "display"),
+        test_interval=_whole(view, "test_interval"),
+        test_iter=view.whole("test_iter"),
+        test_batch_size=_whole(view, "device_batch_size") if test_batch is None else test_batch,
+        snapshot=_whole(view, "snapshot"),
+    )
+
+
+def evaluation_transform(transform: recipe.Transform) -> recipe.Transform:
+    """The transform of an evaluation that has none of its own: nothing drawn at random."""
+    return recipe.Transform(scale=transform.scale, crop_size=transform.crop_size, mean_value=transform.mean_value)
+
+
+def _transform(view: View) -> recipe.Transform:
+    aspect, resize = view.view("random_aspect_ratio_param"), view.view("random_resize_param")
+    return recipe.Transform(
+        scale=_number(view, "scale"),
+        mirror=view.flag("mirror"),
+        crop_size=view.whole("crop_size"),
+        mean_value=view.numbers("mean_value"),
+        pad=_whole(view, "pad"),
+        random_aspect_ratio=_aspect_ratio(aspect) if aspect else None,
+        random_resize=_resize(resize) if resize else None,
+    )
+
+
+def _aspect_ratio(view: View) -> recipe.RandomAspectRatio:
+    return recipe.RandomAspectRatio(
+        min_area_ratio=_number(view, "min_area_ratio"),
+        max_area_ratio=_number(view, "max_area_ratio"),
+        aspect_ratio_change=_number(view, "aspect_ratio_change"),
+        max_attempt=_whole(view, "max_attempt"),
+        interp_mode=recipe.InterpMode(view.inside("resize_param").text("interp_mode")),
+    )
+
+
+def _resize(view: View) -> recipe.RandomResize:
+    longest = view.whole("max_size")
+    return recipe.RandomResize(
+        min_size=_whole(view, "min_size"),
+        max_size=_whole(view, "min_size") if longest is None else longest,
+        interp_mode=recipe.InterpMode(view.inside("resize_param").text("interp_mode")),
+    )
+
+
+def _param(view: View) -> recipe.ParamRule:
+    return recipe.ParamRule(
+        name=_text(view, "name"),
+        kind=recipe.ParamKind(view.text("kind")),
+        lr_mult=_number(view, "lr_mult"),
+        decay_mult=_number(view, "decay_mult"),
+    )
+
+
+def _number(view: View, name: str) -> float:
+    value = view.number(name)
+    assert value is not None, name
+    return value
+
+
+def _whole(view: View, name: str) -> int:
+    value = view.whole(name)
+    assert value is not None, name
+    return value
+
+
+def _text(view: View, name: str) -> str:
+    value = view.text(name)
+    assert value is not None, name
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One resolved value: `solver.base_lr`, its canonical text, where it came from."""
+
+    key: str
+    text: str
+    identity: bool
+    origin: recipe.Origin
+
+
+def facts(block: Block, prefix: str, derived: Mapping[str, str], schedule: str) -> Iterator[Fact]:
+    """Every field below a block, written or not, in the order of the .proto. `derived` has the canonical text of
+    defaults that come from other fields, by key; `schedule` is the path of schedule.prototxt.
+    """
+    yield from _facts(block.kind, block, prefix, True, derived, schedule)
+
+
+def _facts(
+    kind: Descriptor, block: Block | None, prefix: str, identity: bool, derived: Mapping[str, str], schedule: str
+) -> Iterator[Fact]:
+    for field in kind.fields:
+        if field.name in SKIPPED:
+            continue
+        key = prefix + field.name
+        counts = identity and tree.identity(field)
+        entry = block.entries.get(field.name) if block else None
+        if is_message(field) and not field.is_repeated and (entry or field.name not in OPTIONAL):
+            inner = block.block(field.name) if block else None
+            yield from _facts(field.message_type, inner, key + ".", counts, derived, schedule)
+        elif entry:
+            span: Span = entry.place
+            origin = recipe.Origin(_written(entry), layers.layer_of(span, schedule), span)
+            yield Fact(key, _canonical(entry), counts, origin)
+        else:
+            text = derived.get(key) or _default(field)
+            yield Fact(key, text, counts, recipe.Origin(text, "default"))
+
+
+def _default(field: FieldDescriptor) -> str:
+    value = tree.default(field)
+    return ("[]" if field.is_repeated else NONE) if value is None else tree.canonical(value, field)
+
+
+def _written(entry: Entry) -> str:
+    if is_message(entry.field):
+        return _canonical(entry)
+    texts = [v.text for v in entry.values]
+    return f"[{', '.join(texts)}]" if entry.field.is_repeated else texts[0]
+
+
+def _canonical(entry: Entry) -> str:
+    texts = [
+        _message(v.value) if isinstance(v.value, Block) else tree.canonical(v.value, entry.field) for v in entry.values
+    ]
+    return f"[{', '.join(texts)}]" if entry.field.is_repeated else texts[0]
+
+
+def _message(block: Block) -> str:
+    """A message of scalars on one line, defaults spelt out."""
+    entries = ((f, block.entries.get(f.name)) for f in block.kind.fields)
+    return "{ " + " ".join(f"{f.name}: {_canonical(e) if e else _default(f)}" for f, e in entries) + " }"

@@ -1,0 +1,289 @@
+"""Errors of meaning: settings that are each in range and don't fit together. Pure.
+
+A check is a function of a View; it adds to the problems, at the value that is wrong, and is left out where a value that
+it needs could not be read, so that one mistake is reported once.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from stagerun import schedule
+from stagerun.errors import Span, listing
+from stagerun.spec import layers
+from stagerun.spec.problems import Problems
+from stagerun.spec.ranges import MODELS, SOLVER_TYPES
+from stagerun.spec.rate import check_learning_rate
+from stagerun.spec.tree import Block
+from stagerun.spec.view import Doubtful, View
+
+__all__ = ["MODELS", "SOLVER_TYPES", "Shared", "check_carry", "check_required", "check_stage"]
+
+# What has no default, by message. A Solver's are in _required_settings.
+REQUIRED: dict[str, tuple[str, ...]] = {
+    "Schedule": ("model", "data", "stage"),
+    "Model": ("name", "num_classes"),
+    "Data": ("train",),
+    "Source": ("source", "images"),
+    "StageEntry": ("name",),
+    "RandomResizeParameter": ("min_size",),
+}
+
+EXAMPLES = {
+    "model": 'model { name: "resnet50" num_classes: 1000 }',
+    "data": 'data { train { source: "/path/to/lmdb" images: 1281167 } }',
+    "stage": 'stage { name: "init" }',
+    "Model.name": 'name: "resnet50"',
+    "StageEntry.name": 'name: "init"',
+    "num_classes": "num_classes: 1000",
+    "source": 'source: "/path/to/lmdb"',
+    "train": 'train { source: "/path/to/lmdb" images: 1281167 }',
+    "images": "images: 1281167",
+    "base_lr": "base_lr: 0.1",
+    "lr_policy": 'lr_policy: "poly"',
+    "max_iter": "max_iter: 1000` or `max_epoch: 10",
+    "batch_size": "batch_size: 256",
+    "device_batch_size": "device_batch_size: 32` or `iter_size: 8",
+    "min_size": "min_size: 256",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What a stage's settings are held against. None: not written; `doubtful` names what could not be read."""
+
+    channels: int | None
+    has_val: bool | None
+    val_images: int | None
+
+
+def check_required(block: Block, problems: Problems) -> None:
+    """Missing fields of a message and of the messages in it, Solvers left out."""
+    view = View(block)
+    missing = []
+    for name in REQUIRED.get(block.kind.name, ()):
+        try:
+            if not view.has(name) or not block.entries[name].values:
+                missing.append(name)
+        except Doubtful:
+            continue
+    if missing:
+        message = f"{block.kind.name} lacks {_all(missing)}"
+        examples = [EXAMPLES.get(f"{block.kind.name}.{name}") or EXAMPLES[name] for name in missing]
+        problems.add(block.place, message, "write " + ", ".join(f"`{e}`" for e in examples))
+    for name in block.entries:
+        for inner in block.blocks(name):
+            check_required(inner, problems)
+
+
+def check_stage(name: str, view: View, shared: Shared, problems: Problems) -> None:
+    """Everything about the settings of one stage, durations already in iterations."""
+    for check in STAGE_CHECKS:
+        try:
+            check(name, view, problems)
+        except Doubtful:
+            continue
+    with contextlib.suppress(Doubtful):
+        _evaluation(view, shared, problems)
+    for field in ("transform_param", "test_transform_param"):
+        try:
+            transform = view.view(field)
+        except Doubtful:
+            continue
+        if transform:
+            _transform(transform, shared.channels, problems)
+            if field == "test_transform_param":
+                _drawn(transform, problems)
+
+
+def _required_settings(stage: str, view: View, problems: Problems) -> None:
+    missing = []
+    for name in ("base_lr", "lr_policy", "max_iter", "batch_size", "device_batch_size"):
+        try:
+            if not view.has(name):
+                missing.append(name)
+        except Doubtful:
+            continue
+    if missing:
+        hint = "write " + ", ".join(f"`{EXAMPLES[n]}`" for n in missing)
+        problems.add(view.block.place, f"stage `{stage}` lacks {_all(missing)}", hint)
+
+
+def _batch(stage: str, view: View, problems: Problems) -> None:
+    batch, device = view.whole("batch_size"), view.whole("device_batch_size")
+    if batch is None or device is None or batch % device == 0:
+        return
+    place = _higher(view, "device_batch_size", "batch_size")
+    message = f"`device_batch_size` {device} does not divide `batch_size` {batch}"
+    problems.add(place, message, layers.divisors(batch, device))
+
+
+def _warm_up(stage: str, view: View, problems: Problems) -> None:
+    warm_up, length = view.whole("warmup_iter"), view.whole("max_iter")
+    if warm_up and length and warm_up > length:
+        place = _higher(view, "warmup_iter", "max_iter")
+        message = f"the warm-up of {warm_up} iterations is longer than the stage, which has {length}"
+        problems.add(place, message, f"stage `{stage}`: {_origin(view, 'max_iter')}; {_origin(view, 'warmup_iter')}")
+
+
+def _policy(stage: str, view: View, problems: Problems) -> None:
+    policy = view.text("lr_policy")
+    if policy is None:
+        return
+    needed = [n for n in schedule.policy_fields(policy) if n not in ("base_lr", "max_iter")]
+    missing = []
+    for name in needed:
+        try:
+            if not view.has(name) or not view.block.entries[name].values:
+                missing.append(name)
+        except Doubtful:
+            continue
+    if missing:
+        place = view.place("lr_policy")
+        if place.path != view.block.place.path:  # inherited, by stages that may have the field
+            place = view.block.place
+        names = [f"`{n}: ...`" + (f" or `{layers.PARTNER[n]}: ...`" if n in layers.PARTNER else "") for n in missing]
+        message = f"stage `{stage}`: lr_policy `{policy}` needs {_all(missing)}"
+        problems.add(place, message, "write " + ", ".join(names))
+
+
+def _gamma(stage: str, view: View, problems: Problems) -> None:
+    policy, gamma = view.text("lr_policy"), view.number("gamma")
+    if policy in ("step", "exp", "multistep") and gamma is not None and gamma < 0:
+        problems.add(view.place("gamma"), f"`gamma` of lr_policy `{policy}` must be at least 0, not {gamma}")
+
+
+def _steps(stage: str, view: View, problems: Problems) -> None:
+    if not view.has("stepvalue"):
+        return
+    values = view.block.entries["stepvalue"].values
+    for earlier, later in itertools.pairwise(values):
+        assert isinstance(earlier.value, int) and isinstance(later.value, int)
+        if later.value <= earlier.value:
+            message = f"the step at iteration {later.value} does not come after the one at {earlier.value}"
+            problems.add(later.span, message, "stepvalues grow")
+
+
+def _evaluation(view: View, shared: Shared, problems: Problems) -> None:
+    if shared.has_val is False and view.whole("test_interval"):
+        hint = "write `val { source: ... images: ... }` in `data`, or leave it out"
+        problems.add(
+            view.place("test_interval"),
+            f"`{_written(view, 'test_interval')}` without `data.val`: nothing to evaluate",
+            hint,
+        )
+    batches = view.whole("test_iter")
+    size = view.whole("test_batch_size") or view.whole("device_batch_size")
+    if batches and size and shared.val_images and batches * size > shared.val_images:
+        message = f"{batches} passes of {size} images are more than the {shared.val_images} of `data.val`"
+        most = shared.val_images // size
+        hint = f"`test_iter` can be {most}; leave it out to evaluate every image" if most else "leave it out"
+        problems.add(view.place("test_iter"), message, hint)
+
+
+def _transform(view: View, channels: int | None, problems: Problems) -> None:
+    for check in (_mean, _aspect_ratio, _resize):
+        try:
+            check(view, channels, problems)
+        except Doubtful:
+            continue
+
+
+def _mean(view: View, channels: int | None, problems: Problems) -> None:
+    count = len(view.numbers("mean_value"))
+    if channels is not None and count not in (0, 1, channels):
+        allowed = "1" if channels == 1 else f"1 or {channels}"
+        message = f"{count} values of `mean_value`, and the images have {channels} channel{'s' if channels > 1 else ''}"
+        problems.add(view.place("mean_value"), message, f"give {allowed}")
+
+
+def _aspect_ratio(view: View, channels: int | None, problems: Problems) -> None:
+    inner = view.view("random_aspect_ratio_param")
+    if inner is None:
+        return
+    if not view.has("crop_size"):
+        hint = "write `crop_size: ...` beside it: the rectangle is resized to that"
+        problems.add(view.place("random_aspect_ratio_param"), "`random_aspect_ratio_param` needs `crop_size`", hint)
+    low, high = inner.number("min_area_ratio"), inner.number("max_area_ratio")
+    if low is not None and high is not None and low > high:
+        place = inner.place("max_area_ratio" if "max_area_ratio" in inner.block.entries else "min_area_ratio")
+        problems.add(place, f"`min_area_ratio` {low} is more than `max_area_ratio` {high}")
+
+
+def _resize(view: View, channels: int | None, problems: Problems) -> None:
+    inner = view.view("random_resize_param")
+    if inner is None:
+        return
+    if view.has("random_aspect_ratio_param"):
+        message = "`random_resize_param` and `random_aspect_ratio_param` exclude each other"
+        problems.add(view.place("random_resize_param"), message, "remove one; Caffe ignored the second without a word")
+    low, high = inner.whole("min_size"), inner.whole("max_size")
+    if low is not None and high is not None and low > high:
+        problems.add(inner.place("max_size"), f"`min_size` {low} is more than `max_size` {high}")
+    crop = view.whole("crop_size")
+    if crop is not None and low is not None and crop > low and not view.has("random_aspect_ratio_param"):
+        message = f"`crop_size` {crop} does not fit into an image whose shorter side is {low}"
+        problems.add(view.place("crop_size"), message, f"it can be {low}, or `min_size` {crop}")
+
+
+def _drawn(view: View, problems: Problems) -> None:
+    """An evaluation sees the same images each time."""
+    hint = "an evaluation sees the same images each time; remove it"
+    for name in ("mirror", "random_aspect_ratio_param"):
+        with contextlib.suppress(Doubtful):
+            if view.flag(name) if name == "mirror" else view.has(name):
+                problems.add(view.place(name), f"`test_transform_param` draws at random: `{name}`", hint)
+    with contextlib.suppress(Doubtful):
+        inner = view.view("random_resize_param")
+        if inner and inner.whole("max_size") is not None and inner.whole("max_size") != inner.whole("min_size"):
+            message = "`test_transform_param` draws at random: `min_size` and `max_size` differ"
+            problems.add(inner.place("max_size"), message, "make them equal, or leave `max_size` out")
+
+
+STAGE_CHECKS: tuple[Callable[[str, View, Problems], None], ...] = (
+    _required_settings,
+    _batch,
+    _warm_up,
+    _policy,
+    _gamma,
+    _steps,
+    check_learning_rate,
+)
+
+
+def check_carry(stage: str, view: View, parent: str, before: View, problems: Problems) -> None:
+    """Momentum can go on only where V means the same: steps in Caffe's form, gradients in torch's."""
+    with contextlib.suppress(Doubtful):
+        carry = view.inside("carry")
+        if carry.text("momentum") != "KEEP" or view.text("momentum_form") == before.text("momentum_form"):
+            return
+        message = (
+            f"stage `{stage}` keeps the momentum of `{parent}`, whose `momentum_form` is {before.text('momentum_form')} and "
+            f"not {view.text('momentum_form')}"
+        )
+        place = view.view("carry") or view
+        problems.add(place.place("momentum"), message, "write `carry { momentum: ZERO }`, or the same `momentum_form`")
+
+
+def _all(names: Iterable[str]) -> str:
+    return listing(list(names)).replace(" or ", " and ")
+
+
+def _written(view: View, name: str) -> str:
+    """A duration as it was written: `max_epoch: 5`, or `max_iter: 780`."""
+    text = view.block.entries[name].values[0].text
+    return text if ":" in text else f"{name}: {text}"
+
+
+def _origin(view: View, name: str) -> str:
+    entry = view.block.entries[name]
+    return f"`{_written(view, name)}` in {entry.place.path}:{entry.place.line}"
+
+
+def _higher(view: View, first: str, second: str) -> Span:
+    """Where to point when two values don't fit: at the one in the higher layer, at `first` if they share it."""
+    here = view.block.place.path
+    a, b = view.place(first), view.place(second)
+    height = {here: 1, layers.SET: 2}
+    return b if height.get(b.path, 0) > height.get(a.path, 0) else a

@@ -1,0 +1,139 @@
+"""The manual: what `stagerun help NAME` prints, from the comments of stagerun.proto. Pure."""
+
+from collections.abc import Iterator
+
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+
+from stagerun.errors import UsageError, nearest
+from stagerun.proto import stagerun_pb2
+from stagerun.proto.manual import COMMENTS
+from stagerun.spec import tree
+from stagerun.spec.layers import PARTNER
+from stagerun.spec.tree import is_message
+
+_TYPES = {
+    FieldDescriptor.TYPE_INT64: "whole number",
+    FieldDescriptor.TYPE_DOUBLE: "number",
+    FieldDescriptor.TYPE_BOOL: "true or false",
+    FieldDescriptor.TYPE_STRING: "text in quotes",
+}
+
+
+def help_text(name: str) -> str:
+    """The manual of a field (`base_lr`, `Solver.base_lr`, `transform_param.crop_size`, `solver.base_lr`), a message or
+    an enum; an overview for ''. A name that several messages have prints all of them. UsageError for an unknown name.
+    """
+    if not name:
+        return _overview()
+    messages = {m.name: m for m in _messages()}
+    enums = {_enum_name(e): e for e in _enums()}
+    if name in messages:
+        return _message(messages[name])
+    for known, kind in enums.items():
+        if name in (known, kind.name):
+            return _enum(kind)
+    *path, last = name.split(".")
+    fields = [
+        f for m in messages.values() for f in m.fields if f.name == last and (not path or path[-1] in _ways_to(m))
+    ]
+    if fields and (len(path) < 2 or _follows(path, last)):
+        return "\n\n".join(_field(f) for f in fields)
+    everything = [*messages, *enums, *(f.name for m in messages.values() for f in m.fields)]
+    everything += [f"{m.name}.{f.name}" for m in messages.values() for f in m.fields]
+    raise UsageError(f"the manual has no `{name}`", nearest(name, everything) or "`stagerun help` lists what there is")
+
+
+def _messages() -> list[Descriptor]:
+    return list(stagerun_pb2.DESCRIPTOR.message_types_by_name.values())
+
+
+def _enums() -> Iterator[EnumDescriptor]:
+    yield from stagerun_pb2.DESCRIPTOR.enum_types_by_name.values()
+    for message in _messages():
+        yield from message.enum_types
+
+
+def _enum_name(kind: EnumDescriptor) -> str:
+    return f"{kind.containing_type.name}.{kind.name}" if kind.containing_type else str(kind.name)
+
+
+def _ways_to(message: Descriptor) -> set[str]:
+    """What may stand before the dot: the message, or a field that holds it."""
+    return {message.name, *(f.name for m in _messages() for f in m.fields if f.message_type is message)}
+
+
+def _follows(path: list[str], last: str) -> bool:
+    """Whether a name of three words or more leads from field to field: `solver.transform_param.pad`."""
+    at = [m for m in _messages() if path[0] in _ways_to(m)]
+    for word in [*path[1:], last]:
+        fields = [f for m in at for f in m.fields if f.name == word]
+        at = [f.message_type for f in fields if is_message(f)]
+        if not fields:
+            return False
+    return True
+
+
+def _type(field: FieldDescriptor) -> str:
+    if is_message(field):
+        base = str(field.message_type.name)
+    elif field.enum_type is not None:
+        base = ", ".join(v.name for v in field.enum_type.values)
+    else:
+        base = _TYPES[field.type]
+    return f"{base}, any number of times" if field.is_repeated else base
+
+
+def _head(field: FieldDescriptor) -> str:
+    value = tree.default(field)
+    default = "" if value is None else f"   default: {tree.canonical(value, field)}"
+    return f"{field.containing_type.name}.{field.name}   {_type(field)}{default}"
+
+
+def _indented(name: str, margin: str = "  ") -> str:
+    return "\n".join((margin + line).rstrip() for line in COMMENTS.get(name, "").split("\n"))
+
+
+def _field(field: FieldDescriptor) -> str:
+    text = f"{_head(field)}\n{_indented(f'{field.containing_type.name}.{field.name}')}"
+    if field.containing_type is tree.SOLVER and field.name in PARTNER:
+        text += f"\n  See `{PARTNER[field.name]}`: one of the two can be given."
+    if not tree.identity(field):
+        text += "\n  Changing it makes no snapshot stale."
+    if is_message(field):
+        text += f"\n  Its fields: `stagerun help {field.message_type.name}`."
+    if field.enum_type is not None:
+        text += "\n" + _values(field.enum_type)
+    return text
+
+
+def _values(kind: EnumDescriptor) -> str:
+    lines = []
+    for value in kind.values:
+        comment = COMMENTS.get(f"{_enum_name(kind)}.{value.name}", "").replace("\n", "\n      ")
+        lines.append(f"    {value.name}" + (f"\n      {comment}" if comment else ""))
+    return "\n".join(lines)
+
+
+def _message(message: Descriptor) -> str:
+    width = max(len(f.name) for f in message.fields)
+    lines = [message.name, _indented(message.name), ""]
+    lines += [f"  {f.name:{width}}  {_first_sentence(f'{message.name}.{f.name}') or _type(f)}" for f in message.fields]
+    return "\n".join(lines)
+
+
+def _enum(kind: EnumDescriptor) -> str:
+    name = _enum_name(kind)
+    comment = f"{_indented(name)}\n" if name in COMMENTS else ""
+    return f"{name}\n{comment}{_values(kind)}"
+
+
+def _overview() -> str:
+    width = max(len(m.name) for m in _messages())
+    lines = [f"  {m.name:{width}}  {_first_sentence(m.name)}" for m in _messages()]
+    return "\n".join(["Messages; `stagerun help NAME` prints one, or one of their fields:", "", *lines])
+
+
+def _first_sentence(name: str) -> str:
+    """The comment up to the first full stop that ends a sentence, on one line."""
+    text = " ".join(COMMENTS.get(name, "").split())
+    return text.split(". ")[0].rstrip(".:")

@@ -1,0 +1,231 @@
+"""The texts of a folder -> recipe.Schedule, or every mistake in them. Pure."""
+
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from stagerun import recipe
+from stagerun.errors import RecipeError, Span
+from stagerun.spec import build, check, layers, override, ranges, stages, tree
+from stagerun.spec.override import Override
+from stagerun.spec.parse import parse
+from stagerun.spec.problems import Problems
+from stagerun.spec.stages import Node
+from stagerun.spec.tree import SCHEDULE, SOLVER, Block
+from stagerun.spec.view import Doubtful, View
+
+SCHEDULE_FILE = "schedule.prototxt"
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """In place of the text of a file that can't be read: why, as the end of `FILE: ...`."""
+
+    reason: str
+
+
+Text = bytes | str | Unreadable
+
+
+def read(texts: Mapping[str, Text], root: str, overrides: Sequence[str] = (), shown: str = "") -> recipe.Schedule:
+    """The schedule that the files say. RecipeError with all mistakes of all files.
+
+    `texts` has schedule.prototxt and the stages' files by their path below the folder (`stage_files` says which); a
+    file that is not in it does not exist. `root` is the folder's absolute path, `shown` the same as the user wrote it,
+    for messages. `overrides` are the arguments of `--set`.
+    """
+    problems = Problems()
+    path = posixpath.join(shown, SCHEDULE_FILE)
+    text = texts.get(SCHEDULE_FILE, Unreadable("there is no such file"))
+    if isinstance(text, Unreadable):
+        problems.add(
+            Span(path, 1, 1), text.reason, "a schedule is a folder with a schedule.prototxt and a file per stage"
+        )
+        raise RecipeError(problems.all())
+    schedule = ranges.sound(parse(path, text, SCHEDULE, problems), problems)
+    found = stages.nodes(schedule, problems)
+    changes = _sound_changes(override.read(overrides, [n.name for n in found], problems), problems)
+    schedule = _change_schedule(schedule, changes)
+    files = _stage_blocks(found, texts, shown, problems)
+    settings = _settings(schedule, found, files, changes, problems)
+    order = stages.in_running_order(found, problems)
+    _check(schedule, settings, posixpath.basename(root), problems)
+    for node in found:
+        if node.parent in settings:
+            parent = View(settings[node.parent])
+            check.check_carry(node.name, View(settings[node.name]), node.parent, parent, problems)
+    if problems:
+        raise RecipeError(problems.all())
+    sources = [(SCHEDULE_FILE, text), *((n.file, texts[n.file]) for n in found if n.file is not None)]
+    kept = tuple((posixpath.join(shown, name), _decoded(t)) for name, t in dict(sources).items())
+    return _build(schedule, order, settings, root, path, kept)
+
+
+def stage_files(text: bytes | str) -> tuple[str, ...]:
+    """The files of the stages that a schedule.prototxt names, below its folder. Mistakes in it are not looked at."""
+    ignored = Problems()
+    schedule = parse(SCHEDULE_FILE, text, SCHEDULE, ignored)
+    return tuple(dict.fromkeys(n.file for n in stages.nodes(schedule, ignored) if n.file is not None))
+
+
+def _decoded(text: Text) -> str:
+    assert not isinstance(text, Unreadable)
+    return text if isinstance(text, str) else text.decode()
+
+
+def _stage_blocks(found: Sequence[Node], texts: Mapping[str, Text], shown: str, problems: Problems) -> dict[str, Block]:
+    """What each stage's own file says, by the stage's name; an empty, broken Block where it can't be read."""
+    parsed: dict[str, Block] = {}
+    result: dict[str, Block] = {}
+    for node in found:
+        path = posixpath.join(shown, node.file or "")
+        if node.file is None:
+            result[node.name] = Block(SOLVER, node.file_place, broken=True)
+            continue
+        text = texts.get(node.file, Unreadable("there is no such file"))
+        if isinstance(text, Unreadable):
+            hint = "every stage has a file of its own; `solver:` names it"
+            problems.add(node.file_place, f"{path}: {text.reason}", hint)
+            result[node.name] = Block(SOLVER, node.file_place, broken=True)
+            continue
+        if node.file not in parsed:
+            parsed[node.file] = ranges.sound(parse(path, text, SOLVER, problems), problems)
+        result[node.name] = parsed[node.file]
+    return result
+
+
+def _sound_changes(changes: Sequence[Override], problems: Problems) -> list[Override]:
+    return [replace(c, leaf=ranges.sound(c.leaf, problems)) for c in changes]
+
+
+def _change_schedule(schedule: Block, changes: Sequence[Override]) -> Block:
+    """Schedule with the `--set`s that are for itself and not for a Solver."""
+    for change in changes:
+        if change.stage is None and change.path[:1] != ("solver",):
+            if change.path == () and "solver" in change.leaf.kind.fields_by_name and "solver" in change.leaf.entries:
+                continue  # `--set solver={...}` is a layer, as `--set solver.FIELD=...` is
+            schedule = layers.edit(schedule, change.path, change.leaf)
+    return schedule
+
+
+def _settings(
+    schedule: Block, found: Sequence[Node], files: Mapping[str, Block], changes: Sequence[Override], problems: Problems
+) -> dict[str, Block]:
+    """The settings of each stage by its name, durations in iterations."""
+    try:
+        images = View(schedule).inside("data").inside("train").whole("images")
+    except Doubtful:
+        images = None
+    nothing = Block(SOLVER, schedule.place, broken="solver" in schedule.doubtful or schedule.broken)
+    shared = [c for c in changes if c.stage is None and c.path[:1] == ("solver",)]
+    base = [schedule.block("solver") or nothing]
+    base += [
+        b for c in changes if c.stage is None and not c.path for b in c.leaf.blocks("solver") if c.leaf.kind is SCHEDULE
+    ]
+    base += _as_layer([replace(c, path=c.path[1:]) for c in shared])
+    layers.check_layers(base, problems)
+    inherited = _deep(layers.merge(base), [replace(c, path=c.path[1:]) for c in shared])
+    settings = {}
+    for node in found:
+        own = [c for c in changes if c.stage == node.name]
+        stack = [inherited, files[node.name], *_as_layer(own)]
+        layers.check_layers(stack, problems)
+        merged = replace(_deep(layers.merge(stack), own), place=files[node.name].place)
+        settings[node.name] = layers.in_iterations(merged, images, problems)
+    return settings
+
+
+def _as_layer(changes: Sequence[Override]) -> list[Block]:
+    """The changes of whole fields as one layer."""
+    whole = [c.leaf for c in changes if not c.path]
+    if not whole:
+        return []
+    entries = {name: entry for leaf in whole for name, entry in leaf.entries.items()}
+    return [Block(SOLVER, whole[0].place, entries, frozenset().union(*(leaf.doubtful for leaf in whole)))]
+
+
+def _deep(block: Block, changes: Sequence[Override]) -> Block:
+    """The changes inside messages, on top of what is inherited."""
+    for change in changes:
+        if change.path:
+            block = layers.edit(block, change.path, change.leaf)
+    return block
+
+
+def _check(schedule: Block, settings: Mapping[str, Block], folder: str, problems: Problems) -> None:
+    view = View(schedule)
+    shared = _shared(view)
+    own = {n: e for n, e in schedule.entries.items() if n != "solver"}
+    check.check_required(replace(schedule, entries=own), problems)
+    if "name" not in schedule.entries and "name" not in schedule.doubtful and not schedule.broken:
+        ranges.folder_name_problem(folder, schedule.place, problems)
+    for name, block in settings.items():
+        check.check_stage(name, View(block), shared, problems)
+        check.check_required(block, problems)
+
+
+def _shared(view: View) -> check.Shared:
+    """What of the schedule the checks of a stage need; None where it could not be read."""
+
+    def known(number: tuple[str, ...], name: str) -> int | None:
+        at = view
+        try:
+            for step in number:
+                at = at.inside(step)
+            return at.whole(name)
+        except Doubtful:
+            return None
+
+    try:
+        has_val: bool | None = view.inside("data").has("val")
+    except Doubtful:
+        has_val = None
+    return check.Shared(known(("model",), "channels"), has_val, known(("data", "val"), "images"))
+
+
+def _build(
+    schedule: Block,
+    order: Sequence[Node],
+    settings: Mapping[str, Block],
+    root: str,
+    path: str,
+    files: tuple[tuple[str, str], ...],
+) -> recipe.Schedule:
+    view = View(schedule)
+    name = view.text("name") or posixpath.basename(root)
+    seed, keep = view.whole("seed"), view.whole("keep_snapshots")
+    assert seed is not None and keep is not None
+    shared = list(build.facts(schedule, "", {"name": tree.quoted(name)}, path))
+    return recipe.Schedule(
+        name=name,
+        seed=seed,
+        model=build.model(view.inside("model")),
+        data=build.data(view.inside("data"), root),
+        stages=tuple(_stage(node, settings[node.name], seed, shared, path) for node in order),
+        determinism=recipe.Determinism(view.text("determinism")),
+        keep_snapshots=keep,
+        files=files,
+    )
+
+
+def _stage(node: Node, block: Block, seed: int, shared: Sequence[build.Fact], path: str) -> recipe.Stage:
+    solver = build.solver(View(block), seed)
+    derived = {
+        "solver.warmup_iter": "0",
+        "solver.random_seed": str(solver.random_seed),
+        "solver.test_batch_size": str(solver.test_batch_size),
+        "solver.test_transform_param": "transform_param without what is drawn at random",
+    }
+    for field, transform in (("transform_param", solver.transform), ("test_transform_param", solver.test_transform)):
+        derived[f"solver.{field}.mean_value"] = "[0.0]"
+        if transform.random_resize:
+            derived[f"solver.{field}.random_resize_param.max_size"] = str(transform.random_resize.max_size)
+    found = [*shared, *build.facts(block, "solver.", derived, path)]
+    return recipe.Stage(
+        name=node.name,
+        parent=node.parent,
+        solver=solver,
+        identity={f.key: f.text for f in found if f.identity},
+        origins={f.key: f.origin for f in found},
+        span=node.place,
+    )
