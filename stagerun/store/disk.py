@@ -1,0 +1,196 @@
+"""The file system, behind a small interface, so that tests can make any call of it fail or be the last one."""
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+class File(Protocol):
+    """A new file, open for writing. Every method raises OSError."""
+
+    def write(self, data: memoryview) -> None:
+        """Appends all of it."""
+
+    def sync(self) -> None:
+        """Returns when what was written is on the disk. After an error the file is lost: a second sync proves nothing."""
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """Every method raises OSError. `create`, `size`, `read`, `unlink` and `rename` don't follow a link at the path's end."""
+
+    def mkdir(self, path: Path) -> None:
+        """Makes one folder. FileExistsError if there is anything of that name."""
+
+    def create(self, path: Path) -> File:
+        """A new empty file. FileExistsError if there is anything of that name."""
+
+    def sync_folder(self, path: Path) -> None:
+        """Returns when the names in the folder are on the disk."""
+
+    def rename(self, source: Path, target: Path) -> None: ...
+
+    def names(self, path: Path) -> list[str]:
+        """What is in a folder, in no order."""
+
+    def size(self, path: Path) -> int:
+        """Bytes of a regular file; EINVAL if it is anything else."""
+
+    def read(self, path: Path, limit: int) -> bytes:
+        """All of a regular file.
+
+        Neither the file nor the folder it is in may be a symbolic link (ELOOP, ENOTDIR). EINVAL if it is no regular
+        file, without waiting for the other end of a pipe; EFBIG, unread, above `limit` bytes.
+        """
+
+    def unlink(self, path: Path) -> None:
+        """Deletes a file or link. IsADirectoryError for a folder."""
+
+    def rmdir(self, path: Path) -> None: ...
+
+    def free(self, path: Path) -> int:
+        """Bytes that may still be written to the file system that holds the folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    fd: int
+
+    def write(self, data: memoryview) -> None:
+        while data:  # a full disk first writes less than it was given, then fails
+            data = data[os.write(self.fd, data) :]
+
+    def sync(self) -> None:
+        os.fsync(self.fd)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class LocalDisk:
+    """The file system of this machine. Modes come from the umask, so that a group can share an output folder."""
+
+    __slots__ = ()
+
+    def mkdir(self, path: Path) -> None:
+        os.mkdir(path)
+
+    def create(self, path: Path) -> LocalFile:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        return LocalFile(os.open(path, flags, 0o666))
+
+    def sync_folder(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            # Some network file systems don't have this call for folders, and say so with EINVAL. No write has failed,
+            # and to refuse would leave a run there without any snapshot.
+            if error.errno != errno.EINVAL:
+                raise
+        finally:
+            os.close(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.rename(source, target)
+
+    def names(self, path: Path) -> list[str]:
+        return os.listdir(path)
+
+    def size(self, path: Path) -> int:
+        found = os.stat(path, follow_symlinks=False)
+        _require_regular(found, path)
+        return found.st_size
+
+    def read(self, path: Path, limit: int) -> bytes:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            # O_NONBLOCK: opening a named pipe would wait for a writer. It means nothing for a regular file.
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            fd = os.open(path.name, flags, dir_fd=folder)
+        finally:
+            os.close(folder)
+        try:
+            found = os.fstat(fd)
+            _require_regular(found, path)
+            if found.st_size > limit:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+            with os.fdopen(fd, "rb", closefd=False) as file:
+                return file.read(found.st_size)
+        finally:
+            os.close(fd)
+
+    def unlink(self, path: Path) -> None:
+        os.unlink(path)
+
+    def rmdir(self, path: Path) -> None:
+        os.rmdir(path)
+
+    def free(self, path: Path) -> int:
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
+
+def _require_regular(found: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def make_folder(disk: Disk, path: Path) -> None:
+    """Makes a folder and those above it, where they are missing, so that they outlast a power cut."""
+    try:
+        disk.mkdir(path)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        make_folder(disk, path.parent)
+        disk.mkdir(path)
+    disk.sync_folder(path.parent)
+
+
+def rename_to_new(disk: Disk, source: Path, target: Path) -> None:
+    """Renames within one folder, to a name that was free when the caller, who holds the lock, looked.
+
+    NFS sends a request again when the answer is lost, and the second one fails because the first one was carried out.
+    So an error is looked up: a target that is there now is ours.
+    """
+    try:
+        disk.rename(source, target)
+    except OSError:
+        if target.name not in disk.names(target.parent):
+            raise
+
+
+_LEFT = frozenset({errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ENOENT})
+
+
+def delete(disk: Disk, path: Path) -> bool:
+    """Deletes a file, a link, or a folder with the files in it. Whether nothing is left.
+
+    What is left is no error: a file that somebody has open (NFS keeps it under another name until then), or a folder
+    inside, which stagerun has not made.
+    """
+    try:
+        disk.unlink(path)  # first, since `names` would follow a link
+        return True
+    except FileNotFoundError:
+        return True
+    except IsADirectoryError:
+        pass
+    for name in disk.names(path):
+        try:
+            disk.unlink(path / name)
+        except OSError as error:
+            if error.errno not in _LEFT:
+                raise
+    try:
+        disk.rmdir(path)
+    except OSError as error:
+        if error.errno not in _LEFT:
+            raise
+        return error.errno == errno.ENOENT
+    return True

@@ -1,0 +1,79 @@
+"""What the files and folders of an output folder are called. Pure."""
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+MANIFEST = "MANIFEST.json"
+FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")  # of a file in a snapshot: no `..`, nothing hidden, no `/`
+
+_STAGE = re.compile(r"[A-Za-z0-9_-]+")
+# One spelling for each number: zeros in front only up to the usual width, so that no two names mean one snapshot.
+_SNAPSHOT = r"(?P<stage>[A-Za-z0-9_-]+)-(?P<iter>[0-9]{8}|[1-9][0-9]{8,})-a(?P<attempt>[0-9]{4}|[1-9][0-9]{4,})"
+_COMPLETE = re.compile(_SNAPSHOT)
+_ANY = re.compile(rf"(?:\.(?:tmp|bad|trash)-)?{_SNAPSHOT}(?:-[0-9a-f]+)?")
+_TEMP, _BAD, _TRASH = ".tmp-", ".bad-", ".trash-"
+
+
+class Place(NamedTuple):
+    """What a snapshot's name says."""
+
+    stage: str
+    iter: int
+    attempt: int
+
+
+def snapshots_folder(out: Path) -> Path:
+    return out / "snapshots"
+
+
+def lock_file(out: Path) -> Path:
+    return out / "lock"
+
+
+def snapshot_name(stage: str, iter: int, attempt: int) -> str:
+    """`cyc1-00007638-a0002`. ValueError for a stage with other characters than letters, digits, `_`, `-`, or a negative number.
+
+    >>> snapshot_name("cyc1", 7638, 2)
+    'cyc1-00007638-a0002'
+    """
+    if not _STAGE.fullmatch(stage) or iter < 0 or attempt < 0:
+        raise ValueError(f"not the place of a snapshot: {stage!r}, {iter}, {attempt}")
+    return f"{stage}-{iter:08d}-a{attempt:04d}"
+
+
+def parse_name(name: str) -> Place | None:
+    """The inverse of `snapshot_name`; None for a name it doesn't give.
+
+    >>> parse_name("cyc1-00007638-a0002")
+    Place(stage='cyc1', iter=7638, attempt=2)
+    """
+    match = _COMPLETE.fullmatch(name)
+    return Place(match["stage"], int(match["iter"]), int(match["attempt"])) if match else None
+
+
+def attempt_of(name: str) -> int | None:
+    """The attempt in the name of a snapshot, be it complete, in progress, set aside or being deleted; else None."""
+    match = _ANY.fullmatch(name)
+    return int(match["attempt"]) if match else None
+
+
+def temp_name(name: str) -> str:
+    """A fresh name to write under: nobody else knows it."""
+    return f"{_TEMP}{name}-{os.urandom(4).hex()}"
+
+
+def trash_name(name: str) -> str:
+    """A fresh name to delete under. It is not the same twice, since an earlier one may not be empty yet."""
+    return f"{_TRASH}{name}-{os.urandom(4).hex()}"
+
+
+def bad_name(name: str, count: int) -> str:
+    """The name of a damaged snapshot that is set aside; `count` is above 1 when that name is taken."""
+    return f"{_BAD}{name}" + (f"-{count}" if count > 1 else "")
+
+
+def is_leftover(name: str) -> bool:
+    """Whether it was being written or deleted: nobody's, once the lock is held."""
+    return name.startswith((_TEMP, _TRASH))

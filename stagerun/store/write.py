@@ -1,0 +1,159 @@
+"""Writing a snapshot so that it is there whole or not at all.
+
+What a killed process, a full disk or a power cut leaves, by where it stops:
+
+- Up to the rename everything happens under a fresh `.tmp-` name, which `inventory` ignores and `sweep` deletes. Nothing
+  that was there before is opened, renamed or deleted.
+- The rename comes after every file and the folder's own names were synced. So whoever sees the final name, be it after
+  a power cut, sees whole files; a file system that reorders the rename before those syncs would break its own word.
+- Between the rename and the sync of the parent the snapshot is complete, but its name may not outlast a power cut:
+  then the folder has its `.tmp-` name again, or none. `commit` has not returned yet, so nobody has counted on it, and
+  nothing older has been dropped in its favour.
+- A failed sync is not tried again: after one the kernel may have dropped the data and call the next sync a success.
+  The files are given up, and the next snapshot is written to new ones.
+
+Should the manifest's own sync be lost all the same, or any byte change later, sizes and digests show it.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from stagerun.errors import StorageError
+from stagerun.snapshots import SnapshotRef
+from stagerun.store.disk import Disk, delete, make_folder, rename_to_new
+from stagerun.store.faults import Damaged, reporting, storage_failure
+from stagerun.store.layout import MANIFEST, Place, snapshot_name, snapshots_folder, temp_name
+from stagerun.store.manifest import FileEntry, Manifest, check_names, encode
+from stagerun.store.read import inspect
+
+Blob = bytes | bytearray | memoryview
+
+CHUNK = 1 << 20  # bytes hashed and written at a time: they are still in the cache when they are copied
+
+
+def commit(
+    disk: Disk,
+    out: Path,
+    *,
+    stage: str,
+    iter: int,
+    attempt: int,
+    files: Mapping[str, Blob],
+    content: Collection[str],
+    parent: str = "",
+    identity: Mapping[str, str],
+    environment: Mapping[str, str],
+) -> SnapshotRef:
+    """Writes a snapshot; when it returns, the snapshot is complete, on the disk, and was looked at again.
+
+    `files` are contiguous bytes by name (letters, digits, `.`, `_`, `-`); `content` names those that make up the id.
+    For rank 0, holding the lock; it may run in a thread of its own, one at a time. StorageError or PermissionDenied if
+    it can't be written: what was there before is unharmed, and what was begun is deleted where that is possible. A
+    snapshot is never overwritten: StorageError if one of that name is there, whatever state it is in.
+    """
+    check_names(files, content)
+    name, root = snapshot_name(stage, iter, attempt), snapshots_folder(out)
+    _require_new(disk, root, name)
+    temp = root / temp_name(name)
+    blobs = {file: memoryview(blob).cast("B") for file, blob in files.items()}
+    writing = f"write snapshot {name}"
+    try:
+        disk.mkdir(temp)
+        entries = {}
+        for file, blob in blobs.items():
+            writing = f"write {file} of snapshot {name}"
+            entries[file] = _write(disk, temp / file, blob)
+        manifest = Manifest(
+            place=Place(stage, iter, attempt),
+            parent=parent,
+            identity=dict(identity),
+            environment=dict(environment),
+            files=entries,
+            content=tuple(sorted(content)),
+        )
+        writing = f"write {MANIFEST} of snapshot {name}"
+        _write(disk, temp / MANIFEST, memoryview(encode(manifest)))
+        disk.sync_folder(temp)
+        writing = f"give snapshot {name} its name"
+        rename_to_new(disk, temp, root / name)
+        disk.sync_folder(root)
+    except OSError as error:
+        _discard(disk, temp)
+        needed = sum(blob.nbytes for blob in blobs.values())
+        # Looked up when the cleaning up is done: before, what was written has taken all there was.
+        raise storage_failure(error, writing, root, needed, _free(disk, root)) from error
+    return _look_again(disk, out, manifest)
+
+
+def write_atomic(disk: Disk, path: Path, data: Blob) -> None:
+    """Writes a small file, over an old one if there is one; readers see the old bytes or the new. Makes its folder.
+
+    For rank 0, holding the lock. StorageError, PermissionDenied; then the old file is as it was.
+    """
+    temp = path.with_name(f".tmp-{path.name}")
+    with reporting(f"write {path.name}", path.parent):
+        make_folder(disk, path.parent)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                disk.unlink(temp)  # of a killed run: there is one writer
+            _write(disk, temp, memoryview(data).cast("B"))
+            disk.rename(temp, path)
+        except OSError:
+            _discard(disk, temp)
+            raise
+        disk.sync_folder(path.parent)
+
+
+def _require_new(disk: Disk, root: Path, name: str) -> None:
+    with reporting("list the snapshots", root):
+        names = disk.names(root)
+    if name in names:
+        raise StorageError(
+            f"snapshot {name} is in {root} already, and a snapshot is never overwritten",
+            "move it away; a new run numbers its attempts from what it finds",
+        )
+
+
+def _write(disk: Disk, path: Path, blob: memoryview) -> FileEntry:
+    """Writes and syncs a new file; its size and digest."""
+    digest = hashlib.sha256()
+    with contextlib.closing(disk.create(path)) as file:
+        for start in range(0, blob.nbytes, CHUNK):
+            chunk = blob[start : start + CHUNK]
+            digest.update(chunk)
+            file.write(chunk)
+        file.sync()
+    return FileEntry(blob.nbytes, digest.hexdigest())
+
+
+def _look_again(disk: Disk, out: Path, written: Manifest) -> SnapshotRef:
+    """The ref of a snapshot whose manifest and sizes read back as they were written; StorageError otherwise."""
+    ref = written.ref()
+    try:
+        found = inspect(disk, out, ref.name)
+    except Damaged as error:
+        raise StorageError(
+            f"snapshot {ref.name} was written without an error, but reads back wrong: {error.reason}",
+            "don't trust that disk; choose another folder with --out",
+        ) from error
+    if found.ref() != ref:
+        raise StorageError(
+            f"snapshot {ref.name} in {out} was written by another run at the same time",
+            "see that only one run uses the folder: its file system doesn't keep locks",
+        )
+    return ref
+
+
+def _free(disk: Disk, root: Path) -> int | None:
+    try:
+        return disk.free(root)
+    except OSError:
+        return None  # the error being reported is the one that counts
+
+
+def _discard(disk: Disk, temp: Path) -> None:
+    """Deletes what was begun, as far as the disk lets it; `sweep` deletes the rest."""
+    with contextlib.suppress(OSError):
+        delete(disk, temp)
