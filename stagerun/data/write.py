@@ -1,0 +1,93 @@
+"""An LMDB of Datum records, made complete or not at all."""
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import lmdb
+
+from stagerun.data.lmdb_source import check_file
+from stagerun.errors import DataError, PermissionDenied, StorageError
+
+_FIRST_MAP_SIZE = 1 << 26
+_RECORDS_PER_COMMIT = 1000
+
+
+def write_lmdb(out: str, values: Iterable[bytes]) -> int:
+    """Writes the values, in order, as records `00000000`, `00000001`, ... of a new LMDB in folder `out`; their number.
+
+    The folder appears under its name only when it is complete and on disk; a crash leaves at most `out.partial-*`,
+    and an exception, one of `values` included, leaves nothing. DataError if `out` exists or there are no values,
+    StorageError if the disk is full.
+    """
+    target = Path(out)
+    if target.exists():
+        raise DataError(f"{out}: exists already", "remove it, or give another folder")
+    partial = target.with_name(f"{target.name}.partial-{uuid.uuid4().hex}")
+    try:
+        partial.mkdir(parents=True)
+        try:
+            count = _write(partial, values)
+            if count == 0:
+                raise DataError(f"{out}: there is nothing to write into it", "check where the images come from")
+            check_file(str(partial))
+            # No other run can be writing to this partial name; where another one made `out` meanwhile, rename refuses
+            # (a folder with something in it is not replaced).
+            partial.rename(target)
+            sync_folder(target.parent)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    except PermissionError as error:
+        raise PermissionDenied(
+            f"{error.filename or out}: may not be written", "give a folder that you may write to"
+        ) from None
+    except OSError as error:
+        raise StorageError(
+            f"{out}: can't be written: {error.strerror}", "free some space, or give another folder"
+        ) from None
+    return count
+
+
+def sync_folder(folder: Path) -> None:
+    """Puts a folder's list of names on disk, so that a rename or a new file in it outlives a power cut."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write(folder: Path, values: Iterable[bytes]) -> int:
+    try:
+        # Nobody else knows the folder yet: no lock file, and one sync at the end instead of one per commit.
+        with lmdb.open(str(folder), map_size=_FIRST_MAP_SIZE, lock=False, sync=False, metasync=False) as env:
+            first = 0
+            for chunk in _chunks(values):
+                _put(env, first, chunk)
+                first += len(chunk)
+            env.sync(True)
+    except lmdb.Error as error:
+        raise StorageError(f"{folder}: can't be written: {error}", "free some space, or give another folder") from None
+    sync_folder(folder)
+    return first
+
+
+def _chunks(values: Iterable[bytes]) -> Iterator[list[bytes]]:
+    iterator = iter(values)
+    while chunk := list(islice(iterator, _RECORDS_PER_COMMIT)):
+        yield chunk
+
+
+def _put(env: lmdb.Environment, first: int, chunk: list[bytes]) -> None:
+    """Commits one chunk; where the map is full, all of it again in a map of twice the size."""
+    while True:
+        try:
+            with env.begin(write=True) as txn:
+                for i, value in enumerate(chunk, start=first):
+                    txn.put(b"%08d" % i, value, append=True)
+            return
+        except lmdb.MapFullError:
+            env.set_mapsize(2 * env.info()["map_size"])
