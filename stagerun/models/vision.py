@@ -1,0 +1,30 @@
+"""torchvision, imported so that its models work beside a torch build that its wheel was not made for."""
+
+import importlib
+import sys
+from types import ModuleType
+
+import torch
+
+
+def torchvision_models() -> ModuleType:
+    """`torchvision.models`.
+
+    The wheel on PyPI is the CUDA build. Beside a CPU build of torch its compiled extension does not load, and the import
+    fails where a Python file registers a fake for the operator `torchvision::nms` that nobody defined. That one error is
+    answered by defining the operators and importing again; models need none of them. Defining them first would break
+    a matching pair, which defines them itself.
+    """
+    try:
+        return importlib.import_module("torchvision.models")
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+    for name in [m for m in sys.modules if m == "torchvision" or m.startswith("torchvision.")]:
+        del sys.modules[name]
+    for schema in (
+        "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+        "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    ):
+        torch.library.define(f"torchvision::{schema.split('(')[0]}", schema[schema.index("(") :])
+    return importlib.import_module("torchvision.models")
