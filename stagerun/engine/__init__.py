@@ -1,0 +1,1 @@
+"""Training: torch, and nothing of disk, plan or terminal."""

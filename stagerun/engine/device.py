@@ -1,0 +1,72 @@
+"""Where and how the arithmetic is done, and what of it the bits depend on."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from stagerun.errors import UsageError
+from stagerun.recipe import Precision
+from stagerun.world import World
+
+
+def choose_device(world: World) -> torch.device:
+    """The GPU of this local rank, or the CPU where there is none. UsageError with fewer GPUs than workers on this node."""
+    if torch.cuda.is_available():
+        if torch.cuda.device_count() < world.local_size:
+            raise UsageError(
+                f"{world.local_size} workers on this node, which has {torch.cuda.device_count()} GPUs for them",
+                "start one worker per GPU and node (LOCAL_WORLD_SIZE says how many there are on this one); with "
+                "CUDA_VISIBLE_DEVICES= set to nothing they train on the CPU",
+            )
+        device = torch.device("cuda", world.local_rank)
+        torch.cuda.set_device(device)
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = True
+        return device
+    return torch.device("cpu")
+
+
+def environment(device: torch.device, workers: int, reducer: str) -> dict[str, str]:
+    """What the bits of a run depend on besides the recipe. Stored in snapshots, compared on resume."""
+    described = {
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "instruction set": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "workers": str(workers),
+        "reducer": reducer,
+    }
+    if device.type == "cuda":
+        described["cudnn"] = str(torch.backends.cudnn.version())
+    return described
+
+
+def differences(before: dict[str, str], now: dict[str, str], elastic: bool) -> list[str]:
+    """Why a resumed run may have other bits, one sentence each; none: BIT-EXACT.
+
+    With `determinism: ELASTIC` the number of workers doesn't matter.
+    """
+    names = [n for n in sorted(before.keys() | now.keys()) if not (elastic and n == "workers")]
+    return [f"{n}: {before.get(n, 'none')} -> {now.get(n, 'none')}" for n in names if before.get(n) != now.get(n)]
+
+
+def dtype_of(precision: Precision) -> torch.dtype:
+    """dtype of weights, momentum and images."""
+    return torch.float64 if precision is Precision.FP64 else torch.float32
+
+
+def seed(value: int, device: torch.device) -> None:
+    """Seeds what a forward pass draws from on `device`, 0 <= value < 2^63.
+
+    Not torch.manual_seed: without a GPU that formats a stack trace for later, at a tenth of a millisecond per call.
+    """
+    torch.default_generator.manual_seed(value)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(value)
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager:
+    """bfloat16 for forward (and so backward) with BF16; nothing otherwise."""
+    if precision is Precision.BF16:
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext()

@@ -1,0 +1,74 @@
+"""The training loop of one stage: a generator of events that one reads from top to bottom."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from stagerun.comm import Reducer
+from stagerun.engine.images import Batch
+from stagerun.engine.state import TrainState
+from stagerun.engine.update import Arithmetic, update
+from stagerun.errors import Diverged
+from stagerun.events import Iterated, SnapshotDue, Stopped, TestDue
+from stagerun.knobs import Knobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLoop:
+    """What one rank needs to know to train a stage."""
+
+    stage: str
+    max_iter: int
+    batch_size: int
+    epoch_images: int
+    start_position: int  # images consumed before the stage, along the path of ancestors
+    run: range  # this rank's logical workers
+    knobs: Callable[[int], Knobs]
+    snapshot: int
+    test_interval: int
+    arithmetic: Arithmetic
+
+
+def due(iter: int, every: int, last: int) -> bool:
+    """Whether something with an interval is due after `iter` updates; never at `last`, where the stage's end sees to it."""
+    return every > 0 and iter % every == 0 and iter != last
+
+
+def train(
+    loop: StageLoop, state: TrainState, batches: Iterator[Batch], reducer: Reducer, stop: Callable[[], bool]
+) -> Iterator[Iterated | SnapshotDue | TestDue | Stopped]:
+    """Takes `state` from `state.iter` to `loop.max_iter` updates. Collective; every rank yields the same events.
+
+    `batches` are the device batches of this rank, from the present position on. `stop` is asked on each rank once per
+    iteration; the answers travel with the gradients, so that all ranks stop after the same update.
+    Diverged, on every rank, when the loss is not finite: the weights are then those before the update.
+    """
+    while state.iter < loop.max_iter:
+        begun = time.monotonic()
+        knobs = loop.knobs(state.iter)
+        pieces = ((worker, next(batches), worker == loop.run[-1]) for worker in loop.run)
+        outcome = update(state, pieces, knobs, reducer, loop.arithmetic, stop)
+        if not math.isfinite(outcome.loss):
+            raise Diverged(
+                f"the loss of stage `{loop.stage}` is {outcome.loss} at iteration {state.iter}, learning rate {knobs.lr:g}",
+                "lower base_lr, lengthen the warm-up or set clip_gradients; the last snapshot is unharmed",
+            )
+        yield Iterated(
+            stage=loop.stage,
+            iter=state.iter,
+            epoch=(loop.start_position + state.iter * loop.batch_size) / loop.epoch_images,
+            lr=knobs.lr,
+            momentum=knobs.momentum,
+            weight_decay=knobs.weight_decay,
+            loss=outcome.loss,
+            images=loop.batch_size,
+            seconds=time.monotonic() - begun,
+        )
+        if outcome.stop:
+            yield Stopped(stage=loop.stage, iter=state.iter, reason="asked to stop")
+            return
+        if due(state.iter, loop.snapshot, loop.max_iter):
+            yield SnapshotDue(stage=loop.stage, iter=state.iter)
+        if due(state.iter, loop.test_interval, loop.max_iter):
+            yield TestDue(stage=loop.stage, iter=state.iter)

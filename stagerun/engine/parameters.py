@@ -1,0 +1,67 @@
+"""Which multipliers each parameter of a model has: `Solver.param` applied to names and kinds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from stagerun.errors import UsageError, nearest
+from stagerun.models import BatchNorm2d
+from stagerun.recipe import ParamKind, ParamRule
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parameter:
+    """One parameter that is trained, with its multipliers."""
+
+    name: str
+    tensor: nn.Parameter
+    lr_mult: float
+    decay_mult: float
+
+
+def kind_of(model: nn.Module, name: str) -> ParamKind:
+    """NORM, BIAS or WEIGHT of a parameter by its full name."""
+    owner, _, last = name.rpartition(".")
+    if isinstance(model.get_submodule(owner), BatchNorm2d | nn.modules.batchnorm._BatchNorm):
+        return ParamKind.NORM
+    return ParamKind.BIAS if last == "bias" else ParamKind.WEIGHT
+
+
+def multipliers(name: str, kind: ParamKind, rules: Sequence[ParamRule]) -> ParamRule:
+    """The first rule that fits, or the rule that changes nothing."""
+    for rule in rules:
+        if fnmatchcase(name, rule.name) and rule.kind in (ParamKind.ANY, kind):
+            return rule
+    return ParamRule()
+
+
+def trained_parameters(model: nn.Module, rules: Sequence[ParamRule]) -> list[Parameter]:
+    """The parameters that move, in model order. Those with lr_mult 0 are frozen: autograd leaves them out.
+
+    UsageError if that leaves none.
+    """
+    trained = []
+    for name, tensor in model.named_parameters():
+        rule = multipliers(name, kind_of(model, name), rules)
+        tensor.requires_grad_(rule.lr_mult != 0)
+        if rule.lr_mult != 0:
+            trained.append(Parameter(name, tensor, rule.lr_mult, rule.decay_mult))
+    if not trained:
+        raise UsageError(
+            "`param` gives every parameter of the model lr_mult 0: there is nothing to train",
+            "give the rule a name or a kind, so that it fits only what is to be frozen",
+        )
+    return trained
+
+
+def idle_rules(model: nn.Module, rules: Sequence[ParamRule]) -> list[tuple[ParamRule, str]]:
+    """The rules that fit no parameter at all, each with a hint: a pattern that was meant to do something."""
+    names = {name: kind_of(model, name) for name, _ in model.named_parameters()}
+    idle = []
+    for rule in rules:
+        if not any(fnmatchcase(n, rule.name) and rule.kind in (ParamKind.ANY, k) for n, k in names.items()):
+            hint = nearest(rule.name, names) or f"the model's parameters are named like `{next(iter(names), '')}`"
+            idle.append((rule, hint))
+    return idle

@@ -1,0 +1,83 @@
+"""The mutable state of training, and what of it goes into a snapshot."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from stagerun.engine.device import dtype_of
+from stagerun.engine.parameters import trained_parameters
+from stagerun.engine.solvers import MomentumSolver
+from stagerun.engine.statistics import BatchStatistics
+from stagerun.recipe import Solver
+
+
+@dataclass(slots=True)
+class TrainState:
+    """Network, solver, BatchNorm statistics, and `iter`: the number of weight updates done in this stage."""
+
+    model: nn.Module
+    solver: MomentumSolver
+    statistics: BatchStatistics
+    iter: int = 0
+
+
+def make_state(model: nn.Module, solver: Solver, device: torch.device) -> TrainState:
+    """The state at iteration 0 of a stage, with the weights that `model` has and momentum zero."""
+    model.to(device, dtype_of(solver.precision))
+    if solver.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    parameters = trained_parameters(model, solver.param)
+    return TrainState(model, MomentumSolver(parameters, solver.type, solver.momentum_form), BatchStatistics(model))
+
+
+def weights(state: TrainState) -> dict[str, Tensor]:
+    """Parameters and buffers by torch's names: the live tensors, not copies."""
+    return dict(state.model.state_dict())
+
+
+def momentum(state: TrainState) -> dict[str, Tensor]:
+    """V by parameter name: the live tensors."""
+    return dict(state.solver.history)
+
+
+class Capture:
+    """A copy of a state in host memory, allocated once, so that training goes on while it is written to disk."""
+
+    def __init__(self, state: TrainState) -> None:
+        def like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {k: torch.empty(t.shape, dtype=t.dtype) for k, t in tensors.items()}
+
+        self.weights = like(weights(state))
+        self.momentum = like(momentum(state))
+
+    @torch.no_grad()
+    def take(self, state: TrainState) -> None:
+        """Copies the state in. The copy before must be on disk, or given up."""
+        for copies, live in ((self.weights, weights(state)), (self.momentum, momentum(state))):
+            for name, tensor in live.items():
+                copies[name].copy_(tensor)
+
+    def finite(self) -> bool:
+        """Whether all weights are numbers; a state that isn't must not replace a good one."""
+        return all(bool(torch.isfinite(t).all()) for t in self.weights.values() if t.is_floating_point())
+
+
+@torch.no_grad()
+def restore(live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Copies `saved` into `live`, by name.
+
+    ValueError naming the first tensor that is missing, too many, or of another shape: the snapshot is of another model.
+    """
+    for name in sorted(live.keys() | saved.keys()):
+        if name not in saved:
+            raise ValueError(f"`{name}` is not in the snapshot")
+        if name not in live:
+            raise ValueError(f"`{name}` of the snapshot is not in the model")
+        if live[name].shape != saved[name].shape:
+            raise ValueError(
+                f"`{name}` is {tuple(saved[name].shape)} in the snapshot and {tuple(live[name].shape)} in the model"
+            )
+    for name, tensor in live.items():
+        tensor.copy_(saved[name])

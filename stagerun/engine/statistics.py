@@ -1,0 +1,48 @@
+"""BatchNorm's running statistics: gathered from every logical worker, moved once per iteration."""
+
+import torch
+from torch import Tensor, nn
+
+from stagerun.models import BatchNorm2d
+
+
+class BatchStatistics:
+    """The batch and running statistics of all BatchNorm layers of a model, each kind as one flat vector [n].
+
+    The layers' buffers become views into the vectors, so make this after the model has its device and dtype. All layers
+    have the same moving_average_fraction and have seen the same number of iterations: they move together.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layers = [m for m in model.modules() if isinstance(m, BatchNorm2d)]
+        self._iterations: int | None = None
+        self.n = sum(2 * m.num_features for m in self.layers)
+        sample = next(model.parameters())
+        dtype = self.layers[0].running_mean.dtype if self.layers else sample.dtype
+        self.batch = torch.zeros(self.n, dtype=dtype, device=sample.device)
+        self.running = torch.zeros(self.n, dtype=dtype, device=sample.device)
+        offset = 0
+        for layer in self.layers:
+            for batch, running in (("batch_mean", "running_mean"), ("batch_var", "running_var")):
+                part = slice(offset, offset + layer.num_features)
+                self.running[part].copy_(getattr(layer, running))
+                setattr(layer, batch, self.batch[part])
+                setattr(layer, running, self.running[part])
+                offset += layer.num_features
+
+    @torch.no_grad()
+    def move(self, total: Tensor, logical_workers: int) -> None:
+        """Running statistics one iteration on. `total` float64 [n]: `batch` summed over the logical workers.
+
+        Caffe keeps A = f*A + x and c = f*c + 1 and reads A/c, with f the moving_average_fraction. After t iterations
+        c = (1 - f^t) / (1 - f), so that A/c moves by (x - A/c) * (1 - f) / (1 - f^t): the first x counts whole.
+        """
+        if not self.layers:
+            return
+        if self._iterations is None:  # read once, after any restoring, because on a GPU it waits for the device
+            self._iterations = int(self.layers[0].num_batches_tracked)
+        self._iterations += 1
+        torch._foreach_add_([layer.num_batches_tracked for layer in self.layers], 1)
+        fraction = self.layers[0].moving_average_fraction
+        mean = (total / logical_workers).to(self.running.dtype)
+        self.running.lerp_(mean, (1 - fraction) / (1 - fraction**self._iterations))

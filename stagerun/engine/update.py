@@ -1,0 +1,99 @@
+"""One weight update: forward and backward of this rank's logical workers, reduction, clipping, step."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stagerun.comm import Reducer
+from stagerun.engine.device import autocast, seed
+from stagerun.engine.images import Batch, Normalise
+from stagerun.engine.state import TrainState
+from stagerun.errors import UsageError
+from stagerun.knobs import Knobs
+from stagerun.recipe import Precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """How a stage computes, the same for every update."""
+
+    logical_workers: int  # of the whole job
+    normalise: Normalise
+    precision: Precision
+    clip_gradients: float | None
+    forward_seed: Callable[[int], int]  # position of a device batch's first image -> seed of dropout and the like
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the ranks agree on after an update: mean loss over the global batch, and whether any of them asks to stop."""
+
+    loss: float
+    stop: bool
+
+
+def update(
+    state: TrainState,
+    pieces: Iterable[tuple[int, Batch, bool]],
+    knobs: Knobs,
+    reducer: Reducer,
+    how: Arithmetic,
+    stop: Callable[[], bool],
+) -> Outcome:
+    """Moves `state` one iteration on. Collective.
+
+    `pieces`: (logical worker, its device batch, whether it is this rank's last), in order. If the loss is not finite,
+    the weights are left as they were; all ranks see the same loss and so do the same.
+    """
+    state.model.train()
+    reducer.begin()
+    statistics = state.statistics
+    tail = torch.zeros(statistics.n + 2, dtype=torch.float64, device=how.normalise.device)
+    for worker, batch, last in pieces:
+        seed(how.forward_seed(int(batch.positions[0])), how.normalise.device)
+        with autocast(how.precision, how.normalise.device), explained(len(batch.labels)):
+            logits = state.model(how.normalise(batch.images))
+        loss = F.cross_entropy(logits.to(how.normalise.dtype), how.normalise.labels(batch.labels))
+        tail[: statistics.n].copy_(statistics.batch)
+        tail[-2].copy_(loss.detach())
+        tail[-1].fill_(last and stop())
+        with explained(len(batch.labels)):
+            reducer.add(loss / how.logical_workers, worker, tail, last)
+    total = reducer.finish()
+    loss_sum, stopping = total[-2:].tolist()
+    outcome = Outcome(loss_sum / how.logical_workers, stopping > 0)
+    if math.isfinite(outcome.loss):
+        if how.clip_gradients is not None:
+            clip([p.tensor.grad for p in state.solver.parameters if p.tensor.grad is not None], how.clip_gradients)
+        state.solver.update(knobs)
+        statistics.move(total[: statistics.n], how.logical_workers)
+        state.iter += 1
+    return outcome
+
+
+@contextmanager
+def explained(device_batch_size: int) -> Iterator[None]:
+    """Turns what torch says of a device batch that is too large or too small into UsageError."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        message = f"out of memory on the GPU with a device_batch_size of {device_batch_size}"
+        raise UsageError(message, "a smaller device_batch_size needs less; BatchNorm then sees fewer images") from error
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        message = f"BatchNorm has one value per channel to normalise over: device_batch_size is {device_batch_size}"
+        raise UsageError(message, "use a larger device_batch_size, or larger images") from error
+
+
+@torch.no_grad()
+def clip(gradients: list[Tensor], limit: float) -> None:
+    """Scales all gradients by limit / norm where their global L2 norm is above `limit` (Caffe's ClipGradients)."""
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    factor = torch.where(norm > limit, limit / norm, torch.ones_like(norm))
+    torch._foreach_mul_(gradients, factor)
