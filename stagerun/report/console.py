@@ -1,0 +1,156 @@
+"""What rank 0 shows while it runs: one live line on a terminal, plain lines elsewhere."""
+
+import os
+import sys
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console as RichConsole
+from rich.live import Live
+from rich.text import Text
+
+from stagerun.events import (
+    Event,
+    Iterated,
+    Note,
+    RunFinished,
+    RunStarted,
+    SnapshotFailed,
+    SnapshotWritten,
+    StageFinished,
+    StageStarted,
+    Stopped,
+    Tested,
+)
+from stagerun.report.table import results_table
+from stagerun.text import duration, size
+
+# Iterations over which speed and loss are averaged for the live line.
+WINDOW = 50
+
+
+class _Terminal(RichConsole):
+    """rich ends the program when nobody reads its output any more; training doesn't end with its audience."""
+
+    def on_broken_pipe(self) -> None:
+        print_nowhere()
+
+
+def print_nowhere() -> None:
+    """Sends stdout to /dev/null from now on, so that neither a later line nor the flush at exit fails."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+class Console:
+    """A sink for events. `display` maps a stage to the iterations between two plain lines (0: none); `results` are
+    those of stages finished before. `live`: whether to show a live line; by default on a terminal."""
+
+    def __init__(
+        self,
+        display: dict[str, int],
+        parents: dict[str, str | None],
+        results: Sequence[StageFinished] = (),
+        live: bool | None = None,
+    ) -> None:
+        self.rich = _Terminal(file=sys.stdout, highlight=False)
+        self.live = (
+            Live(console=self.rich, refresh_per_second=4, transient=True)
+            if live or (live is None and self.rich.is_terminal)
+            else None
+        )
+        self.display, self.parents = display, parents
+        self.started: RunStarted | None = None
+        self.stage: StageStarted | None = None
+        self.window: deque[Iterated] = deque(maxlen=WINDOW)
+        self.left = 0
+        self.results = list(results)
+
+    def __enter__(self) -> "Console":
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.live:
+            self.live.stop()
+
+    def say(self, line: str) -> None:
+        """Prints a line. When nobody reads any more (a closed pipe, a terminal whose connection broke, a full disk) it
+        prints nowhere from then on: training goes on, and log.jsonl has everything."""
+        try:
+            self.rich.print(Text(line), soft_wrap=True)
+        except OSError:
+            print_nowhere()
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Iterated():
+                self._iterated(event)
+            case RunStarted():
+                self.started, self.left = event, event.iterations_left
+                workers = f"{event.workers} worker{'s' if event.workers > 1 else ''}"
+                self.say(
+                    f"{event.schedule}: {event.iterations_left} of {event.iterations} iterations to do, {workers} on "
+                    f"{event.device}, {event.threads} thread{'s' if event.threads > 1 else ''} each, output in {event.out}"
+                )
+            case Note():
+                self.say(f"{'warning' if event.warning else 'note'}: {event.text}")
+            case StageStarted():
+                self.stage = event
+                self.left = event.iterations_left or self.left  # a damaged snapshot may have added to it
+                self.window.clear()
+                count = len(self.started.stages) if self.started else 0
+                self.say(
+                    f"stage {event.number}/{count} {event.stage}: iterations {event.iter} to {event.max_iter}, batch "
+                    f"{event.batch_size}, from {event.start}"
+                )
+            case Tested():
+                self.say(
+                    f"{event.stage} {event.iter}: test top-1 {100 * event.top1:.2f} %, top-5 {100 * event.top5:.2f} %, "
+                    f"loss {event.loss:.4f} on {event.images} images in {duration(event.seconds)}"
+                )
+            case SnapshotWritten():
+                self.say(
+                    f"{event.stage} {event.iter}: snapshot {event.name}, {size(event.bytes)} in {event.seconds:.2f} s"
+                )
+            case SnapshotFailed():
+                self.say(f"warning: no snapshot of {event.stage} at {event.iter}: {event.message}")
+            case StageFinished():
+                self.results = [r for r in self.results if r.stage != event.stage] + [event]
+                self.say(results_table(self.results, self.parents, shown=[event]))
+            case Stopped():
+                self.say(
+                    f"stopped in {event.stage} after iteration {event.iter} ({event.reason}), everything is saved: "
+                    "run the same command again to go on"
+                )
+            case RunFinished():
+                self.say(
+                    f"done in {duration(event.seconds)}" if event.trained else "nothing to do: every stage is done"
+                )
+                order = list(self.parents)
+                self.say(results_table(sorted(self.results, key=lambda r: order.index(r.stage)), self.parents))
+
+    def _iterated(self, event: Iterated) -> None:
+        self.window.append(event)
+        self.left -= 1
+        every = self.display.get(event.stage, 0)
+        if self.live:
+            self.live.update(Text(self._line(event)))
+        elif every and event.iter % every == 0:
+            self.say(self._line(event))
+
+    def _line(self, event: Iterated) -> str:
+        assert self.stage is not None
+        seconds = sum(e.seconds for e in self.window)
+        loss = sum(e.loss for e in self.window) / len(self.window)
+        per_iteration = seconds / len(self.window)
+        speed = sum(e.images for e in self.window) / seconds if seconds else 0.0
+        count = len(self.started.stages) if self.started else 0
+        return (
+            f"stage {self.stage.number}/{count} {event.stage}  {event.iter}/{self.stage.max_iter}  epoch {event.epoch:.2f}  "
+            f"LR {event.lr:.4g}  loss {loss:.4f}  {speed:.0f} images/s  "
+            f"{duration((self.stage.max_iter - event.iter) * per_iteration)} left in stage, "
+            f"{duration(self.left * per_iteration)} in all"
+        )

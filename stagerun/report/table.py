@@ -1,0 +1,55 @@
+"""The table of finished stages."""
+
+from collections.abc import Sequence
+
+from stagerun.events import StageFinished
+from stagerun.text import columns, duration
+
+HEADER = (
+    "stage",
+    "iterations",
+    "epochs",
+    "LR first -> last",
+    "decay",
+    "augmentation",
+    "loss",
+    "top-1",
+    "gain",
+    "top-5",
+    "time",
+)
+
+
+def results_table(
+    results: Sequence[StageFinished], parents: dict[str, str | None], shown: Sequence[StageFinished] | None = None
+) -> str:
+    """One line per stage of `shown` (default: all `results`), and a total where there are several.
+
+    `gain`: top-1 against the stage it started from, in percentage points.
+    """
+    top1 = {r.stage: r.top1 for r in results}
+    results = results if shown is None else shown
+    rows: list[Sequence[str]] = [HEADER]
+    for r in results:
+        before = top1.get(parents.get(r.stage) or "")
+        gain = "" if before is None or r.top1 is None else f"{100 * (r.top1 - before):+.2f}"
+        rows.append(
+            (
+                r.stage,
+                str(r.iterations),
+                f"{r.epochs:.2f}",
+                f"{r.first_lr:.4g} -> {r.last_lr:.4g}",
+                f"{r.weight_decay:g}",
+                r.augmentation,
+                f"{r.loss:.4f}",
+                "" if r.top1 is None else f"{100 * r.top1:.2f} %",
+                gain,
+                "" if r.top5 is None else f"{100 * r.top5:.2f} %",
+                duration(r.train_seconds),
+            )
+        )
+    if len(results) == 1:
+        return "\n".join(columns(rows))
+    iterations, seconds = sum(r.iterations for r in results), sum(r.train_seconds for r in results)
+    total = ["total", str(iterations), f"{sum(r.epochs for r in results):.2f}", *[""] * 7, duration(seconds)]
+    return "\n".join(columns([*rows, total]))

@@ -1,0 +1,112 @@
+"""Where a stage ends: evaluation, inside the stage too, and the line of the table."""
+
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import asdict
+
+from stagerun.comm import runs_of
+from stagerun.engine.device import dtype_of
+from stagerun.engine.evaluate import Score, evaluate
+from stagerun.engine.images import Normalise
+from stagerun.engine.state import TrainState
+from stagerun.events import Event, StageFinished, Stopped, Tested
+from stagerun.plan.hazards import augmentation
+from stagerun.recipe import Transform
+from stagerun.runner.results import tested_on, write_result
+from stagerun.runner.start import StageRun
+from stagerun.runner.together import rank0
+from stagerun.schedule import make_knobs
+from stagerun.units import epochs
+
+
+def normalise_for(run: StageRun, transform: Transform) -> Normalise:
+    """What turns the bytes of a batch into what the stage's network takes."""
+    solver = run.stage.solver
+    return Normalise(
+        transform, run.schedule.model.channels, run.device, dtype_of(solver.precision), solver.channels_last
+    )
+
+
+def test(run: StageRun, state: TrainState, test_iter: int | None) -> Generator[Event, None, Score | None]:
+    """Evaluates, on the first `test_iter` batches or on all images. Collective. The Score; None if told to stop."""
+    loader = run.images.test_loader(run.stage)
+    assert loader is not None
+    solver = run.stage.solver
+    size = solver.test_batch_size
+    images = len(loader.records) if test_iter is None else min(test_iter * size, len(loader.records))
+    num_batches = -(-images // size)
+    mine = runs_of(num_batches, run.comm.size)[run.comm.rank]
+    asked = ((n * size, min(size, images - n * size)) for n in mine)
+    begun = time.monotonic()
+    with loader.stream(asked) as batches:
+        score = evaluate(
+            state.model,
+            zip(mine, batches, strict=False),
+            num_batches,
+            normalise_for(run, solver.test_transform),
+            solver.precision,
+            run.comm,
+            run.stop,
+        )
+    if score is not None:
+        yield Tested(
+            stage=run.stage.name,
+            iter=state.iter,
+            images=score.images,
+            top1=score.top1,
+            top5=score.top5,
+            loss=score.loss,
+            seconds=time.monotonic() - begun,
+        )
+    return score
+
+
+def finish_stage(run: StageRun, state: TrainState) -> Iterator[Event]:
+    """Evaluates the trained stage, whose last snapshot is on disk, and writes the result beside it. Collective."""
+    score: Score | None = None
+    if run.images.val is not None:
+        score = yield from test(run, state, None)
+        if score is None:
+            yield Stopped(stage=run.stage.name, iter=state.iter, reason="asked to stop")
+            return
+    yield _result(run, state, score)
+
+
+def _result(run: StageRun, state: TrainState, score: Score | None) -> StageFinished:
+    """The line of the table, written to disk by rank 0, the same on every rank."""
+
+    def result() -> dict[str, object]:
+        assert run.keeper is not None
+        solver = run.stage.solver
+        knobs = make_knobs(solver)
+        snapshot = _last_snapshot(run, state)
+        seconds = run.seconds
+        finished = StageFinished(
+            stage=run.stage.name,
+            iterations=state.iter,
+            epochs=epochs(state.iter, run.schedule.data.train.images, solver.batch_size),
+            first_lr=knobs(0).lr,
+            last_lr=knobs(solver.max_iter - 1).lr,
+            weight_decay=solver.weight_decay,
+            augmentation=augmentation(solver.transform),
+            loss=sum(run.losses) / len(run.losses),
+            top1=score.top1 if score else None,
+            top5=score.top5 if score else None,
+            test_loss=score.loss if score else None,
+            train_seconds=seconds,
+            images_per_second=state.iter * solver.batch_size / seconds if seconds else 0.0,
+            snapshot=snapshot,
+            tested_on=tested_on(run.schedule, run.stage),
+        )
+        write_result(run.keeper.disk, run.keeper.out, finished)
+        return asdict(finished)
+
+    return StageFinished(**rank0(run.comm, result))  # type: ignore[arg-type]
+
+
+def _last_snapshot(run: StageRun, state: TrainState) -> str:
+    assert run.keeper is not None
+    if run.planned.end is not None:
+        return run.planned.end.name
+    own = [ref for ref in run.keeper.inventory().of(run.stage.name) if ref.iter == state.iter]
+    return max(own, key=lambda ref: ref.attempt).name

@@ -1,0 +1,125 @@
+"""Rank 0's side of a run: the output folder, what is in it, and what goes into it."""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from stagerun import store
+from stagerun.plan import Plan, make_plan, require_fresh
+from stagerun.recipe import Schedule, Stage
+from stagerun.snapshots import SnapshotRef
+from stagerun.spec import canonical
+
+WEIGHTS, MOMENTUM, STATE, RECIPE = "model.safetensors", "optim.safetensors", "state.json", "recipe.prototxt"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a snapshot says besides tensors, for people and tables; training needs none of it.
+
+    `position`: images consumed along the path of ancestors. `train_seconds`: over all process lives. `losses`: those of the
+    last iterations.
+    """
+
+    position: int
+    train_seconds: float
+    losses: list[float]
+
+
+class Keeper:
+    """Only rank 0 makes one. Holds the lock on `out` from `open` to `close`."""
+
+    def __init__(self, schedule: Schedule, out: Path, redo: Collection[str] = (), keep: Collection[str] = ()) -> None:
+        self.schedule, self.out, self.redo, self.keep = schedule, out, redo, keep
+        self.disk = store.LocalDisk()
+        self.attempt = 1
+        self._lock: store.Lock | None = None
+
+    def open(self) -> None:
+        """Makes the folder, proves that it can be written, takes the lock, clears away what a killed run left half done.
+
+        PermissionDenied, StorageError, FolderInUseError.
+        """
+        store.prepare(self.disk, self.out)
+        self._lock = store.Lock(self.out)
+        self._lock.acquire()
+        store.sweep(self.disk, self.out)
+        taken = [ref.attempt for ref in self.inventory().snapshots]
+        self.attempt = max([*taken, *store.attempts_seen(self.disk, self.out)], default=0) + 1
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def inventory(self) -> store.Inventory:
+        return store.inventory(self.disk, self.out)
+
+    def plan(self) -> Plan:
+        """What is left to do. ResumeRefused when a stage is stale and neither --redo nor --keep names it."""
+        plan = make_plan(self.schedule, self.inventory(), self.redo, self.keep)
+        require_fresh(plan)
+        return plan
+
+    def read(self, ref: SnapshotRef) -> dict[str, bytes] | None:
+        """The verified files of a snapshot, or None: it was damaged, and is set aside now."""
+        try:
+            return store.read(self.disk, self.out, ref)
+        except store.Damaged:
+            store.set_aside(self.disk, self.out, ref.name)
+            return None
+
+    def commit(
+        self,
+        stage: Stage,
+        iter: int,
+        parent: str,
+        files: Mapping[str, bytes],
+        progress: Progress,
+        environment: Mapping[str, str],
+    ) -> SnapshotRef:
+        """Writes a snapshot. Called from the writing thread; one at a time. StorageError, PermissionDenied."""
+        return store.commit(
+            self.disk,
+            self.out,
+            stage=stage.name,
+            iter=iter,
+            attempt=self.attempt,
+            parent=parent,
+            identity=stage.identity,
+            environment=environment,
+            files={
+                **files,
+                STATE: json.dumps(asdict(progress)).encode(),
+                RECIPE: canonical(self.schedule).encode(),
+            },
+            content=(WEIGHTS, MOMENTUM),
+        )
+
+    def retain(self, newest: SnapshotRef) -> None:
+        """Drops what `newest` makes superfluous; it was committed, so there is always one to go on from.
+
+        Called from the writing thread after `commit`. StorageError, PermissionDenied.
+        """
+        inventory = self.inventory()
+        stage = self.schedule.stage(newest.stage)
+        pinned = self._pinned(inventory, stage, finished=newest.iter == stage.solver.max_iter)
+        ends = {s.name: s.solver.max_iter for s in self.schedule.stages}
+        for old in store.superfluous(inventory, self.schedule.keep_snapshots, pinned, ends):
+            store.drop(self.disk, self.out, old)
+
+    def _pinned(self, inventory: store.Inventory, training: Stage, finished: bool) -> frozenset[str]:
+        """Names of the snapshots that retention leaves alone: those of every stage but the one in training.
+
+        Of that one also those of an older definition, until the stage is finished: as long as the old end is there, a plan
+        can tell that the stages after it were trained from something else.
+        """
+        return frozenset(
+            ref.name
+            for ref in inventory.snapshots
+            if ref.stage != training.name or (not finished and dict(ref.identity) != dict(training.identity))
+        )
+
+
+def progress_of(files: Mapping[str, bytes]) -> Progress:
+    return Progress(**json.loads(files[STATE]))

@@ -1,0 +1,173 @@
+"""One stage on one rank: the loop of the engine with images, snapshots and evaluations around it."""
+
+from collections.abc import Generator, Iterator
+
+import stagerun
+from stagerun import order
+from stagerun.comm import make_reducer, runs_of
+from stagerun.data.transform import pixels_made_by
+from stagerun.engine.device import differences, environment
+from stagerun.engine.loop import StageLoop, train
+from stagerun.engine.state import TrainState
+from stagerun.engine.update import Arithmetic
+from stagerun.events import (
+    Event,
+    Iterated,
+    Note,
+    SnapshotDue,
+    SnapshotFailed,
+    SnapshotWritten,
+    StageStarted,
+    Stopped,
+    TestDue,
+)
+from stagerun.plan import State
+from stagerun.plan.render import carried_over
+from stagerun.recipe import Determinism
+from stagerun.runner.finish import finish_stage, normalise_for, test
+from stagerun.runner.keeper import Progress
+from stagerun.runner.snapshotter import Snapshotter
+from stagerun.runner.start import StageRun, restored
+from stagerun.runner.together import rank0
+from stagerun.schedule import make_knobs
+
+
+def train_stage(run: StageRun) -> Iterator[Event]:
+    """Trains what is left of the stage, and evaluates it. Collective; ends early after a Stopped."""
+    solver, planned = run.stage.solver, run.planned
+    state = restored(run)
+    parameters = [p.tensor for p in state.solver.parameters]
+    reducer = make_reducer(run.schedule.determinism, parameters, run.comm, solver.logical_workers)
+    bits = environment(run.device, run.comm.size, reducer.layout) | {
+        "stagerun": stagerun.__version__,
+        "image library": pixels_made_by(),
+    }
+    yield StageStarted(
+        stage=run.stage.name,
+        number=run.number,
+        iter=state.iter,
+        max_iter=solver.max_iter,
+        start=planned.start.name if planned.start else f"seed {solver.random_seed}",
+        batch_size=solver.batch_size,
+        device_batch_size=solver.device_batch_size,
+        carried_over=carried_over(planned) if run.stage.parent else "",
+        iterations_left=run.iterations_left,
+    )
+    if planned.start is not None:
+        same = promise(dict(planned.start.environment), bits, run.schedule.determinism)
+        if same.warning or planned.state is State.RESUME:
+            yield same
+    snapshotter = None
+    if run.keeper is not None:
+        parent = _parent_id(run)
+        snapshotter = Snapshotter(run.keeper, run.stage, parent, state, bits)
+    loop = make_loop(run)
+    try:
+        with run.images.loader(run.stage).stream(requests(loop, state.iter, solver.device_batch_size)) as batches:
+            for event in train(loop, state, batches, reducer, run.stop):
+                stopped = yield from _handle(run, state, snapshotter, event)
+                if stopped:
+                    return
+        yield from _save(run, state, snapshotter)
+    finally:
+        if snapshotter is not None:
+            snapshotter.wait()
+    yield from finish_stage(run, state)
+
+
+def make_loop(run: StageRun) -> StageLoop:
+    """The constants of the stage's loop on this rank."""
+    solver = run.stage.solver
+    return StageLoop(
+        stage=run.stage.name,
+        max_iter=solver.max_iter,
+        batch_size=solver.batch_size,
+        epoch_images=run.schedule.data.train.images,
+        start_position=run.planned.position,
+        run=runs_of(solver.logical_workers, run.comm.size)[run.comm.rank],
+        knobs=make_knobs(solver),
+        snapshot=solver.snapshot,
+        test_interval=solver.test_interval,
+        arithmetic=Arithmetic(
+            logical_workers=solver.logical_workers,
+            normalise=normalise_for(run, solver.transform),
+            precision=solver.precision,
+            clip_gradients=solver.clip_gradients,
+            forward_seed=lambda position: order.dropout_seed(solver.random_seed, position),
+        ),
+    )
+
+
+def requests(loop: StageLoop, iter: int, device_batch_size: int) -> Iterator[tuple[int, int]]:
+    """(position, count) of each device batch of this rank, from iteration `iter` of the stage on."""
+    for i in range(iter, loop.max_iter):
+        for worker in loop.run:
+            yield loop.start_position + i * loop.batch_size + worker * device_batch_size, device_batch_size
+
+
+def promise(before: dict[str, str], now: dict[str, str], determinism: Determinism) -> Note:
+    """BIT-EXACT, or EQUIVALENT and why."""
+    changed = differences(before, now, determinism is Determinism.ELASTIC)
+    if not changed and now["device"] != "cpu":
+        return Note(text="resume with everything as before; that a GPU then gives the same bits was not verified")
+    if not changed:
+        return Note(text="resume is BIT-EXACT: same torch build, instruction set, threads, workers and reducer")
+    return Note(text="resume is EQUIVALENT, not BIT-EXACT: " + "; ".join(changed), warning=True)
+
+
+def _parent_id(run: StageRun) -> str:
+    start = run.planned.start
+    if start is None:
+        return ""
+    return start.parent if run.planned.state is State.RESUME else start.id
+
+
+def _handle(
+    run: StageRun, state: TrainState, snapshotter: Snapshotter | None, event: Event
+) -> Generator[Event, None, bool]:
+    """What the runner does about an event of the loop. True when the run stops here, with everything saved."""
+    stopped = isinstance(event, Stopped)
+    match event:
+        case Iterated():
+            run.losses.append(event.loss)
+            run.seconds += event.seconds
+            yield event
+            if snapshotter is not None:
+                yield from snapshotter.finished()
+        case SnapshotDue():
+            yield event
+            yield from _begin_snapshot(run, state, snapshotter)
+        case TestDue():
+            yield event
+            score = yield from test(run, state, run.stage.solver.test_iter)
+            stopped = score is None
+    if stopped:
+        yield from _save(run, state, snapshotter)
+        yield Stopped(stage=run.stage.name, iter=state.iter, reason="asked to stop")
+    return stopped
+
+
+def _begin_snapshot(
+    run: StageRun, state: TrainState, snapshotter: Snapshotter | None
+) -> Iterator[SnapshotWritten | SnapshotFailed | Note]:
+    run.saved = state.iter
+    if snapshotter is not None:
+        solver = run.stage.solver
+        position = run.planned.position + state.iter * solver.batch_size
+        yield from snapshotter.start(state.iter, Progress(position, run.seconds, list(run.losses)))
+
+
+def _save(
+    run: StageRun, state: TrainState, snapshotter: Snapshotter | None
+) -> Iterator[SnapshotWritten | SnapshotFailed | Note]:
+    """Returns when the snapshot of the present iteration is on disk. Collective; StorageError on rank 0 if it can't be."""
+    if run.saved != state.iter:
+        yield from _begin_snapshot(run, state, snapshotter)
+    if snapshotter is not None:
+        yield from snapshotter.wait()
+
+    def name() -> str:
+        assert snapshotter is not None
+        return snapshotter.require(state.iter).name
+
+    rank0(run.comm, name)

@@ -1,0 +1,114 @@
+"""Where a stage starts on one rank: its state from a snapshot or the seed, the same on every rank."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from stagerun.comm import Comm
+from stagerun.engine.codec import decode
+from stagerun.engine.parameters import idle_rules
+from stagerun.engine.state import TrainState, make_state, momentum, restore, weights
+from stagerun.errors import Problem, RecipeError, ResumeRefused, Span
+from stagerun.models import build
+from stagerun.plan import PlannedStage, State
+from stagerun.recipe import Schedule, Stage
+from stagerun.runner.images import Images
+from stagerun.runner.keeper import MOMENTUM, WEIGHTS, Keeper, progress_of
+from stagerun.runner.together import everyone, rank0
+
+# Iterations over which the loss in the table of results is averaged, at most.
+LOSS_WINDOW = 100
+
+
+@dataclass(slots=True)
+class StageRun:
+    """What the functions below share, for one stage in one process life. `keeper` and `files` are rank 0's."""
+
+    schedule: Schedule
+    planned: PlannedStage
+    number: int  # 1-based, of all stages
+    comm: Comm
+    device: torch.device
+    images: Images
+    stop: Callable[[], bool]
+    keeper: Keeper | None
+    iterations_left: int  # of all stages; 0 but on rank 0
+    files: dict[str, bytes] | None
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSS_WINDOW))
+    seconds: float = 0.0  # trained, over all process lives
+    saved: int = -1  # iteration of the newest snapshot asked for
+
+    @property
+    def stage(self) -> Stage:
+        return self.planned.stage
+
+
+def restored(run: StageRun) -> TrainState:
+    """The state the stage goes on from, the same on every rank. Collective.
+
+    RecipeError for a `param` that fits no parameter, ResumeRefused for a snapshot of another model.
+    """
+    solver = run.stage.solver
+    torch.manual_seed(solver.random_seed)
+    model = build(run.schedule.model)
+    everyone(run.comm, lambda: _refuse_idle_rules(run.stage, model))
+    state = make_state(model, solver, run.device)
+    state.iter = run.planned.iter
+    rank0(run.comm, lambda: _fill(run, state))
+    tensors = [*weights(state).values()]
+    if _carries_momentum(run.planned):
+        tensors += momentum(state).values()
+    for tensor in tensors:
+        whole = tensor.contiguous()  # a broadcast needs dense memory in the same order on both sides
+        run.comm.broadcast(whole)
+        with torch.no_grad():
+            tensor.copy_(whole)
+    return state
+
+
+def _carries_momentum(planned: PlannedStage) -> bool:
+    """Resuming does, a stage's start if it says so, and an evaluation has no use for it."""
+    return planned.state is State.RESUME or (planned.state is State.FRESH and planned.stage.solver.carry_momentum)
+
+
+def _fill(run: StageRun, state: TrainState) -> None:
+    """Rank 0 puts the snapshot's tensors into the state; without one the freshly drawn weights stay."""
+    if run.files is None:
+        return
+    assert run.planned.start is not None or run.planned.end is not None
+    try:
+        restore(weights(state), decode(run.files[WEIGHTS]))
+        if _carries_momentum(run.planned):
+            saved = decode(run.files[MOMENTUM])
+            if run.planned.state is State.FRESH:
+                # The parent may have frozen other parameters: what it didn't move has no momentum, and what is frozen
+                # now needs none.
+                saved = {name: saved.get(name, v) for name, v in momentum(state).items()}
+            restore(momentum(state), saved)
+    except (ValueError, KeyError) as error:
+        ref = run.planned.start or run.planned.end
+        raise ResumeRefused(
+            f"snapshot {ref.name if ref else ''} does not fit stage `{run.stage.name}`: {error}",
+            "it was made by another model or another stagerun; take another --out to start anew",
+        ) from error
+    if run.planned.state is not State.FRESH:
+        progress = progress_of(run.files)
+        run.seconds = progress.train_seconds
+        run.losses.extend(progress.losses)
+
+
+def _refuse_idle_rules(stage: Stage, model: torch.nn.Module) -> None:
+    origin = stage.origins.get("solver.param")
+    span = origin.span if origin and origin.span else Span(stage.name, 1, 1)
+    problems = [
+        Problem(
+            f"`param` with name `{rule.name}` and kind {rule.kind.value} fits no parameter of the model",
+            span,
+            hint=hint,
+        )
+        for rule, hint in idle_rules(model, stage.solver.param)
+    ]
+    if problems:
+        raise RecipeError(problems)
