@@ -1,0 +1,60 @@
+"""What `plan` looks at on this machine besides the files: data, earlier results, the output folder."""
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from stagerun.errors import PermissionDenied, StorageError
+from stagerun.plan import Plan
+from stagerun.plan.render import csv_rows
+from stagerun.runner.results import read_result
+from stagerun.text import duration, size
+
+
+def remarks(plan: Plan, out: Path, damaged: Collection[str] = ()) -> list[str]:
+    """One sentence each: what is missing here or `damaged`, and what time and disk it will take as far as that was
+    measured."""
+    data = plan.schedule.data
+    found = [f"snapshot {name} is damaged and is passed over" for name in damaged]
+    for field, source in (("data.train", data.train), ("data.val", data.val)):
+        if source is not None and not os.path.exists(source.path):
+            found.append(f"{field}: there is no LMDB at {source.path} on this machine; `run` will need it")
+    if data.val is None:
+        found.append("no data.val: nothing will be evaluated")
+    unsaved = [s.stage.name for s in plan.stages if not s.stage.solver.snapshot]
+    if unsaved:
+        found.append(
+            f"no snapshot inside {', '.join(unsaved)}: a kill there costs the stage from its start (`snapshot`)"
+        )
+    return found + _time(plan, out) + _disk(plan)
+
+
+def _time(plan: Plan, out: Path) -> list[str]:
+    speeds = [
+        r.images_per_second for s in plan.stages if s.end is not None and (r := read_result(out, s.end)) is not None
+    ]
+    if not speeds or not plan.iterations_left:
+        return []
+    images = sum(s.iterations_left * s.stage.solver.batch_size for s in plan.stages)
+    speed = min(speeds)
+    return [f"about {duration(images / speed)} of training left at {speed:.0f} images/s, the slowest stage so far"]
+
+
+def _disk(plan: Plan) -> list[str]:
+    sizes = [ref.bytes for s in plan.stages for ref in (s.start, s.end) if ref is not None]
+    if not sizes:
+        return []
+    # The newest `keep_snapshots` of each stage, its end among them or beside them, and one in the writing.
+    count = len(plan.stages) * (plan.schedule.keep_snapshots + 1) + 1
+    return [f"snapshots take {size(max(sizes))} each, at most {size(count * max(sizes))} in all"]
+
+
+def write_csv(plan: Plan, path: str) -> None:
+    """One row per iteration. PermissionDenied or StorageError naming the file."""
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.writelines(csv_rows(plan))
+    except PermissionError as error:
+        raise PermissionDenied(f"may not write {path}") from error
+    except OSError as error:
+        raise StorageError(f"can't write {path}: {error.strerror}") from error
