@@ -1,0 +1,191 @@
+"""Time of a training step: stagerun's loop against a hand-written PyTorch loop.
+
+Both train the same network on the same batches, which lie in memory as bytes, with the same settings: SGD with momentum 0.9 and
+weight decay, channels_last, float32, one worker. They take turns in blocks of a few steps, and each pair of blocks gives one
+ratio, so that a machine whose speed drifts slows both. Printed: median time of a step for each, and the median, the
+quartiles and the range of the ratios (below 1: stagerun is faster).
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from stagerun import recipe
+from stagerun.comm import SoloComm, make_reducer
+from stagerun.engine.images import Normalise
+from stagerun.engine.loop import StageLoop, train
+from stagerun.engine.state import make_state
+from stagerun.engine.update import Arithmetic
+from stagerun.models import build
+from stagerun.models.resnet_small import ResNetSmall
+from stagerun.models.vision import torchvision_models
+from stagerun.schedule import make_knobs
+
+CPU = torch.device("cpu")
+LR, MOMENTUM, DECAY, MEAN, SCALE = 0.05, 0.9, 5e-4, 110.0, 1 / 64
+
+
+@dataclass(frozen=True)
+class Case:
+    model: recipe.Model
+    side: int
+    batch: int
+
+
+CASES = {
+    "resnet18": Case(recipe.Model(name="resnet18", num_classes=1000), side=64, batch=32),
+    "resnet_small": Case(recipe.Model(name="resnet_small", num_classes=10, channels=1), side=28, batch=64),
+}
+
+
+@dataclass
+class Batch:
+    images: np.ndarray
+    labels: np.ndarray
+    positions: np.ndarray
+
+
+def make_batches(case: Case, count: int = 8) -> list[Batch]:
+    rng = np.random.default_rng(1)
+    shape = (case.batch, case.side, case.side, case.model.channels)
+    return [
+        Batch(
+            rng.integers(0, 256, shape, dtype=np.uint8),
+            rng.integers(0, case.model.num_classes, case.batch),
+            np.arange(case.batch) + i * case.batch,
+        )
+        for i in range(count)
+    ]
+
+
+def endless(batches: list[Batch]) -> Iterator[Batch]:
+    while True:
+        yield from batches
+
+
+def ours(case: Case, batches: list[Batch]) -> Callable[[int], None]:
+    """A function that trains so many steps."""
+    solver = recipe.Solver(
+        base_lr=LR,
+        lr_policy="fixed",
+        max_iter=1 << 40,
+        batch_size=case.batch,
+        device_batch_size=case.batch,
+        momentum=MOMENTUM,
+        weight_decay=DECAY,
+        transform=recipe.Transform(mean_value=(MEAN,), scale=SCALE),
+        test_batch_size=case.batch,
+        random_seed=1,
+    )
+    torch.manual_seed(1)
+    state = make_state(build(case.model), solver, CPU)
+    loop = StageLoop(
+        stage="bench",
+        max_iter=solver.max_iter,
+        batch_size=case.batch,
+        epoch_images=1 << 20,
+        start_position=0,
+        run=range(1),
+        knobs=make_knobs(solver),
+        snapshot=0,
+        test_interval=0,
+        arithmetic=Arithmetic(
+            logical_workers=1,
+            normalise=Normalise(solver.transform, case.model.channels, CPU, torch.float32, channels_last=True),
+            precision=solver.precision,
+            clip_gradients=None,
+            forward_seed=lambda position: position,
+        ),
+    )
+    reducer = make_reducer(recipe.Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 1)
+    events = train(loop, state, endless(batches), reducer, lambda: False)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            next(events)
+
+    return steps
+
+
+def by_hand(case: Case, batches: list[Batch]) -> Callable[[int], None]:
+    """The loop that one would write without stagerun: torch's own BatchNorm, optimiser and loss."""
+    torch.manual_seed(1)
+    if case.model.name == "resnet_small":
+        model: torch.nn.Module = with_torchs_norm(ResNetSmall(case.model))
+    else:
+        model = getattr(torchvision_models(), case.model.name)(num_classes=case.model.num_classes)
+    model = model.to(memory_format=torch.channels_last).train()
+    optimiser = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
+    source = endless(batches)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            batch = next(source)
+            x = torch.from_numpy(batch.images).permute(0, 3, 1, 2).float().sub_(MEAN).mul_(SCALE)
+            loss = F.cross_entropy(model(x), torch.from_numpy(batch.labels))
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+            loss.item()  # a loop that shows its loss reads it
+
+    return steps
+
+
+def with_torchs_norm(model: torch.nn.Module) -> torch.nn.Module:
+    for name, child in model.named_children():
+        if isinstance(child, torch.nn.BatchNorm2d):
+            setattr(model, name, torch.nn.BatchNorm2d(child.num_features))
+        else:
+            with_torchs_norm(child)
+    return model
+
+
+def seconds(steps: Callable[[int], None], count: int) -> float:
+    begun = time.perf_counter()
+    steps(count)
+    return (time.perf_counter() - begun) / count
+
+
+def compare(case: Case, pairs: int, count: int) -> None:
+    batches = make_batches(case)
+    a, b = ours(case, batches), by_hand(case, batches)
+    for steps in (a, b):
+        steps(max(2, count // 4))
+    times_a, times_b = [], []
+    for pair in range(pairs):
+        # Who goes first changes, so that what a block leaves behind (heat, caches) falls on both alike.
+        for steps, times in ((a, times_a), (b, times_b))[:: 1 if pair % 2 == 0 else -1]:
+            times.append(seconds(steps, count))
+    ratios = [x / y for x, y in zip(times_a, times_b, strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4)
+    print(
+        f"{case.model.name} {case.side}x{case.side} batch {case.batch}, {torch.get_num_threads()} threads: "
+        f"stagerun {1000 * statistics.median(times_a):.2f} ms, by hand {1000 * statistics.median(times_b):.2f} ms, ratio "
+        f"{median:.3f} (quartiles {low:.3f} - {high:.3f}, range {min(ratios):.3f} - {max(ratios):.3f}, {pairs} pairs of {count} steps)"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=CASES, nargs="+", default=list(CASES))
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=1.5, help="length of a block, about")
+    parser.add_argument("--threads", type=int, default=None)
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    for name in options.case:
+        case = CASES[name]
+        probe = by_hand(case, make_batches(case))
+        probe(2)
+        compare(case, options.pairs, max(2, round(options.seconds / seconds(probe, 3))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""A tree of four stages and 17 small iterations: the least that shows what a whole run must show, in a few seconds."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import processes
+import tiny
+
+STAGES = {
+    "init": 'base_lr: 0.1 lr_policy: "poly_cyc" power: 1 max_iter: 6 lr_iter: 12 warmup_iter: 2 warmup_start_lr: 0.01',
+    "cyc1": 'base_lr: 0.06 lr_policy: "poly_cyc" power: 2 max_iter: 5 lr_iter: 10 test_interval: 4',
+    "collapse": """base_lr: 0.02 lr_policy: "poly" power: 2 max_iter: 3 weight_decay: 2e-3 carry { momentum: KEEP }
+transform_param { mirror: true mean_value: 73 scale: 0.0111 }""",
+    "early": 'base_lr: 0.02 lr_policy: "poly" power: 2 max_iter: 3',
+}
+
+
+def make_schedule(folder: Path, data: Path, **stages: str) -> Path:
+    """The solver files in `folder`, with other files for some stages. `data` as `tiny.make_data` makes it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = tiny.SCHEDULE.format(data=data, train=tiny.TRAIN_IMAGES, val=tiny.VAL_IMAGES)
+    text = text[: text.index("stage {")]
+    text = (
+        text.replace("batch_size: 32", "batch_size: 16")
+        .replace("snapshot: 3", "snapshot: 2")
+        .replace("display: 5", "display: 1")
+    )
+    text += 'stage { name: "init" }\nstage { name: "cyc1" }\nstage { name: "collapse" }\nstage { name: "early" from: "init" }\n'
+    (folder / "schedule.prototxt").write_text(text)
+    for name, solver in {**STAGES, **stages}.items():
+        (folder / f"{name}.prototxt").write_text(solver + "\n")
+    return folder
+
+
+def stagerun(*arguments: object, timeout: float = 120, **options: object) -> subprocess.CompletedProcess[str]:
+    """The command, to its end. Nothing it prints may look like a bug of ours."""
+    env = options.pop("env", None) or {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "stagerun", *map(str, arguments)],
+        capture_output=True, text=True, timeout=timeout, env=env, **options,  # type: ignore[call-overload]
+    )  # fmt: skip
+    assert "Traceback" not in done.stdout + done.stderr, done.stderr
+    assert done.returncode != 70, done.stderr
+    return done
+
+
+def run(
+    schedule: Path, out: Path, *arguments: object, nproc: int = 1, **options: object
+) -> subprocess.CompletedProcess[str]:
+    """`stagerun run` with one thread per worker."""
+    return stagerun("run", schedule, "--out", out, "--nproc", nproc, "--threads", 1, *arguments, **options)
+
+
+def start(schedule: Path, out: Path, *arguments: object, nproc: int = 1) -> processes.Run:
+    words = ["run", schedule, "--out", out, "--nproc", nproc, "--threads", 1, *arguments]
+    return processes.Run([str(word) for word in words]).start()
+
+
+def wait_for(path: Path, run: processes.Run, timeout: float = 90) -> None:
+    """Returns when `path` exists. Fails when the run ends before."""
+    end = time.monotonic() + timeout
+    while not path.exists():
+        assert run.process.poll() is None, run.wait()
+        assert time.monotonic() < end, f"{path} did not come"
+        time.sleep(0.01)

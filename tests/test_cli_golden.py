@@ -1,0 +1,66 @@
+"""What commands print, word for word: tests/golden/plan and tests/golden/cli. `scripts/golden` writes them anew."""
+
+import os
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from stagerun.cli.main import main
+
+ROOT = Path(__file__).parent.parent
+GOLDEN = Path(__file__).parent / "golden"
+NOWHERE = "no-such-output-folder"  # so that nothing is done yet
+
+CASES = {
+    "plan/resnet50_72ep.txt": ["plan", "solvers/resnet50_72ep", "--out", NOWHERE],
+    "plan/resnet50_72ep.json": ["plan", "solvers/resnet50_72ep", "--out", NOWHERE, "--json"],
+    "cli/stagerun.txt": ["--help"],
+    **{f"cli/{name}.txt": [name, "--help"] for name in sorted(main.commands)},
+}
+
+
+def printed(arguments: list[str]) -> str:
+    """Standard output of a command that succeeds, run in the repository's root."""
+    before = os.getcwd()
+    os.chdir(ROOT)
+    try:
+        result = CliRunner().invoke(main, arguments, prog_name="stagerun", terminal_width=100)
+    finally:
+        os.chdir(before)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_output(name: str) -> None:
+    expected = GOLDEN / name
+    assert expected.exists(), f"{name} is missing: run scripts/golden and read it"
+    assert printed(CASES[name]) == expected.read_text(), "run scripts/golden and read the difference"
+
+
+def test_every_expected_text_has_its_case() -> None:
+    found = {str(p.relative_to(GOLDEN)) for folder in ("plan", "cli") for p in (GOLDEN / folder).iterdir()}
+    assert found == set(CASES)
+
+
+def test_every_option_is_a_decision() -> None:
+    """A new option must be written down here, too."""
+    options = {
+        name: sorted(o for p in command.params if isinstance(p, click.Option) for o in p.opts)
+        for name, command in main.commands.items()
+    }
+    assert options == {
+        "check": ["--set"],
+        "help": [],
+        "plan": ["--csv", "--json", "--keep", "--out", "--redo", "--set"],
+        "run": ["--keep", "--nproc", "--out", "--redo", "--set", "--threads"],
+    }
+    assert sorted(o for p in main.params for o in p.opts) == ["--version"]
+
+
+if __name__ == "__main__":
+    for case, words in CASES.items():
+        (GOLDEN / case).parent.mkdir(exist_ok=True)
+        (GOLDEN / case).write_text(printed(words))

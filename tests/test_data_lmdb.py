@@ -1,0 +1,187 @@
+"""LMDBs: written whole or not at all, read in key order, and never opened when something is missing."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from stagerun.data.lmdb_source import LmdbSource, check_file
+from stagerun.data.write import write_lmdb
+from stagerun.errors import DataError, StorageError
+
+VALUES = [bytes([i % 251]) * (100 + i) for i in range(300)]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> str:
+    write_lmdb(str(tmp_path / "db"), VALUES)
+    return str(tmp_path / "db")
+
+
+def test_what_is_written_is_read(made: str) -> None:
+    source = LmdbSource(made, 300)
+    assert len(source) == 300
+    assert [source.get(i) for i in range(300)] == [(b"%08d" % i, value) for i, value in enumerate(VALUES)]
+    with pytest.raises(IndexError):
+        source.get(300)
+
+
+def test_records_come_in_byte_order_of_their_keys_whoever_wrote_them(tmp_path: Path) -> None:
+    keys = [b"00000001_b.jpg", b"00000000_z.jpg", b"00000001_a.jpg", "00000002_ü".encode()]
+    with lmdb.open(str(tmp_path)) as env, env.begin(write=True) as txn:
+        for key in keys:
+            txn.put(key, key[::-1])
+    source = LmdbSource(str(tmp_path))
+    assert [source.get(i) for i in range(4)] == [(key, key[::-1]) for key in sorted(keys)]
+
+
+def test_the_map_grows_as_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stagerun.data.write._FIRST_MAP_SIZE", 1 << 16)
+    assert write_lmdb(str(tmp_path / "db"), (bytes(5000) for _ in range(1500))) == 1500
+    assert len(LmdbSource(str(tmp_path / "db"), 1500)) == 1500
+
+
+def test_one_file_may_be_read_by_several_at_once(made: str) -> None:
+    first, second = LmdbSource(made), LmdbSource(made)
+    wrong: list[int] = []
+
+    def read() -> None:
+        wrong.extend(i for i in range(300) if second.get(i)[1] != VALUES[i])
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and first.get(7)[1] == VALUES[7]
+
+
+def test_a_file_stays_open_for_the_one_that_is_left(made: str) -> None:
+    first, second = LmdbSource(made), LmdbSource(made)
+    del second
+    assert first.get(7)[1] == VALUES[7]
+
+
+def refused(path: Path | str, images: int | None = None) -> str:
+    with pytest.raises(DataError) as error:
+        LmdbSource(str(path), images)
+    assert str(path) in error.value.message and error.value.hint
+    return error.value.render()
+
+
+def test_what_is_no_lmdb_is_said(tmp_path: Path, made: str) -> None:
+    assert "no such folder" in refused(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    assert "no data.mdb" in refused(tmp_path / "empty")
+    assert "the folder that holds data.mdb" in refused(f"{made}/data.mdb")
+    for content in (b"", b"not an LMDB", bytes(100_000), os.urandom(100_000)):
+        (tmp_path / "empty" / "data.mdb").write_bytes(content)
+        assert "not an LMDB" in refused(tmp_path / "empty")
+
+
+def test_an_empty_lmdb_and_a_wrong_count_are_said(tmp_path: Path, made: str) -> None:
+    with lmdb.open(str(tmp_path / "none")) as env:
+        env.sync()
+    assert "is empty" in refused(tmp_path / "none")
+    assert "holds 300 records, but the schedule says images: 299" in refused(made, 299)
+
+
+def test_a_cut_off_lmdb_is_an_error_not_a_bus_error(tmp_path: Path, made: str) -> None:
+    whole = Path(made, "data.mdb").read_bytes()
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    program = (
+        "import sys\n"
+        "from stagerun.data.lmdb_source import LmdbSource\n"
+        "from stagerun.errors import DataError\n"
+        "for path in sys.argv[1:]:\n"
+        "    try:\n"
+        "        source = LmdbSource(path)\n"
+        "        [source.get(i) for i in range(len(source))]\n"
+        "    except DataError as error:\n"
+        "        print(error.message)\n"
+    )
+    paths = []
+    for length in (4096, 8192, 8193, len(whole) // 2, len(whole) - 4096, len(whole) - 1):
+        path = folder / str(length)
+        path.mkdir()
+        (path / "data.mdb").write_bytes(whole[:length])
+        paths.append(str(path))
+    done = subprocess.run([sys.executable, "-c", program, *paths], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == len(paths)
+    assert all("is cut off" in line for line in done.stdout.splitlines()[1:])
+
+
+def test_sizes_are_those_of_the_newer_meta_page(made: str) -> None:
+    with lmdb.open(made) as env, env.begin(write=True) as txn:
+        txn.put(b"99999999", bytes(50_000))
+    assert check_file(made) == 301
+    file = Path(made, "data.mdb")
+    os.truncate(file, file.stat().st_size - 4096)
+    assert "is cut off" in refused(made)
+
+
+def test_an_error_half_way_leaves_nothing(tmp_path: Path) -> None:
+    def broken() -> Iterator[bytes]:
+        yield from VALUES
+        raise RuntimeError("the source broke")
+
+    with pytest.raises(RuntimeError, match="the source broke"):
+        write_lmdb(str(tmp_path / "db"), broken())
+    with pytest.raises(DataError, match="nothing to write"):
+        write_lmdb(str(tmp_path / "db"), [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_folder_is_left_alone(tmp_path: Path, made: str) -> None:
+    with pytest.raises(DataError, match="exists already"):
+        write_lmdb(made, [b"x"])
+    assert len(LmdbSource(made)) == 300
+
+
+def test_a_kill_half_way_leaves_no_lmdb_under_the_final_name(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from stagerun.data.write import write_lmdb\n"
+        "def values():\n"
+        "    for i in range(5000):\n"
+        "        yield bytes(1000)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "write_lmdb(sys.argv[1], values())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "db")], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == ["db.partial"]
+    assert write_lmdb(str(tmp_path / "db"), VALUES) == 300
+
+
+def test_a_full_disk_is_a_storage_error(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for the full disk; its signal is ignored, as Python does."""
+    program = (
+        "import resource, sys\n"
+        "from stagerun.data.write import write_lmdb\n"
+        "from stagerun.errors import StorageError\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "try:\n"
+        "    write_lmdb(sys.argv[1], (bytes(5000) for _ in range(2000)))\n"
+        "except StorageError as error:\n"
+        "    print(error.render())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "db")], capture_output=True, text=True, timeout=60
+    )
+    assert "can't be written" in done.stdout, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError):
+        write_lmdb(str(tmp_path / "file" / "db"), VALUES)

@@ -1,0 +1,215 @@
+"""transform: Caffe's drawn numbers give Caffe's pixels; our own are drawn from the same distribution."""
+
+import csv
+import threading
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from stagerun import order
+from stagerun.data import transform
+from stagerun.data.transform import Draw, Rectangle, apply, draw
+from stagerun.errors import DataError
+from stagerun.recipe import InterpMode, RandomAspectRatio, RandomResize, Transform
+
+GOLDEN = Path(__file__).parent / "golden" / "data"
+
+
+def read_png(path: Path) -> np.ndarray:
+    image = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+    assert image is not None
+    return np.asarray(image, np.uint8)
+
+
+SOURCE = read_png(GOLDEN / "src_256x256.png")
+
+RARP = Transform(
+    mirror=True,
+    crop_size=224,
+    mean_value=(104.0, 117.0, 123.0),
+    scale=0.0078125,
+    random_aspect_ratio=RandomAspectRatio(
+        min_area_ratio=0.08,
+        max_area_ratio=1.0,
+        aspect_ratio_change=0.75,
+        max_attempt=10,
+        interp_mode=InterpMode.CUBIC,
+    ),
+)
+NO_AUG = Transform(mirror=True, crop_size=224, mean_value=(104.0, 117.0, 123.0), scale=0.0078125)
+
+
+def golden_rows(name: str) -> list[dict[str, float]]:
+    with (GOLDEN / f"{name}.csv").open() as stream:
+        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(stream)]
+
+
+def golden_draw(row: dict[str, float]) -> Draw:
+    """What Caffe decided, in our words."""
+    n = {key: int(value) for key, value in row.items()}
+    part = Rectangle(n["y"], n["x"], n["new_h"], n["new_w"]) if n["attempts"] else None
+    return Draw(
+        part=part,
+        size=(224, 224) if part else None,
+        interp_mode=InterpMode.CUBIC,
+        crop=Rectangle(n["h_off"], n["w_off"], 224, 224),
+        mirror=bool(n["mirror"]),
+    )
+
+
+@pytest.mark.parametrize("name", ["rarp_256x256_seed7", "noaug_256x256_seed9"])
+def test_caffes_numbers_give_caffes_pixels(name: str) -> None:
+    for i, row in enumerate(golden_rows(name)):
+        image = apply(SOURCE, golden_draw(row))
+        if (png := GOLDEN / f"{name}_{i}.png").exists():
+            assert np.array_equal(image, read_png(png))
+        values = (image.astype(np.float64) - RARP.mean_value) * RARP.scale
+        # Caffe's sums are printed with nine digits.
+        assert values.sum() == pytest.approx(row["sum"], abs=1e-4)
+        assert (values**2).sum() == pytest.approx(row["sumsq"], rel=1e-8)
+
+
+def numbers(fields: list[tuple[int, int]], size: int) -> order.UInt64:
+    row = np.zeros(size, np.uint64)
+    for place, value in fields:
+        row[place] = value
+    return row
+
+
+def test_caffes_rectangles_come_out_of_its_ratios() -> None:
+    """The arithmetic of sides in float32: the ratios that Caffe drew, as remainders, give its sides and places."""
+    for row in golden_rows("rarp_256x256_seed7"):
+        area, change = round(row["area_ratio"] * 1000) - 80, round(row["aspect_change"] * 1000) - 750
+        swap = 0 if row["swap"] else 500
+        first = [(4, area), (5, change), (6, swap), (7, int(row["y"])), (8, int(row["x"]))]
+        drawn = draw(RARP, numbers([(0, int(row["mirror"])), *first], 54), 256, 256)
+        assert drawn.part is not None
+        assert (drawn.part.height, drawn.part.width) == (row["new_h"], row["new_w"])
+        assert (drawn.part.top, drawn.part.left) == (row["y"], row["x"])
+        assert drawn == golden_draw(row)
+
+
+def draws_of(param: Transform, height: int, width: int, n: int = 4000) -> list[Draw]:
+    rows = order.draws(1, np.arange(n, dtype=np.int64), transform.numbers_needed(param))
+    return [draw(param, row, height, width) for row in rows]
+
+
+def test_our_rectangles_are_spread_like_caffes() -> None:
+    caffe = golden_rows("rarp_256x256_seed7")
+    ours = draws_of(RARP, 256, 256)
+    parts = [d.part for d in ours if d.part]
+    assert len(parts) == len(ours)  # 10 attempts are always enough here
+    for name, mine in (
+        ("new_h", [p.height for p in parts]),
+        ("new_w", [p.width for p in parts]),
+        ("y", [p.top for p in parts]),
+        ("x", [p.left for p in parts]),
+    ):
+        theirs = np.array([row[name] for row in caffe])
+        assert abs(np.mean(mine) - theirs.mean()) < 4 * theirs.std() / np.sqrt(len(theirs))
+        assert np.std(mine) == pytest.approx(theirs.std(), rel=0.15)
+    assert np.mean([d.mirror for d in ours]) == pytest.approx(0.5, abs=0.04)
+    assert all(p.top + p.height <= 256 and p.left + p.width <= 256 for p in parts)
+
+
+def test_ratios_reach_both_ends_and_no_further() -> None:
+    low, high = np.float32(0.75), np.float32(1) / np.float32(0.75)
+    found = {float(transform._thousandths(k, low, high)) for k in range(5000)}
+    assert len(found) == 584
+    assert (min(found), max(found)) == (0.75, float(np.float32(1.333)))
+    areas = {float(transform._thousandths(k, np.float32(0.08), np.float32(1))) for k in range(5000)}
+    assert len(areas) == 921 and max(areas) == 1.0 and min(areas) == pytest.approx(0.08, abs=1e-7)
+
+
+def test_where_no_rectangle_fits_the_shorter_side_is_resized() -> None:
+    narrow = draws_of(RARP, 40, 4000, 50)
+    fallback = [d for d in narrow if d.part is None]
+    assert fallback
+    assert all(d.size == (224, 22400) and d.crop and d.crop.left <= 22400 - 224 for d in fallback)
+    assert len({d.crop.left for d in fallback if d.crop}) == len(fallback)
+
+
+def test_random_resize_sets_the_shorter_side_and_keeps_the_shape() -> None:
+    param = Transform(crop_size=20, random_resize=RandomResize(min_size=24, max_size=26, interp_mode=InterpMode.LINEAR))
+    sizes = {d.size for d in draws_of(param, 30, 41, 100)}
+    assert sizes == {(24, 32), (25, 34), (26, 35)}  # long side rounded down
+    assert {d.size for d in draws_of(param, 41, 30, 100)} == {(32, 24), (34, 25), (35, 26)}
+    image = np.arange(30 * 41 * 3, dtype=np.uint32).astype(np.uint8).reshape(30, 41, 3)
+    assert all(apply(image, d).shape == (20, 20, 3) for d in draws_of(param, 30, 41, 10))
+
+
+def test_random_crops_reach_every_corner() -> None:
+    param = Transform(crop_size=28)
+    places = {(d.crop.top, d.crop.left) for d in draws_of(param, 30, 31) if d.crop}
+    assert places == {(top, left) for top in range(3) for left in range(4)}
+
+
+def test_an_evaluation_crops_the_centre_rounded_down_and_draws_nothing() -> None:
+    image = np.arange(31 * 30 * 1, dtype=np.uint32).astype(np.uint8).reshape(31, 30, 1)
+    param = Transform(crop_size=24, mirror=True)
+    assert draw(param, None, 31, 30) == Draw(crop=Rectangle(3, 3, 24, 24), mirror=False)
+    assert np.array_equal(apply(image, draw(param, None, 31, 30)), image[3:27, 3:27])
+    caffes_test = Transform(
+        crop_size=224, random_resize=RandomResize(min_size=256, max_size=256, interp_mode=InterpMode.CUBIC)
+    )
+    assert draw(caffes_test, None, 375, 500) == Draw(
+        size=(256, 341), interp_mode=InterpMode.CUBIC, crop=Rectangle(16, 58, 224, 224)
+    )
+
+
+def test_padding_is_zeros_and_the_crop_may_reach_into_it() -> None:
+    image = np.full((28, 28, 1), 9, np.uint8)
+    param = Transform(pad=2, crop_size=28)
+    row = numbers([(2, 0), (3, 4)], 4)
+    cut = apply(image, draw(param, row, 28, 28))
+    assert cut.shape == (28, 28, 1)
+    assert not cut[:2].any() and not cut[:, -2:].any() and (cut[2:, :-2] == 9).all()
+
+
+def test_mirror_flips_columns() -> None:
+    image = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    assert np.array_equal(apply(image, Draw(mirror=True)), image[:, ::-1])
+
+
+def test_resizing_does_not_depend_on_the_thread_it_runs_in() -> None:
+    row = golden_draw(golden_rows("rarp_256x256_seed7")[0])
+    found: list[np.ndarray] = []
+    thread = threading.Thread(target=lambda: found.append(apply(SOURCE, row)))
+    thread.start()
+    thread.join()
+    assert np.array_equal(found[0], apply(SOURCE, row))
+
+
+@pytest.mark.parametrize(
+    ("param", "train", "words"),
+    [
+        (Transform(mirror=True), False, "draws at random"),
+        (RARP, False, "draws at random"),
+        (
+            Transform(random_resize=RandomResize(min_size=1, max_size=2, interp_mode=InterpMode.AREA)),
+            False,
+            "draws at random",
+        ),
+        (Transform(random_aspect_ratio=RARP.random_aspect_ratio), True, "needs crop_size"),
+        (
+            Transform(
+                crop_size=8,
+                random_aspect_ratio=RARP.random_aspect_ratio,
+                random_resize=RandomResize(min_size=9, max_size=9, interp_mode=InterpMode.AREA),
+            ),
+            True,
+            "both",
+        ),
+    ],
+)
+def test_transforms_that_make_no_sense_are_refused(param: Transform, train: bool, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        transform.check(param, train)
+
+
+def test_an_image_smaller_than_the_crop_is_refused_with_its_size() -> None:
+    for row in (None, numbers([], 4)):
+        with pytest.raises(DataError, match=r"200 x 300 pixels .* crop_size: 224"):
+            draw(NO_AUG, row, 200, 300)

@@ -1,0 +1,86 @@
+"""One verdict for all workers, and what a worker does about signals."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from stagerun.launch import StopRequest
+from stagerun.launch.local import Report, report, verdict
+
+KILLED = (
+    "worker 1 was killed by SIGKILL\n  hint: run the same command again: it goes on from the newest snapshot"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "reports, deaths, expected",
+    [
+        # An error that every rank met alike is told once.
+        ([Report(0, 79, "nan"), Report(1, 79, "nan")], {0: 79, 1: 79}, (79, "nan")),
+        # Different ones are told with their ranks.
+        ([Report(0, 65, "a"), Report(1, 65, "b")], {0: 65, 1: 65}, (65, "rank 0: a\nrank 1: b")),
+        # The one that raised it tells; the others were told by it.
+        ([Report(0, 74, "disk full"), Report(1, 74, "")], {0: 74, 1: 74}, (74, "disk full")),
+        ([Report(0, 64, ""), Report(1, 64, "typo")], {0: 64, 1: 64}, (64, "typo")),
+        # Who lost its peers is not the cause.
+        ([Report(0, 69, "peers are gone"), Report(1, 65, "bad record")], {0: 69, 1: 65}, (65, "bad record")),
+        ([Report(0, 70, "bug"), Report(1, 69, "peers are gone")], {0: 70}, (70, "bug")),
+        # A kill is, if nobody has said anything better.
+        ([Report(0, 69, "peers are gone")], {0: 69, 1: -9}, (69, KILLED)),
+        ([], {1: -9, 2: -9}, (69, KILLED)),
+        ([Report(0, 69, "peers are gone"), Report(1, 74, "full")], {0: 69, 1: 74, 2: -9}, (74, "full")),
+        # The agent ends the others after a death; a report says more than that signal.
+        ([Report(0, 69, "lost"), Report(1, 69, "lost too")], {0: -15, 1: 69}, (69, "lost")),
+        # Stopped on demand.
+        ([Report(0, 75, ""), Report(1, 75, "")], {}, (75, "")),
+        ([Report(0, 75, ""), Report(1, 75, "")], {0: 75, 1: 75}, (75, "")),
+        # A signal that came when all was done.
+        ([Report(0, 0, ""), Report(1, 0, "")], {}, (0, "")),
+        ([Report(0, 0, ""), Report(1, 0, "")], {1: -9}, (0, "")),
+        ([Report(0, 0, "")], {1: -9, 2: -15}, (0, "")),
+        ([Report(1, 0, "")], {0: -15, 1: -9}, (69, KILLED)),
+        # One could not save: then the run didn't.
+        ([Report(0, 74, "full"), Report(1, 75, "")], {0: 74}, (74, "full")),
+        # Nobody said anything: an interpreter that didn't start, say.
+        ([], {0: 1}, (1, "worker 0 ended with exit code 1 and said nothing")),
+        ([], {}, (70, "worker 0 ended with exit code 70 and said nothing")),
+    ],
+)
+def test_verdict(reports: list[Report], deaths: dict[int, int], expected: tuple[int, str]) -> None:
+    assert verdict(reports, deaths) == expected
+
+
+def test_a_stop_request_waits_to_be_asked() -> None:
+    names = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+    before = {name: signal.getsignal(name) for name in names}
+    try:
+        for name in names:
+            stop = StopRequest()
+            stop.install()
+            assert not stop()
+            signal.raise_signal(name)
+            assert stop() and stop.signal is name
+            signal.raise_signal(signal.SIGTERM)  # schedulers send several
+            assert stop()
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+def test_the_agents_sigterm_after_a_peers_error_is_not_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STAGERUN_REPORT_DIR", str(tmp_path))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        StopRequest().install()
+        signal.raise_signal(signal.SIGTERM)
+        assert "SIGTERM: stopping after this iteration, to save" in capfd.readouterr().err
+        assert report(1, 65, "record 8: bad label")
+        stop = StopRequest()
+        stop.install()
+        signal.raise_signal(signal.SIGTERM)
+        assert stop() and capfd.readouterr().err == ""
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,93 @@
+"""What the plan points at in a stage's learning rate."""
+
+import pytest
+from test_plan import STAGES, schedule
+
+from stagerun.plan.hazards import Joint, joints, notes
+
+FIXED = 'base_lr: 0.1 lr_policy: "fixed" max_iter: 20'
+TO_ZERO = 'base_lr: 0.1 lr_policy: "poly" power: 1 max_iter: 20'
+
+
+def test_an_epoch_that_is_no_whole_number_of_iterations_is_said_to_be_rounded() -> None:
+    s = schedule(trunk='base_lr: 0.1 lr_policy: "poly" power: 1 max_epoch: 1.5 warmup_epoch: 0.333')
+    said = [note for note in notes(s, s.stage("trunk")) if "rounded" in note]
+    assert len(said) == 1 and said[0].startswith("warmup_epoch: 0.333 is ")
+    assert f"rounded to {s.stage('trunk').solver.warmup_iter} (trunk.prototxt:1)" in said[0]
+
+
+@pytest.mark.parametrize(
+    "solver, expected",
+    [
+        (FIXED, ["ends at LR 0.1, above zero"]),
+        (TO_ZERO.replace("20", "2000"), []),
+        (
+            'base_lr: 0.1 lr_policy: "poly" power: 1 max_iter: 2000 warmup_iter: 500',
+            [
+                "LR falls 0.0998 -> 0.075 (x0.752) at iteration 500, where the warm-up to 0.1 ends and poly is read at the "
+                "absolute iteration (trunk.prototxt:1)"
+            ],
+        ),
+        (f"{FIXED} warmup_iter: 5", ["ends at LR 0.1, above zero"]),
+        (
+            f"{FIXED} warmup_iter: 20",
+            ["is warm-up from end to end: fixed is never used (trunk.prototxt:1)", "ends at LR 0.095, above zero"],
+        ),
+        (
+            'base_lr: 0.1 lr_policy: "poly_cyc" power: 2 max_iter: 20 lr_iter: 30',
+            [
+                "uses 20 of the 30 iterations of its poly_cyc; the last 10 are never reached (trunk.prototxt:1)",
+                "ends at LR 0.01344, above zero",
+            ],
+        ),
+        (
+            'base_lr: 0.1 lr_policy: "poly_cyc" power: 2 max_iter: 20 lr_iter: 10',
+            [
+                "LR reaches zero at iteration 10 and rises again until 20 (trunk.prototxt:1)",
+                "ends at LR 0.081, above zero",
+            ],
+        ),
+        (
+            'base_lr: 0.1 lr_policy: "multistep" gamma: 0.001 max_iter: 20 stepvalue: [5, 30, 40]',
+            ["stepvalue 30 is never reached: the stage ends at 20 (trunk.prototxt:1)"],
+        ),
+        (
+            'base_lr: 0.1 lr_policy: "step" gamma: 0.1 stepsize: 20 max_iter: 20',
+            ["stepsize 20 is never reached: the stage ends at 20 (trunk.prototxt:1)", "ends at LR 0.1, above zero"],
+        ),
+    ],
+    ids=["above zero", "clean", "warm-up joint", "smooth warm-up", "all warm-up", "lr_iter unused", "rises again",
+         "stepvalue", "step"],
+)  # fmt: skip
+def test_notes_of_a_stage(solver: str, expected: list[str]) -> None:
+    s = schedule(trunk=solver)
+    assert notes(s, s.stage("trunk")) == expected
+
+
+@pytest.mark.parametrize(
+    "first, expected",
+    [
+        ("0.1", []),
+        ("0.104", []),
+        ("0.2", ["LR jumps 0.1 -> 0.2 (x2) where it leaves `trunk`"]),
+        ("0.05", ["LR jumps 0.1 -> 0.05 (x0.5) where it leaves `trunk`"]),
+    ],
+)
+def test_a_join_that_jumps(first: str, expected: list[str]) -> None:
+    s = schedule(trunk=FIXED, long=f'base_lr: {first} lr_policy: "fixed" max_iter: 20')
+    assert [n for n in notes(s, s.stage("long")) if "jumps" in n] == expected
+
+
+def test_a_warm_up_from_zero_is_a_jump_without_a_factor() -> None:
+    s = schedule(trunk=FIXED, long=f"{FIXED} warmup_iter: 5")
+    assert notes(s, s.stage("long"))[0] == "LR jumps 0.1 -> 0 where it leaves `trunk`"
+
+
+def test_the_joints_of_the_published_shape_as_numbers() -> None:
+    s = schedule(
+        trunk='base_lr: 1.6 lr_policy: "poly_cyc" power: 1 lr_iter: 18720 max_iter: 7800 warmup_iter: 1560 warmup_start_lr: 0.1',
+        long=STAGES["long"],
+    )
+    (joint,) = joints(s, s.stage("trunk"))
+    assert joint == Joint("warm-up", 1560, (1559 * 1.6 + 0.1) / 1560, 1.6 * (1 - 1560 / 18720))
+    assert joints(s, s.stage("long")) == [Joint("trunk", 0, 1.6 * (1 - 7799 / 18720), 0.1)]

@@ -1,0 +1,193 @@
+"""One run per output folder, and a folder that can be written."""
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stagerun import store
+from stagerun.errors import ExitCode, FolderInUseError, PermissionDenied, StorageError
+from stagerun.store import LocalDisk, Lock
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+HOLDER = """
+import os, pathlib, signal, sys
+from stagerun.store import Lock
+lock = Lock(pathlib.Path(sys.argv[1]))
+lock.acquire()
+if sys.argv[2] != "fork" or os.fork() == 0:
+    print(os.getpid(), flush=True)
+signal.pause()
+"""
+
+
+def start_holder(out: Path, fork: str = "") -> tuple[subprocess.Popen[str], int]:
+    """A process that holds the lock, and the id of the worker it forked."""
+    path = str(Path(store.__file__).parents[2])
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(out), fork],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert holder.stdout is not None
+    return holder, int(holder.stdout.readline())
+
+
+def kill(holder: subprocess.Popen[str]) -> None:
+    holder.kill()
+    holder.communicate()
+
+
+def test_a_second_process_is_refused_with_the_holders_name(tmp_path: Path) -> None:
+    holder, _ = start_holder(tmp_path)
+    try:
+        with pytest.raises(FolderInUseError) as caught:
+            Lock(tmp_path).acquire()
+        assert f"process {holder.pid} on {os.uname().nodename}, since 20" in caught.value.message
+        assert caught.value.exit_code == ExitCode.IN_USE
+        assert "--out" in caught.value.hint
+    finally:
+        kill(holder)
+    with Lock(tmp_path):
+        pass
+
+
+def test_the_lock_dies_with_its_process_though_a_forked_worker_lives_on(tmp_path: Path) -> None:
+    holder, worker = start_holder(tmp_path, "fork")
+    with pytest.raises(FolderInUseError):
+        Lock(tmp_path).acquire()
+    try:
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait()
+        with Lock(tmp_path):
+            os.kill(worker, 0)  # it lives
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        holder.communicate()
+
+
+def test_a_worker_that_ends_does_not_take_the_lock_along(tmp_path: Path) -> None:
+    with Lock(tmp_path):
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        with pytest.raises(FolderInUseError):
+            Lock(tmp_path).acquire()
+
+
+def test_a_program_started_meanwhile_does_not_hold_it(tmp_path: Path) -> None:
+    with Lock(tmp_path):
+        other = subprocess.Popen(["sleep", "60"], close_fds=False)
+    try:
+        with Lock(tmp_path):
+            pass
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_released_it_is_free_and_the_file_stays(tmp_path: Path) -> None:
+    lock = Lock(tmp_path)
+    for _ in range(3):
+        lock.acquire()
+        with pytest.raises(FolderInUseError):
+            Lock(tmp_path).acquire()
+        lock.release()
+        lock.release()
+    assert (tmp_path / "lock").exists()
+
+
+def test_a_refused_run_leaves_the_holders_name_alone(tmp_path: Path) -> None:
+    with Lock(tmp_path):
+        before = (tmp_path / "lock").read_bytes()
+        for _ in range(2):
+            with pytest.raises(FolderInUseError, match=str(os.getpid())):
+                Lock(tmp_path).acquire()
+        assert (tmp_path / "lock").read_bytes() == before
+
+
+def test_control_characters_in_the_lock_file_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    with Lock(tmp_path):
+        (tmp_path / "lock").write_bytes(b"\x1b[31mred\xff\n" * 1000)
+        with pytest.raises(FolderInUseError) as caught:
+            Lock(tmp_path).acquire()
+        assert "\x1b" not in caught.value.message
+        assert len(caught.value.message) < 600
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def flock(fd: int, how: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", flock)
+        with pytest.raises(StorageError, match="has no locks") as caught:
+            Lock(tmp_path).acquire()
+    assert "flock" in caught.value.hint
+    with Lock(tmp_path):
+        pass
+
+
+def test_a_link_in_place_of_the_lock_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_bytes(b"x")
+    (tmp_path / "lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(StorageError):
+        Lock(tmp_path).acquire()
+    assert (tmp_path / "precious").read_bytes() == b"x"
+
+
+# ---- prepare
+
+
+def test_prepare_makes_the_folders_and_leaves_no_trace(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "b" / "out"
+    for _ in range(2):
+        store.prepare(LocalDisk(), out)
+        assert os.listdir(out) == ["snapshots"]
+        assert os.listdir(out / "snapshots") == []
+
+
+def test_prepare_does_not_disturb_a_run(tmp_path: Path) -> None:
+    store.prepare(LocalDisk(), tmp_path)
+    with Lock(tmp_path):
+        store.prepare(LocalDisk(), tmp_path)
+
+
+def test_prepare_where_a_file_is(tmp_path: Path) -> None:
+    (tmp_path / "out").write_bytes(b"")
+    with pytest.raises(StorageError, match="Not a directory") as caught:
+        store.prepare(LocalDisk(), tmp_path / "out")
+    assert "--out" in caught.value.hint
+
+
+def test_prepare_where_a_link_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "unmounted" / "out")
+    with pytest.raises(StorageError, match="No such file"):
+        store.prepare(LocalDisk(), tmp_path / "out")
+
+
+def test_prepare_without_permission(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.getuid() == 0:  # who may do everything
+                os.setuid(65534)
+            store.prepare(LocalDisk(), tmp_path / "out")
+        except PermissionDenied as error:
+            os._exit(0 if error.exit_code == ExitCode.PERMISSION and "Permission denied" in error.message else 2)
+        except BaseException:
+            os._exit(3)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    tmp_path.chmod(0o755)
+    assert os.WEXITSTATUS(status) == 0
