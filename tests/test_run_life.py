@@ -114,10 +114,11 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_bits(
     for pid in paused:  # so that it is not over by the time that the other has started
         os.kill(pid, signal.SIGSTOP)
     other = small.run(base / "schedule", out)
-    for pid in paused:
-        os.kill(pid, signal.SIGCONT)
     # At the keyboard the launcher's group gets it; its workers have sessions of their own, and it passes the signal on.
+    # Sent while all stand still, or a busy machine might let the run end before.
     (os.killpg if whole_group else os.kill)(first.process.pid, number)
+    for pid in [first.process.pid, *paused]:
+        os.kill(pid, signal.SIGCONT)
     code, text = first.wait(timeout=90)
     assert code == 75, text
     assert first.gone()
@@ -131,7 +132,9 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_bits(
 
     second = small.run(base / "schedule", out, nproc=nproc)
     assert second.returncode == 0, second.stdout + second.stderr
-    assert "BIT-EXACT" in second.stdout
+    # One that stopped at the very end of a stage has nothing to resume inside the next.
+    lengths = {"init": 6, "cyc1": 5, "collapse": 3, "early": 3}
+    assert "BIT-EXACT" in second.stdout or iter == lengths[stage]
     assert processes.ends(out) == processes.ends(base / f"straight{nproc}")
 
 

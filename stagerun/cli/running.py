@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from stagerun import store
-from stagerun.cli.main import bug_report, output_folder
+from stagerun.cli.ending import bug_report
+from stagerun.cli.options import output_folder
 from stagerun.errors import Diverged, ExitCode, Problem, RecipeError, StagerunError, UsageError
 from stagerun.events import Stopped
 from stagerun.launch import StopRequest, die_with_launcher, report, run_workers
