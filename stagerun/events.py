@@ -54,6 +54,7 @@ class Iterated:
     loss: float  # mean over the global batch, before the update
     images: int
     seconds: float
+    update_seconds: float = 0.0  # of them: from the last backward pass to the new weights, once per iteration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +97,7 @@ class Tested:
     top5: float
     loss: float
     seconds: float
+    ema: bool = False  # with the averaged weights (`ema_decay`) in place of the trained ones
 
     __test__ = False
 
@@ -118,6 +120,9 @@ class StageFinished:
     train_seconds: float  # over all process lives, without evaluation
     images_per_second: float
     snapshot: str
+    ema_top1: float | None = None  # of the averaged weights, where the stage has `ema_decay`
+    ema_top5: float | None = None
+    ema_test_loss: float | None = None
     tested_on: str = ""  # what the evaluation depends on besides the weights; '' if nothing was evaluated
 
 

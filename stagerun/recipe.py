@@ -42,6 +42,30 @@ class InterpMode(enum.Enum):
     LANCZOS4 = "LANCZOS4"
 
 
+class ZeroGamma(enum.Enum):
+    AS_PUBLISHED = "AS_PUBLISHED"
+    NONE = "NONE"
+    LAST = "LAST"
+    ALL = "ALL"
+
+
+class VarianceNorm(enum.Enum):
+    FAN_IN = "FAN_IN"
+    FAN_OUT = "FAN_OUT"
+    AVERAGE = "AVERAGE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filler:
+    type: str = "constant"
+    value: float = 0.0
+    min: float = 0.0
+    max: float = 1.0
+    mean: float = 0.0
+    std: float = 1.0
+    variance_norm: VarianceNorm = VarianceNorm.FAN_IN
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     name: str
@@ -49,6 +73,10 @@ class Model:
     channels: int = 3
     moving_average_fraction: float = 0.9
     eps: float = 1e-5
+    zero_gamma: ZeroGamma = ZeroGamma.AS_PUBLISHED
+    fc_weight_filler: Filler | None = None
+    fc_bias_filler: Filler | None = None
+    blur_pool: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +127,7 @@ class ParamRule:
     kind: ParamKind = ParamKind.ANY
     lr_mult: float = 1.0
     decay_mult: float = 1.0
+    adapt: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +148,14 @@ class Solver:
     warmup_start_lr: float = 0.0
     type: str = "SGD"
     momentum: float = 0.0
+    momentum2: float = 0.999
+    rms_decay: float = 0.99
+    delta: float = 1e-8
+    regularization_type: str = "L2"
+    local_lr_auto: bool = False
+    local_gw_ratio: float = 0.001
+    ema_decay: float | None = None
+    ema_interval: int = 1
     momentum_form: MomentumForm = MomentumForm.CAFFE
     weight_decay: float = 0.0
     clip_gradients: float | None = None
@@ -130,6 +167,7 @@ class Solver:
     random_seed: int
     precision: Precision = Precision.FP32
     channels_last: bool = True
+    compile: bool = False
     display: int = 100
     test_interval: int = 0
     test_iter: int | None = None

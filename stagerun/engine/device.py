@@ -65,6 +65,12 @@ def seed(value: int, device: torch.device) -> None:
         torch.cuda.manual_seed(value)
 
 
+def synchronize(device: torch.device) -> None:
+    """Waits for what a GPU has been asked to do, so that a clock read next tells how long it took."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager:
     """bfloat16 for forward (and so backward) with BF16; nothing otherwise."""
     if precision is Precision.BF16:

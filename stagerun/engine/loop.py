@@ -64,6 +64,7 @@ def train(
             loss=outcome.loss,
             images=loop.batch_size,
             seconds=time.monotonic() - begun,
+            update_seconds=outcome.seconds,
         )
         if outcome.stop:
             yield Stopped(stage=loop.stage, iter=state.iter, reason="asked to stop")

@@ -1,6 +1,7 @@
 """One weight update: forward and backward of this rank's logical workers, reduction, clipping, step."""
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stagerun.comm import Reducer
-from stagerun.engine.device import autocast, seed
+from stagerun.engine.device import autocast, seed, synchronize
 from stagerun.engine.images import Batch, Normalise
 from stagerun.engine.state import TrainState
 from stagerun.errors import UsageError
@@ -35,6 +36,7 @@ class Outcome:
 
     loss: float
     stop: bool
+    seconds: float = 0.0  # since the last backward pass
 
 
 def update(
@@ -64,16 +66,19 @@ def update(
         tail[-1].fill_(last and stop())
         with explained(len(batch.labels)):
             reducer.add(loss / how.logical_workers, worker, tail, last)
+    synchronize(how.normalise.device)
+    begun = time.monotonic()
     total = reducer.finish()
     loss_sum, stopping = total[-2:].tolist()
-    outcome = Outcome(loss_sum / how.logical_workers, stopping > 0)
-    if math.isfinite(outcome.loss):
+    loss_mean = loss_sum / how.logical_workers
+    if math.isfinite(loss_mean):
         if how.clip_gradients is not None:
             clip([p.tensor.grad for p in state.solver.parameters if p.tensor.grad is not None], how.clip_gradients)
         state.solver.update(knobs)
         statistics.move(total[: statistics.n], how.logical_workers)
         state.iter += 1
-    return outcome
+        synchronize(how.normalise.device)
+    return Outcome(loss_mean, stopping > 0, time.monotonic() - begun)
 
 
 @contextmanager

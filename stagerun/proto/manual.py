@@ -57,8 +57,9 @@ COMMENTS: dict[str, str] = {
         "The network."
     ),
     "Model.name": (
-        "Which network: a torchvision ResNet (`resnet18`, `resnet34`, `resnet50`, `resnet101`, `resnet152`) or stagerun's\n"
-        "`resnet_small` for images of 28 or 32 pixels. Required."
+        "Which network: any classifier of torchvision by its name there (`resnet50`, `efficientnet_b0`, `vit_b_16`, ...),\n"
+        "`resnet50_intel_caffe`, the ResNet-50 of Intel Caffe's published recipes, or stagerun's `resnet_small` for images of 28\n"
+        "or 32 pixels. Required."
     ),
     "Model.num_classes": (
         "Number of classes; labels are 0 .. num_classes-1. Required."
@@ -68,6 +69,66 @@ COMMENTS: dict[str, str] = {
     ),
     "Model.batch_norm_param": (
         "Settings of every BatchNorm layer."
+    ),
+    "Model.zero_gamma": (
+        "In which blocks of a ResNet the last BatchNorm's scale starts at zero, so that the block starts as its shortcut.\n"
+        "Default: AS_PUBLISHED. New in stagerun (Intel Caffe writes it as a filler of each layer)."
+    ),
+    "Model.fc_weight_filler": (
+        "How the weights of the last linear layer start. Default: as the network was published. Caffe's weight_filler."
+    ),
+    "Model.fc_bias_filler": (
+        "How the biases of the last linear layer start. Default: as the network was published. Caffe's bias_filler."
+    ),
+    "Model.blur_pool": (
+        "A ResNet that blurs (1 2 1, both ways) before it takes every second pixel: before each strided convolution of 16 or\n"
+        "more channels and after the max pooling, which then goes in single steps. Default: false. New in stagerun."
+    ),
+    "ZeroGamma.AS_PUBLISHED": (
+        "What the network's authors did: nowhere in torchvision's, LAST in resnet50_intel_caffe, ALL in resnet_small."
+    ),
+    "ZeroGamma.NONE": (
+        "Nowhere: every scale starts at one."
+    ),
+    "ZeroGamma.LAST": (
+        "In the last block of each group of blocks of the same width."
+    ),
+    "ZeroGamma.ALL": (
+        "In every block."
+    ),
+    "FillerParameter": (
+        "How weights start. Caffe's."
+    ),
+    "FillerParameter.type": (
+        "`constant` (value), `gaussian` (mean, std), `uniform` (min, max), `xavier` (uniform with variance 1 / n) or `msra`\n"
+        "(gaussian with variance 2 / n); n as variance_norm says."
+    ),
+    "FillerParameter.value": (
+        "Of `constant`."
+    ),
+    "FillerParameter.min": (
+        "Of `uniform`."
+    ),
+    "FillerParameter.max": (
+        "Of `uniform`. At least min."
+    ),
+    "FillerParameter.mean": (
+        "Of `gaussian`."
+    ),
+    "FillerParameter.std": (
+        "Of `gaussian`. 0 or more."
+    ),
+    "FillerParameter.variance_norm": (
+        "n of `xavier` and `msra`."
+    ),
+    "FillerParameter.VarianceNorm.FAN_IN": (
+        "Inputs of one output."
+    ),
+    "FillerParameter.VarianceNorm.FAN_OUT": (
+        "Outputs of one input."
+    ),
+    "FillerParameter.VarianceNorm.AVERAGE": (
+        "The mean of both."
     ),
     "BatchNormParameter": (
         "Settings of BatchNorm layers. Caffe's."
@@ -183,10 +244,42 @@ COMMENTS: dict[str, str] = {
         "With one worker it is Caffe's field of this name."
     ),
     "Solver.type": (
-        "Solver type: `SGD` or `Nesterov`. Caffe's."
+        "Solver type, how a gradient g moves a weight w. In Caffe's form: `SGD`, `Nesterov`, `AdaGrad`, `RMSProp`, `AdaDelta`,\n"
+        "`Adam`. In the form their authors published: `AdamW`, `LARS`, `LAMB`. With r = base_lr's policy * lr_mult, m = momentum:\n"
+        "  SGD       V = m*V + r*g                      w -= V\n"
+        "  Nesterov  V' = m*V + r*g                     w -= (1+m)*V' - m*V\n"
+        "  AdaGrad   V += g*g                           w -= r*g / (sqrt(V) + delta)\n"
+        "  RMSProp   V = rms_decay*V + (1-rms_decay)*g*g        w -= r*g / (sqrt(V) + delta)\n"
+        "  AdaDelta  V = m*V + (1-m)*g*g    u = g * sqrt((D + delta) / (V + delta))    D = m*D + (1-m)*u*u    w -= r*u\n"
+        "  Adam      M = m*M + (1-m)*g    V = momentum2*V + (1-momentum2)*g*g\n"
+        "            w -= r * sqrt(1-momentum2^t)/(1-m^t) * M / (sqrt(V) + delta), t = iterations done + 1\n"
+        "  AdamW     Adam with both averages corrected before the root and delta after it; w also shrinks by r*weight_decay\n"
+        "  LARS      V = m*V + r*q*g with q = local_gw_ratio * |w| / (|g| + weight_decay*|w| + delta) per parameter   w -= V\n"
+        "  LAMB      u = AdamW's step / r, weight decay in it    w -= r * |w|/|u| * u per parameter\n"
+        "g has the term of weight_decay in it, but for AdamW and LAMB."
     ),
     "Solver.momentum": (
-        "0 <= momentum < 1. Default: 0, as in Caffe. Caffe's."
+        "0 <= momentum < 1. Of `Adam`, `AdamW` and `LAMB` the decay of the first average (beta1). Default: 0, as in Caffe. Caffe's."
+    ),
+    "Solver.momentum2": (
+        "Decay of the average of squared gradients (beta2) of `Adam`, `AdamW` and `LAMB`: 0 <= momentum2 < 1. Caffe's."
+    ),
+    "Solver.rms_decay": (
+        "Decay of the average of squared gradients of `RMSProp`: 0 <= rms_decay < 1. Caffe's."
+    ),
+    "Solver.delta": (
+        "Keeps a denominator from zero, in all solver types but `SGD` and `Nesterov`. 0 or more. Caffe's."
+    ),
+    "Solver.regularization_type": (
+        "What weight_decay is the factor of: `L2` adds weight_decay * w to the gradient, `L1` weight_decay * sign(w).\n"
+        "Caffe's."
+    ),
+    "Solver.local_lr_auto": (
+        "With `SGD`: each parameter's lr_mult is replaced by local_gw_ratio * |w| / (|g| + weight_decay * |w|), g without weight\n"
+        "decay. Where that is not above zero, lr_mult counts. Intel Caffe's form of LARS."
+    ),
+    "Solver.local_gw_ratio": (
+        "Share of a parameter's own length that a step has, of `local_lr_auto` and `LARS`. Above 0. Intel Caffe's."
     ),
     "Solver.momentum_form": (
         "Where the learning rate stands in the momentum. Default: CAFFE. New in stagerun."
@@ -197,6 +290,14 @@ COMMENTS: dict[str, str] = {
     "Solver.clip_gradients": (
         "Largest global L2 norm of the mean gradient; a longer gradient is scaled down to it. Above 0. Default: no clipping.\n"
         "Caffe's, where the norm is that of the sum over iter_size."
+    ),
+    "Solver.ema_decay": (
+        "Keeps a running average of the weights: average = ema_decay * average + (1 - ema_decay) * w, from the stage's first\n"
+        "weights on. It is evaluated beside the trained weights, saved with them, and changes nothing in training; BatchNorm\n"
+        "statistics are averaged too. Above 0, below 1. Default: none is kept. New in stagerun."
+    ),
+    "Solver.ema_interval": (
+        "Iterations between two steps of that average. 1 or more. New in stagerun."
     ),
     "Solver.param": (
         "Multipliers for parameters by name; the first entry that fits a parameter counts. Caffe has them per layer."
@@ -220,6 +321,10 @@ COMMENTS: dict[str, str] = {
     "Solver.channels_last": (
         "Images and convolution weights in memory as height x width x channels, which most machines compute faster.\n"
         "New in stagerun."
+    ),
+    "Solver.compile": (
+        "Has torch.compile make the network's code. The first iteration of every process then takes a minute or more; on GPUs the\n"
+        "others are faster, on CPUs seldom. New in stagerun."
     ),
     "Solver.display": (
         "Iterations between two lines of progress where the output is no terminal. 0: none. Caffe's."
@@ -273,6 +378,9 @@ COMMENTS: dict[str, str] = {
     ),
     "ParamSpec.decay_mult": (
         "Factor on weight_decay. 0 or more. Caffe's."
+    ),
+    "ParamSpec.adapt": (
+        "Whether `local_lr_auto`, `LARS` and `LAMB` fit the step to the parameter's own length. New in stagerun."
     ),
     "ParamKind.WEIGHT": (
         "Weights of convolutions and linear layers."

@@ -13,6 +13,13 @@ class Determinism(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FIXED: _ClassVar[Determinism]
     ELASTIC: _ClassVar[Determinism]
 
+class ZeroGamma(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    AS_PUBLISHED: _ClassVar[ZeroGamma]
+    NONE: _ClassVar[ZeroGamma]
+    LAST: _ClassVar[ZeroGamma]
+    ALL: _ClassVar[ZeroGamma]
+
 class MomentumForm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CAFFE: _ClassVar[MomentumForm]
@@ -32,6 +39,10 @@ class ParamKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NORM: _ClassVar[ParamKind]
 FIXED: Determinism
 ELASTIC: Determinism
+AS_PUBLISHED: ZeroGamma
+NONE: ZeroGamma
+LAST: ZeroGamma
+ALL: ZeroGamma
 CAFFE: MomentumForm
 TORCH: MomentumForm
 FP32: Precision
@@ -74,16 +85,50 @@ class StageEntry(_message.Message):
     def __init__(self, name: _Optional[str] = ..., solver: _Optional[str] = ..., **kwargs) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "num_classes", "channels", "batch_norm_param")
+    __slots__ = ("name", "num_classes", "channels", "batch_norm_param", "zero_gamma", "fc_weight_filler", "fc_bias_filler", "blur_pool")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_CLASSES_FIELD_NUMBER: _ClassVar[int]
     CHANNELS_FIELD_NUMBER: _ClassVar[int]
     BATCH_NORM_PARAM_FIELD_NUMBER: _ClassVar[int]
+    ZERO_GAMMA_FIELD_NUMBER: _ClassVar[int]
+    FC_WEIGHT_FILLER_FIELD_NUMBER: _ClassVar[int]
+    FC_BIAS_FILLER_FIELD_NUMBER: _ClassVar[int]
+    BLUR_POOL_FIELD_NUMBER: _ClassVar[int]
     name: str
     num_classes: int
     channels: int
     batch_norm_param: BatchNormParameter
-    def __init__(self, name: _Optional[str] = ..., num_classes: _Optional[int] = ..., channels: _Optional[int] = ..., batch_norm_param: _Optional[_Union[BatchNormParameter, _Mapping]] = ...) -> None: ...
+    zero_gamma: ZeroGamma
+    fc_weight_filler: FillerParameter
+    fc_bias_filler: FillerParameter
+    blur_pool: bool
+    def __init__(self, name: _Optional[str] = ..., num_classes: _Optional[int] = ..., channels: _Optional[int] = ..., batch_norm_param: _Optional[_Union[BatchNormParameter, _Mapping]] = ..., zero_gamma: _Optional[_Union[ZeroGamma, str]] = ..., fc_weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., fc_bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., blur_pool: bool = ...) -> None: ...
+
+class FillerParameter(_message.Message):
+    __slots__ = ("type", "value", "min", "max", "mean", "std", "variance_norm")
+    class VarianceNorm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        FAN_IN: _ClassVar[FillerParameter.VarianceNorm]
+        FAN_OUT: _ClassVar[FillerParameter.VarianceNorm]
+        AVERAGE: _ClassVar[FillerParameter.VarianceNorm]
+    FAN_IN: FillerParameter.VarianceNorm
+    FAN_OUT: FillerParameter.VarianceNorm
+    AVERAGE: FillerParameter.VarianceNorm
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    MIN_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    STD_FIELD_NUMBER: _ClassVar[int]
+    VARIANCE_NORM_FIELD_NUMBER: _ClassVar[int]
+    type: str
+    value: float
+    min: float
+    max: float
+    mean: float
+    std: float
+    variance_norm: FillerParameter.VarianceNorm
+    def __init__(self, type: _Optional[str] = ..., value: _Optional[float] = ..., min: _Optional[float] = ..., max: _Optional[float] = ..., mean: _Optional[float] = ..., std: _Optional[float] = ..., variance_norm: _Optional[_Union[FillerParameter.VarianceNorm, str]] = ...) -> None: ...
 
 class BatchNormParameter(_message.Message):
     __slots__ = ("moving_average_fraction", "eps")
@@ -114,7 +159,7 @@ class Source(_message.Message):
     def __init__(self, source: _Optional[str] = ..., images: _Optional[int] = ...) -> None: ...
 
 class Solver(_message.Message):
-    __slots__ = ("clear", "base_lr", "lr_policy", "power", "gamma", "stepsize", "stepsize_epoch", "stepvalue", "stepvalue_epoch", "lr_iter", "lr_epoch", "warmup_iter", "warmup_epoch", "warmup_start_lr", "max_iter", "max_epoch", "batch_size", "device_batch_size", "iter_size", "type", "momentum", "momentum_form", "weight_decay", "clip_gradients", "param", "carry", "transform_param", "test_transform_param", "random_seed", "precision", "channels_last", "display", "display_epoch", "test_interval", "test_epoch", "test_iter", "test_batch_size", "snapshot", "snapshot_epoch")
+    __slots__ = ("clear", "base_lr", "lr_policy", "power", "gamma", "stepsize", "stepsize_epoch", "stepvalue", "stepvalue_epoch", "lr_iter", "lr_epoch", "warmup_iter", "warmup_epoch", "warmup_start_lr", "max_iter", "max_epoch", "batch_size", "device_batch_size", "iter_size", "type", "momentum", "momentum2", "rms_decay", "delta", "regularization_type", "local_lr_auto", "local_gw_ratio", "momentum_form", "weight_decay", "clip_gradients", "ema_decay", "ema_interval", "param", "carry", "transform_param", "test_transform_param", "random_seed", "precision", "channels_last", "compile", "display", "display_epoch", "test_interval", "test_epoch", "test_iter", "test_batch_size", "snapshot", "snapshot_epoch")
     CLEAR_FIELD_NUMBER: _ClassVar[int]
     BASE_LR_FIELD_NUMBER: _ClassVar[int]
     LR_POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -136,9 +181,17 @@ class Solver(_message.Message):
     ITER_SIZE_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     MOMENTUM_FIELD_NUMBER: _ClassVar[int]
+    MOMENTUM2_FIELD_NUMBER: _ClassVar[int]
+    RMS_DECAY_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    REGULARIZATION_TYPE_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_LR_AUTO_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_GW_RATIO_FIELD_NUMBER: _ClassVar[int]
     MOMENTUM_FORM_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
     CLIP_GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    EMA_DECAY_FIELD_NUMBER: _ClassVar[int]
+    EMA_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     PARAM_FIELD_NUMBER: _ClassVar[int]
     CARRY_FIELD_NUMBER: _ClassVar[int]
     TRANSFORM_PARAM_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +199,7 @@ class Solver(_message.Message):
     RANDOM_SEED_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
     CHANNELS_LAST_FIELD_NUMBER: _ClassVar[int]
+    COMPILE_FIELD_NUMBER: _ClassVar[int]
     DISPLAY_FIELD_NUMBER: _ClassVar[int]
     DISPLAY_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TEST_INTERVAL_FIELD_NUMBER: _ClassVar[int]
@@ -175,9 +229,17 @@ class Solver(_message.Message):
     iter_size: int
     type: str
     momentum: float
+    momentum2: float
+    rms_decay: float
+    delta: float
+    regularization_type: str
+    local_lr_auto: bool
+    local_gw_ratio: float
     momentum_form: MomentumForm
     weight_decay: float
     clip_gradients: float
+    ema_decay: float
+    ema_interval: int
     param: _containers.RepeatedCompositeFieldContainer[ParamSpec]
     carry: Carry
     transform_param: TransformParameter
@@ -185,6 +247,7 @@ class Solver(_message.Message):
     random_seed: int
     precision: Precision
     channels_last: bool
+    compile: bool
     display: int
     display_epoch: float
     test_interval: int
@@ -193,19 +256,21 @@ class Solver(_message.Message):
     test_batch_size: int
     snapshot: int
     snapshot_epoch: float
-    def __init__(self, clear: _Optional[_Iterable[str]] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., power: _Optional[float] = ..., gamma: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue: _Optional[_Iterable[int]] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., lr_iter: _Optional[int] = ..., lr_epoch: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_epoch: _Optional[float] = ..., warmup_start_lr: _Optional[float] = ..., max_iter: _Optional[int] = ..., max_epoch: _Optional[float] = ..., batch_size: _Optional[int] = ..., device_batch_size: _Optional[int] = ..., iter_size: _Optional[int] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum_form: _Optional[_Union[MomentumForm, str]] = ..., weight_decay: _Optional[float] = ..., clip_gradients: _Optional[float] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., carry: _Optional[_Union[Carry, _Mapping]] = ..., transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., test_transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., random_seed: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., channels_last: bool = ..., display: _Optional[int] = ..., display_epoch: _Optional[float] = ..., test_interval: _Optional[int] = ..., test_epoch: _Optional[float] = ..., test_iter: _Optional[int] = ..., test_batch_size: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_epoch: _Optional[float] = ...) -> None: ...
+    def __init__(self, clear: _Optional[_Iterable[str]] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., power: _Optional[float] = ..., gamma: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue: _Optional[_Iterable[int]] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., lr_iter: _Optional[int] = ..., lr_epoch: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_epoch: _Optional[float] = ..., warmup_start_lr: _Optional[float] = ..., max_iter: _Optional[int] = ..., max_epoch: _Optional[float] = ..., batch_size: _Optional[int] = ..., device_batch_size: _Optional[int] = ..., iter_size: _Optional[int] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., regularization_type: _Optional[str] = ..., local_lr_auto: bool = ..., local_gw_ratio: _Optional[float] = ..., momentum_form: _Optional[_Union[MomentumForm, str]] = ..., weight_decay: _Optional[float] = ..., clip_gradients: _Optional[float] = ..., ema_decay: _Optional[float] = ..., ema_interval: _Optional[int] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., carry: _Optional[_Union[Carry, _Mapping]] = ..., transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., test_transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., random_seed: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., channels_last: bool = ..., compile: bool = ..., display: _Optional[int] = ..., display_epoch: _Optional[float] = ..., test_interval: _Optional[int] = ..., test_epoch: _Optional[float] = ..., test_iter: _Optional[int] = ..., test_batch_size: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_epoch: _Optional[float] = ...) -> None: ...
 
 class ParamSpec(_message.Message):
-    __slots__ = ("name", "kind", "lr_mult", "decay_mult")
+    __slots__ = ("name", "kind", "lr_mult", "decay_mult", "adapt")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     LR_MULT_FIELD_NUMBER: _ClassVar[int]
     DECAY_MULT_FIELD_NUMBER: _ClassVar[int]
+    ADAPT_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: ParamKind
     lr_mult: float
     decay_mult: float
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[ParamKind, str]] = ..., lr_mult: _Optional[float] = ..., decay_mult: _Optional[float] = ...) -> None: ...
+    adapt: bool
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[ParamKind, str]] = ..., lr_mult: _Optional[float] = ..., decay_mult: _Optional[float] = ..., adapt: bool = ...) -> None: ...
 
 class Carry(_message.Message):
     __slots__ = ("momentum", "data")

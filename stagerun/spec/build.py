@@ -14,7 +14,14 @@ from stagerun.spec.tree import Block, Entry, is_message
 from stagerun.spec.view import View
 
 # Messages whose absence means something else than all of their defaults.
-OPTIONAL = {"val", "random_aspect_ratio_param", "random_resize_param", "test_transform_param"}
+OPTIONAL = {
+    "val",
+    "random_aspect_ratio_param",
+    "random_resize_param",
+    "test_transform_param",
+    "fc_weight_filler",
+    "fc_bias_filler",
+}
 # Fields that say nothing by themselves: they are resolved into others, or stand in stages.
 SKIPPED = {"clear", "solver", "stage"} | {other for _, other in PAIRS}
 NONE = "none"
@@ -28,6 +35,24 @@ def model(view: View) -> recipe.Model:
         channels=_whole(view, "channels"),
         moving_average_fraction=_number(norm, "moving_average_fraction"),
         eps=_number(norm, "eps"),
+        zero_gamma=recipe.ZeroGamma(view.text("zero_gamma")),
+        fc_weight_filler=_filler(view.view("fc_weight_filler")),
+        fc_bias_filler=_filler(view.view("fc_bias_filler")),
+        blur_pool=view.flag("blur_pool"),
+    )
+
+
+def _filler(view: View | None) -> recipe.Filler | None:
+    if view is None:
+        return None
+    return recipe.Filler(
+        type=_text(view, "type"),
+        value=_number(view, "value"),
+        min=_number(view, "min"),
+        max=_number(view, "max"),
+        mean=_number(view, "mean"),
+        std=_number(view, "std"),
+        variance_norm=recipe.VarianceNorm(view.text("variance_norm")),
     )
 
 
@@ -68,6 +93,14 @@ def solver(view: View, seed: int) -> recipe.Solver:
         warmup_start_lr=_number(view, "warmup_start_lr"),
         type=_text(view, "type"),
         momentum=_number(view, "momentum"),
+        momentum2=_number(view, "momentum2"),
+        rms_decay=_number(view, "rms_decay"),
+        delta=_number(view, "delta"),
+        regularization_type=_text(view, "regularization_type"),
+        local_lr_auto=view.flag("local_lr_auto"),
+        local_gw_ratio=_number(view, "local_gw_ratio"),
+        ema_decay=view.number("ema_decay"),
+        ema_interval=_whole(view, "ema_interval"),
         momentum_form=recipe.MomentumForm(view.text("momentum_form")),
         weight_decay=_number(view, "weight_decay"),
         clip_gradients=view.number("clip_gradients"),
@@ -79,6 +112,7 @@ def solver(view: View, seed: int) -> recipe.Solver:
         random_seed=seed if random_seed is None else random_seed,
         precision=recipe.Precision(view.text("precision")),
         channels_last=view.flag("channels_last"),
+        compile=view.flag("compile"),
         display=_whole(view, "display"),
         test_interval=_whole(view, "test_interval"),
         test_iter=view.whole("test_iter"),
@@ -130,6 +164,7 @@ def _param(view: View) -> recipe.ParamRule:
         kind=recipe.ParamKind(view.text("kind")),
         lr_mult=_number(view, "lr_mult"),
         decay_mult=_number(view, "decay_mult"),
+        adapt=view.flag("adapt"),
     )
 
 

@@ -10,7 +10,8 @@ from stagerun.spec.scalars import shown
 from stagerun.spec.tree import SCHEDULE, Block, Entry, Scalar, Value
 
 MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnet_small")
-SOLVER_TYPES = ("SGD", "Nesterov")
+SOLVER_TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam", "AdamW", "LARS", "LAMB")
+FILLERS = ("constant", "gaussian", "uniform", "xavier", "msra")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ RANGES: dict[str, Range] = {
     "Model.num_classes": COUNT,
     "BatchNormParameter.moving_average_fraction": Range(0, 1, below=True),
     "BatchNormParameter.eps": POSITIVE,
+    "FillerParameter.std": NOT_NEGATIVE,
     "Source.images": COUNT,
     "Solver.base_lr": NOT_NEGATIVE,
     "Solver.power": NOT_NEGATIVE,
@@ -65,6 +67,12 @@ RANGES: dict[str, Range] = {
     "Solver.device_batch_size": COUNT,
     "Solver.iter_size": COUNT,
     "Solver.momentum": Range(0, 1, below=True),
+    "Solver.momentum2": Range(0, 1, below=True),
+    "Solver.rms_decay": Range(0, 1, below=True),
+    "Solver.delta": NOT_NEGATIVE,
+    "Solver.local_gw_ratio": POSITIVE,
+    "Solver.ema_decay": Range(0, 1, above=True, below=True),
+    "Solver.ema_interval": COUNT,
     "Solver.weight_decay": NOT_NEGATIVE,
     "Solver.clip_gradients": POSITIVE,
     "Solver.random_seed": NOT_NEGATIVE,
@@ -89,12 +97,23 @@ RANGES: dict[str, Range] = {
 }
 
 # Numbers whose range is not an interval, or depends on another field.
-FREE = {"Solver.gamma", "Model.channels", "TransformParameter.scale", "TransformParameter.mean_value"}
+FREE = {
+    "Solver.gamma",
+    "Model.channels",
+    "TransformParameter.scale",
+    "TransformParameter.mean_value",
+    "FillerParameter.value",
+    "FillerParameter.min",
+    "FillerParameter.max",
+    "FillerParameter.mean",
+}
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "Model.name": MODELS,
     "Solver.lr_policy": tuple(POLICIES),
     "Solver.type": SOLVER_TYPES,
+    "Solver.regularization_type": ("L2", "L1"),
+    "FillerParameter.type": FILLERS,
 }
 
 _SCHEDULE_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9_.-]+", re.ASCII)
