@@ -39,6 +39,9 @@ class Comm(Protocol):
     def barrier(self) -> None:
         """Returns when every rank has called it."""
 
+    def close(self) -> None:
+        """Leaves the group, at the end of a job without error."""
+
 
 class SoloComm:
     """A job of one worker: nothing to do."""
@@ -60,6 +63,9 @@ class SoloComm:
         return [data]
 
     def barrier(self) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 

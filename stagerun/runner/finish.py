@@ -65,7 +65,7 @@ def finish_stage(run: StageRun, state: TrainState) -> Iterator[Event]:
     """Evaluates the trained stage, whose last snapshot is on disk, and writes the result beside it. Collective."""
     score: Score | None = None
     if run.images.val is not None:
-        score = yield from test(run, state, None)
+        score = yield from test(run, state, run.final_test_iter)
         if score is None:
             yield Stopped(stage=run.stage.name, iter=state.iter, reason="asked to stop")
             return

@@ -36,6 +36,7 @@ class StageRun:
     keeper: Keeper | None
     iterations_left: int  # of all stages; 0 but on rank 0
     files: dict[str, bytes] | None
+    final_test_iter: int | None = None  # batches of the evaluation after the stage; None: every image
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSS_WINDOW))
     seconds: float = 0.0  # trained, over all process lives
     saved: int = -1  # iteration of the newest snapshot asked for

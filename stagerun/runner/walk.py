@@ -45,8 +45,11 @@ def run(
     device: torch.device,
     keeper: Keeper | None,
     stop: Callable[[], bool],
+    final_test_iter: int | None = None,
 ) -> Iterator[Event]:
     """Runs what is not yet done. Collective; `keeper` (opened) on rank 0 alone. Ends after Stopped or RunFinished.
+
+    `final_test_iter` cuts the evaluation after a stage short, which otherwise covers every image: for rehearsals.
 
     Errors concern all ranks: one of them raises the error, the others ToldByAnother or PeerError.
     """
@@ -69,7 +72,17 @@ def run(
             everyone(comm, images.preflight)
             opened = True
         stage_run = StageRun(
-            schedule, step.planned, step.number, comm, device, images, stop, keeper, step.iterations_left, step.files
+            schedule,
+            step.planned,
+            step.number,
+            comm,
+            device,
+            images,
+            stop,
+            keeper,
+            step.iterations_left,
+            step.files,
+            final_test_iter,
         )
         done = step.planned.state is State.DONE
         events = finish_stage(stage_run, restored(stage_run)) if done else train_stage(stage_run)

@@ -1,0 +1,152 @@
+"""Being one worker of a job, and starting several on this machine: what `run` and `rehearse` have in common."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from stagerun.cli.ending import bug_report
+from stagerun.errors import Diverged, ExitCode, Problem, RecipeError, StagerunError, UsageError
+from stagerun.launch import StopRequest, die_with_launcher, report, run_workers
+from stagerun.recipe import Schedule
+from stagerun.report import print_nowhere
+from stagerun.spec import load
+from stagerun.world import World, default_threads, from_environment, launched
+
+if TYPE_CHECKING:
+    import torch
+
+    from stagerun.comm import Comm
+
+# What a worker does: its exit code.
+Job = Callable[[World, StopRequest], int]
+
+
+def joined(nproc: int | None) -> bool:
+    """Whether a launcher started this process as one of several. UsageError if --nproc says otherwise."""
+    if launched() and nproc is not None:
+        raise UsageError(
+            "--nproc, but a launcher has started this process as one of several (RANK and WORLD_SIZE are set)",
+            "leave --nproc out: the launcher says how many workers there are",
+        )
+    return launched()
+
+
+def start(arguments: Sequence[str], nproc: int, threads: int | None, job: Job) -> int:
+    """Runs `nproc` workers of `stagerun ARGUMENTS...` on this machine, or `job` here if one is enough; the exit code."""
+    threads = threads or default_threads(nproc)
+    if nproc == 1:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        return work(job)
+    code, text = run_workers(arguments, nproc, threads)
+    if text:
+        click.echo(text, err=True)
+    return code
+
+
+def say(text: str) -> None:
+    """Where nobody reads any more (`stagerun run ... | head`) it says nothing, and training goes on all the same."""
+    try:
+        click.echo(text)
+    except OSError:
+        print_nowhere()
+
+
+def devices() -> int:
+    """One worker per GPU that this process may use, or one. Nvidia's driver lists them, which spares importing torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return max(1, len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
+    try:
+        return max(1, len(os.listdir("/proc/driver/nvidia/gpus")))
+    except OSError:
+        return 1
+
+
+def check_workers(schedule: Schedule, nproc: int) -> None:
+    problems = []
+    for stage in schedule.stages:
+        most = stage.solver.logical_workers
+        if nproc > most:
+            origin = stage.origins.get("solver.device_batch_size") or stage.origins.get("solver.batch_size")
+            span = origin.span if origin and origin.span else stage.span
+            problems.append(
+                Problem(
+                    f"{nproc} workers are too many for stage `{stage.name}`: batch_size {stage.solver.batch_size} holds "
+                    f"{most} device batches of {stage.solver.device_batch_size}",
+                    span,
+                    hint=f"use at most {most} workers, or a smaller device_batch_size",
+                )
+            )
+    if problems:
+        raise RecipeError(problems)
+
+
+def work(job: Job) -> int:
+    """One worker, whoever started it. Tells a launcher of ours how it ended, or else the terminal."""
+    stop = StopRequest()
+    stop.install()
+    world = World()
+    try:
+        die_with_launcher()
+        world = from_environment()
+        code = job(world, stop)
+        report(world.rank, code, "")
+        return code
+    except Diverged as error:  # the ranks agree on the loss, so all raise it, and one says so
+        code, text = int(error.exit_code), "" if world.rank else error.render()
+    except StagerunError as error:
+        code, text = int(error.exit_code), error.render()
+    except Exception as error:
+        code, text = int(ExitCode.BUG), bug_report(error)
+    if not report(world.rank, code, text) and text:
+        click.echo(f"rank {world.rank}: {text}" if world.rank else text, err=True)  # rank 0 speaks for all
+    if world.size > 1:
+        _leave(code)
+    return code
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends one worker of several after an error, without taking the interpreter down.
+
+    The process group is still open. Threads of it may be waiting for peers that are gone or have another error: tearing
+    it down would wait for them, or abort (SIGABRT), and the exit code would be lost. A snapshot under way is finished.
+    """
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # nobody reads any more
+            stream.flush()
+    os._exit(code)
+
+
+def join(world: World, threads: int | None) -> tuple["torch.device", "Comm"]:
+    """This worker's device and the others. UsageError with more workers than GPUs, PeerError if the others don't come."""
+    import torch
+
+    from stagerun.comm import SoloComm, TorchComm
+    from stagerun.engine.device import choose_device
+
+    torch.set_num_threads(threads or default_threads(world.local_size))
+    device = choose_device(world)
+    return device, SoloComm() if world.size == 1 else TorchComm(world, device)
+
+
+def load_everywhere(folder: str, overrides: Sequence[str], comm: "Comm") -> Schedule:
+    """The schedule as this rank reads it. Collective: where one rank's files have a mistake, no rank waits for it."""
+    from stagerun.runner.together import everyone
+
+    loaded: list[Schedule] = []
+
+    def read() -> None:
+        schedule = load(folder, overrides)
+        check_workers(schedule, comm.size)
+        loaded.append(schedule)
+
+    everyone(comm, read)
+    return loaded[0]

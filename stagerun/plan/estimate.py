@@ -1,0 +1,133 @@
+"""What a schedule will take in time, disk and memory, from what a rehearsal measured. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stagerun.plan.plan import Plan, PlannedStage
+from stagerun.plan.rehearsal import cost_key
+from stagerun.recipe import Schedule, Solver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Seconds of one kind of stage (`cost_key`), on one worker among those of the rehearsal."""
+
+    key: str
+    stages: tuple[str, ...]  # in which it was measured
+    iterations: int  # that it is the mean of
+    device_batch_size: int
+    pass_seconds: float  # forward and backward of one device batch, waiting for its images included
+    update_seconds: float  # once per iteration: the rest of the reduction, the weight update
+    test_seconds: float  # one batch of an evaluation; 0 without data.val
+    start_seconds: float  # of a stage: reading the snapshot, building the network, the first and slowest iteration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What a rehearsal measured. Content of OUT/rehearsal.json."""
+
+    schedule: str
+    date: str  # YYYY-MM-DD HH:MM
+    host: str
+    device: str
+    torch: str
+    workers: int
+    local_workers: int  # on rank 0's node
+    threads: int
+    synthetic: bool
+    costs: tuple[Cost, ...]
+    snapshot_bytes: int
+    snapshot_seconds: float  # until one is on disk
+    blocked_seconds: float  # that training stands still for one
+    memory_bytes: int  # of the largest worker, at its peak
+    gpu_memory_bytes: int
+    log_bytes: float  # per iteration
+
+
+def figures_from(record: Mapping[str, object]) -> Figures:
+    """The inverse of dataclasses.asdict. TypeError, KeyError for what was written by another version."""
+    costs = record["costs"]
+    if not isinstance(costs, list | tuple):
+        raise TypeError("costs")
+    made = tuple(Cost(**{**c, "stages": tuple(c["stages"])}) for c in costs)
+    return Figures(**{**record, "costs": made})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTime:
+    """Seconds of what is left of one stage. `passes`: forward passes of the busiest worker per iteration."""
+
+    stage: str
+    iterations: int
+    passes: int
+    iteration: float
+    training: float
+    tests: float
+    snapshots: float
+    start: float
+    images_per_second: float
+
+    @property
+    def total(self) -> float:
+        return self.training + self.tests + self.snapshots + self.start
+
+
+def estimate(plan: Plan, figures: Figures, workers: int) -> dict[str, StageTime | None]:
+    """For each stage that is not done what it will take on `workers` workers like those of the rehearsal; None for one of
+    a kind that was not rehearsed. Traffic between more machines than were rehearsed on is not in it.
+    """
+    costs = {cost.key: cost for cost in figures.costs}
+    return {
+        planned.stage.name: _stage(plan.schedule, planned, costs.get(key), figures, workers)
+        for planned in plan.stages
+        if planned.iterations_left
+        for key in [cost_key(plan.schedule, planned.stage.solver)]
+    }
+
+
+def _stage(
+    schedule: Schedule, planned: PlannedStage, cost: Cost | None, figures: Figures, workers: int
+) -> StageTime | None:
+    if cost is None:
+        return None
+    solver, left = planned.stage.solver, planned.iterations_left
+    passes = math.ceil(solver.logical_workers / workers)
+    # A rehearsal with another device batch: as if time went with the images.
+    one_pass = cost.pass_seconds * solver.device_batch_size / cost.device_batch_size
+    iteration = passes * one_pass + cost.update_seconds
+    val = schedule.data.val
+    whole = one_test = 0.0
+    if val is not None:
+        whole = math.ceil(math.ceil(val.images / solver.test_batch_size) / workers) * cost.test_seconds
+        one_test = whole if solver.test_iter is None else math.ceil(solver.test_iter / workers) * cost.test_seconds
+    return StageTime(
+        stage=planned.stage.name,
+        iterations=left,
+        passes=passes,
+        iteration=iteration,
+        training=left * iteration,
+        tests=whole + min(one_test, whole) * times(planned.iter, solver.max_iter, solver.test_interval),
+        snapshots=figures.snapshot_seconds
+        + figures.blocked_seconds * times(planned.iter, solver.max_iter, solver.snapshot),
+        start=cost.start_seconds,
+        images_per_second=solver.batch_size / iteration,
+    )
+
+
+def times(iter: int, max_iter: int, every: int) -> int:
+    """How often something that is due `every` iterations (0: never) comes after `iter` and before `max_iter`."""
+    return (max_iter - 1) // every - iter // every if every else 0
+
+
+def snapshots_on_disk(schedule: Schedule) -> int:
+    """Most snapshots there are at one time: of each stage the newest and its end, and one that is being written."""
+
+    def kept(solver: Solver) -> int:
+        return min(schedule.keep_snapshots, 1 + times(0, solver.max_iter, solver.snapshot)) + 1
+
+    return sum(kept(s.solver) for s in schedule.stages) + 1
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

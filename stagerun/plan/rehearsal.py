@@ -1,0 +1,88 @@
+"""A schedule cut down to a rehearsal: every stage, a handful of iterations, one device batch per worker. Pure."""
+
+from dataclasses import dataclass, replace
+
+from stagerun.recipe import Data, Schedule, Solver, Source, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Synthetic:
+    """Images that would do for all stages. `encoded`: as JPEG, since a stage resizes; else raw, all of one size."""
+
+    height: int
+    width: int
+    channels: int
+    encoded: bool
+
+
+# The side lengths of an average photograph of ImageNet, which has about 110 kB there.
+PHOTOGRAPH = (375, 500)
+
+
+def synthetic_images(schedule: Schedule) -> Synthetic:
+    """The shape of images to rehearse with where the real ones are not."""
+    transforms = [t for s in schedule.stages for t in (s.solver.transform, s.solver.test_transform)]
+    channels = schedule.model.channels
+    if any(t.random_aspect_ratio or t.random_resize for t in transforms):
+        most = max([t.crop_size or 0 for t in transforms] + [min(PHOTOGRAPH)])
+        height, width = (side * most // min(PHOTOGRAPH) for side in PHOTOGRAPH)
+        return Synthetic(height, width, channels, encoded=True)
+    side = max([t.crop_size or 0 for t in transforms]) or 32
+    return Synthetic(side, side, channels, encoded=False)
+
+
+def rehearsal(schedule: Schedule, iters: int, workers: int, device_batch: int | None) -> Schedule:
+    """Every stage with `iters` iterations of one device batch per worker.
+
+    Learning rates are scaled with the batch, so that a network that has hardly been trained stays finite. Images are read
+    where they are, not copied to scratch. Only the last weights of a stage are saved and evaluated.
+    """
+
+    def cut(stage: Stage) -> Stage:
+        solver = stage.solver
+        size = device_batch or solver.device_batch_size
+        share = size * workers / solver.batch_size
+        short = replace(
+            solver,
+            base_lr=solver.base_lr * share,
+            warmup_start_lr=solver.warmup_start_lr * share,
+            max_iter=iters,
+            batch_size=size * workers,
+            device_batch_size=size,
+            display=0,
+            snapshot=0,
+            test_interval=0,
+        )
+        return replace(stage, solver=short)
+
+    data = replace(schedule.data, scratch=None)
+    return replace(schedule, data=data, stages=tuple(cut(s) for s in schedule.stages), keep_snapshots=1)
+
+
+def with_sources(schedule: Schedule, train: tuple[str, int], val: tuple[str, int]) -> Schedule:
+    """The schedule with (folder, number of records) in place of its own images; `val` only where it has some."""
+
+    def source(place: tuple[str, int]) -> Source:
+        return Source(source=place[0], path=place[0], images=place[1])
+
+    data: Data = replace(schedule.data, train=source(train), val=source(val) if schedule.data.val else None)
+    return replace(schedule, data=data)
+
+
+def cost_key(schedule: Schedule, solver: Solver) -> str:
+    """What the times of a stage depend on besides machine, workers and length, as text."""
+    parts = (
+        schedule.model,
+        solver.device_batch_size,
+        solver.test_batch_size,
+        solver.type,
+        solver.ema_decay is not None,
+        solver.precision.value,
+        solver.channels_last,
+        solver.compile,
+        solver.clip_gradients is not None,
+        solver.transform,
+        solver.test_transform,
+        schedule.determinism.value,
+    )
+    return " ".join(map(str, parts))

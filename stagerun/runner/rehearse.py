@@ -1,0 +1,243 @@
+"""The whole schedule with a handful of iterations, through the same code as a run: that it works, and what it will cost."""
+
+import json
+import math
+import os
+import resource
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from stagerun.comm import Comm
+from stagerun.data.synthetic import write_synthetic
+from stagerun.events import Event, Iterated, RunStarted, SnapshotWritten, StageFinished, StageStarted, Stopped, Tested
+from stagerun.plan.estimate import Cost, Figures, mean
+from stagerun.plan.rehearsal import cost_key, rehearsal, synthetic_images, with_sources
+from stagerun.recipe import Schedule
+from stagerun.runner.keeper import Keeper
+from stagerun.runner.together import everyone, rank0
+from stagerun.runner.walk import run
+from stagerun.world import World
+
+# Where the number of iterations isn't given: at least this many, and as many as take this long for each stage. Short
+# iterations vary much, and the first few are fed by batches made ahead.
+LEAST_ITERS, MOST_ITERS, STAGE_SECONDS = 5, 400, 5.0
+# Iterations of the first stage before it is stopped and resumed.
+BEFORE_STOP = 3
+SYNTHETIC_IMAGES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What was asked for. `iters` None: LEAST_ITERS, or more where they are short."""
+
+    iters: int | None
+    device_batch: int | None
+    synthetic: bool
+
+
+@dataclass(slots=True)
+class Measured:
+    """What the events of a stage's rehearsal say. The first iteration after each start is told apart: it is slow."""
+
+    warm: list[Iterated] = field(default_factory=list)
+    cold: list[Iterated] = field(default_factory=list)
+    tests: list[Tested] = field(default_factory=list)
+    snapshots: list[SnapshotWritten] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)  # seconds from the stage's beginning to the end of that iteration
+
+
+class Observer:
+    """Takes the events of a run, on each rank alike."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, Measured] = {}
+        self.since = time.monotonic()
+        self.cold = True
+        self.iterated = 0
+        self.stopped: Stopped | None = None
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case RunStarted():
+                self.since, self.stopped = time.monotonic(), None
+            case StageStarted():
+                self.stages.setdefault(event.stage, Measured())
+                self.cold = True
+            case Iterated():
+                self._iterated(self.stages[event.stage], event)
+            case Tested():
+                self.stages[event.stage].tests.append(event)
+            case SnapshotWritten():
+                self.stages[event.stage].snapshots.append(event)
+            case StageFinished():
+                self.since = time.monotonic()
+            case Stopped():
+                self.stopped = event
+
+    def _iterated(self, stage: Measured, event: Iterated) -> None:
+        self.iterated += 1
+        if self.cold:
+            stage.cold.append(event)
+            stage.starts.append(time.monotonic() - self.since)
+            self.cold = False
+        else:
+            stage.warm.append(event)
+
+
+def rehearse(
+    schedule: Schedule,
+    asked: Rehearsal,
+    folder: Path,
+    comm: Comm,
+    world: World,
+    device: torch.device,
+    stop: Callable[[], bool],
+    watch: Callable[[Event], None],
+) -> Figures | None:
+    """Rehearses in `folder`, which is emptied. Collective; the Figures on every rank, None if told to stop.
+
+    Of the first stage some iterations are run, the run is stopped as a signal would, and resumed from its snapshot; then come
+    the rest and the other stages. `watch` sees the events, on rank 0.
+    """
+    with _images(schedule, asked.synthetic, comm, world) as images_of:
+        source = images_of(schedule)
+        observer = Observer()
+        first = asked.iters // 2 if asked.iters is not None else BEFORE_STOP
+
+        def live(iters: int, test_iter: int, stop: Callable[[], bool]) -> None:
+            short = rehearsal(source, iters, comm.size, asked.device_batch)
+            keeper = _open(short, folder, comm)
+            try:
+                for event in run(short, str(folder), comm, world, device, keeper, stop, test_iter):
+                    observer(event)
+                    if comm.rank == 0:
+                        watch(event)
+            finally:
+                if keeper is not None:
+                    keeper.close()
+
+        # A worker asks `stop` before its own iteration is counted; all count alike, so all stop at the same one.
+        live(first + 1, 1, lambda: stop() or observer.iterated + 1 >= first)
+        if observer.stopped is None or observer.stopped.iter != first:
+            return None
+        iters = asked.iters or int(str(rank0(comm, lambda: _enough(observer))))
+        live(iters, comm.size * max(1, iters // 10), stop)
+        if observer.stopped is not None:
+            return None
+        return _figures(schedule, asked, observer, comm, world, device)
+
+
+def _open(schedule: Schedule, folder: Path, comm: Comm) -> Keeper | None:
+    keeper = Keeper(schedule, folder) if comm.rank == 0 else None
+    rank0(comm, lambda: keeper.open() if keeper is not None else None)
+    return keeper
+
+
+def _enough(observer: Observer) -> int:
+    """Iterations that fill STAGE_SECONDS, from those done so far."""
+    done = next(iter(observer.stages.values()))
+    seconds = mean([i.seconds for i in done.warm or done.cold])
+    return min(MOST_ITERS, max(LEAST_ITERS, round(STAGE_SECONDS / max(seconds, 1e-6))))
+
+
+class _images:
+    """The schedule with synthetic images, made in a temporary folder of each node and removed at the end; or as it is."""
+
+    def __init__(self, schedule: Schedule, synthetic: bool, comm: Comm, world: World) -> None:
+        self.schedule, self.synthetic, self.comm, self.world = schedule, synthetic, comm, world
+        self.folder: Path | None = None
+
+    def __enter__(self) -> Callable[[Schedule], Schedule]:
+        if not self.synthetic:
+            return lambda schedule: schedule
+        # The same name on every node, which no other rehearsal has.
+        name = str(rank0(self.comm, lambda: f"stagerun-rehearsal-{os.getuid()}-{os.urandom(8).hex()}"))
+        folder = self.folder = Path(tempfile.gettempdir()) / name
+        everyone(self.comm, lambda: self._make(folder) if self.world.local_rank == 0 else None)
+        train, val = ((str(folder / kind), SYNTHETIC_IMAGES) for kind in ("train", "val"))
+        return lambda schedule: with_sources(schedule, train, val)
+
+    def _make(self, folder: Path) -> None:
+        shape = synthetic_images(self.schedule)
+        for kind in ("train", "val"):
+            write_synthetic(
+                str(folder / kind),
+                SYNTHETIC_IMAGES,
+                shape.height,
+                shape.width,
+                shape.channels,
+                self.schedule.model.num_classes,
+                shape.encoded,
+            )
+
+    def __exit__(self, *_: object) -> None:
+        if self.folder is not None and self.world.local_rank == 0:
+            shutil.rmtree(self.folder, ignore_errors=True)  # processes that have it open keep what they opened
+
+
+def _figures(
+    schedule: Schedule, asked: Rehearsal, observer: Observer, comm: Comm, world: World, device: torch.device
+) -> Figures:
+    memory = _memory(comm, device)
+    stages = observer.stages.values()
+    written = [snapshot for stage in stages for snapshot in stage.snapshots]
+    line = {"time": round(time.time(), 3), "event": "Iterated", **asdict(next(iter(stages)).cold[0])}
+    return Figures(
+        schedule=schedule.name,
+        date=time.strftime("%Y-%m-%d %H:%M"),
+        host=socket.gethostname(),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        torch=torch.__version__,
+        workers=comm.size,
+        local_workers=world.local_size,
+        threads=torch.get_num_threads(),
+        synthetic=asked.synthetic,
+        costs=tuple(_costs(schedule, asked, observer, comm.size)),
+        snapshot_bytes=max((s.bytes for s in written), default=0),
+        snapshot_seconds=mean([s.seconds for s in written]),
+        blocked_seconds=mean([s.blocked_seconds for s in written]),
+        memory_bytes=memory[0],
+        gpu_memory_bytes=memory[1],
+        log_bytes=len(json.dumps(line)) + 1,
+    )
+
+
+def _memory(comm: Comm, device: torch.device) -> tuple[int, int]:
+    """Bytes of main and of GPU memory that the largest worker had at its peak. Collective."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # kilobytes on Linux
+    gpu = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
+    told = [json.loads(data) for data in comm.gather_bytes(json.dumps([peak, gpu]).encode())]
+    return max(t[0] for t in told), max(t[1] for t in told)
+
+
+def _costs(schedule: Schedule, asked: Rehearsal, observer: Observer, workers: int) -> Iterator[Cost]:
+    """One Cost for each kind of stage, the mean over the stages of that kind."""
+    kinds: dict[str, list[str]] = {}
+    for stage in schedule.stages:
+        kinds.setdefault(cost_key(schedule, stage.solver), []).append(stage.name)
+    for key, names in kinds.items():
+        measured = [observer.stages[name] for name in names]
+        timed = [i for m in measured for i in m.warm] or [i for m in measured for i in m.cold]
+        solver = schedule.stage(names[0]).solver
+
+        def one_test(tested: Tested, size: int = solver.test_batch_size) -> float:
+            batches = math.ceil(tested.images / size)
+            return tested.seconds / math.ceil(batches / workers)
+
+        yield Cost(
+            key=key,
+            stages=tuple(names),
+            iterations=len(timed),
+            device_batch_size=asked.device_batch or solver.device_batch_size,
+            pass_seconds=mean([i.seconds - i.update_seconds for i in timed]),
+            update_seconds=mean([i.update_seconds for i in timed]),
+            test_seconds=mean([one_test(t) for m in measured for t in m.tests]),
+            start_seconds=mean([s for m in measured for s in m.starts]),
+        )
