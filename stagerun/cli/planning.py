@@ -6,9 +6,11 @@ from pathlib import Path
 
 from stagerun.errors import PermissionDenied, StorageError
 from stagerun.plan import Plan
+from stagerun.plan.estimate import Figures, estimate, snapshots_on_disk
 from stagerun.plan.render import csv_rows
+from stagerun.runner.figures import read_figures
 from stagerun.runner.results import read_result
-from stagerun.text import duration, size
+from stagerun.text import count, duration, size
 
 
 def remarks(plan: Plan, out: Path, damaged: Collection[str] = ()) -> list[str]:
@@ -30,22 +32,44 @@ def remarks(plan: Plan, out: Path, damaged: Collection[str] = ()) -> list[str]:
 
 
 def _time(plan: Plan, out: Path) -> list[str]:
+    """From a rehearsal, or else from the stages that are finished."""
+    if not plan.iterations_left:
+        return []
+    figures = read_figures(out)
+    if figures is not None:
+        return _rehearsed(plan, figures)
     speeds = [
         r.images_per_second for s in plan.stages if s.end is not None and (r := read_result(out, s.end)) is not None
     ]
-    if not speeds or not plan.iterations_left:
+    if not speeds:
         return []
     images = sum(s.iterations_left * s.stage.solver.batch_size for s in plan.stages)
     speed = min(speeds)
     return [f"about {duration(images / speed)} of training left at {speed:.0f} images/s, the slowest stage so far"]
 
 
+def _rehearsed(plan: Plan, figures: Figures) -> list[str]:
+    times = estimate(plan, figures, figures.workers)
+    known = {name: time for name, time in times.items() if time is not None}
+    source = (
+        f"with {count(figures.workers, 'worker')}, as rehearsed on {figures.date} on {figures.host} "
+        f"({figures.device}{', synthetic images' if figures.synthetic else ''})"
+    )
+    found = []
+    if known:
+        parts = ", ".join(f"{name} {duration(time.total)}" for name, time in known.items())
+        found.append(f"about {duration(sum(t.total for t in known.values()))} left {source}: {parts}")
+    unknown = [name for name in times if name not in known]
+    if unknown:
+        found.append(f"stage {', '.join(unknown)} has changed since the rehearsal of {figures.date}: rehearse again")
+    return found
+
+
 def _disk(plan: Plan) -> list[str]:
     sizes = [ref.bytes for s in plan.stages for ref in (s.start, s.end) if ref is not None]
     if not sizes:
         return []
-    # The newest `keep_snapshots` of each stage, its end among them or beside them, and one in the writing.
-    count = len(plan.stages) * (plan.schedule.keep_snapshots + 1) + 1
+    count = snapshots_on_disk(plan.schedule)
     return [f"snapshots take {size(max(sizes))} each, at most {size(count * max(sizes))} in all"]
 
 

@@ -32,7 +32,7 @@ def synthetic_images(schedule: Schedule) -> Synthetic:
 
 
 def rehearsal(schedule: Schedule, iters: int, workers: int, device_batch: int | None) -> Schedule:
-    """Every stage with `iters` iterations of one device batch per worker.
+    """Every stage with `iters` iterations, or all it has if those are fewer, of one device batch per worker.
 
     Learning rates are scaled with the batch, so that a network that has hardly been trained stays finite. Images are read
     where they are, not copied to scratch. Only the last weights of a stage are saved and evaluated.
@@ -46,7 +46,7 @@ def rehearsal(schedule: Schedule, iters: int, workers: int, device_batch: int | 
             solver,
             base_lr=solver.base_lr * share,
             warmup_start_lr=solver.warmup_start_lr * share,
-            max_iter=iters,
+            max_iter=min(iters, solver.max_iter),
             batch_size=size * workers,
             device_batch_size=size,
             display=0,

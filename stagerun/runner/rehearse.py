@@ -110,6 +110,7 @@ def rehearse(
         source = images_of(schedule)
         observer = Observer()
         first = asked.iters // 2 if asked.iters is not None else BEFORE_STOP
+        first = min(first, schedule.stages[0].solver.max_iter - 1)  # 0: too short to be stopped inside
 
         def live(iters: int, test_iter: int, stop: Callable[[], bool]) -> None:
             short = rehearsal(source, iters, comm.size, asked.device_batch)
@@ -124,9 +125,10 @@ def rehearse(
                     keeper.close()
 
         # A worker asks `stop` before its own iteration is counted; all count alike, so all stop at the same one.
-        live(first + 1, 1, lambda: stop() or observer.iterated + 1 >= first)
-        if observer.stopped is None or observer.stopped.iter != first:
-            return None
+        if first:
+            live(first + 1, 1, lambda: stop() or observer.iterated + 1 >= first)
+            if observer.stopped is None or observer.stopped.iter != first:
+                return None
         iters = asked.iters or int(str(rank0(comm, lambda: _enough(observer))))
         live(iters, comm.size * max(1, iters // 10), stop)
         if observer.stopped is not None:
@@ -142,7 +144,9 @@ def _open(schedule: Schedule, folder: Path, comm: Comm) -> Keeper | None:
 
 def _enough(observer: Observer) -> int:
     """Iterations that fill STAGE_SECONDS, from those done so far."""
-    done = next(iter(observer.stages.values()))
+    done = next(iter(observer.stages.values()), None)
+    if done is None:
+        return LEAST_ITERS
     seconds = mean([i.seconds for i in done.warm or done.cold])
     return min(MOST_ITERS, max(LEAST_ITERS, round(STAGE_SECONDS / max(seconds, 1e-6))))
 

@@ -1,0 +1,211 @@
+"""`stagerun rehearse`: runs the schedule cut down, shows what the whole would take, and leaves that for `plan`."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stagerun import store
+from stagerun.cli.options import output_folder
+from stagerun.cli.workers import Job, check_workers, devices, join, joined, load_everywhere, say, start, work
+from stagerun.data.lmdb_source import data_file
+from stagerun.errors import DataError, ExitCode
+from stagerun.events import Event, Note, Stopped, Tested
+from stagerun.events import StageStarted as Started
+from stagerun.launch import StopRequest
+from stagerun.plan import make_plan
+from stagerun.plan.estimate import Figures, StageTime, estimate
+from stagerun.plan.estimate_text import Room, caveats, needs, render_needs, render_times
+from stagerun.recipe import Schedule
+from stagerun.runner.figures import write_figures
+from stagerun.snapshots import Inventory
+from stagerun.spec import load
+from stagerun.text import count, duration
+from stagerun.world import World
+
+if TYPE_CHECKING:
+    from stagerun.comm import Comm
+
+THROW_AWAY = ".rehearsal"
+
+
+@dataclass(frozen=True, slots=True)
+class RehearseOptions:
+    folder: str
+    overrides: tuple[str, ...]
+    out: str | None
+    iters: int | None
+    device_batch: int | None
+    workers: int | None
+    synthetic: bool
+    nproc: int | None
+    threads: int | None
+    as_json: bool
+
+    def arguments(self) -> list[str]:
+        """The command line of a worker."""
+        words = ["rehearse", self.folder, *[word for value in self.overrides for word in ("--set", value)]]
+        for option, value in (
+            ("--out", self.out),
+            ("--iters", self.iters),
+            ("--device-batch", self.device_batch),
+            ("--workers", self.workers),
+        ):
+            words += [] if value is None else [option, str(value)]
+        return words + ["--synthetic"] * self.synthetic + ["--json"] * self.as_json
+
+
+def rehearse_command(options: RehearseOptions) -> int:
+    """The exit code."""
+    return work(_job(options)) if joined(options.nproc) else _start(options)
+
+
+def _job(options: RehearseOptions) -> Job:
+    return lambda world, stop: _rehearse(options, world, stop)
+
+
+def _start(options: RehearseOptions) -> int:
+    schedule = load(options.folder, options.overrides)
+    nproc = options.nproc or devices()
+    check_workers(schedule, max(nproc, options.workers or 1))
+    store.prepare(store.LocalDisk(), output_folder(schedule.name, options.out) / THROW_AWAY)
+    if not options.synthetic:
+        _require_images(schedule)
+        from stagerun.runner.images import preflight
+
+        preflight(schedule)
+    return start(options.arguments(), nproc, options.threads, _job(options))
+
+
+def _require_images(schedule: Schedule) -> None:
+    sources = [s for s in (schedule.data.train, schedule.data.val) if s is not None]
+    missing = [s.path for s in sources if not os.path.exists(s.path)]
+    if missing:
+        raise DataError(
+            "\n".join(f"{path}: there is no LMDB on this machine" for path in missing),
+            "`--synthetic` rehearses with made-up images of the same kind",
+        )
+
+
+# -- a worker
+
+
+def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
+    from stagerun.runner.rehearse import Rehearsal, rehearse
+    from stagerun.runner.together import rank0
+
+    device, comm = join(world, options.threads)
+    schedule = load_everywhere(options.folder, options.overrides, comm)
+    out = output_folder(schedule.name, options.out)
+    folder = out / THROW_AWAY
+    asked = Rehearsal(options.iters, options.device_batch, options.synthetic)
+    if comm.rank == 0 and not options.as_json:
+        say(
+            f"rehearsing {schedule.name}: {count(len(schedule.stages), 'stage')}, {count(comm.size, 'worker')} on {device}"
+        )
+    with ExitStack() as stack:
+        rank0(comm, lambda: _claim(folder, stack))
+        figures = rehearse(schedule, asked, folder / "out", comm, world, device, stop, _watcher(options.as_json))
+    if figures is not None:
+        rank0(comm, lambda: _tell(options, schedule, out, figures, comm))
+    elif comm.rank == 0:
+        click.echo("interrupted: a rehearsal keeps nothing", err=True)
+    comm.close()
+    return ExitCode.DONE if figures is not None else ExitCode.INTERRUPTED_TWICE
+
+
+def _claim(folder: Path, stack: ExitStack) -> None:
+    """Has rank 0 hold the folder, emptied of what a killed rehearsal left, until `stack` is closed; then it is gone.
+
+    FolderInUseError while another rehearsal goes on.
+    """
+    store.prepare(store.LocalDisk(), folder)
+    stack.enter_context(store.Lock(folder))
+    shutil.rmtree(folder / "out", ignore_errors=True)
+    # Removed while the lock is held: who waits for it finds a folder without a name, and a new one the next time.
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _watcher(quiet: bool) -> Callable[[Event], None]:
+    def watch(event: Event) -> None:
+        match event:
+            case Started():
+                say(f"  {event.stage}: iterations {event.iter} to {event.max_iter}, from {event.start}")
+            case Tested():
+                say(f"  {event.stage}: evaluated {event.images} images in {duration(event.seconds)}")
+            case Stopped():
+                say(f"  {event.stage}: stopped and saved after {event.iter}, to be resumed")
+            case Note(warning=True):
+                say(f"  warning: {event.text}")
+
+    return (lambda event: None) if quiet else watch
+
+
+def _tell(options: RehearseOptions, schedule: Schedule, out: Path, figures: Figures, comm: "Comm") -> None:
+    """Rank 0 only: shows the table, and leaves the figures for `plan`. StorageError, PermissionDenied."""
+    write_figures(store.LocalDisk(), out, figures)
+    workers = options.workers or comm.size
+    plan = make_plan(schedule, Inventory())
+    times = estimate(plan, figures, workers)
+    found = needs(plan, figures, room(schedule, out))
+    if options.as_json:
+        record = {
+            "figures": asdict(figures),
+            "workers": workers,
+            "stages": [_time_record(name, time) for name, time in times.items()],
+            "needs": [asdict(need) for need in found],
+            "caveats": caveats(plan, figures, workers),
+        }
+        click.echo(json.dumps(record, indent=2))
+        return
+    say(
+        f"\nestimate for {count(workers, 'worker')}, from {figures.workers} on {figures.host} ({figures.device}, "
+        f"{count(figures.threads, 'thread')} each, torch {figures.torch})\n"
+    )
+    say(render_times(plan, times) + "\n")
+    say(render_needs(found) + "\n")
+    for text in caveats(plan, figures, workers):
+        say(f"note: {text}")
+
+
+def _time_record(name: str, time: StageTime | None) -> dict[str, object]:
+    return {"stage": name} if time is None else asdict(time) | {"in_all": time.total}
+
+
+def room(schedule: Schedule, out: Path) -> Room:
+    """What there is on this machine, `out` existing."""
+    scratch = schedule.data.scratch
+    sources = [s for s in (schedule.data.train, schedule.data.val) if s is not None]
+    data_bytes = None
+    with suppress(OSError, DataError):
+        data_bytes = sum(data_file(s.path).stat().st_size for s in sources)
+    return Room(
+        out=str(out),
+        out_free=shutil.disk_usage(out).free,
+        memory=_memory(),
+        gpu_memory=_gpu_memory(),
+        scratch=scratch,
+        scratch_free=shutil.disk_usage(scratch).free if scratch and os.path.isdir(scratch) else None,
+        data_bytes=data_bytes,
+    )
+
+
+def _memory() -> int:
+    """Bytes of main memory that this process and its like may use: the machine's, or less where a cgroup says so."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            return min(whole, int(Path(path).read_text()))
+    return whole
+
+
+def _gpu_memory() -> int | None:
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None

@@ -1,0 +1,239 @@
+"""`stagerun rehearse`: that it goes through everything, leaves nothing but its figures, and what follows from those."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import processes
+import pytest
+import small
+import tiny
+from test_plan import finished, inventory, schedule
+
+from stagerun.data.lmdb_source import LmdbSource
+from stagerun.data.loader import Loader
+from stagerun.data.synthetic import write_synthetic
+from stagerun.plan import make_plan
+from stagerun.plan.estimate import Cost, Figures, estimate, snapshots_on_disk, times
+from stagerun.plan.estimate_text import Room, caveats, needs, render_needs, render_times
+from stagerun.plan.rehearsal import Synthetic, cost_key, rehearsal, synthetic_images
+from stagerun.recipe import Schedule
+from stagerun.snapshots import Inventory
+from stagerun.spec import load
+
+SOLVERS = Path(__file__).parent.parent / "solvers"
+TREE = schedule(
+    shared="""
+model { name: "resnet_small" num_classes: 10 }
+data { train { source: "/d/train" images: 1000 } val { source: "/d/val" images: 1001 } }
+solver { batch_size: 100 device_batch_size: 25 test_batch_size: 100 snapshot: 8 test_interval: 6 test_iter: 3 }
+stage { name: "trunk" }
+stage { name: "long" }
+stage { name: "collapse" from: "long" }
+stage { name: "early" from: "trunk" }
+"""
+)
+
+
+def figures(of: Schedule, **changes: object) -> Figures:
+    """Round numbers for every kind of stage of a schedule."""
+    keys = {cost_key(of, stage.solver): stage.solver for stage in of.stages}
+    costs = tuple(
+        Cost(
+            key=key,
+            stages=tuple(s.name for s in of.stages if cost_key(of, s.solver) == key),
+            iterations=20,
+            device_batch_size=solver.device_batch_size,
+            pass_seconds=0.1,
+            update_seconds=0.05,
+            test_seconds=0.5,
+            start_seconds=2.0,
+        )
+        for key, solver in keys.items()
+    )
+    plain = Figures(
+        schedule=of.name, date="2026-11-21 10:00", host="node1", device="cpu", torch="2.13.0", workers=2, local_workers=2,
+        threads=1, synthetic=False, costs=costs, snapshot_bytes=1000, snapshot_seconds=3.0, blocked_seconds=0.25,
+        memory_bytes=5000, gpu_memory_bytes=0, log_bytes=10.0,
+    )  # fmt: skip
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+ROOM = Room(
+    out="out/x", out_free=10**6, memory=10**6, gpu_memory=None, scratch=None, scratch_free=None, data_bytes=None
+)
+
+# -- the schedule cut down
+
+
+def test_a_rehearsal_is_each_stage_with_one_device_batch_per_worker_and_the_learning_rate_of_that_batch() -> None:
+    short = rehearsal(TREE, 7, 2, None)
+    for stage, real in zip(short.stages, TREE.stages, strict=True):
+        assert stage.solver.max_iter == min(7, real.solver.max_iter)
+        assert (stage.solver.batch_size, stage.solver.device_batch_size, stage.solver.logical_workers) == (50, 25, 2)
+        assert stage.solver.base_lr == pytest.approx(real.solver.base_lr / 2)
+        assert (stage.parent, stage.solver.transform) == (real.parent, real.solver.transform)
+    assert rehearsal(TREE, 7, 3, 4).stages[0].solver.batch_size == 12
+    assert rehearsal(replace(TREE, data=replace(TREE.data, scratch="/tmp")), 5, 1, None).data.scratch is None
+
+
+def test_synthetic_images_suit_every_stage() -> None:
+    assert synthetic_images(load(str(SOLVERS / "resnet50_72ep"), ())) == Synthetic(375, 500, 3, encoded=True)
+    assert synthetic_images(load(str(SOLVERS / "fashion_collapse"), ())) == Synthetic(28, 28, 1, encoded=False)
+    assert synthetic_images(TREE) == Synthetic(32, 32, 3, encoded=False)
+
+
+@pytest.mark.parametrize("name", ["resnet50_72ep", "fashion_collapse"])
+def test_synthetic_images_pass_the_transforms_of_every_stage(name: str, tmp_path: Path) -> None:
+    of = load(str(SOLVERS / name), ())
+    shape = synthetic_images(of)
+    folder = str(tmp_path / "lmdb")
+    write_synthetic(folder, 40, shape.height, shape.width, shape.channels, of.model.num_classes, shape.encoded)
+    for stage in of.stages:
+        for train, transform in ((True, stage.solver.transform), (False, stage.solver.test_transform)):
+            loader = Loader(
+                LmdbSource(folder, 40), transform, train=train, channels=of.model.channels, seed=1,
+                num_classes=of.model.num_classes, images=40, shuffle=train,
+            )  # fmt: skip
+            batch = loader.batch(38, 4)
+            side = transform.crop_size or 28
+            assert batch.images.shape == (4, side, side, of.model.channels) and batch.images.std() > 10
+
+
+# -- what follows from the figures
+
+
+def test_the_estimate_is_passes_updates_tests_snapshots_and_starts() -> None:
+    plan = make_plan(TREE, Inventory())
+    long = estimate(plan, figures(TREE), workers=2)["long"]
+    assert long is not None
+    assert (long.passes, long.iteration) == (2, pytest.approx(2 * 0.1 + 0.05))  # 4 device batches on 2 workers
+    assert long.training == pytest.approx(30 * 0.25)
+    # 1001 images are 11 batches, 6 for the busier worker; inside the stage, at 6, 12, 18, 24, 3 batches are 2 for it.
+    assert long.tests == pytest.approx(0.5 * (6 + 4 * 2))
+    assert long.snapshots == pytest.approx(3.0 + 3 * 0.25)  # at 8, 16, 24, and the end
+    assert long.total == pytest.approx(long.training + long.tests + long.snapshots + 2.0)
+    assert long.images_per_second == pytest.approx(400)
+    assert estimate(plan, figures(TREE), workers=3)["long"].passes == 2  # type: ignore[union-attr]
+    assert estimate(plan, figures(TREE), workers=4)["long"].passes == 1  # type: ignore[union-attr]
+
+
+def test_what_is_done_takes_no_time_and_what_was_not_rehearsed_is_not_guessed() -> None:
+    ends = finished(TREE)
+    plan = make_plan(TREE, inventory(ends[0]))
+    measured = figures(TREE)
+    assert set(estimate(plan, measured, 2)) == {"long", "collapse", "early"}
+    changed = schedule(
+        early='base_lr: 0.1 lr_policy: "fixed" max_iter: 5 transform_param { mirror: true crop_size: 28 }'
+    )
+    other = estimate(make_plan(changed, Inventory()), figures(schedule()), 2)
+    assert other["early"] is None and other["long"] is not None
+    assert "early     ?" in render_times(make_plan(changed, Inventory()), other)
+
+
+def test_a_smaller_device_batch_is_scaled_and_said() -> None:
+    plan = make_plan(TREE, Inventory())
+    halved = tuple(replace(cost, device_batch_size=5) for cost in figures(TREE).costs)
+    measured = figures(TREE, costs=halved, synthetic=True)
+    assert estimate(plan, measured, 4)["long"].iteration == pytest.approx(0.1 * 5 + 0.05)  # type: ignore[union-attr]
+    said = " ".join(caveats(plan, measured, 4))
+    assert "device batch was 5" in said and "4 workers are taken to be as fast as the 2" in said and "synthetic" in said
+    assert "extrapolated" not in said and "extrapolated" in " ".join(caveats(plan, measured, 1))
+
+
+@pytest.mark.parametrize(
+    ("iter", "max_iter", "every", "count"), [(0, 10, 0, 0), (0, 10, 3, 3), (0, 9, 3, 2), (3, 9, 3, 1), (8, 9, 3, 0)]
+)
+def test_times_counts_what_is_due_before_the_end(iter: int, max_iter: int, every: int, count: int) -> None:
+    assert times(iter, max_iter, every) == count
+    assert count == sum(1 for i in range(iter + 1, max_iter) if every and i % every == 0)
+
+
+def test_what_would_run_out_is_said_first() -> None:
+    plan = make_plan(TREE, Inventory())
+    # trunk 20: at 8, 16 and the end; long 30: 8, 16, 24; collapse 10: 8; early: none. Three are kept, the end, and one in writing.
+    assert snapshots_on_disk(TREE) == (3 + 1) + (3 + 1) + (2 + 1) + (1 + 1) + 1
+    enough = render_needs(needs(plan, figures(TREE), ROOM))
+    assert "RUN OUT" not in enough and enough.startswith("disk: 14.7 kB in out/x (14 snapshots of 1.0 kB at most")
+    tight = replace(ROOM, out_free=14_000, memory=9_999, gpu_memory=10, scratch="/nvme", scratch_free=5, data_bytes=6)
+    lines = render_needs(needs(plan, figures(TREE, gpu_memory_bytes=11), tight)).splitlines()
+    assert [line.split(":")[:2] for line in lines] == [
+        ["WOULD RUN OUT", f" {what}"] for what in ("disk", "memory", "GPU memory", "scratch")
+    ]
+    unknown = render_needs(needs(plan, figures(TREE), replace(ROOM, scratch="/nvme")))
+    assert "not known: scratch: the images (not on this machine) go to /nvme" in unknown
+
+
+# -- the command
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("rehearse")
+    tiny.make_data(base / "data")
+    small.make_schedule(base / "schedule", base / "data")
+    return base
+
+
+def test_a_rehearsal_goes_through_everything_and_plan_knows_its_figures(base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = small.stagerun("rehearse", base / "schedule", "--out", out, "--nproc", 2, "--threads", 1, "--iters", 4)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout
+    assert "init: stopped and saved after 2, to be resumed" in said
+    assert "init: iterations 2 to 4, from init-00000002-a0001" in said
+    assert "early: iterations 0 to 3, from init-00000004-a0002" in said
+    assert all(f"{stage}: evaluated" in said for stage in ("init", "cyc1", "collapse", "early"))
+    assert said.count("one device batch per worker and iteration was run") == 1  # 4 device batches, 2 workers
+    assert [p.name for p in out.iterdir()] == ["rehearsal.json"]
+    planned = small.stagerun("plan", base / "schedule", "--out", out).stdout
+    assert "left with 2 workers, as rehearsed on" in planned
+    changed = small.stagerun("plan", base / "schedule", "--out", out, "--set", "early.device_batch_size=8").stdout
+    assert "stage early has changed since the rehearsal" in changed
+
+
+def test_synthetic_needs_no_data_and_json_is_one_object(base: Path, tmp_path: Path) -> None:
+    nowhere = ["--set", "data.train.source=/no/train", "--set", "data.val.source=/no/val"]
+    words = ["rehearse", base / "schedule", *nowhere, "--out", tmp_path / "out", "--threads", 1, "--iters", 2]
+    refused = small.stagerun(*words)
+    assert refused.returncode == 65 and "/no/train: there is no LMDB" in refused.stderr
+    assert "/no/val" in refused.stderr and "hint: `--synthetic`" in refused.stderr
+    done = small.stagerun(*words, "--synthetic", "--json", "--workers", 4, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["workers"] == 4 and [s["passes"] for s in record["stages"]] == [1, 1, 1, 1]
+    assert all(s["in_all"] > 0 for s in record["stages"])
+    assert not list(tmp_path.glob("stagerun-rehearsal-*")), "the made-up images are removed"
+
+
+def test_an_interrupted_rehearsal_leaves_nothing_and_is_no_bug(base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    longer = ["--set", "init.max_iter=1000", "--set", "init.lr_iter=1000"]
+    words = [str(w) for w in ["rehearse", base / "schedule", "--out", out, "--threads", 1, *longer]]
+    run = processes.Run([*words, "--iters", "400"]).start()
+    small.wait_for(out / ".rehearsal" / "out" / "snapshots" / "init-00000200-a0001", run)
+    os.kill(run.process.pid, signal.SIGSTOP)  # so that it is not over by the time that the other has started
+    second = small.stagerun(*words)
+    assert second.returncode == 73, "one at a time"
+    run.process.send_signal(signal.SIGINT)
+    os.kill(run.process.pid, signal.SIGCONT)
+    code, said = run.wait()
+    assert code == 130 and said.endswith("interrupted: a rehearsal keeps nothing\n"), said
+    assert not list(out.iterdir())
+
+
+def test_it_disturbs_no_run_in_the_same_folder(base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert small.run(base / "schedule", out).returncode == 0
+    before = processes.content(out)
+    done = small.stagerun("rehearse", base / "schedule", "--out", out, "--threads", 1, "--iters", 2)
+    assert done.returncode == 0 and processes.content(out) == before
+    assert "nothing to do" in small.run(base / "schedule", out).stdout
+
+
+def test_images_of_the_val_set_are_not_asked_for_where_there_is_none() -> None:
+    without = replace(TREE, data=replace(TREE.data, val=None))
+    plan = make_plan(without, Inventory())
+    assert estimate(plan, figures(without), 2)["long"].tests == 0  # type: ignore[union-attr]
