@@ -1,7 +1,7 @@
 """Time of a training step: stagerun's loop against a hand-written PyTorch loop.
 
 Both train the same network on the same batches, which lie in memory as bytes, with the same settings: SGD with momentum 0.9 and
-weight decay, channels_last, float32, one worker. They take turns in blocks of a few steps, and each pair of blocks gives one
+weight decay, channels_last, one worker; on a GPU both copy each batch from pinned memory. They take turns in blocks of a few steps, and each pair of blocks gives one
 ratio, so that a machine whose speed drifts slows both. Printed: median time of a step for each, and the median, the
 quartiles and the range of the ratios (below 1: stagerun is faster).
 """
@@ -10,7 +10,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ import torch.nn.functional as F
 
 from stagerun import recipe
 from stagerun.comm import SoloComm, make_reducer
+from stagerun.engine.device import be_deterministic, dtype_of, synchronize
+from stagerun.engine.feed import feed
 from stagerun.engine.images import Normalise
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import make_state
@@ -27,7 +29,6 @@ from stagerun.models.resnet_small import ResNetSmall
 from stagerun.models.vision import torchvision_models
 from stagerun.schedule import make_knobs
 
-CPU = torch.device("cpu")
 LR, MOMENTUM, DECAY, MEAN, SCALE = 0.05, 0.9, 5e-4, 110.0, 1 / 64
 
 
@@ -36,10 +37,17 @@ class Case:
     model: recipe.Model
     side: int
     batch: int
+    precision: recipe.Precision = recipe.Precision.FP32
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
+    compiled: bool = False
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision is recipe.Precision.BF16)
 
 
 CASES = {
     "resnet18": Case(recipe.Model(name="resnet18", num_classes=1000), side=64, batch=32),
+    "resnet50": Case(recipe.Model(name="resnet50", num_classes=1000), side=224, batch=16),
     "resnet_small": Case(recipe.Model(name="resnet_small", num_classes=10, channels=1), side=28, batch=64),
 }
 
@@ -82,9 +90,11 @@ def ours(case: Case, batches: list[Batch]) -> Callable[[int], None]:
         transform=recipe.Transform(mean_value=(MEAN,), scale=SCALE),
         test_batch_size=case.batch,
         random_seed=1,
+        precision=case.precision,
+        compile=case.compiled,
     )
     torch.manual_seed(1)
-    state = make_state(build(case.model), solver, CPU)
+    state = make_state(build(case.model), solver, case.device)
     loop = StageLoop(
         stage="bench",
         max_iter=solver.max_iter,
@@ -97,14 +107,17 @@ def ours(case: Case, batches: list[Batch]) -> Callable[[int], None]:
         test_interval=0,
         arithmetic=Arithmetic(
             logical_workers=1,
-            normalise=Normalise(solver.transform, case.model.channels, CPU, torch.float32, channels_last=True),
+            normalise=Normalise(
+                solver.transform, case.model.channels, case.device, dtype_of(case.precision), channels_last=True
+            ),
             precision=solver.precision,
             clip_gradients=None,
             forward_seed=lambda position: position,
         ),
     )
     reducer = make_reducer(recipe.Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 1)
-    events = train(loop, state, endless(batches), reducer, lambda: False)
+    fed = feed(endless(batches), case.device).__enter__()
+    events = train(loop, state, fed, reducer, lambda: False)
 
     def steps(count: int) -> None:
         for _ in range(count):
@@ -120,21 +133,31 @@ def by_hand(case: Case, batches: list[Batch]) -> Callable[[int], None]:
         model: torch.nn.Module = with_torchs_norm(ResNetSmall(case.model))
     else:
         model = getattr(torchvision_models(), case.model.name)(num_classes=case.model.num_classes)
-    model = model.to(memory_format=torch.channels_last).train()
+    model = model.to(case.device, memory_format=torch.channels_last).train()
+    if case.compiled:
+        model.compile()
     optimiser = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
     source = endless(batches)
 
     def steps(count: int) -> None:
         for _ in range(count):
             batch = next(source)
-            x = torch.from_numpy(batch.images).permute(0, 3, 1, 2).float().sub_(MEAN).mul_(SCALE)
-            loss = F.cross_entropy(model(x), torch.from_numpy(batch.labels))
+            images, labels = (placed(array, case.device) for array in (batch.images, batch.labels))
+            x = images.permute(0, 3, 1, 2).float().sub_(MEAN).mul_(SCALE)
+            with case.autocast():
+                logits = model(x)
+            loss = F.cross_entropy(logits.float(), labels)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()
             loss.item()  # a loop that shows its loss reads it
 
     return steps
+
+
+def placed(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def with_torchs_norm(model: torch.nn.Module) -> torch.nn.Module:
@@ -146,9 +169,11 @@ def with_torchs_norm(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def seconds(steps: Callable[[int], None], count: int) -> float:
+def seconds(steps: Callable[[int], None], count: int, device: torch.device) -> float:
+    synchronize(device)
     begun = time.perf_counter()
     steps(count)
+    synchronize(device)
     return (time.perf_counter() - begun) / count
 
 
@@ -161,30 +186,41 @@ def compare(case: Case, pairs: int, count: int) -> None:
     for pair in range(pairs):
         # Who goes first changes, so that what a block leaves behind (heat, caches) falls on both alike.
         for steps, times in ((a, times_a), (b, times_b))[:: 1 if pair % 2 == 0 else -1]:
-            times.append(seconds(steps, count))
+            times.append(seconds(steps, count, case.device))
     ratios = [x / y for x, y in zip(times_a, times_b, strict=True)]
     low, median, high = statistics.quantiles(ratios, n=4)
     print(
-        f"{case.model.name} {case.side}x{case.side} batch {case.batch}, {torch.get_num_threads()} threads: "
+        f"{case.model.name} {case.side}x{case.side} batch {case.batch} {case.precision.value}{' compiled' * case.compiled} on "
+        f"{case.device}, {torch.get_num_threads()} threads: "
         f"stagerun {1000 * statistics.median(times_a):.2f} ms, by hand {1000 * statistics.median(times_b):.2f} ms, ratio "
-        f"{median:.3f} (quartiles {low:.3f} - {high:.3f}, range {min(ratios):.3f} - {max(ratios):.3f}, {pairs} pairs of {count} steps)"
+        f"{median:.3f}, speed {1 / median:.3f} (quartiles of the ratio {low:.3f} - {high:.3f}, range {min(ratios):.3f} - {max(ratios):.3f}, {pairs} pairs of {count} steps); "
+        f"{case.batch / statistics.median(times_a):.4g} images/s"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=CASES, nargs="+", default=list(CASES))
+    parser.add_argument("--case", choices=CASES, nargs="+", default=["resnet18", "resnet_small"])
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=1.5, help="length of a block, about")
     parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--batch", type=int, default=None)
+    parser.add_argument("--compile", action="store_true", help="have torch.compile make both networks' code")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
+    device = torch.device(options.device)
+    if device.type == "cuda":
+        be_deterministic()  # for both
     for name in options.case:
-        case = CASES[name]
+        precision = recipe.Precision(options.precision.upper())
+        case = replace(CASES[name], precision=precision, device=device, compiled=options.compile)
+        case = replace(case, batch=options.batch or case.batch)
         probe = by_hand(case, make_batches(case))
         probe(2)
-        compare(case, options.pairs, max(2, round(options.seconds / seconds(probe, 3))))
+        compare(case, options.pairs, max(1, round(options.seconds / seconds(probe, 3, device))))
 
 
 if __name__ == "__main__":

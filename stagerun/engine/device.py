@@ -1,5 +1,6 @@
 """Where and how the arithmetic is done, and what of it the bits depend on."""
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -20,10 +21,19 @@ def choose_device(world: World) -> torch.device:
             )
         device = torch.device("cuda", world.local_rank)
         torch.cuda.set_device(device)
-        torch.backends.cudnn.benchmark = False
-        torch.backends.cudnn.deterministic = True
+        be_deterministic()
         return device
     return torch.device("cpu")
+
+
+def be_deterministic() -> None:
+    """Has cuDNN and cuBLAS take the same way each time. An operation that has only one with random bits is used all the same,
+    with torch's own warning: no promise of bits is made on a GPU.
+    """
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+    torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def environment(device: torch.device, workers: int, reducer: str) -> dict[str, str]:
@@ -38,6 +48,11 @@ def environment(device: torch.device, workers: int, reducer: str) -> dict[str, s
     }
     if device.type == "cuda":
         described["cudnn"] = str(torch.backends.cudnn.version())
+        described["tf32"] = f"matmul {torch.backends.cuda.matmul.allow_tf32}, cudnn {torch.backends.cudnn.allow_tf32}"
+        described["deterministic"] = (
+            f"cudnn {torch.backends.cudnn.deterministic}, benchmark {torch.backends.cudnn.benchmark}, "
+            f"algorithms {torch.are_deterministic_algorithms_enabled()}"
+        )
     return described
 
 

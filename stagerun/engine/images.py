@@ -11,12 +11,13 @@ from stagerun.recipe import Transform
 
 
 class Batch(Protocol):
-    """What the engine needs to know of a batch: images uint8 [N, H, W, C], labels int64 [N], positions int64 [N]."""
+    """What the engine needs to know of a batch: images uint8 [N, H, W, C], labels int64 [N], positions int64 [N]. The first
+    two may lie on the device already (`engine.feed`)."""
 
     @property
-    def images(self) -> np.ndarray: ...
+    def images(self) -> np.ndarray | Tensor: ...
     @property
-    def labels(self) -> np.ndarray: ...
+    def labels(self) -> np.ndarray | Tensor: ...
     @property
     def positions(self) -> np.ndarray: ...
 
@@ -34,14 +35,17 @@ class Normalise:
         self.format = torch.channels_last if channels_last else torch.contiguous_format
         self.shifted = any(mean)
 
-    def __call__(self, images: np.ndarray) -> Tensor:
+    def __call__(self, images: np.ndarray | Tensor) -> Tensor:
         """uint8 [N, H, W, C] -> [N, C, H, W], scaled."""
-        pixels = torch.from_numpy(images).to(self.device, non_blocking=True).permute(0, 3, 1, 2)
+        pixels = self._placed(images).permute(0, 3, 1, 2)
         x = pixels.to(self.dtype, memory_format=self.format)
         if self.shifted:
             x.sub_(self.mean)
         return x.mul_(self.scale) if self.scale != 1.0 else x
 
-    def labels(self, labels: np.ndarray) -> Tensor:
+    def labels(self, labels: np.ndarray | Tensor) -> Tensor:
         """int64 [N] on the device."""
-        return torch.from_numpy(labels).to(self.device, non_blocking=True)
+        return self._placed(labels)
+
+    def _placed(self, values: np.ndarray | Tensor) -> Tensor:
+        return (torch.from_numpy(values) if isinstance(values, np.ndarray) else values).to(self.device)

@@ -1,0 +1,99 @@
+"""Batches to a GPU, one ahead: while it computes, the next batch is waited for, pinned and copied."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stagerun.engine.images import Batch
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBatch:
+    """A batch whose images (uint8 [N, H, W, C]) and labels (int64 [N]) are on their way to the device. `positions` stay here."""
+
+    images: Tensor
+    labels: Tensor
+    positions: np.ndarray
+    copied: torch.cuda.Event
+
+
+class Ahead(Iterator[T], Generic[T]):
+    """`source`'s items, each made by one background thread while the one before is used. A context manager.
+
+    What `source` raises is raised by the `next` that would have given the item. Leaving waits for the item in the making.
+    """
+
+    def __init__(self, source: Iterator[T]) -> None:
+        self._source = source
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="feed")
+        self._next: Future[T] = self._pool.submit(next, source)
+
+    def __next__(self) -> T:
+        item = self._next.result()
+        self._next = self._pool.submit(next, self._source)
+        return item
+
+    def __enter__(self) -> "Ahead[T]":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._pool.shutdown(wait=True)
+
+
+class Copier(Iterator[DeviceBatch]):
+    """Each batch of `batches` through pinned memory to `device`, on a stream of its own, beside the computing."""
+
+    def __init__(self, batches: Iterator[Batch], device: torch.device) -> None:
+        self._batches, self._device = batches, device
+        self._stream = torch.cuda.Stream(device)
+
+    def __next__(self) -> DeviceBatch:
+        batch = next(self._batches)
+        torch.cuda.set_device(self._device)  # of this thread
+        with torch.cuda.stream(self._stream):
+            images, labels = (
+                torch.from_numpy(array).pin_memory().to(self._device, non_blocking=True)
+                for array in (batch.images, batch.labels)
+            )
+            return DeviceBatch(images, labels, batch.positions, self._stream.record_event())
+
+
+class Fed(Iterator[Batch]):
+    """What comes of `ahead`, ready for the present stream: it waits for the copy, and keeps its memory until it is used."""
+
+    def __init__(self, ahead: Iterator[DeviceBatch]) -> None:
+        self._ahead = ahead
+
+    def __next__(self) -> Batch:
+        batch = next(self._ahead)
+        present = torch.cuda.current_stream()
+        present.wait_event(batch.copied)
+        for tensor in (batch.images, batch.labels):
+            tensor.record_stream(present)
+        return batch
+
+
+class feed:
+    """`with feed(batches, device) as fed`: the same batches, on a GPU copied one ahead. On the CPU they are passed on."""
+
+    def __init__(self, batches: Iterator[Batch], device: torch.device) -> None:
+        self._batches, self._device = batches, device
+        self._close: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> Iterator[Batch]:
+        if self._device.type != "cuda":
+            return self._batches
+        ahead = Ahead(Copier(self._batches, self._device))
+        self._close = lambda: ahead.__exit__(None, None, None)
+        return Fed(ahead)
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
