@@ -39,6 +39,7 @@ class StageStarted:
     device_batch_size: int
     carried_over: str = ""  # from the stage it starts from, in words
     iterations_left: int = 0  # of all stages, this one among them; rank 0 knows
+    train_seconds: float = 0.0  # spent on the stage's iterations before, over all process lives; rank 0 knows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

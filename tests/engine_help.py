@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stagerun.comm import Comm, make_reducer, runs_of
 from stagerun.engine.images import Normalise
-from stagerun.engine.state import TrainState, make_state
+from stagerun.engine.state import TrainState, make_state, momentum
 from stagerun.engine.update import Arithmetic, Outcome, update
 from stagerun.knobs import Knobs
 from stagerun.models import BatchNorm2d
@@ -106,14 +106,15 @@ def updates(
     comm: Comm,
     determinism: Determinism = Determinism.FIXED,
     knobs: Callable[[int], Knobs] = lambda i: KNOBS,
+    state: TrainState | None = None,
 ) -> tuple[TrainState, list[Outcome]]:
-    """One update per global batch, on this rank; the model and the outcomes."""
-    state = make_state(model, solver, CPU)
+    """One update per global batch, on this rank; the state and the outcomes. `state`: where to go on from."""
+    state = state or make_state(model, solver, CPU)
     reducer = make_reducer(determinism, [p.tensor for p in state.solver.parameters], comm, solver.logical_workers)
     run = runs_of(solver.logical_workers, comm.size)[comm.rank]
     size = solver.device_batch_size
     outcomes = []
-    for i, whole in enumerate(global_batches):
+    for i, whole in enumerate(global_batches, state.iter):
         pieces = ((k, cut(whole, k * size, (k + 1) * size), k == run[-1]) for k in run)
         outcomes.append(update(state, pieces, knobs(i), reducer, arithmetic(solver), lambda: False))
     return state, outcomes
@@ -121,7 +122,7 @@ def updates(
 
 def tensors(state: TrainState) -> dict[str, Tensor]:
     """Weights, statistics and momentum, copied."""
-    whole = {**state.model.state_dict(), **{f"V {k}": v for k, v in state.solver.history.items()}}
+    whole = {**state.model.state_dict(), **{f"V {k}": v for k, v in momentum(state).items()}}
     return {k: v.clone() for k, v in whole.items()}
 
 

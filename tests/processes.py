@@ -77,13 +77,13 @@ def kill(run: Run, what: str, rng: random.Random) -> None:
 
 
 def content(out: Path) -> dict[str, str]:
-    """Digest of weights and momentum of every stage's last snapshot, by stage and iteration."""
+    """Digest of the tensors (weights, momentum, averaged weights) of every stage's last snapshot, by stage and iteration."""
     found = {}
     for folder in sorted((out / "snapshots").iterdir()):
         if not folder.name.startswith("."):
             digest = hashlib.sha256()
-            for name in ("model.safetensors", "optim.safetensors"):
-                digest.update((folder / name).read_bytes())
+            for file in sorted(folder.glob("*.safetensors")):
+                digest.update(file.name.encode() + file.read_bytes())
             stage, iter, _ = folder.name.rsplit("-", 2)
             found.setdefault(f"{stage}-{iter}", digest.hexdigest())
             assert found[f"{stage}-{iter}"] == digest.hexdigest(), f"two attempts at {stage}-{iter} differ"

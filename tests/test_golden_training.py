@@ -110,9 +110,8 @@ def run(name: str, fashion: tuple[np.ndarray, np.ndarray], knobs: Callable[[int]
     state.iter = start
     if start:
         with torch.no_grad():
-            for v, saved in zip(
-                state.solver.history.values(), history(GOLDEN / name / "start.solverstate"), strict=True
-            ):
+            live = state.solver.history["steps"].values()
+            for v, saved in zip(live, history(GOLDEN / name / "start.solverstate"), strict=True):
                 v.copy_(torch.from_numpy(saved))
     loop = StageLoop(
         stage=name,

@@ -69,6 +69,7 @@ def train(
         if outcome.stop:
             yield Stopped(stage=loop.stage, iter=state.iter, reason="asked to stop")
             return
+        # The snapshot first, which is then written behind the evaluation: a kill in there loses a line of the log, not training.
         if due(state.iter, loop.snapshot, loop.max_iter):
             yield SnapshotDue(stage=loop.stage, iter=state.iter)
         if due(state.iter, loop.test_interval, loop.max_iter):

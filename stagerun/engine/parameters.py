@@ -7,26 +7,30 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from stagerun.errors import UsageError, nearest
-from stagerun.models import BatchNorm2d
 from stagerun.recipe import ParamKind, ParamRule
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parameter:
-    """One parameter that is trained, with its multipliers."""
+    """One parameter that is trained, with its multipliers. `adapt`: whether layer-wise rates are for it."""
 
     name: str
     tensor: nn.Parameter
     lr_mult: float
     decay_mult: float
+    adapt: bool = True
 
 
 def kind_of(model: nn.Module, name: str) -> ParamKind:
-    """NORM, BIAS or WEIGHT of a parameter by its full name."""
+    """NORM, BIAS or WEIGHT of a parameter by its full name.
+
+    WEIGHT is all that is neither of the others: embeddings, class tokens, tables of positions and scales of layers are
+    learnt maps like weights, and differ from network to network; a rule that means them names them.
+    """
     owner, _, last = name.rpartition(".")
-    if isinstance(model.get_submodule(owner), BatchNorm2d | nn.modules.batchnorm._BatchNorm):
+    if isinstance(model.get_submodule(owner), nn.modules.batchnorm._BatchNorm | nn.GroupNorm | nn.LayerNorm):
         return ParamKind.NORM
-    return ParamKind.BIAS if last == "bias" else ParamKind.WEIGHT
+    return ParamKind.BIAS if last == "bias" or last.endswith("_bias") else ParamKind.WEIGHT
 
 
 def multipliers(name: str, kind: ParamKind, rules: Sequence[ParamRule]) -> ParamRule:
@@ -47,7 +51,7 @@ def trained_parameters(model: nn.Module, rules: Sequence[ParamRule]) -> list[Par
         rule = multipliers(name, kind_of(model, name), rules)
         tensor.requires_grad_(rule.lr_mult != 0)
         if rule.lr_mult != 0:
-            trained.append(Parameter(name, tensor, rule.lr_mult, rule.decay_mult))
+            trained.append(Parameter(name, tensor, rule.lr_mult, rule.decay_mult, rule.adapt))
     if not trained:
         raise UsageError(
             "`param` gives every parameter of the model lr_mult 0: there is nothing to train",

@@ -1,35 +1,44 @@
 """The mutable state of training, and what of it goes into a snapshot."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from stagerun.engine.device import dtype_of
+from stagerun.engine.ema import Average
 from stagerun.engine.parameters import trained_parameters
-from stagerun.engine.solvers import MomentumSolver
+from stagerun.engine.solvers import WeightUpdate, make_update
 from stagerun.engine.statistics import BatchStatistics
 from stagerun.recipe import Solver
 
 
 @dataclass(slots=True)
 class TrainState:
-    """Network, solver, BatchNorm statistics, and `iter`: the number of weight updates done in this stage."""
+    """Network, solver, BatchNorm statistics, and `iter`: the number of weight updates done in this stage. `average`: the
+    averaged weights, of a stage with `ema_decay`."""
 
     model: nn.Module
-    solver: MomentumSolver
+    solver: WeightUpdate
     statistics: BatchStatistics
     iter: int = 0
+    average: Average | None = None
 
 
 def make_state(model: nn.Module, solver: Solver, device: torch.device) -> TrainState:
-    """The state at iteration 0 of a stage, with the weights that `model` has and momentum zero."""
+    """The state at iteration 0 of a stage, with the weights that `model` has and nothing remembered of updates."""
     model.to(device, dtype_of(solver.precision))
     if solver.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     parameters = trained_parameters(model, solver.param)
-    return TrainState(model, MomentumSolver(parameters, solver.type, solver.momentum_form), BatchStatistics(model))
+    statistics = BatchStatistics(model)
+    state = TrainState(model, make_update(parameters, solver), statistics)
+    if solver.ema_decay is not None:
+        state.average = Average(model, solver.ema_decay, solver.ema_interval)
+    if solver.compile:
+        model.compile()  # in place: names and tensors stay
+    return state
 
 
 def weights(state: TrainState) -> dict[str, Tensor]:
@@ -38,8 +47,18 @@ def weights(state: TrainState) -> dict[str, Tensor]:
 
 
 def momentum(state: TrainState) -> dict[str, Tensor]:
-    """V by parameter name: the live tensors."""
-    return dict(state.solver.history)
+    """What the solver remembers of updates, by `SLOT/PARAMETER`: the live tensors."""
+    return {f"{slot}/{name}": t for slot, kept in state.solver.history.items() for name, t in kept.items()}
+
+
+def slots(momentum: Iterable[str]) -> list[str]:
+    """The slots in the names of `momentum`, sorted."""
+    return sorted({name.partition("/")[0] for name in momentum if "/" in name})
+
+
+def average(state: TrainState) -> dict[str, Tensor]:
+    """The averaged weights: the live tensors; none of a stage without `ema_decay`."""
+    return dict(state.average.tensors) if state.average is not None else {}
 
 
 class Capture:
@@ -51,12 +70,14 @@ class Capture:
 
         self.weights = like(weights(state))
         self.momentum = like(momentum(state))
+        self.average = like(average(state))
 
     @torch.no_grad()
     def take(self, state: TrainState) -> None:
         """Copies the state in. The copy before must be on disk, or given up."""
-        for copies, live in ((self.weights, weights(state)), (self.momentum, momentum(state))):
-            for name, tensor in live.items():
+        parts = ((self.weights, weights), (self.momentum, momentum), (self.average, average))
+        for copies, live in parts:
+            for name, tensor in live(state).items():
                 copies[name].copy_(tensor)
 
     def finite(self) -> bool:

@@ -77,18 +77,29 @@ def update(
         state.solver.update(knobs)
         statistics.move(total[: statistics.n], how.logical_workers)
         state.iter += 1
+        if state.average is not None:
+            state.average.follow(state.iter)
         synchronize(how.normalise.device)
     return Outcome(loss_mean, stopping > 0, time.monotonic() - begun)
 
 
 @contextmanager
 def explained(device_batch_size: int) -> Iterator[None]:
-    """Turns what torch says of a device batch that is too large or too small into UsageError."""
+    """Turns what torch says of a device batch that is too large or too small, or of a compiler, into UsageError."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         message = f"out of memory on the GPU with a device_batch_size of {device_batch_size}"
         raise UsageError(message, "a smaller device_batch_size needs less; BatchNorm then sees fewer images") from error
+    except RuntimeError as error:
+        # By name, because importing the compiler's own errors takes a second.
+        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            raise
+        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UsageError(
+            f"torch.compile can't make the network's code: {first}",
+            "it needs a C++ compiler, for a GPU also Triton; or leave `compile` out",
+        ) from error
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise

@@ -99,8 +99,10 @@ def _stage(
     val = schedule.data.val
     whole = one_test = 0.0
     if val is not None:
-        whole = math.ceil(math.ceil(val.images / solver.test_batch_size) / workers) * cost.test_seconds
-        one_test = whole if solver.test_iter is None else math.ceil(solver.test_iter / workers) * cost.test_seconds
+        # Averaged weights are evaluated beside the trained ones.
+        batch = cost.test_seconds * (1 if solver.ema_decay is None else 2)
+        whole = math.ceil(math.ceil(val.images / solver.test_batch_size) / workers) * batch
+        one_test = whole if solver.test_iter is None else math.ceil(solver.test_iter / workers) * batch
     return StageTime(
         stage=planned.stage.name,
         iterations=left,

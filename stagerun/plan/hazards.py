@@ -1,8 +1,9 @@
-"""What is legal but worth a look in a stage's learning rate and joints. Pure: the numbers come from `schedule`."""
+"""What is legal but worth a look in a stage: its learning rate, joints and update. Pure: numbers come from `schedule`."""
 
 from dataclasses import dataclass
 from fractions import Fraction
 
+from stagerun.plan.update import place, update_notes
 from stagerun.recipe import Schedule, Solver, Stage, Transform
 from stagerun.schedule import learning_rate
 
@@ -35,11 +36,12 @@ def joints(schedule: Schedule, stage: Stage) -> list[Joint]:
 
 
 def notes(schedule: Schedule, stage: Stage) -> list[str]:
-    """One sentence for each thing worth a look: roundings, then hazards in the order of the stage's iterations."""
+    """One sentence for each thing worth a look: roundings, fields that say nothing, then hazards in the order of the stage's
+    iterations."""
     solver = stage.solver
     rate = learning_rate(solver)
     first, last = rate(0), rate(solver.max_iter - 1)
-    found = roundings(stage, schedule.data.train.images)
+    found = roundings(stage, schedule.data.train.images) + update_notes(stage)
     for joint in joints(schedule, stage):
         found += _warmup_end(stage, solver, joint) if joint.iter else _join(joint)
     found += _unused(stage, solver)
@@ -57,7 +59,7 @@ def _warmup_end(stage: Stage, solver: Solver, joint: Joint) -> list[str]:
     return [
         f"LR {'falls' if high < low else 'goes'} {low:.4g} -> {high:.4g}{factor} at iteration {solver.warmup_iter}, where the "
         f"warm-up to {solver.base_lr:g} ends and {solver.lr_policy} is read at the absolute iteration"
-        f"{_place(stage, 'solver.warmup_iter')}"
+        f"{place(stage, 'solver.warmup_iter')}"
     ]
 
 
@@ -78,40 +80,33 @@ def roundings(stage: Stage, images: int) -> list[str]:
         if name.endswith("_epoch") and isinstance(value, int):
             exact = Fraction(repr(float(written))) * images / stage.solver.batch_size
             if exact != value:
-                found.append(
-                    f"{origin.text} is {float(exact):.2f} iterations, rounded to {value}{_place(stage, field)}"
-                )
+                found.append(f"{origin.text} is {float(exact):.2f} iterations, rounded to {value}{place(stage, field)}")
     return found
 
 
 def _unused(stage: Stage, solver: Solver) -> list[str]:
     end = solver.max_iter
     if solver.warmup_iter == end:
-        return [f"is warm-up from end to end: {solver.lr_policy} is never used{_place(stage, 'solver.warmup_iter')}"]
+        return [f"is warm-up from end to end: {solver.lr_policy} is never used{place(stage, 'solver.warmup_iter')}"]
     if solver.lr_policy == "poly_cyc" and solver.lr_iter is not None:
         if solver.lr_iter > end:
             return [
                 f"uses {end} of the {solver.lr_iter} iterations of its poly_cyc; the last {solver.lr_iter - end} are never "
-                f"reached{_place(stage, 'solver.lr_iter')}"
+                f"reached{place(stage, 'solver.lr_iter')}"
             ]
         if solver.lr_iter < end:
             return [
-                f"LR reaches zero at iteration {solver.lr_iter} and rises again until {end}{_place(stage, 'solver.lr_iter')}"
+                f"LR reaches zero at iteration {solver.lr_iter} and rises again until {end}{place(stage, 'solver.lr_iter')}"
             ]
     if solver.lr_policy == "multistep":
         late = [v for v in solver.stepvalue if v >= end]
         if late:
-            return [f"stepvalue {late[0]} is never reached: the stage ends at {end}{_place(stage, 'solver.stepvalue')}"]
+            return [f"stepvalue {late[0]} is never reached: the stage ends at {end}{place(stage, 'solver.stepvalue')}"]
     if solver.lr_policy == "step" and solver.stepsize is not None and solver.stepsize >= end:
         return [
-            f"stepsize {solver.stepsize} is never reached: the stage ends at {end}{_place(stage, 'solver.stepsize')}"
+            f"stepsize {solver.stepsize} is never reached: the stage ends at {end}{place(stage, 'solver.stepsize')}"
         ]
     return []
-
-
-def _place(stage: Stage, field: str) -> str:
-    origin = stage.origins.get(field)
-    return f" ({origin.span.path}:{origin.span.line})" if origin and origin.span else ""
 
 
 def augmentation(transform: Transform) -> str:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from stagerun.plan.hazards import augmentation, augmentation_changes, joints, notes
 from stagerun.plan.plan import Plan, PlannedStage, State
+from stagerun.plan.update import described
 from stagerun.schedule import learning_rate, make_knobs
 from stagerun.text import columns
 from stagerun.units import epochs
@@ -55,9 +56,8 @@ def render_text(plan: Plan, remarks: Iterable[str] = ()) -> str:
 def _details(plan: Plan, planned: PlannedStage) -> str:
     stage, solver = planned.stage, planned.stage.solver
     lines = [
-        f"  batch {solver.batch_size} = {solver.logical_workers} x {solver.device_batch_size}, {solver.type}, "
-        f"momentum {solver.momentum:g}, {solver.lr_policy}"
-        + (f" after {solver.warmup_iter} iterations of warm-up" if solver.warmup_iter else "")
+        f"  batch {solver.batch_size} = {solver.logical_workers} x {solver.device_batch_size}, {described(solver)}, "
+        f"{solver.lr_policy}" + (f" after {solver.warmup_iter} iterations of warm-up" if solver.warmup_iter else "")
     ]
     if stage.parent is not None:
         lines.append(f"  carried over from {stage.parent}: {carried_over(planned)}")

@@ -23,11 +23,9 @@ from stagerun.events import (
     Stopped,
     Tested,
 )
+from stagerun.pace import WINDOW, progress_line
 from stagerun.report.table import results_table
 from stagerun.text import duration, size
-
-# Iterations over which speed and loss are averaged for the live line.
-WINDOW = 50
 
 
 class _Terminal(RichConsole):
@@ -107,8 +105,9 @@ class Console:
                     f"{event.batch_size}, from {event.start}"
                 )
             case Tested():
+                weights = "EMA test" if event.ema else "test"
                 self.say(
-                    f"{event.stage} {event.iter}: test top-1 {100 * event.top1:.2f} %, top-5 {100 * event.top5:.2f} %, "
+                    f"{event.stage} {event.iter}: {weights} top-1 {100 * event.top1:.2f} %, top-5 {100 * event.top5:.2f} %, "
                     f"loss {event.loss:.4f} on {event.images} images in {duration(event.seconds)}"
                 )
             case SnapshotWritten():
@@ -137,20 +136,11 @@ class Console:
         self.left -= 1
         every = self.display.get(event.stage, 0)
         if self.live:
-            self.live.update(Text(self._line(event)))
+            self.live.update(Text(self._line()))
         elif every and event.iter % every == 0:
-            self.say(self._line(event))
+            self.say(self._line())
 
-    def _line(self, event: Iterated) -> str:
+    def _line(self) -> str:
         assert self.stage is not None
-        seconds = sum(e.seconds for e in self.window)
-        loss = sum(e.loss for e in self.window) / len(self.window)
-        per_iteration = seconds / len(self.window)
-        speed = sum(e.images for e in self.window) / seconds if seconds else 0.0
         count = len(self.started.stages) if self.started else 0
-        return (
-            f"stage {self.stage.number}/{count} {event.stage}  {event.iter}/{self.stage.max_iter}  epoch {event.epoch:.2f}  "
-            f"LR {event.lr:.4g}  loss {loss:.4f}  {speed:.0f} images/s  "
-            f"{duration((self.stage.max_iter - event.iter) * per_iteration)} left in stage, "
-            f"{duration(self.left * per_iteration)} in all"
-        )
+        return progress_line(self.stage, count, self.window, self.left)

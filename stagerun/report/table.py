@@ -25,11 +25,13 @@ def results_table(
 ) -> str:
     """One line per stage of `shown` (default: all `results`), and a total where there are several.
 
-    `gain`: top-1 against the stage it started from, in percentage points.
+    `gain`: top-1 against the stage it started from, in percentage points. `EMA top-1`: of the averaged weights, where a stage
+    has them.
     """
     top1 = {r.stage: r.top1 for r in results}
     results = results if shown is None else shown
-    rows: list[Sequence[str]] = [HEADER]
+    averaged = any(r.ema_top1 is not None for r in results)
+    rows: list[Sequence[str]] = [(*HEADER[:-1], *["EMA top-1"] * averaged, HEADER[-1])]
     for r in results:
         before = top1.get(parents.get(r.stage) or "")
         gain = "" if before is None or r.top1 is None else f"{100 * (r.top1 - before):+.2f}"
@@ -45,11 +47,18 @@ def results_table(
                 "" if r.top1 is None else f"{100 * r.top1:.2f} %",
                 gain,
                 "" if r.top5 is None else f"{100 * r.top5:.2f} %",
+                *["" if r.ema_top1 is None else f"{100 * r.ema_top1:.2f} %"] * averaged,
                 duration(r.train_seconds),
             )
         )
     if len(results) == 1:
         return "\n".join(columns(rows))
     iterations, seconds = sum(r.iterations for r in results), sum(r.train_seconds for r in results)
-    total = ["total", str(iterations), f"{sum(r.epochs for r in results):.2f}", *[""] * 7, duration(seconds)]
+    total = [
+        "total",
+        str(iterations),
+        f"{sum(r.epochs for r in results):.2f}",
+        *[""] * (7 + averaged),
+        duration(seconds),
+    ]
     return "\n".join(columns([*rows, total]))

@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import asdict
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 
 from stagerun.comm import runs_of
 from stagerun.engine.device import dtype_of
 from stagerun.engine.evaluate import Score, evaluate
+from stagerun.engine.feed import feed
 from stagerun.engine.images import Normalise
 from stagerun.engine.state import TrainState
 from stagerun.events import Event, StageFinished, Stopped, Tested
@@ -27,8 +29,24 @@ def normalise_for(run: StageRun, transform: Transform) -> Normalise:
     )
 
 
-def test(run: StageRun, state: TrainState, test_iter: int | None) -> Generator[Event, None, Score | None]:
-    """Evaluates, on the first `test_iter` batches or on all images. Collective. The Score; None if told to stop."""
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Of the trained weights, and of the averaged ones where the stage has them."""
+
+    trained: Score
+    ema: Score | None = None
+
+
+def test(run: StageRun, state: TrainState, test_iter: int | None) -> Generator[Event, None, Scores | None]:
+    """Evaluates, on the first `test_iter` batches or on all images. Collective. The Scores; None if told to stop."""
+    trained = yield from _test(run, state, test_iter, ema=False)
+    if trained is None or state.average is None:
+        return Scores(trained) if trained is not None else None
+    averaged = yield from _test(run, state, test_iter, ema=True)
+    return Scores(trained, averaged) if averaged is not None else None
+
+
+def _test(run: StageRun, state: TrainState, test_iter: int | None, ema: bool) -> Generator[Event, None, Score | None]:
     loader = run.images.test_loader(run.stage)
     assert loader is not None
     solver = run.stage.solver
@@ -38,10 +56,12 @@ def test(run: StageRun, state: TrainState, test_iter: int | None) -> Generator[E
     mine = runs_of(num_batches, run.comm.size)[run.comm.rank]
     asked = ((n * size, min(size, images - n * size)) for n in mine)
     begun = time.monotonic()
-    with loader.stream(asked) as batches:
+    # Nothing is yielded in here: whoever stops listening leaves the model with its own weights.
+    weights = state.average.in_place() if ema and state.average is not None else nullcontext()
+    with weights, loader.stream(asked) as batches, feed(batches, run.device) as fed:
         score = evaluate(
             state.model,
-            zip(mine, batches, strict=False),
+            zip(mine, fed, strict=False),
             num_batches,
             normalise_for(run, solver.test_transform),
             solver.precision,
@@ -57,22 +77,23 @@ def test(run: StageRun, state: TrainState, test_iter: int | None) -> Generator[E
             top5=score.top5,
             loss=score.loss,
             seconds=time.monotonic() - begun,
+            ema=ema,
         )
     return score
 
 
 def finish_stage(run: StageRun, state: TrainState) -> Iterator[Event]:
     """Evaluates the trained stage, whose last snapshot is on disk, and writes the result beside it. Collective."""
-    score: Score | None = None
+    scores: Scores | None = None
     if run.images.val is not None:
-        score = yield from test(run, state, run.final_test_iter)
-        if score is None:
+        scores = yield from test(run, state, run.final_test_iter)
+        if scores is None:
             yield Stopped(stage=run.stage.name, iter=state.iter, reason="asked to stop")
             return
-    yield _result(run, state, score)
+    yield _result(run, state, scores)
 
 
-def _result(run: StageRun, state: TrainState, score: Score | None) -> StageFinished:
+def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFinished:
     """The line of the table, written to disk by rank 0, the same on every rank."""
 
     def result() -> dict[str, object]:
@@ -81,6 +102,7 @@ def _result(run: StageRun, state: TrainState, score: Score | None) -> StageFinis
         knobs = make_knobs(solver)
         snapshot = _last_snapshot(run, state)
         seconds = run.seconds
+        score, ema = (scores.trained, scores.ema) if scores else (None, None)
         finished = StageFinished(
             stage=run.stage.name,
             iterations=state.iter,
@@ -93,6 +115,9 @@ def _result(run: StageRun, state: TrainState, score: Score | None) -> StageFinis
             top1=score.top1 if score else None,
             top5=score.top5 if score else None,
             test_loss=score.loss if score else None,
+            ema_top1=ema.top1 if ema else None,
+            ema_top5=ema.top5 if ema else None,
+            ema_test_loss=ema.loss if ema else None,
             train_seconds=seconds,
             images_per_second=state.iter * solver.batch_size / seconds if seconds else 0.0,
             snapshot=snapshot,

@@ -11,7 +11,8 @@ from stagerun.recipe import Schedule, Stage
 from stagerun.snapshots import SnapshotRef
 from stagerun.spec import canonical
 
-WEIGHTS, MOMENTUM, STATE, RECIPE = "model.safetensors", "optim.safetensors", "state.json", "recipe.prototxt"
+WEIGHTS, MOMENTUM, AVERAGE = "model.safetensors", "optim.safetensors", "ema.safetensors"
+STATE, RECIPE = "state.json", "recipe.prototxt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,10 @@ class Keeper:
         progress: Progress,
         environment: Mapping[str, str],
     ) -> SnapshotRef:
-        """Writes a snapshot. Called from the writing thread; one at a time. StorageError, PermissionDenied."""
+        """Writes a snapshot; `files` are the tensors'. Called from the writing thread; one at a time.
+
+        StorageError, PermissionDenied.
+        """
         return store.commit(
             self.disk,
             self.out,
@@ -93,7 +97,7 @@ class Keeper:
                 STATE: json.dumps(asdict(progress)).encode(),
                 RECIPE: canonical(self.schedule).encode(),
             },
-            content=(WEIGHTS, MOMENTUM),
+            content=tuple(files),
         )
 
     def retain(self, newest: SnapshotRef) -> None:

@@ -9,7 +9,7 @@ from stagerun.engine.state import Capture, TrainState
 from stagerun.errors import Diverged, StagerunError, StorageError
 from stagerun.events import Note, SnapshotFailed, SnapshotWritten
 from stagerun.recipe import Stage
-from stagerun.runner.keeper import MOMENTUM, WEIGHTS, Keeper, Progress
+from stagerun.runner.keeper import AVERAGE, MOMENTUM, WEIGHTS, Keeper, Progress
 from stagerun.snapshots import SnapshotRef
 
 # Snapshots that may fail one after the other before training stops: more would train what nobody can keep.
@@ -61,6 +61,8 @@ class Snapshotter:
         begun = time.monotonic()
         try:
             files = {WEIGHTS: encode(self.capture.weights), MOMENTUM: encode(self.capture.momentum)}
+            if self.capture.average:
+                files[AVERAGE] = encode(self.capture.average)
             ref = self.keeper.commit(self.stage, iter, self.parent, files, progress, self.environment)
         except StagerunError as error:
             self.error = error

@@ -7,6 +7,7 @@ from stagerun import order
 from stagerun.comm import make_reducer, runs_of
 from stagerun.data.transform import pixels_made_by
 from stagerun.engine.device import differences, environment
+from stagerun.engine.feed import feed
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import Arithmetic
@@ -52,6 +53,7 @@ def train_stage(run: StageRun) -> Iterator[Event]:
         device_batch_size=solver.device_batch_size,
         carried_over=carried_over(planned) if run.stage.parent else "",
         iterations_left=run.iterations_left,
+        train_seconds=run.seconds,
     )
     if planned.start is not None:
         same = promise(dict(planned.start.environment), bits, run.schedule.determinism)
@@ -63,8 +65,9 @@ def train_stage(run: StageRun) -> Iterator[Event]:
         snapshotter = Snapshotter(run.keeper, run.stage, parent, state, bits)
     loop = make_loop(run)
     try:
-        with run.images.loader(run.stage).stream(requests(loop, state.iter, solver.device_batch_size)) as batches:
-            for event in train(loop, state, batches, reducer, run.stop):
+        asked = requests(loop, state.iter, solver.device_batch_size)
+        with run.images.loader(run.stage).stream(asked) as batches, feed(batches, run.device) as fed:
+            for event in train(loop, state, fed, reducer, run.stop):
                 stopped = yield from _handle(run, state, snapshotter, event)
                 if stopped:
                     return
@@ -139,8 +142,8 @@ def _handle(
             yield from _begin_snapshot(run, state, snapshotter)
         case TestDue():
             yield event
-            score = yield from test(run, state, run.stage.solver.test_iter)
-            stopped = score is None
+            scores = yield from test(run, state, run.stage.solver.test_iter)
+            stopped = scores is None
     if stopped:
         yield from _save(run, state, snapshotter)
         yield Stopped(stage=run.stage.name, iter=state.iter, reason="asked to stop")

@@ -9,13 +9,13 @@ import torch
 from stagerun.comm import Comm
 from stagerun.engine.codec import decode
 from stagerun.engine.parameters import idle_rules
-from stagerun.engine.state import TrainState, make_state, momentum, restore, weights
+from stagerun.engine.state import TrainState, average, make_state, momentum, restore, slots, weights
 from stagerun.errors import Problem, RecipeError, ResumeRefused, Span
 from stagerun.models import build
 from stagerun.plan import PlannedStage, State
 from stagerun.recipe import Schedule, Stage
 from stagerun.runner.images import Images
-from stagerun.runner.keeper import MOMENTUM, WEIGHTS, Keeper, progress_of
+from stagerun.runner.keeper import AVERAGE, MOMENTUM, WEIGHTS, Keeper, progress_of
 from stagerun.runner.together import everyone, rank0
 
 # Iterations over which the loss in the table of results is averaged, at most.
@@ -49,7 +49,7 @@ class StageRun:
 def restored(run: StageRun) -> TrainState:
     """The state the stage goes on from, the same on every rank. Collective.
 
-    RecipeError for a `param` that fits no parameter, ResumeRefused for a snapshot of another model.
+    RecipeError for a `param` that fits no parameter, ResumeRefused for a snapshot of another model or solver type.
     """
     solver = run.stage.solver
     torch.manual_seed(solver.random_seed)
@@ -57,15 +57,20 @@ def restored(run: StageRun) -> TrainState:
     everyone(run.comm, lambda: _refuse_idle_rules(run.stage, model))
     state = make_state(model, solver, run.device)
     state.iter = run.planned.iter
-    rank0(run.comm, lambda: _fill(run, state))
+    if not rank0(run.comm, lambda: _fill(run, state)):
+        state.average = None
     tensors = [*weights(state).values()]
     if _carries_momentum(run.planned):
         tensors += momentum(state).values()
+    if run.planned.state is not State.FRESH:
+        tensors += average(state).values()
     for tensor in tensors:
         whole = tensor.contiguous()  # a broadcast needs dense memory in the same order on both sides
         run.comm.broadcast(whole)
         with torch.no_grad():
             tensor.copy_(whole)
+    if run.planned.state is State.FRESH and state.average is not None:
+        state.average.restart()
     return state
 
 
@@ -74,30 +79,50 @@ def _carries_momentum(planned: PlannedStage) -> bool:
     return planned.state is State.RESUME or (planned.state is State.FRESH and planned.stage.solver.carry_momentum)
 
 
-def _fill(run: StageRun, state: TrainState) -> None:
-    """Rank 0 puts the snapshot's tensors into the state; without one the freshly drawn weights stay."""
+def _fill(run: StageRun, state: TrainState) -> bool:
+    """Rank 0 puts the snapshot's tensors into the state; without one the freshly drawn weights stay.
+
+    Whether averaged weights can be evaluated: not those of a finished stage that was trained without, and is kept as it is.
+    """
     if run.files is None:
-        return
+        return True
     assert run.planned.start is not None or run.planned.end is not None
     try:
         restore(weights(state), decode(run.files[WEIGHTS]))
         if _carries_momentum(run.planned):
-            saved = decode(run.files[MOMENTUM])
-            if run.planned.state is State.FRESH:
-                # The parent may have frozen other parameters: what it didn't move has no momentum, and what is frozen
-                # now needs none.
-                saved = {name: saved.get(name, v) for name, v in momentum(state).items()}
-            restore(momentum(state), saved)
+            restore(momentum(state), _saved_momentum(run, state, run.files[MOMENTUM]))
+        averaged = AVERAGE in run.files
+        if averaged and run.planned.state is not State.FRESH and state.average is not None:
+            restore(average(state), decode(run.files[AVERAGE]))
+        if not averaged and run.planned.state is State.RESUME and state.average is not None:
+            raise ValueError("it has no averaged weights to go on from, and the stage has `ema_decay`")
     except (ValueError, KeyError) as error:
         ref = run.planned.start or run.planned.end
         raise ResumeRefused(
             f"snapshot {ref.name if ref else ''} does not fit stage `{run.stage.name}`: {error}",
-            "it was made by another model or another stagerun; take another --out to start anew",
+            "it was made by another model, solver type or stagerun; take another --out to start anew",
         ) from error
     if run.planned.state is not State.FRESH:
         progress = progress_of(run.files)
         run.seconds = progress.train_seconds
         run.losses.extend(progress.losses)
+    return averaged or run.planned.state is State.FRESH
+
+
+def _saved_momentum(run: StageRun, state: TrainState, data: bytes) -> dict[str, torch.Tensor]:
+    """What the snapshot remembers of updates, complete for the state. ValueError if its solver type remembered something
+    else."""
+    saved, live = decode(data), momentum(state)
+    if slots(saved) != slots(live):
+        raise ValueError(
+            f"it remembers `{'`, `'.join(slots(saved)) or 'nothing'}` of its updates, and type "
+            f"`{run.stage.solver.type}` goes on from `{'`, `'.join(slots(live))}`"
+        )
+    if run.planned.state is State.FRESH:
+        # The parent may have frozen other parameters: what it didn't move has no momentum, and what is frozen now needs
+        # none.
+        return {name: saved.get(name, v) for name, v in live.items()}
+    return saved
 
 
 def _refuse_idle_rules(stage: Stage, model: torch.nn.Module) -> None:

@@ -6,8 +6,9 @@ from dataclasses import fields
 from stagerun.knobs import Knobs
 from stagerun.recipe import Solver
 from stagerun.schedule.policies import POLICIES, Policy, WarmUp
+from stagerun.schedule.solver_types import SOLVER_TYPES, fields_read, slots_of
 
-__all__ = ["POLICIES", "learning_rate", "make_knobs", "policy_fields"]
+__all__ = ["POLICIES", "SOLVER_TYPES", "fields_read", "learning_rate", "make_knobs", "policy_fields", "slots_of"]
 
 
 def policy_fields(lr_policy: str) -> tuple[str, ...]:

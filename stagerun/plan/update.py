@@ -1,0 +1,109 @@
+"""What moves the weights of a stage: in a few words, and what of it deserves a look. Pure."""
+
+from stagerun.recipe import MomentumForm, Origin, Solver, Stage
+from stagerun.schedule import POLICIES, SOLVER_TYPES, fields_read, policy_fields
+
+# What the type divides by may be 0, where delta is.
+DIVIDES = ("AdaGrad", "RMSProp", "AdaDelta", "Adam", "AdamW", "LAMB")
+# What momentum is, where 0 leaves little of the type; and what is usual.
+MEANING = {
+    "AdaDelta": ("the decay of both its averages", 0.95),
+    "Adam": ("beta1", 0.9),
+    "AdamW": ("beta1", 0.9),
+    "LAMB": ("beta1", 0.9),
+}
+
+
+def place(stage: Stage, field: str) -> str:
+    """` (FILE:LINE)` where the field is written, or nothing."""
+    origin = stage.origins.get(field)
+    return f" ({origin.span.path}:{origin.span.line})" if origin and origin.span else ""
+
+
+def described(solver: Solver) -> str:
+    """The type and those of its settings that matter, `delta` left out; then the average, if one is kept."""
+    read = fields_read(solver)
+    parts = [solver.type]
+    parts += [f"{n} {getattr(solver, n):g}" for n in ("momentum", "momentum2", "rms_decay") if n in read]
+    if "momentum_form" in read and solver.momentum_form is MomentumForm.TORCH:
+        parts.append("momentum_form TORCH")
+    if "local_gw_ratio" in read:
+        name = "local_lr_auto" if solver.local_lr_auto else "local_gw_ratio"
+        parts.append(f"{name} {solver.local_gw_ratio:g}")
+    if solver.weight_decay and solver.regularization_type != "L2":
+        parts.append(solver.regularization_type)
+    if solver.ema_decay is not None:
+        every = f" every {solver.ema_interval} iterations" if solver.ema_interval > 1 else ""
+        parts.append(f"EMA {solver.ema_decay:g}{every}")
+    return ", ".join(parts)
+
+
+def update_notes(stage: Stage) -> list[str]:
+    """One sentence for each field that is written and not read, and for each value that makes little of the solver type."""
+    return [*_unread_fields(stage), *_unread_rules(stage), *_doubtful_values(stage)]
+
+
+def _unread_fields(stage: Stage) -> list[str]:
+    solver = stage.solver
+    found = []
+    for field, why in _unread(solver):
+        origin = stage.origins.get(f"solver.{field}")
+        if origin is not None and origin.span is not None:
+            found.append(f"{_written_as(field, origin)} is not read{why}{place(stage, f'solver.{field}')}")
+    return found
+
+
+def _unread(solver: Solver) -> list[tuple[str, str]]:
+    """(field, why) of all that the stage doesn't read, written or not, as the end of `FIELD is not read`."""
+    of_policies = {name for kind in POLICIES for name in policy_fields(kind)} - {"base_lr", "max_iter"}
+    unread = [
+        (n, f" by lr_policy {solver.lr_policy}") for n in sorted(of_policies - {*policy_fields(solver.lr_policy)})
+    ]
+    of_types = {name for kind in SOLVER_TYPES.values() for name in kind.reads} - {"adapt", "local_lr_auto"}
+    for name in sorted(of_types - fields_read(solver)):
+        without = " without local_lr_auto" if (name, solver.type) == ("local_gw_ratio", "SGD") else ""
+        unread.append((name, f" by type {solver.type}{without}"))
+    if not solver.warmup_iter:
+        unread.append(("warmup_start_lr", ": there is no warm-up"))
+    if not solver.weight_decay:
+        unread.append(("regularization_type", ": weight_decay is 0"))
+    if solver.ema_decay is None:
+        unread.append(("ema_interval", ": there is no ema_decay"))
+    return unread
+
+
+def _written_as(field: str, origin: Origin) -> str:
+    """The field's own name, or that of its partner in epochs."""
+    name = origin.text.partition(": ")[0]
+    return name if name.endswith("_epoch") else field
+
+
+def _unread_rules(stage: Stage) -> list[str]:
+    """The same for what stands inside `param`."""
+    solver = stage.solver
+    where = place(stage, "solver.param")
+    if "adapt" not in fields_read(solver):
+        rules = [r for r in solver.param if not r.adapt]
+        return [f"adapt of param `{r.name}` is not read by type {solver.type}{where}" for r in rules]
+    if not solver.local_lr_auto:
+        return []
+    rules = [r for r in solver.param if r.adapt and r.lr_mult not in (0, 1)]
+    return [f"lr_mult {r.lr_mult:g} of param `{r.name}` is replaced by local_lr_auto{where}" for r in rules]
+
+
+def _doubtful_values(stage: Stage) -> list[str]:
+    solver = stage.solver
+    found = []
+    if solver.type in MEANING and solver.momentum == 0:
+        meaning, usual = MEANING[solver.type]
+        found.append(
+            f"momentum is 0, and {meaning} of type {solver.type}: {usual} is usual{place(stage, 'solver.momentum')}"
+        )
+    if solver.type in DIVIDES and solver.delta == 0:
+        found.append(f"delta is 0: a weight without a gradient divides 0 by 0{place(stage, 'solver.delta')}")
+    if solver.ema_decay is not None and solver.ema_interval > solver.max_iter:
+        found.append(
+            f"ema_interval {solver.ema_interval} is never reached: the stage ends at {solver.max_iter}"
+            f"{place(stage, 'solver.ema_interval')}"
+        )
+    return found
