@@ -103,6 +103,26 @@ def test_set_reaches_everything() -> None:
     assert schedule.model.eps == 1e-3
 
 
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("resnet18", (0.9, 1e-5)),
+        ("resnet50_intel_caffe", (0.95, 1e-5)),
+        ("mobilenet_v3_small", (0.99, 1e-3)),
+        ("vgg16", (0.9, 1e-5)),  # has none, and nothing reads them
+    ],
+)
+def test_batch_norm_is_as_published_where_nothing_is_written(name: str, published: tuple[float, float]) -> None:
+    schedule = read(changes=(f"model.name={name}", "solver.transform_param.crop_size=32"))
+    assert (schedule.model.moving_average_fraction, schedule.model.eps) == published
+    origins = schedule.stage("a").origins
+    shown = [origins[f"model.batch_norm_param.{field}"] for field in ("moving_average_fraction", "eps")]
+    assert [(float(o.text), o.layer) for o in shown] == [(v, "default") for v in published]
+    if name != "vgg16":
+        changed = read(changes=(f"model.name={name}", "model.batch_norm_param.eps=0.5"))
+        assert (changed.model.moving_average_fraction, changed.model.eps) == (published[0], 0.5)
+
+
 def test_set_can_give_what_the_files_lack() -> None:
     lacking = SCHEDULE.replace('name: "resnet18" ', "").replace("batch_size: 100 ", "")
     schedule = read(lacking, changes=("model.name=resnet50", "solver.batch_size=100"))
@@ -263,7 +283,7 @@ def test_help(name: str) -> None:
 
 
 def test_help_of_messages_enums_and_mistakes() -> None:
-    assert "default: 0.9" in spec.help_text("moving_average_fraction")
+    assert "default: 0.5" in spec.help_text("min_area_ratio")
     assert "transform_param" in spec.help_text("Solver") and "TransformParameter" in spec.help_text("")
     assert "BF16" in spec.help_text("Precision") and "KEEP" in spec.help_text("Momentum")
     assert "Model.name" in spec.help_text("name") and "StageEntry.name" in spec.help_text("name")

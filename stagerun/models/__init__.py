@@ -1,33 +1,26 @@
-"""Networks by name. A new one is a row in MODELS (and in `spec.check`, which a test holds equal)."""
+"""Networks by name. A new one is a row in MODELS (and in `spec.networks`, which a test holds equal)."""
 
 from collections.abc import Callable
 from functools import partial
 
-from torch import nn
+from torch import Tensor, nn
 
 from stagerun import recipe
+from stagerun.errors import UsageError
 from stagerun.models.batch_norm import BatchNorm2d
+from stagerun.models.blur_pool import add_blur_pool
+from stagerun.models.catalog import torchvision_network
+from stagerun.models.fillers import fill
+from stagerun.models.residual import resnet50_intel_caffe, set_gamma
 from stagerun.models.resnet_small import ResNetSmall
-from stagerun.models.vision import torchvision_models
+from stagerun.recipe import ZeroGamma
+from stagerun.spec.networks import NETWORKS, TORCHVISION
 
 __all__ = ["MODELS", "BatchNorm2d", "build"]
 
-
-def _torchvision(name: str, model: recipe.Model) -> nn.Module:
-    norm = partial(BatchNorm2d, moving_average_fraction=model.moving_average_fraction, eps=model.eps)
-    net: nn.Module = getattr(torchvision_models(), name)(num_classes=model.num_classes, norm_layer=norm)
-    if model.channels != 3:
-        net.conv1 = nn.Conv2d(model.channels, 64, 7, stride=2, padding=3, bias=False)
-        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")  # torchvision's own filler
-    return net
-
-
 MODELS: dict[str, Callable[[recipe.Model], nn.Module]] = {
-    "resnet18": partial(_torchvision, "resnet18"),
-    "resnet34": partial(_torchvision, "resnet34"),
-    "resnet50": partial(_torchvision, "resnet50"),
-    "resnet101": partial(_torchvision, "resnet101"),
-    "resnet152": partial(_torchvision, "resnet152"),
+    **{name: partial(torchvision_network, name) for name in TORCHVISION},
+    "resnet50_intel_caffe": resnet50_intel_caffe,
     "resnet_small": ResNetSmall,
 }
 
@@ -35,6 +28,35 @@ MODELS: dict[str, Callable[[recipe.Model], nn.Module]] = {
 def build(model: recipe.Model) -> nn.Module:
     """The network with freshly drawn weights, from torch's global random state, in float32 on the CPU.
 
-    Images come as [N, model.channels, H, W]; it answers with logits [N, model.num_classes].
+    Images come as [N, model.channels, H, W]; it answers with logits [N, model.num_classes]. Images of a size that the
+    network does not take are a UsageError. Settings that mean nothing for a network are refused by `spec`, not here.
     """
-    return MODELS[model.name](model)
+    net = MODELS[model.name](model)
+    if model.zero_gamma is not ZeroGamma.AS_PUBLISHED:
+        set_gamma(net, model.zero_gamma)
+    if model.blur_pool:
+        add_blur_pool(net)
+    _fill_last(net, model.fc_weight_filler, model.fc_bias_filler)
+    net.register_forward_pre_hook(partial(_refuse_size, model.name))
+    return net
+
+
+def _fill_last(net: nn.Module, weight: recipe.Filler | None, bias: recipe.Filler | None) -> None:
+    """Fills the last linear layer where a filler is given."""
+    if weight is None and bias is None:
+        return
+    last = [module for module in net.modules() if isinstance(module, nn.Linear)][-1]
+    if weight is not None:
+        fill(last.weight, weight)
+    if bias is not None:
+        fill(last.bias, bias)
+
+
+def _refuse_size(name: str, net: nn.Module, inputs: tuple[Tensor]) -> None:
+    height, width = inputs[0].shape[-2:]
+    if not NETWORKS[name].fits(height, width):
+        raise UsageError(
+            f"`{name}` takes images of {NETWORKS[name].sizes}, and these have {height} x {width}",
+            "cut them with `crop_size`, or resize them with `random_resize_param`, in transform_param and "
+            "test_transform_param; or take another network",
+        )

@@ -57,32 +57,55 @@ COMMENTS: dict[str, str] = {
         "The network."
     ),
     "Model.name": (
-        "Which network: any classifier of torchvision by its name there (`resnet50`, `efficientnet_b0`, `vit_b_16`, ...),\n"
-        "`resnet50_intel_caffe`, the ResNet-50 of Intel Caffe's published recipes, or stagerun's `resnet_small` for images of 28\n"
-        "or 32 pixels. Required."
+        "Which network. Required. New in stagerun (Caffe has a file for each). The ResNet-50 of Intel's published recipes for\n"
+        "Caffe: `resnet50_intel_caffe`. stagerun's own, for images of 28 or 32 pixels: `resnet_small`. torchvision's classifiers\n"
+        "by their names there, where some need images of a certain size, at least or exactly, and `check` says which:\n"
+        "  alexnet\n"
+        "  convnext_tiny convnext_small convnext_base convnext_large\n"
+        "  densenet121 densenet161 densenet169 densenet201\n"
+        "  efficientnet_b0 efficientnet_b1 efficientnet_b2 efficientnet_b3 efficientnet_b4 efficientnet_b5 efficientnet_b6\n"
+        "  efficientnet_b7 efficientnet_v2_s efficientnet_v2_m efficientnet_v2_l\n"
+        "  googlenet inception_v3 (both without their auxiliary classifiers)\n"
+        "  maxvit_t\n"
+        "  mnasnet0_5 mnasnet0_75 mnasnet1_0 mnasnet1_3\n"
+        "  mobilenet_v2 mobilenet_v3_small mobilenet_v3_large\n"
+        "  regnet_x_400mf regnet_x_800mf regnet_x_1_6gf regnet_x_3_2gf regnet_x_8gf regnet_x_16gf regnet_x_32gf\n"
+        "  regnet_y_400mf regnet_y_800mf regnet_y_1_6gf regnet_y_3_2gf regnet_y_8gf regnet_y_16gf regnet_y_32gf regnet_y_128gf\n"
+        "  resnet18 resnet34 resnet50 resnet101 resnet152\n"
+        "  resnext50_32x4d resnext101_32x8d resnext101_64x4d\n"
+        "  shufflenet_v2_x0_5 shufflenet_v2_x1_0 shufflenet_v2_x1_5 shufflenet_v2_x2_0\n"
+        "  squeezenet1_0 squeezenet1_1\n"
+        "  swin_t swin_s swin_b swin_v2_t swin_v2_s swin_v2_b\n"
+        "  vgg11 vgg13 vgg16 vgg19 vgg11_bn vgg13_bn vgg16_bn vgg19_bn\n"
+        "  vit_b_16 vit_b_32 vit_l_16 vit_l_32 vit_h_14\n"
+        "  wide_resnet50_2 wide_resnet101_2"
     ),
     "Model.num_classes": (
         "Number of classes; labels are 0 .. num_classes-1. Required."
     ),
     "Model.channels": (
-        "Colour channels of the images: 1 or 3."
+        "Colour channels of the images: 1 or 3. With 1 the first convolution is smaller, and starts by the network's own rule."
     ),
     "Model.batch_norm_param": (
-        "Settings of every BatchNorm layer."
+        "Settings of every BatchNorm layer. For networks that have any."
     ),
     "Model.zero_gamma": (
-        "In which blocks of a ResNet the last BatchNorm's scale starts at zero, so that the block starts as its shortcut.\n"
-        "Default: AS_PUBLISHED. New in stagerun (Intel Caffe writes it as a filler of each layer)."
+        "In which blocks the last BatchNorm's scale starts at zero, so that the block starts as its shortcut. For ResNets, with\n"
+        "ResNeXts and Wide ResNets. Default: AS_PUBLISHED. New in stagerun (Intel Caffe writes it as a filler of each layer)."
     ),
     "Model.fc_weight_filler": (
-        "How the weights of the last linear layer start. Default: as the network was published. Caffe's weight_filler."
+        "How the weights of the last linear layer start. SqueezeNets have none. Default: as the network was published. Caffe's\n"
+        "weight_filler."
     ),
     "Model.fc_bias_filler": (
-        "How the biases of the last linear layer start. Default: as the network was published. Caffe's bias_filler."
+        "How the biases of the last linear layer start. SqueezeNets and maxvit_t have none. Default: as the network was\n"
+        "published. Caffe's bias_filler."
     ),
     "Model.blur_pool": (
-        "A ResNet that blurs (1 2 1, both ways) before it takes every second pixel: before each strided convolution of 16 or\n"
-        "more channels and after the max pooling, which then goes in single steps. Default: false. New in stagerun."
+        "Blurs before every second pixel is taken. The filter is 1 2 1 both ways, with zeros around the edge; it stands before\n"
+        "each strided convolution of 16 or more input channels, those of shortcuts too, and after the max pooling, which then\n"
+        "goes in single steps. The weights keep their names. For torchvision's ResNets, ResNeXts and Wide ResNets and for\n"
+        "resnet50_intel_caffe. New in stagerun."
     ),
     "ZeroGamma.AS_PUBLISHED": (
         "What the network's authors did: nowhere in torchvision's, LAST in resnet50_intel_caffe, ALL in resnet_small."
@@ -97,11 +120,11 @@ COMMENTS: dict[str, str] = {
         "In every block."
     ),
     "FillerParameter": (
-        "How weights start. Caffe's."
+        "How weights start. A field that the type does not read is refused. Caffe's."
     ),
     "FillerParameter.type": (
-        "`constant` (value), `gaussian` (mean, std), `uniform` (min, max), `xavier` (uniform with variance 1 / n) or `msra`\n"
-        "(gaussian with variance 2 / n); n as variance_norm says."
+        "`constant` (value), `gaussian` (mean, std), `uniform` (min, max), `xavier` (uniform between -sqrt(3 / n) and\n"
+        "sqrt(3 / n), which has variance 1 / n) or `msra` (gaussian with variance 2 / n); n as variance_norm says."
     ),
     "FillerParameter.value": (
         "Of `constant`."
@@ -122,10 +145,10 @@ COMMENTS: dict[str, str] = {
         "n of `xavier` and `msra`."
     ),
     "FillerParameter.VarianceNorm.FAN_IN": (
-        "Inputs of one output."
+        "Inputs of one output; of a bias 1."
     ),
     "FillerParameter.VarianceNorm.FAN_OUT": (
-        "Outputs of one input."
+        "Outputs of one input; of a bias their number."
     ),
     "FillerParameter.VarianceNorm.AVERAGE": (
         "The mean of both."
@@ -135,10 +158,13 @@ COMMENTS: dict[str, str] = {
     ),
     "BatchNormParameter.moving_average_fraction": (
         "How much of the old running mean and variance an iteration keeps: 0 <= fraction < 1. They are corrected for their\n"
-        "start at zero, as Caffe's are. Default: 0.9, which torch calls momentum 0.1 (Caffe's default is 0.999). Caffe's."
+        "start at zero, as Caffe's are. Default: as the network was published: 0.9, which torch calls momentum 0.1, but 0.95 in\n"
+        "resnet50_intel_caffe, 0.99 in efficientnet_b5 to b7, maxvit_t and mobilenet_v3, 0.9997 in mnasnet. Caffe's, whose\n"
+        "default is 0.999."
     ),
     "BatchNormParameter.eps": (
-        "Added to the variance before the root is taken. Above 0. Caffe's."
+        "Added to the variance before the root is taken. Above 0. Default: as the network was published: 1e-5, but 1e-3 in\n"
+        "efficientnet_b5 to b7, efficientnet_v2, googlenet, inception_v3, maxvit_t and mobilenet_v3. Caffe's."
     ),
     "Data": (
         "Where the images are."
@@ -245,21 +271,25 @@ COMMENTS: dict[str, str] = {
     ),
     "Solver.type": (
         "Solver type, how a gradient g moves a weight w. In Caffe's form: `SGD`, `Nesterov`, `AdaGrad`, `RMSProp`, `AdaDelta`,\n"
-        "`Adam`. In the form their authors published: `AdamW`, `LARS`, `LAMB`. With r = base_lr's policy * lr_mult, m = momentum:\n"
-        "  SGD       V = m*V + r*g                      w -= V\n"
-        "  Nesterov  V' = m*V + r*g                     w -= (1+m)*V' - m*V\n"
-        "  AdaGrad   V += g*g                           w -= r*g / (sqrt(V) + delta)\n"
-        "  RMSProp   V = rms_decay*V + (1-rms_decay)*g*g        w -= r*g / (sqrt(V) + delta)\n"
-        "  AdaDelta  V = m*V + (1-m)*g*g    u = g * sqrt((D + delta) / (V + delta))    D = m*D + (1-m)*u*u    w -= r*u\n"
-        "  Adam      M = m*M + (1-m)*g    V = momentum2*V + (1-momentum2)*g*g\n"
-        "            w -= r * sqrt(1-momentum2^t)/(1-m^t) * M / (sqrt(V) + delta), t = iterations done + 1\n"
-        "  AdamW     Adam with both averages corrected before the root and delta after it; w also shrinks by r*weight_decay\n"
-        "  LARS      V = m*V + r*q*g with q = local_gw_ratio * |w| / (|g| + weight_decay*|w| + delta) per parameter   w -= V\n"
-        "  LAMB      u = AdamW's step / r, weight decay in it    w -= r * |w|/|u| * u per parameter\n"
-        "g has the term of weight_decay in it, but for AdamW and LAMB."
+        "`Adam`. In the form their authors published: `AdamW`, `LARS`, `LAMB`. With m = momentum, r = learning rate * lr_mult,\n"
+        "d = weight_decay * decay_mult, h = g + d*w, |x| the L2 norm over one parameter, and t = the updates that M and V have\n"
+        "seen, this one among them:\n"
+        "  SGD       V = m*V + r*h                      w -= V\n"
+        "  Nesterov  V' = m*V + r*h                     w -= (1+m)*V' - m*V\n"
+        "  AdaGrad   V += h*h                           w -= r*h / (sqrt(V) + delta)\n"
+        "  RMSProp   V = rms_decay*V + (1-rms_decay)*h*h        w -= r*h / (sqrt(V) + delta)\n"
+        "  AdaDelta  V = m*V + (1-m)*h*h    u = h * sqrt((D + delta) / (V + delta))    D = m*D + (1-m)*u*u    w -= r*u\n"
+        "  Adam      M = m*M + (1-m)*h    V = momentum2*V + (1-momentum2)*h*h\n"
+        "            w -= r * sqrt(1-momentum2^t)/(1-m^t) * M / (sqrt(V) + delta)\n"
+        "  AdamW     M and V as Adam's, from g in place of h    u = M/(1-m^t) / (sqrt(V/(1-momentum2^t)) + delta)\n"
+        "            w -= r * (u + d*w)\n"
+        "  LARS      V = m*V + r*q*h with q = local_gw_ratio * |w| / (|g| + d*|w| + delta)    w -= V\n"
+        "  LAMB      w -= r*q*(u + d*w) with u as AdamW's and q = |w| / |u + d*w|\n"
+        "q is 1 where a norm in it is 0, and where `adapt` is false."
     ),
     "Solver.momentum": (
-        "0 <= momentum < 1. Of `Adam`, `AdamW` and `LAMB` the decay of the first average (beta1). Default: 0, as in Caffe. Caffe's."
+        "0 <= momentum < 1. Of `Adam`, `AdamW` and `LAMB` the decay of the first average (beta1), of `AdaDelta` of both. `AdaGrad`\n"
+        "and `RMSProp` have none. Default: 0, as in Caffe. Caffe's."
     ),
     "Solver.momentum2": (
         "Decay of the average of squared gradients (beta2) of `Adam`, `AdamW` and `LAMB`: 0 <= momentum2 < 1. Caffe's."
@@ -271,21 +301,23 @@ COMMENTS: dict[str, str] = {
         "Keeps a denominator from zero, in all solver types but `SGD` and `Nesterov`. 0 or more. Caffe's."
     ),
     "Solver.regularization_type": (
-        "What weight_decay is the factor of: `L2` adds weight_decay * w to the gradient, `L1` weight_decay * sign(w).\n"
-        "Caffe's."
+        "What weight_decay is the factor of: `L2` adds weight_decay * w to the gradient, `L1` weight_decay * sign(w). `AdamW`,\n"
+        "`LARS` and `LAMB` have L2 alone. Caffe's."
     ),
     "Solver.local_lr_auto": (
-        "With `SGD`: each parameter's lr_mult is replaced by local_gw_ratio * |w| / (|g| + weight_decay * |w|), g without weight\n"
-        "decay. Where that is not above zero, lr_mult counts. Intel Caffe's form of LARS."
+        "With `SGD` alone: each parameter's lr_mult is replaced by local_gw_ratio * |w| / (|g| + weight_decay * |w|), g without\n"
+        "weight decay and weight_decay without decay_mult, or by 1 where |w| or |g| is 0. A parameter with lr_mult 0 stays as it\n"
+        "is; one whose `adapt` is false keeps its lr_mult. Intel Caffe's form of LARS."
     ),
     "Solver.local_gw_ratio": (
         "Share of a parameter's own length that a step has, of `local_lr_auto` and `LARS`. Above 0. Intel Caffe's."
     ),
     "Solver.momentum_form": (
-        "Where the learning rate stands in the momentum. Default: CAFFE. New in stagerun."
+        "Where the learning rate stands in the momentum of `SGD`, `Nesterov` and `LARS`. Default: CAFFE. New in stagerun."
     ),
     "Solver.weight_decay": (
-        "Factor of the L2 term added to the gradient. 0 or more. Default: 0, as in Caffe. Caffe's."
+        "Factor of the term that regularization_type adds to the gradient; of `AdamW` and `LAMB` to the step. 0 or more. Default:\n"
+        "0, as in Caffe. Caffe's."
     ),
     "Solver.clip_gradients": (
         "Largest global L2 norm of the mean gradient; a longer gradient is scaled down to it. Above 0. Default: no clipping.\n"
@@ -293,8 +325,9 @@ COMMENTS: dict[str, str] = {
     ),
     "Solver.ema_decay": (
         "Keeps a running average of the weights: average = ema_decay * average + (1 - ema_decay) * w, from the stage's first\n"
-        "weights on. It is evaluated beside the trained weights, saved with them, and changes nothing in training; BatchNorm\n"
-        "statistics are averaged too. Above 0, below 1. Default: none is kept. New in stagerun."
+        "weights on, with the same decay from the first step on. It is evaluated beside the trained weights, saved with them, and\n"
+        "changes nothing in training: a stage that follows starts from the trained weights. BatchNorm statistics are averaged too.\n"
+        "Above 0, below 1. Default: none is kept. New in stagerun."
     ),
     "Solver.ema_interval": (
         "Iterations between two steps of that average. 1 or more. New in stagerun."
@@ -383,20 +416,22 @@ COMMENTS: dict[str, str] = {
         "Whether `local_lr_auto`, `LARS` and `LAMB` fit the step to the parameter's own length. New in stagerun."
     ),
     "ParamKind.WEIGHT": (
-        "Weights of convolutions and linear layers."
+        "Weights of convolutions, linear layers and attention, and what is neither BIAS nor NORM: class tokens, tables of\n"
+        "positions, scales of layers. `name` picks these out, `*pos_embedding` for example."
     ),
     "ParamKind.BIAS": (
-        "Biases of convolutions and linear layers."
+        "Biases of convolutions, linear layers and attention."
     ),
     "ParamKind.NORM": (
-        "Scale and shift of BatchNorm (Caffe's Scale layer)."
+        "Scale and shift of BatchNorm (Caffe's Scale layer) and LayerNorm."
     ),
     "Carry": (
         "What a stage takes over from the stage it starts from, besides weights and BatchNorm statistics. Resuming inside a stage\n"
         "carries everything. New in stagerun."
     ),
     "Carry.momentum": (
-        "ZERO: momentum starts at zero, as with Caffe's `--weights`. KEEP: it goes on. Default: ZERO."
+        "ZERO: momentum starts at zero, as with Caffe's `--weights`. KEEP: it goes on, and so does all else that a solver type\n"
+        "remembers, the t of `Adam` among it; both stages then have types that remember the same. Default: ZERO."
     ),
     "Carry.data": (
         "CONTINUE: the images go on where the stage before stopped, in mid-epoch too. RESTART: from the first image of the first\n"

@@ -10,6 +10,7 @@ from stagerun import recipe
 from stagerun.errors import Span
 from stagerun.spec import layers, tree
 from stagerun.spec.layers import PAIRS
+from stagerun.spec.networks import NETWORKS, PLAIN
 from stagerun.spec.tree import Block, Entry, is_message
 from stagerun.spec.view import View
 
@@ -28,13 +29,16 @@ NONE = "none"
 
 
 def model(view: View) -> recipe.Model:
-    norm = view.inside("batch_norm_param")
+    name, norm = _text(view, "name"), view.inside("batch_norm_param")
+    fraction, eps = NETWORKS[name].batch_norm or PLAIN
     return recipe.Model(
-        name=_text(view, "name"),
+        name=name,
         num_classes=_whole(view, "num_classes"),
         channels=_whole(view, "channels"),
-        moving_average_fraction=_number(norm, "moving_average_fraction"),
-        eps=_number(norm, "eps"),
+        moving_average_fraction=_number(norm, "moving_average_fraction")
+        if norm.has("moving_average_fraction")
+        else fraction,
+        eps=_number(norm, "eps") if norm.has("eps") else eps,
         zero_gamma=recipe.ZeroGamma(view.text("zero_gamma")),
         fc_weight_filler=_filler(view.view("fc_weight_filler")),
         fc_bias_filler=_filler(view.view("fc_bias_filler")),

@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from stagerun import schedule
-from stagerun.errors import Span, listing
+from stagerun.errors import listing
 from stagerun.spec import layers
 from stagerun.spec.problems import Problems
-from stagerun.spec.ranges import MODELS, SOLVER_TYPES
+from stagerun.spec.ranges import MODELS
 from stagerun.spec.rate import check_learning_rate
 from stagerun.spec.tree import Block
+from stagerun.spec.update import check_carry, check_local_rate, check_regularisation
 from stagerun.spec.view import Doubtful, View
 
-__all__ = ["MODELS", "SOLVER_TYPES", "Shared", "check_carry", "check_required", "check_stage"]
+__all__ = ["MODELS", "Shared", "check_carry", "check_required", "check_stage"]
 
 # What has no default, by message. A Solver's are in _required_settings.
 REQUIRED: dict[str, tuple[str, ...]] = {
@@ -114,7 +115,7 @@ def _batch(stage: str, view: View, problems: Problems) -> None:
     batch, device = view.whole("batch_size"), view.whole("device_batch_size")
     if batch is None or device is None or batch % device == 0:
         return
-    place = _higher(view, "device_batch_size", "batch_size")
+    place = layers.higher(view, "device_batch_size", "batch_size")
     message = f"`device_batch_size` {device} does not divide `batch_size` {batch}"
     problems.add(place, message, layers.divisors(batch, device))
 
@@ -122,7 +123,7 @@ def _batch(stage: str, view: View, problems: Problems) -> None:
 def _warm_up(stage: str, view: View, problems: Problems) -> None:
     warm_up, length = view.whole("warmup_iter"), view.whole("max_iter")
     if warm_up and length and warm_up > length:
-        place = _higher(view, "warmup_iter", "max_iter")
+        place = layers.higher(view, "warmup_iter", "max_iter")
         message = f"the warm-up of {warm_up} iterations is longer than the stage, which has {length}"
         problems.add(place, message, f"stage `{stage}`: {_origin(view, 'max_iter')}; {_origin(view, 'warmup_iter')}")
 
@@ -249,21 +250,9 @@ STAGE_CHECKS: tuple[Callable[[str, View, Problems], None], ...] = (
     _gamma,
     _steps,
     check_learning_rate,
+    check_local_rate,
+    check_regularisation,
 )
-
-
-def check_carry(stage: str, view: View, parent: str, before: View, problems: Problems) -> None:
-    """Momentum can go on only where V means the same: steps in Caffe's form, gradients in torch's."""
-    with contextlib.suppress(Doubtful):
-        carry = view.inside("carry")
-        if carry.text("momentum") != "KEEP" or view.text("momentum_form") == before.text("momentum_form"):
-            return
-        message = (
-            f"stage `{stage}` keeps the momentum of `{parent}`, whose `momentum_form` is {before.text('momentum_form')} and "
-            f"not {view.text('momentum_form')}"
-        )
-        place = view.view("carry") or view
-        problems.add(place.place("momentum"), message, "write `carry { momentum: ZERO }`, or the same `momentum_form`")
 
 
 def _all(names: Iterable[str]) -> str:
@@ -279,11 +268,3 @@ def _written(view: View, name: str) -> str:
 def _origin(view: View, name: str) -> str:
     entry = view.block.entries[name]
     return f"`{_written(view, name)}` in {entry.place.path}:{entry.place.line}"
-
-
-def _higher(view: View, first: str, second: str) -> Span:
-    """Where to point when two values don't fit: at the one in the higher layer, at `first` if they share it."""
-    here = view.block.place.path
-    a, b = view.place(first), view.place(second)
-    height = {here: 1, layers.SET: 2}
-    return b if height.get(b.path, 0) > height.get(a.path, 0) else a

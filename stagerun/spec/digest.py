@@ -10,7 +10,7 @@ from stagerun import recipe
 from stagerun.spec.tree import quoted
 
 # Fields of recipe that have another name, or stand elsewhere, in the language.
-_NAMES = {
+NAMES = {
     "transform": "transform_param",
     "test_transform": "test_transform_param",
     "random_aspect_ratio": "random_aspect_ratio_param",
@@ -41,7 +41,7 @@ def _field(name: str, value: Any) -> list[str]:
     if dataclasses.is_dataclass(value):
         lines = [f"{name} {{"]
         for field in dataclasses.fields(value):
-            lines += [f"  {line}" for line in _field(_NAMES.get(field.name, field.name), getattr(value, field.name))]
+            lines += [f"  {line}" for line in _field(NAMES.get(field.name, field.name), getattr(value, field.name))]
         return [*lines, "}"]
     return [f"{name}: {_scalar(value)}"]
 

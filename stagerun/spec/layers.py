@@ -177,3 +177,11 @@ def layer_of(span: Span | None, schedule: str) -> str:
     if span.path == SET:
         return "--set"
     return "schedule" if span.path == schedule else "stage"
+
+
+def higher(view: View, first: str, second: str) -> Span:
+    """Where to point when two values don't fit: at the one in the higher layer, at `first` if they share it."""
+    here = view.block.place.path
+    a, b = view.place(first), view.place(second)
+    height = {here: 1, SET: 2}
+    return b if height.get(b.path, 0) > height.get(a.path, 0) else a

@@ -4,13 +4,13 @@ import re
 from dataclasses import dataclass, replace
 
 from stagerun.errors import Span, listing, nearest
-from stagerun.schedule import POLICIES
+from stagerun.schedule import POLICIES, SOLVER_TYPES
+from stagerun.spec.networks import NETWORKS
 from stagerun.spec.problems import Problems
 from stagerun.spec.scalars import shown
 from stagerun.spec.tree import SCHEDULE, Block, Entry, Scalar, Value
 
-MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnet_small")
-SOLVER_TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam", "AdamW", "LARS", "LAMB")
+MODELS = tuple(NETWORKS)
 FILLERS = ("constant", "gaussian", "uniform", "xavier", "msra")
 
 
@@ -111,7 +111,7 @@ FREE = {
 CHOICES: dict[str, tuple[str, ...]] = {
     "Model.name": MODELS,
     "Solver.lr_policy": tuple(POLICIES),
-    "Solver.type": SOLVER_TYPES,
+    "Solver.type": tuple(SOLVER_TYPES),
     "Solver.regularization_type": ("L2", "L1"),
     "FillerParameter.type": FILLERS,
 }
@@ -172,9 +172,8 @@ def _range_hint(key: str) -> str:
 
 def _wrong_text(key: str, name: str, value: str) -> tuple[str, str]:
     if key in CHOICES and value not in CHOICES[key]:
-        return f"`{name}` has no value `{shown(value)}`", nearest(
-            value, CHOICES[key]
-        ) or f"known: {listing(CHOICES[key])}"
+        known = "`stagerun help Model.name` lists them" if key == "Model.name" else f"known: {listing(CHOICES[key])}"
+        return f"`{name}` has no value `{shown(value)}`", nearest(value, CHOICES[key]) or known
     if key == "Schedule.name" and not is_schedule_name(value):
         return f"`{shown(value)}` can't be the name of a schedule", "letters, digits, `_`, `-` and `.` can be in it"
     if key == "StageEntry.name":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from stagerun import recipe
 from stagerun.errors import RecipeError, Span
 from stagerun.spec import build, check, layers, override, ranges, stages, tree
+from stagerun.spec.model import check_model
 from stagerun.spec.override import Override
 from stagerun.spec.parse import parse
 from stagerun.spec.problems import Problems
@@ -159,6 +160,7 @@ def _check(schedule: Block, settings: Mapping[str, Block], folder: str, problems
     check.check_required(replace(schedule, entries=own), problems)
     if "name" not in schedule.entries and "name" not in schedule.doubtful and not schedule.broken:
         ranges.folder_name_problem(folder, schedule.place, problems)
+    check_model(view, [View(block) for block in settings.values()], problems)
     for name, block in settings.items():
         check.check_stage(name, View(block), shared, problems)
         check.check_required(block, problems)
@@ -195,11 +197,17 @@ def _build(
     name = view.text("name") or posixpath.basename(root)
     seed, keep = view.whole("seed"), view.whole("keep_snapshots")
     assert seed is not None and keep is not None
-    shared = list(build.facts(schedule, "", {"name": tree.quoted(name)}, path))
+    model = build.model(view.inside("model"))
+    derived = {
+        "name": tree.quoted(name),
+        "model.batch_norm_param.moving_average_fraction": repr(model.moving_average_fraction),
+        "model.batch_norm_param.eps": repr(model.eps),
+    }
+    shared = list(build.facts(schedule, "", derived, path))
     return recipe.Schedule(
         name=name,
         seed=seed,
-        model=build.model(view.inside("model")),
+        model=model,
         data=build.data(view.inside("data"), root),
         stages=tuple(_stage(node, settings[node.name], seed, shared, path) for node in order),
         determinism=recipe.Determinism(view.text("determinism")),
