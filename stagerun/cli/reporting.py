@@ -1,0 +1,179 @@
+"""`stagerun report`: output folders are looked at, and what was found is written as asked."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stagerun import store
+from stagerun.errors import PermissionDenied, StorageError, UsageError
+from stagerun.report import compare_tables, epoch_tables, tables
+from stagerun.report.compare import groups
+from stagerun.report.history import History, StageHistory
+from stagerun.report.lead import lead, title
+from stagerun.report.read_log import read_log
+from stagerun.report.replay import history
+from stagerun.report.runs import Run, notes
+from stagerun.report.tables import Table
+from stagerun.report.written import document, separated
+from stagerun.runner.results import read_result
+from stagerun.snapshots import Inventory, SnapshotRef
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    outs: tuple[str, ...]
+    form: str | None
+    output: str | None
+    by: str | None
+    op: str | None
+    diff: bool
+
+
+ENDINGS = {".md": "markdown", ".csv": "csv", ".tsv": "tsv", ".html": "html", ".htm": "html"}
+DELIMITERS = {"csv": ",", "tsv": "\t"}
+
+TABLES: dict[str, Callable[[Sequence[Run]], Table]] = {
+    "run": tables.runs_table,
+    "stage": tables.stages_table,
+    "epoch": epoch_tables.epochs_table,
+    "life": tables.lives_table,
+    "seed": compare_tables.seeds_table,
+    "workers": compare_tables.workers_table,
+}
+
+
+def report_command(options: ReportOptions) -> str:
+    """What goes to the terminal. UsageError for options that don't go together and folders without a run."""
+    form = options.form or _form_of(options.output)
+    _check(options, form)
+    runs = [_look(Path(out), label) for out, label in zip(options.outs, _labels(options.outs), strict=True)]
+    text = _written(runs, options, form)
+    if options.output is None:
+        return text
+    _write(options.output, text)
+    return f"written to {options.output}\n"
+
+
+def _form_of(output: str | None) -> str:
+    if output is None:
+        return "markdown"
+    form = ENDINGS.get(Path(output).suffix.lower())
+    if form is None:
+        raise UsageError(
+            f"--output {output}: its ending names no format", f"add --format, or end it in {', '.join(ENDINGS)}"
+        )
+    return form
+
+
+def _check(options: ReportOptions, form: str) -> None:
+    if options.op is not None and options.by != "epoch":
+        raise UsageError("--op is for --by epoch", "add --by epoch, or leave --op out")
+    if options.diff and options.by is not None and form in DELIMITERS:
+        raise UsageError(f"--diff and --by are two tables, and {form} holds one", "leave one of them out")
+    if options.diff and len(options.outs) == 1:
+        raise UsageError("--diff needs two runs or more", "name another output folder")
+    seen: dict[Path, str] = {}
+    for out in options.outs:
+        real = Path(out).resolve()
+        if real in seen:
+            raise UsageError(f"{out} and {seen[real]} are the same folder", "name each run once")
+        seen[real] = out
+
+
+def _labels(outs: Sequence[str]) -> list[str]:
+    """A short name for each run: the folder's, where no other has the same."""
+    names = [Path(out).resolve().name for out in outs]
+    found = [name if name and names.count(name) == 1 else out for name, out in zip(names, outs, strict=True)]
+    # A path may hold anything, bytes that are no text among it.
+    return ["".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in label) for label in found]
+
+
+# -- looking at a folder
+
+
+def _look(out: Path, label: str) -> Run:
+    past = history(read_log(out))
+    inventory = store.inventory(store.LocalDisk(), out)
+    past = replace(past, stages=tuple(_with_result(out, stage, inventory) for stage in past.stages))
+    newest = {s.name: refs[-1] for s in past.stages if (refs := _refs(inventory, s))}
+    return Run(
+        label=label,
+        history=past,
+        identities={name: ref.identity for name, ref in newest.items()},
+        environments={name: ref.environment for name, ref in newest.items()},
+        stale=_stale(past, inventory, newest),
+    )
+
+
+def _refs(inventory: Inventory, stage: StageHistory) -> list[SnapshotRef]:
+    """The stage's snapshots, oldest first, but for those from before it began anew."""
+    return [ref for ref in inventory.of(stage.name) if ref.attempt > stage.older]
+
+
+def _with_result(out: Path, stage: StageHistory, inventory: Inventory) -> StageHistory:
+    """A log on a full disk may have lost the line that the stage was finished; its result is a file, too."""
+    if stage.finished is None:
+        for ref in reversed(_refs(inventory, stage)):
+            result = read_result(out, ref)
+            if result is not None and result.snapshot == ref.name:
+                return replace(stage, finished=result, max_iter=stage.max_iter or result.iterations)
+    return stage
+
+
+def _stale(past: History, inventory: Inventory, newest: dict[str, SnapshotRef]) -> frozenset[str]:
+    """Finished stages that started from another end of their parent than it has now, and what follows from them."""
+    found: set[str] = set()
+    for stage in past.stages:
+        parent = past.stage(stage.parent) if stage.parent else None
+        if parent is None or stage.finished is None:
+            continue
+        ends = [ref.id for ref in _refs(inventory, parent) if ref.iter == parent.max_iter]
+        own = newest.get(stage.name)
+        in_training = parent.finished is None and bool(parent.points)
+        if parent.name in found or in_training or (own is not None and ends and own.parent not in ends):
+            found.add(stage.name)
+    return frozenset(found)
+
+
+# -- writing
+
+
+def _written(runs: Sequence[Run], options: ReportOptions, form: str) -> str:
+    if form in DELIMITERS:
+        table = (
+            compare_tables.differences_table(runs) if options.diff else _table(runs, options.by or "stage", options.op)
+        )
+        return separated(table, DELIMITERS[form])
+    summary, details = ([_table(runs, options.by, options.op)], []) if options.by else _all(runs)
+    if options.diff:
+        details.append(compare_tables.differences_table(runs))
+    if form == "html":
+        from stagerun.report.page import page
+
+        return page(title(runs), lead(runs), runs, summary, details, notes(runs))
+    return document(title(runs), lead(runs), [*summary, *details], notes(runs))
+
+
+def _table(runs: Sequence[Run], by: str, op: str | None) -> Table:
+    return epoch_tables.epochs_over_runs(runs, op) if op else TABLES[by](runs)
+
+
+def _all(runs: Sequence[Run]) -> tuple[list[Table], list[Table]]:
+    """The tables that say something about these runs: what came out, and how."""
+    summary, details = [tables.runs_table(runs)], [tables.stages_table(runs)]
+    if any(len(group.runs) > 1 for group in groups(runs)):
+        summary.append(compare_tables.seeds_table(runs))
+    if len({life.workers for run in runs for life in run.history.lives}) > 1:
+        summary.append(compare_tables.workers_table(runs))
+    if any(len(run.history.lives) > 1 for run in runs):
+        details.append(tables.lives_table(runs))
+    return summary, details
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except PermissionError as error:
+        raise PermissionDenied(f"may not write {path}", "choose another file with --output") from error
+    except OSError as error:
+        raise StorageError(f"can't write {path}: {error.strerror}", "choose another file with --output") from error

@@ -1,0 +1,157 @@
+"""Several runs beside each other: mean and spread over seeds, and what differed. Pure."""
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stagerun.report.history import StageHistory
+from stagerun.report.runs import Run, lived_on
+
+SEEDS = ("seed", "solver.random_seed")
+
+# Of the environment these are known for each process life, from the log; a snapshot knows its own life only.
+_OF_LIVES = {"workers": "workers", "threads": "threads", "device": "device", "stagerun": "version"}
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """`sd` is the sample's (n - 1); None for one value."""
+
+    n: int
+    mean: float
+    sd: float | None
+    low: float
+    high: float
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """None for no values."""
+    if not values:
+        return None
+    sd = statistics.stdev(values) if len(values) > 1 else None
+    return Spread(len(values), statistics.fmean(values), sd, min(values), max(values))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One stage as several runs have finished it, alike but for the seed."""
+
+    stage: str
+    runs: tuple[str, ...]
+    seeds: tuple[str, ...]
+    last: bool  # no other stage starts from it
+    top1: Spread | None
+    ema_top1: Spread | None
+    gain: Spread | None
+    seconds: Spread
+
+
+def groups(runs: Sequence[Run]) -> list[Group]:
+    """In running order of the first run that has the stage; runs that have not finished it are not in it."""
+    members: dict[tuple[object, ...], list[tuple[Run, StageHistory]]] = {}
+    names = dict.fromkeys(stage.name for run in runs for stage in run.history.stages)
+    for name in names:
+        for run in runs:
+            stage = run.history.stage(name)
+            if stage and stage.finished and name not in run.stale:
+                members.setdefault((name, *recipe_but_seeds(run, stage)), []).append((run, stage))
+    return [_group(found) for found in members.values()]
+
+
+def _group(members: Sequence[tuple[Run, StageHistory]]) -> Group:
+    ends = [(run, stage, stage.finished) for run, stage in members if stage.finished]
+    seconds = spread([end.train_seconds for _, _, end in ends])
+    assert seconds is not None
+    return Group(
+        stage=members[0][1].name,
+        runs=tuple(run.label for run, _ in members),
+        seeds=tuple(run.seed(stage) or "unknown" for run, stage in members),
+        last=all(stage in run.leaves() for run, stage in members),
+        top1=spread([end.top1 for _, _, end in ends if end.top1 is not None]),
+        ema_top1=spread([end.ema_top1 for _, _, end in ends if end.ema_top1 is not None]),
+        gain=spread([gain for run, stage, _ in ends if (gain := run.gain(stage)) is not None]),
+        seconds=seconds,
+    )
+
+
+def recipe_but_seeds(run: Run, stage: StageHistory) -> tuple[object, ...]:
+    """What must be equal for runs to differ by seed alone: the recipe of the stage and its ancestors, and what it was
+    tested on. Where snapshots are gone, what the log says of them."""
+    return (_test_set(stage)[1], *(_recipe(run, step) for step in run.path(stage)))
+
+
+def _recipe(run: Run, stage: StageHistory) -> tuple[object, ...]:
+    identity = run.identities.get(stage.name)
+    if identity is not None:
+        return stage.name, *sorted((k, v) for k, v in identity.items() if k not in SEEDS)
+    end = stage.finished
+    known = (end.first_lr, end.last_lr, end.weight_decay, end.augmentation, end.ema_top1 is None) if end else ()
+    return stage.name, stage.max_iter, stage.batch_size, *known
+
+
+def _test_set(stage: StageHistory) -> tuple[str, str]:
+    """Where the images are, and what must be equal for accuracies to be comparable: their number and the transform."""
+    text = stage.finished.tested_on if stage.finished else ""
+    found = re.fullmatch(r"(.*) (\d+ Transform\(.*\))", text, re.DOTALL)
+    return (found[1], found[2]) if found else ("", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """`values` are in the order of the runs."""
+
+    kind: str  # "schedule", "recipe", "environment" or "evaluation"
+    field: str
+    stages: str
+    values: tuple[str, ...]
+
+
+def differences(runs: Sequence[Run]) -> list[Difference]:
+    """What the runs were not alike in, of what their logs and snapshots say: fields of the recipe and of the
+    environment, stages with the same values put together. A run in which a stage has no snapshot has '?' there.
+    """
+    found = [
+        Difference("schedule", what, "", values)
+        for what, values in (
+            ("name", tuple(run.history.schedule for run in runs)),
+            ("stages", tuple(" ".join(s.name for s in run.history.stages) for run in runs)),
+        )
+        if len(set(values)) > 1
+    ]
+    stages = list(dict.fromkeys(s.name for run in runs for s in run.history.stages))
+    per_stage: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for name in stages:
+        facts = [_facts(run, run.history.stage(name)) for run in runs]
+        for kind, field in dict.fromkeys(key for fact in facts for key in fact):
+            values = tuple(fact.get((kind, field), _absent(fact, kind)) for fact in facts)
+            if len({value for value in values if value != "?"}) > 1:
+                per_stage.setdefault((kind, field, values), []).append(name)
+    for (kind, field, values), names in per_stage.items():
+        if field == "random_seed" and ("recipe", "seed", values) in per_stage:
+            continue  # it follows the seed
+        found.append(Difference(kind, field, "all" if names == stages else ", ".join(names), values))
+    order = ("schedule", "recipe", "environment", "evaluation")
+    return sorted(found, key=lambda d: order.index(d.kind))
+
+
+def _absent(fact: Mapping[tuple[str, str], str], kind: str) -> str:
+    """A field that a run doesn't name: unknown, if it names none of the kind."""
+    return "(none)" if any(other == kind for other, _ in fact) else "?"
+
+
+def _facts(run: Run, stage: StageHistory | None) -> dict[tuple[str, str], str]:
+    """(kind, field) -> value for one stage of one run."""
+    if stage is None:
+        return {}
+    facts = {}
+    identity = run.identities.get(stage.name)
+    if identity is not None:
+        facts = {("recipe", field.removeprefix("solver.")): value for field, value in sorted(identity.items())}
+        facts["recipe", "from"] = stage.parent or "seed"
+    facts |= {("environment", field): value for field, value in run.environments.get(stage.name, {}).items()}
+    if stage.points:
+        facts |= {("environment", field): lived_on(run, stage, of) for field, of in _OF_LIVES.items()}
+    if stage.finished and stage.finished.tested_on:
+        facts["evaluation", "images"], facts["evaluation", "number, transform"] = _test_set(stage)
+    return facts

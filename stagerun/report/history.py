@@ -1,0 +1,109 @@
+"""What a run has done over all its process lives, as values. No I/O."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stagerun.events import StageFinished, Tested
+from stagerun.store.layout import parse_name
+
+
+class Point(NamedTuple):
+    """One weight update. `epoch` counts along the stage's path of ancestors; `time` is when its line was written."""
+
+    iter: int
+    epoch: float
+    lr: float
+    weight_decay: float
+    loss: float
+    images: int
+    seconds: float
+    time: float
+    life: int  # 1-based
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """One process life, from RunStarted to its last line. Where that line is lost, workers is 0 and device ''.
+
+    `again` of its iterations were done again by a later one. `end` is '' where the log doesn't say how it ended.
+    """
+
+    number: int
+    begun: float
+    ended: float
+    workers: int
+    threads: int
+    device: str
+    version: str
+    start: str
+    end: str
+    work: tuple[Point, ...]
+    again: int
+
+    @property
+    def seconds(self) -> float:
+        """Of training, without evaluation."""
+        return sum(p.seconds for p in self.work)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageHistory:
+    """What counts of a stage. `start` is the snapshot it began from or `seed N`; `resumes` are the iterations at which a
+    later life went on. `begin` is in epochs along its path. `max_iter` is 0 where the log has lost it. `older` is the
+    highest attempt at a snapshot of this stage from before it last began anew.
+    """
+
+    name: str
+    start: str = ""
+    begin: float = 0.0
+    max_iter: int = 0
+    batch_size: int = 0
+    points: tuple[Point, ...] = ()
+    tests: tuple[tuple[float, Tested], ...] = ()  # with the epoch, in the order of (iter, ema)
+    resumes: tuple[int, ...] = ()
+    finished: StageFinished | None = None
+    older: int = 0
+
+    @property
+    def parent(self) -> str | None:
+        place = parse_name(self.start)
+        return place.stage if place else None
+
+    @property
+    def iter(self) -> int:
+        return self.points[-1].iter if self.points else 0
+
+    @property
+    def epochs(self) -> float:
+        return self.points[-1].epoch - self.begin if self.points else 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.finished.train_seconds if self.finished else sum(p.seconds for p in self.points)
+
+    @property
+    def images_per_second(self) -> float | None:
+        if self.finished and self.finished.images_per_second:
+            return self.finished.images_per_second
+        seconds = sum(p.seconds for p in self.points)
+        return sum(p.images for p in self.points) / seconds if seconds else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """`stages` in running order, those that are still to come among them. `complete`: nothing was left to do at its end."""
+
+    schedule: str
+    stages: tuple[StageHistory, ...]
+    lives: tuple[Life, ...]
+    complete: bool
+    damaged: int
+    unknown: int
+
+    def stage(self, name: str) -> StageHistory | None:
+        return next((s for s in self.stages if s.name == name), None)
+
+    @property
+    def wall_seconds(self) -> float:
+        """Over all process lives, without the time between them."""
+        return sum(life.ended - life.begun for life in self.lives)

@@ -1,0 +1,200 @@
+"""From the events of a log to the history of its run. Pure.
+
+After a kill the iterations since the snapshot that was resumed are done again, and after `--redo` a stage begins anew:
+what was done later takes the place of what was done before. The time that the first took stays with its process life.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from stagerun.events import (
+    Event,
+    Iterated,
+    RunFinished,
+    RunStarted,
+    SnapshotWritten,
+    StageFinished,
+    StageStarted,
+    Stopped,
+    Tested,
+)
+from stagerun.report.history import History, Life, Point, StageHistory
+from stagerun.report.read_log import Log
+from stagerun.store.layout import parse_name
+
+
+def history(log: Log) -> History:
+    reader = _Reader()
+    for time, event in log.events:
+        reader.take(time, event)
+    stages = _with_epochs([reader.stages[name].value() for name in reader.order()])
+    return History(
+        schedule=reader.schedule,
+        stages=tuple(stages),
+        lives=tuple(reader.values()),
+        complete=reader.complete,
+        damaged=log.damaged,
+        unknown=log.unknown,
+    )
+
+
+@dataclass(slots=True)
+class _Stage:
+    name: str
+    started: StageStarted | None = None
+    start: str = ""
+    points: list[Point] = field(default_factory=list)
+    tests: dict[tuple[int, bool], Tested] = field(default_factory=dict)
+    resumes: list[int] = field(default_factory=list)
+    finished: StageFinished | None = None
+    attempt: int = 0
+    older: int = 0
+
+    def value(self) -> StageHistory:
+        return StageHistory(
+            name=self.name,
+            start=self.start,
+            max_iter=self.started.max_iter if self.started else self.finished.iterations if self.finished else 0,
+            batch_size=self.started.batch_size if self.started else self.points[-1].images if self.points else 0,
+            points=tuple(self.points),
+            tests=tuple((0.0, self.tests[key]) for key in sorted(self.tests)),
+            resumes=tuple(self.resumes),
+            finished=self.finished,
+            older=self.older,
+        )
+
+
+@dataclass(slots=True)
+class _Life:
+    begun: float
+    ended: float
+    run: RunStarted | None = None
+    start: str = ""
+    end: str = ""
+    work: list[Point] = field(default_factory=list)
+    again: int = 0
+
+
+class _Reader:
+    """Takes events one by one."""
+
+    def __init__(self) -> None:
+        self.schedule = ""
+        self.planned: tuple[str, ...] = ()
+        self.stages: dict[str, _Stage] = {}
+        self.lives: list[_Life] = []
+        self.complete = False
+
+    def order(self) -> list[str]:
+        """Stages in running order. Those that the schedule no longer has come last."""
+        gone = [name for name in self.stages if name not in self.planned]
+        for name in self.planned:
+            self.stages.setdefault(name, _Stage(name))
+        return [*self.planned, *gone]
+
+    def values(self) -> Iterable[Life]:
+        for number, life in enumerate(self.lives, 1):
+            run = life.run
+            yield Life(
+                number=number,
+                begun=life.begun,
+                ended=life.ended,
+                workers=run.workers if run else 0,
+                threads=run.threads if run else 0,
+                device=run.device if run else "",
+                version=run.version if run else "",
+                start=life.start,
+                end=life.end,
+                work=tuple(life.work),
+                again=life.again,
+            )
+
+    def take(self, time: float, event: Event) -> None:
+        if isinstance(event, RunStarted) or not self.lives:
+            self.lives.append(_Life(time, time))
+        life = self.lives[-1]
+        life.ended = max(life.ended, time)
+        match event:
+            case Iterated():
+                self._iterated(life, time, event)
+            case RunStarted():
+                life.run, self.complete = event, False
+                self.schedule, self.planned = event.schedule, event.stages
+            case StageStarted():
+                self._started(life, event)
+            case Tested():
+                self._stage(event.stage).tests[event.iter, event.ema] = event
+            case SnapshotWritten():
+                if place := parse_name(event.name):
+                    stage = self._stage(event.stage)
+                    stage.attempt = max(stage.attempt, place.attempt)
+            case StageFinished():
+                self._stage(event.stage).finished = event
+            case Stopped():
+                life.end = f"stopped ({event.reason})"
+            case RunFinished():
+                life.end, self.complete = "finished", True
+                if not event.trained:  # it looked, and there was nothing to do
+                    self.lives.pop()
+
+    def _stage(self, name: str) -> _Stage:
+        return self.stages.setdefault(name, _Stage(name))
+
+    def _started(self, life: _Life, event: StageStarted) -> None:
+        stage = self._stage(event.stage)
+        self._cut(stage, event.iter)
+        stage.started, stage.finished = event, None
+        life.start = life.start or f"{event.stage} {event.iter}"
+        if event.iter == 0:
+            stage.start, stage.older = event.start, stage.attempt
+        else:
+            stage.resumes.append(event.iter)
+
+    def _iterated(self, life: _Life, time: float, event: Iterated) -> None:
+        stage = self._stage(event.stage)
+        if stage.points and stage.points[-1].iter >= event.iter:  # the line that said where it went on is lost
+            self._cut(stage, event.iter - 1)
+        life_number = len(self.lives)
+        point = Point(
+            event.iter, event.epoch, event.lr, event.weight_decay, event.loss, event.images, event.seconds, time, life_number,
+        )  # fmt: skip
+        stage.points.append(point)
+        life.work.append(point)
+
+    def _cut(self, stage: _Stage, iter: int) -> None:
+        """Takes back what was done after `iter`: it is done again."""
+        while stage.points and stage.points[-1].iter > iter:
+            self.lives[stage.points.pop().life - 1].again += 1
+        stage.tests = {key: test for key, test in stage.tests.items() if key[0] <= iter}
+        stage.resumes = [i for i in stage.resumes if i <= iter]
+
+
+def _with_epochs(stages: list[StageHistory]) -> list[StageHistory]:
+    """With epochs counted along the path of ancestors, also where a stage starts at the first image again
+    (`carry { data: RESTART }`), and for tests too."""
+    images = _epoch_images(stages)
+    if images is None:
+        return stages
+    begins: dict[str, float] = {}
+    steps = {stage.name: stage.batch_size / images for stage in stages}  # epochs per iteration
+    found = []
+    for stage in stages:
+        place, step = parse_name(stage.start), steps[stage.name]
+        begin = begins.get(place.stage, 0.0) + place.iter * steps.get(place.stage, 0.0) if place else 0.0
+        begins[stage.name] = begin
+        points = tuple(p._replace(epoch=begin + p.iter * step) for p in stage.points)
+        tests = tuple((begin + test.iter * step, test) for _, test in stage.tests)
+        found.append(replace(stage, begin=begin, points=points, tests=tests))
+    return found
+
+
+def _epoch_images(stages: list[StageHistory]) -> int | None:
+    """Images of an epoch, from two updates of one stage, or the first one of a stage that starts from the seed."""
+    for stage in stages:
+        if len(stage.points) > 1:
+            a, b = stage.points[0], stage.points[-1]
+            if b.epoch > a.epoch:
+                return round(b.images * (b.iter - a.iter) / (b.epoch - a.epoch)) or None
+        elif stage.points and stage.parent is None and stage.points[0].epoch > 0:
+            return round(stage.points[0].images * stage.points[0].iter / stage.points[0].epoch) or None
+    return None

@@ -1,0 +1,110 @@
+"""A run as its report sees it: what its log says, and what its snapshots were made from. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stagerun.report.history import History, StageHistory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """`identities` and `environments` (`snapshots.SnapshotRef`) hold, for each stage that has a snapshot, those of the
+    newest one that counts. `stale` are finished stages that were trained from another end of their parent than it has
+    now, and what follows from them.
+    """
+
+    label: str
+    history: History
+    identities: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    stale: frozenset[str] = frozenset()
+
+    def path(self, stage: StageHistory) -> list[StageHistory]:
+        """The stage and its ancestors, itself first."""
+        found = [stage]
+        while (name := found[-1].parent) and (parent := self.history.stage(name)) and parent not in found:
+            found.append(parent)
+        return found
+
+    def seed(self, stage: StageHistory) -> str:
+        """The seeds that the stage and its ancestors drew from, oldest first, `3` or `3, 7`; '' if nothing says."""
+        seeds: list[str] = []
+        for step in reversed(self.path(stage)):
+            identity = self.identities.get(step.name)
+            seed = identity.get("solver.random_seed", "") if identity else step.start.removeprefix("seed ")
+            if seed and seed not in seeds and (identity or step.parent is None):
+                seeds.append(seed)
+        return ", ".join(seeds)
+
+    def gain(self, stage: StageHistory) -> float | None:
+        """Top-1 against the stage it started from, as a fraction; None where one of them was not evaluated, or is
+        another now."""
+        parent = self.history.stage(stage.parent) if stage.parent else None
+        if parent is None or parent.finished is None or stage.finished is None or stage.name in self.stale:
+            return None
+        before, after = parent.finished.top1, stage.finished.top1
+        return None if before is None or after is None else after - before
+
+    def state(self, stage: StageHistory) -> str:
+        if stage.finished:
+            return f"done, from an earlier {stage.parent}" if stage.name in self.stale else "done"
+        if not stage.points:
+            return "not begun"
+        if stage.iter == stage.max_iter:
+            return "trained, not evaluated"
+        return f"at {stage.iter} of {stage.max_iter}"
+
+    def leaves(self) -> list[StageHistory]:
+        """Stages that no other starts from, the ends of the schedule; as far as it has come."""
+        begun = [s for s in self.history.stages if s.points or s.finished]
+        parents = {s.parent for s in begun}
+        return [s for s in begun if s.name not in parents]
+
+    @property
+    def state_in_words(self) -> str:
+        h = self.history
+        done = sum(s.finished is not None for s in h.stages)
+        if done == len(h.stages) and (h.complete or not self.stale):
+            return "finished"
+        end = h.lives[-1].end if h.lives else ""
+        words = [f"{done} of {len(h.stages)} stages done", end or "at work or broken off"]
+        if self.stale:
+            names = [s.name for s in h.stages if s.name in self.stale]
+            words.insert(1, f"of them {', '.join(names)} from an earlier parent")
+        return ", ".join(words)
+
+
+def lived_on(run: Run, stage: StageHistory, what: str) -> str:
+    """`workers`, `threads`, `device` or `version` of the lives that trained the stage, in order: `2` or `2, 4`."""
+    used = {point.life for point in stage.points}
+    found = dict.fromkeys(str(getattr(life, what) or "unknown") for life in run.history.lives if life.number in used)
+    return ", ".join(found)
+
+
+def notes(runs: Sequence[Run]) -> list[str]:
+    """What a reader must know about the runs besides the numbers, one sentence each."""
+    found = []
+    for run in runs:
+        h = run.history
+        if h.damaged:
+            found.append(
+                f"{run.label}: lines of log.jsonl that can't be read, so that what they said is missing here: "
+                f"{h.damaged} (a kill in mid-line, or a full disk)"
+            )
+        if h.unknown:
+            found.append(
+                f"{run.label}: lines of log.jsonl with events that this version of stagerun doesn't know: {h.unknown}"
+            )
+        for stage in h.stages:
+            missing = stage.iter - len(stage.points)
+            if stage.points and missing:
+                found.append(f"{run.label}: iterations of {stage.name} without a line in log.jsonl: {missing}")
+            found += _smaller_tests(run, stage)
+    return found
+
+
+def _smaller_tests(run: Run, stage: StageHistory) -> list[str]:
+    images = [test.images for _, test in stage.tests]
+    if not images or min(images) == max(images):
+        return []
+    return [f"{run.label}: tests inside {stage.name} cover {min(images)} of {max(images)} images (`test_iter`)"]

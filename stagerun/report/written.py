@@ -1,0 +1,99 @@
+"""Tables as text: Markdown that is readable in a terminal, CSV and tab-separated values. Pure."""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+
+from stagerun.report.tables import Column, Table, Value
+from stagerun.text import duration
+
+
+def short_time(seconds: float) -> str:
+    """`text.duration`, with a tenth below a minute: an epoch may take less than a second."""
+    return f"{seconds:.1f} s" if round(seconds, 1) < 60 else duration(seconds)
+
+
+def moment(time: float) -> str:
+    try:
+        return datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, ValueError, OSError):  # a clock may say anything
+        return f"{time:.0f}"
+
+
+# How a value of a kind is written for people. Fractions (0..1) become percents or percentage points.
+WORDS: dict[str, Callable[[float], str]] = {
+    "count": lambda v: f"{v:.0f}",
+    "epochs": lambda v: f"{v:.2f}",
+    "rate": lambda v: f"{v:.4g}",
+    "loss": lambda v: f"{v:.4f}",
+    "percent": lambda v: f"{100 * v:.2f} %",
+    "points": lambda v: f"{100 * v:+.2f}",
+    "spread": lambda v: f"{100 * v:.2f}",
+    "share": lambda v: f"{100 * v:.1f} %",
+    "factor": lambda v: f"{v:.2f}",
+    "speed": lambda v: f"{v:.0f}" if v >= 10 else f"{v:.2f}",
+    "time": short_time,
+    "moment": moment,
+}
+
+
+def words(value: Value, kind: str) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return WORDS[kind](value)
+
+
+def shown(table: Table) -> tuple[list[Column], list[list[str]]]:
+    """The columns for people, without dull ones and without a run or schedule that is the same all over, and the rows in
+    words."""
+    kept = []
+    for i, column in enumerate(table.columns):
+        values = {row[i] for row in table.rows}
+        same = column.key in ("run", "schedule") and len(values) == 1
+        if column.title and values - {None, "", column.dull} and not same:
+            kept.append(i)
+    cells = [[words(row[i], table.columns[i].kind) for i in kept] for row in table.rows]
+    return [table.columns[i] for i in kept], cells
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+
+
+def markdown(table: Table) -> str:
+    """Title, table and notes. Columns are padded; numbers stand to the right."""
+    columns, cells = shown(table)
+    lines = [f"## {table.title}", ""]
+    if table.rows:
+        rows = [[c.title for c in columns], *cells]
+        rows = [[_escaped(cell) for cell in row] for row in rows]
+        widths = [max(3, *(len(row[i]) for row in rows)) for i in range(len(columns))]
+        right = [c.kind != "text" for c in columns]
+        padded = [
+            [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)]
+            for row in rows
+        ]
+        padded.insert(1, ["-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)])
+        lines += [f"| {' | '.join(row)} |" for row in padded] + [""]
+    lines += [f"{_escaped(note)}." for note in table.notes]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def separated(table: Table, delimiter: str) -> str:
+    """One header line with keys, then the values at full precision: fractions as fractions, times in seconds."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, delimiter=delimiter, lineterminator="\n")
+    writer.writerow([c.key for c in table.columns])
+    writer.writerows(["" if v is None else repr(v) if isinstance(v, float) else v for v in row] for row in table.rows)
+    return buffer.getvalue()
+
+
+def document(title: str, lead: Sequence[str], tables: Sequence[Table], notes: Sequence[str]) -> str:
+    """A Markdown document."""
+    blocks = [f"# {_escaped(title)}\n"]
+    blocks += [_escaped(line) + "\n" for line in lead]
+    blocks += [markdown(table) for table in tables]
+    if notes:
+        blocks.append("## Notes\n\n" + "".join(f"- {_escaped(note)}\n" for note in notes))
+    return "\n".join(blocks)

@@ -1,0 +1,240 @@
+"""`stagerun report`: Markdown, CSV and HTML, mistakes on the command line, damaged logs, and one real run."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import small
+import tiny
+from made_up_runs import STAGES, Story, killed_and_resumed, refusal, report, rows, three_seeds
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[Path]:
+    return three_seeds(tmp_path)
+
+
+# -- formats
+
+
+def test_csv_is_at_full_precision_and_markdown_in_words(tmp_path: Path) -> None:
+    Story(tmp_path / "out").whole(0.6, 0.8, 0.912345678)
+    assert rows(tmp_path / "out")[2]["top1"] == "0.912345678"
+    assert "91.23 %" in report(tmp_path / "out").stdout
+    tsv = report(tmp_path / "out", "--format", "tsv").stdout.splitlines()
+    assert tsv[0].split("\t")[:3] == ["run", "stage", "from"] and len(tsv) == 4
+
+
+def test_the_format_follows_from_the_file(three: list[Path], tmp_path: Path) -> None:
+    result = report(*three, "--output", tmp_path / "table.csv", "--by", "seed")
+    assert result.exit_code == 0 and result.stdout == f"written to {tmp_path / 'table.csv'}\n"
+    assert (tmp_path / "table.csv").read_text().startswith("stage,runs,n,seeds,")
+
+
+def test_markdown_rows_have_the_columns_of_their_header(three: list[Path], tmp_path: Path) -> None:
+    odd = tmp_path / "a|b<i>"
+    three[0].rename(odd)
+    blocks = [b.splitlines() for b in report(odd, *three[1:], "--diff").stdout.split("\n\n") if b.startswith("|")]
+    assert len(blocks) == 4
+    for block in blocks:
+        counts = {line.replace("\\|", "").count("|") for line in block}
+        assert len(counts) == 1 and len({len(line) for line in block}) == 1, block
+    assert "<i>" not in report(odd).stdout
+
+
+class Page(HTMLParser):
+    """What a browser would load and run, and whether what is opened is closed."""
+
+    VOID = frozenset({"meta", "use"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.loads += [v or "" for k, v in attrs if k in ("src", "href", "xlink:href", "srcset") and v and v[0] != "#"]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_loads_nothing_and_escapes_what_paths_hold(three: list[Path], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    odd = tmp_path / "<script>alert(1) $x^{2$ & \"q\" 'p'"
+    three[0].rename(odd)
+    result = report(odd, *three[1:], "--diff", "--format", "html")
+    assert result.exit_code == 0, result.output
+    page = Page(result.stdout)
+    assert not page.open and not page.loads
+    assert "script" not in page.tags and "img" not in page.tags and "iframe" not in page.tags
+    assert "@import" not in result.stdout and "url(http" not in result.stdout
+    assert page.text.count(odd.name) >= 4  # title, heading, legend, tables
+    assert page.tags.count("svg") == 1 and "sd 1.53 over 3 runs" in page.text
+
+
+def test_equal_runs_give_an_equal_page(three: list[Path]) -> None:
+    pytest.importorskip("matplotlib")
+    first, second = (report(*three, "--format", "html").stdout for _ in range(2))
+    assert first == second
+
+
+def test_a_page_of_a_run_that_has_just_begun(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    Story(tmp_path / "out").begin()
+    assert report(tmp_path / "out", "--format", "html").exit_code == 0
+    assert "0 of 3 stages done, at work or broken off" in report(tmp_path / "out").stdout
+
+
+def test_three_long_runs_give_a_small_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setitem(STAGES, "init", (22610, 0.1))
+    story = Story(tmp_path / "a").begin()
+    story.start("init", None)
+    rng = random.Random(1)
+    with open(story.out / "log.jsonl", "a") as file:
+        for i in range(1, 22611):
+            peak = 1.6 if i == 7000 else 0.1
+            line = {
+                "time": 2000 + i, "event": "Iterated", "stage": "init", "iter": i, "epoch": i / 4, "lr": peak,
+                "momentum": 0.9, "weight_decay": 0, "loss": 2 + rng.random(), "images": 25, "seconds": 1 + rng.random(),
+            }  # fmt: skip
+            file.write(json.dumps(line) + "\n")
+    for name in ("b", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log.jsonl").write_bytes((story.out / "log.jsonl").read_bytes())
+    result = report(*(tmp_path / name for name in "abc"), "--format", "html")
+    assert result.exit_code == 0, result.output
+    assert 30_000 < len(result.stdout) < 2_000_000
+    assert "each point is the mean of 76 iterations at most" in result.stdout
+
+
+def test_thinning_loses_no_peak_of_the_learning_rate() -> None:
+    from stagerun.report.history import Point
+    from stagerun.report.thin import chunk_size, learning_rates
+
+    points = [Point(i, i / 10, 5.0 if i == 777 else 0.1, 0.0, 1.0, 4, 1.0, float(i), 1) for i in range(1, 2001)]
+    size = chunk_size(len(points), 20)
+    epochs, rates = learning_rates(points, size)
+    assert size == 100 and len(epochs) <= 80
+    assert max(rates) == 5.0 and epochs[rates.index(5.0)] == 77.7
+    assert (epochs[0], epochs[-1]) == (0.1, 200.0) and epochs == sorted(epochs)
+
+
+# -- mistakes
+
+
+def test_folders_that_hold_no_run(three: list[Path], tmp_path: Path) -> None:
+    assert "there is no folder" in refusal(tmp_path / "nowhere")
+    assert "is the folder of a schedule" in refusal(Path(__file__).parent.parent / "solvers" / "fashion_collapse")
+    assert f"name the output folder: {three[0]}" in refusal(three[0] / "log.jsonl")
+    assert "has no log.jsonl" in refusal(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "log.jsonl").write_text("\nnot JSON\n")
+    assert "holds no event of a run" in refusal(tmp_path / "empty")
+    assert "are the same folder" in refusal(three[0], f"{three[0]}/../seed1")
+
+
+def test_options_that_do_not_go_together(three: list[Path], tmp_path: Path) -> None:
+    assert "--op is for --by epoch" in refusal(*three, "--op", "mean")
+    assert "--diff needs two runs" in refusal(three[0], "--diff")
+    assert "csv holds one" in refusal(*three, "--diff", "--by", "stage", "--format", "csv")
+    assert "names no format" in refusal(*three, "--output", tmp_path / "report.pdf")
+    assert "can't write" in refusal(*three, "--output", tmp_path / "nowhere" / "a.md", code=74)
+
+
+def test_without_matplotlib_the_page_says_what_to_install(three: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "pip install 'stagerun[plots]'" in refusal(*three, "--format", "html")
+    assert report(*three).exit_code == 0
+
+
+def test_tables_need_neither_torch_nor_matplotlib(three: list[Path]) -> None:
+    program = (
+        "import sys; from stagerun.cli.main import main\n"
+        "try: main()\nfinally: print([m for m in ('torch', 'matplotlib', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "report", *map(str, three)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_no_log_however_damaged_is_a_bug(tmp_path: Path) -> None:
+    """Lines with values changed at random: a report or one clear message, in every format but the slow one."""
+    killed_and_resumed(tmp_path / "out")
+    log = tmp_path / "out" / "log.jsonl"
+    whole = log.read_text().splitlines()
+    rng = random.Random(7)
+    odd = ["", "x", -1, 0, 1, 7, 1e300, -1e300, 1e-300, None, True, [], ["init"], {}, "init", "cyc1-00000004-a0001"]
+    for _ in range(150):
+        lines = []
+        for line in whole:
+            record = json.loads(line) if line.endswith("}") else {}
+            if record and rng.random() < 0.3:
+                record[rng.choice(list(record))] = rng.choice(odd)
+                line = json.dumps(record)
+            lines += [] if rng.random() < 0.1 else [line]
+        rng.shuffle(lines)
+        log.write_text("\n".join(lines))
+        for by in ("run", "stage", "epoch", "life", "seed", "workers"):
+            assert report(tmp_path / "out", "--by", by).exit_code in (0, 64)
+
+
+# -- a real one
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """The output folder of a run that was stopped once, and what the last command printed."""
+    base = tmp_path_factory.mktemp("report")
+    tiny.make_data(base / "data")
+    schedule = small.make_schedule(base / "schedule", base / "data")
+    out = base / "out"
+    first = small.start(schedule, out)
+    small.wait_for(out / "snapshots" / "cyc1-00000002-a0001", first)
+    os.kill(first.process.pid, signal.SIGTERM)
+    first.wait()
+    done = small.run(schedule, out)
+    assert done.returncode == 0, done.stderr
+    yield out, done.stdout
+
+
+def test_the_report_of_a_real_run_agrees_with_what_it_printed(real: tuple[Path, str]) -> None:
+    out, printed = real
+    table = {line.split()[0]: line for line in printed.splitlines()[-5:]}
+    found = rows(out)
+    assert [row["stage"] for row in found] == list(small.STAGES)
+    for row in found:
+        assert f"{100 * float(row['top1']):.2f} %" in table[row["stage"]]
+        assert f"{float(row['loss']):.4f}" in table[row["stage"]]
+    assert {row["stage"]: row["from"] for row in found} == {
+        "init": "seed", "cyc1": "init", "collapse": "cyc1", "early": "init",
+    }  # fmt: skip
+    assert rows(out, "--by", "run")[0]["state"] == "finished"
+    assert sum(int(row["iterations"]) for row in rows(out, "--by", "life")) == 17
