@@ -5,6 +5,7 @@ import sys
 import click
 
 from stagerun.cli.ending import guarded
+from stagerun.cli.logs import LOGS, SCREENS
 from stagerun.cli.options import at_least, output_options, schedule_options
 
 
@@ -13,6 +14,22 @@ from stagerun.cli.options import at_least, output_options, schedule_options
 @output_options
 @click.option("--nproc", type=int, metavar="N", help="Workers on this machine.  [default: one per GPU, or 1]")
 @click.option("--threads", type=int, metavar="N", help="Threads per worker.  [default: the processors shared evenly]")
+@click.option(
+    "--log-format",
+    type=click.Choice(list(SCREENS)),
+    default="text",
+    help="What is printed: text for people, or Caffe's own lines, for parse_log and the plot scripts that read Caffe's "
+    "logs; `Iteration N` then counts through all stages in the order in which they run.  [default: text]",
+)
+@click.option(
+    "--log",
+    type=click.Choice(list(LOGS)),
+    multiple=True,
+    help="Write a log into the output folder as well. tensorboard: OUT/tensorboard, a run for each stage; needs the "
+    "package tensorboard. dawnbench: OUT/dawnbench.tsv, in a tree a file for each of its ends, with a row for each evaluation of "
+    "all images; its hours are those of training iterations alone, over all process lives. mllog: OUT/mllog.txt, MLPerf's :::MLLOG lines; their clock is the "
+    "wall's. Repeatable.",
+)
 @guarded
 def run(
     folder: str,
@@ -22,6 +39,8 @@ def run(
     keep: tuple[str, ...],
     nproc: int | None,
     threads: int | None,
+    log_format: str,
+    log: tuple[str, ...],
 ) -> None:
     """Trains what is not yet done. The same command goes on after a kill, a crash or a full disk.
 
@@ -31,4 +50,4 @@ def run(
     from stagerun.cli.running import RunOptions, run_command
 
     at_least(1, nproc=nproc, threads=threads)
-    sys.exit(run_command(RunOptions(folder, overrides, out, redo, keep, nproc, threads)))
+    sys.exit(run_command(RunOptions(folder, overrides, out, redo, keep, nproc, threads, log_format, log)))

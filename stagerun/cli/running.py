@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stagerun import store
+from stagerun.cli.logs import LOGS, SCREENS, Opened, Sink, in_format, require_evaluation, require_packages
 from stagerun.cli.options import output_folder
 from stagerun.cli.workers import Job, check_workers, devices, join, joined, load_everywhere, say, start, work
 from stagerun.errors import ExitCode
@@ -14,7 +15,7 @@ from stagerun.launch import StopRequest
 from stagerun.plan import Plan, make_plan, require_fresh
 from stagerun.plan.render import render_text
 from stagerun.recipe import Schedule
-from stagerun.report import Console, JsonLines, results_table
+from stagerun.report import JsonLines, results_table
 from stagerun.runner import results
 from stagerun.spec import load
 from stagerun.world import World
@@ -29,11 +30,14 @@ class RunOptions:
     keep: tuple[str, ...]
     nproc: int | None
     threads: int | None
+    log_format: str = "text"
+    log: tuple[str, ...] = ()
 
     def arguments(self) -> list[str]:
         """The command line of a worker."""
-        words = ["run", self.folder]
-        for option, values in (("--set", self.overrides), ("--redo", self.redo), ("--keep", self.keep)):
+        words = ["run", self.folder, "--log-format", self.log_format]
+        repeated = (("--set", self.overrides), ("--redo", self.redo), ("--keep", self.keep), ("--log", self.log))
+        for option, values in repeated:
             words += [word for value in values for word in (option, value)]
         if self.out is not None:
             words += ["--out", self.out]
@@ -42,6 +46,7 @@ class RunOptions:
 
 def run_command(options: RunOptions) -> int:
     """The exit code."""
+    require_packages(options.log)
     return work(_job(options)) if joined(options.nproc) else _start(options)
 
 
@@ -54,18 +59,19 @@ def _job(options: RunOptions) -> Job:
 
 def _start(options: RunOptions) -> int:
     schedule = load(options.folder, options.overrides)
+    require_evaluation(options.log, schedule)
     out = output_folder(schedule.name, options.out)
     plan = _look(schedule, out, options)
     if plan.next is None and not results.unfinished(plan, out):
-        say("nothing to do: every stage is done")
-        say(_table(plan, out))
+        say(in_format(options.log_format, "nothing to do: every stage is done"))
+        say(in_format(options.log_format, _table(plan, out)))
         return ExitCode.DONE
     nproc = options.nproc or devices()
     check_workers(schedule, nproc)
     from stagerun.runner.images import preflight
 
     preflight(schedule)
-    say(render_text(plan) + "\n")
+    say(in_format(options.log_format, render_text(plan) + "\n"))
     return start(options.arguments(), nproc, options.threads, _job(options))
 
 
@@ -78,7 +84,8 @@ def _look(schedule: Schedule, out: Path, options: RunOptions) -> Plan:
     require_fresh(plan)
     for name in options.redo:
         if not next(s for s in plan.stages if s.stage.name == name).again:
-            say(f"note: stage `{name}` is not stale, so --redo has nothing to do there")
+            text = f"note: stage `{name}` is not stale, so --redo has nothing to do there"
+            say(in_format(options.log_format, text))
     return plan
 
 
@@ -99,18 +106,21 @@ def _train(options: RunOptions, world: World, stop: StopRequest) -> int:
     out = output_folder(schedule.name, options.out)
     keeper = Keeper(schedule, out, options.redo, options.keep) if comm.rank == 0 else None
     with ExitStack() as stack:
-        sinks: list[Console | JsonLines] = []
+        sinks: list[Sink] = []
 
         def open_folder() -> None:
             assert keeper is not None
             stack.callback(keeper.close)
             keeper.open()
-            before = results.results(keeper.plan(), out)
-            parents = {stage.name: stage.parent for stage in schedule.stages}
-            display = {stage.name: stage.solver.display for stage in schedule.stages}
-            console = stack.enter_context(Console(display, parents, before))
-            sinks.append(console)
-            sinks.append(stack.enter_context(JsonLines(out / "log.jsonl", console.say)))
+            plan = keeper.plan()
+            before = results.results(plan, out)
+            screen = SCREENS[options.log_format](plan, before)
+            sinks.append(stack.enter_context(screen))
+            sinks.append(stack.enter_context(JsonLines(out / "log.jsonl", screen.say)))
+            require_evaluation(options.log, schedule)
+            opened = Opened(plan, out, before, screen.say)
+            for name in dict.fromkeys(options.log):
+                sinks.append(stack.enter_context(LOGS[name].make(opened)))
 
         rank0(comm, open_folder)
         last = None
