@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 class SnapshotRef:
     """One complete snapshot. `name` is its directory's name below OUT/snapshots; (stage, iter, attempt) is unique.
 
-    `id` is a digest of its weights, momentum and place, not of clock or machine: training the same thing again gives the
-    same id. `parent` is the id of the snapshot its stage started from, '' for the seed. `identity` is that of the stage
+    `id` is a digest of its tensors (weights, momentum, averaged weights) and place, not of clock or machine: training the
+    same thing again gives the same id. `parent` is the id of the snapshot its stage started from, '' for the seed. `identity` is that of the stage
     when it was trained (`recipe.Stage.identity`). `environment` is what the bits depend on besides: torch build,
     instruction set, threads, workers, reducer.
     """

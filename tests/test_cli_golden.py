@@ -53,9 +53,25 @@ def test_every_option_is_a_decision() -> None:
     }
     assert options == {
         "check": ["--set"],
+        "eval": ["--data", "--device-batch", "--ema", "--json", "--out", "--set", "--stage", "--threads", "--views"],
+        "export": ["--ema", "--force", "--onnx", "--out", "--output", "--rgb", "--safetensors", "--size", "--torch"],
         "help": [],
         "plan": ["--csv", "--json", "--keep", "--out", "--redo", "--set"],
-        "run": ["--keep", "--nproc", "--out", "--redo", "--set", "--threads"],
+        "rehearse": [
+            "--device-batch",
+            "--iters",
+            "--json",
+            "--nproc",
+            "--out",
+            "--set",
+            "--synthetic",
+            "--threads",
+            "--workers",
+        ],
+        "report": ["--by", "--diff", "--format", "--op", "--output"],
+        "run": ["--keep", "--log", "--log-format", "--nproc", "--out", "--redo", "--set", "--threads"],
+        "snapshots": ["--json", "--out", "--set", "--verify"],
+        "status": ["--json", "--out", "--set"],
     }
     assert sorted(o for p in main.params for o in p.opts) == ["--version"]
 

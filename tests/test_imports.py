@@ -24,7 +24,17 @@ finally:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["check", SCHEDULE], ["plan", SCHEDULE], ["plan", SCHEDULE, "--json"], ["help", "base_lr"], ["run", "--help"]],
+    [
+        ["check", SCHEDULE],
+        ["plan", SCHEDULE],
+        ["plan", SCHEDULE, "--json"],
+        ["help", "base_lr"],
+        ["run", "--help"],
+        ["status", SCHEDULE],
+        ["snapshots", SCHEDULE],
+        ["eval", "--help"],
+        ["export", "--help"],
+    ],
     ids=" ".join,
 )
 def test_only_light_modules_are_loaded(arguments: list[str], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent / "stagerun"
 FLOORS = [
     {"errors", "text", "units", "knobs", "proto"},
     {"world", "events", "recipe", "snapshots"},
-    {"schedule", "order"},
+    {"schedule", "order", "pace"},
     {"spec"},
     {"plan", "store", "data"},
     {"models", "comm"},

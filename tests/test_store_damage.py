@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -60,13 +61,31 @@ def is_detected(out: Path, ref: SnapshotRef) -> bool:
     if inventory.damaged:
         assert inventory.snapshots == ()
         return inventory.damaged == (ref.name,)
-    try:
-        store.read(DISK, out, ref)
-    except Damaged as error:
-        assert error.name == ref.name
-        assert error.exit_code == ExitCode.RESUME_REFUSED
-        return True
-    return False
+    found = []
+    for read in (
+        lambda: store.read(DISK, out, ref),
+        lambda: store.read_folder(DISK, out / "snapshots" / ref.name),
+        lambda: [store.read_file(DISK, out, ref.name, file) for file in FILES],
+    ):
+        try:
+            read()
+            found.append(False)
+        except Damaged as error:
+            assert error.name == ref.name
+            assert error.exit_code == ExitCode.RESUME_REFUSED
+            found.append(True)
+    assert len(set(found)) == 1
+    return found[0]
+
+
+def test_a_snapshot_is_read_wherever_it_lies(out: Path, tmp_path: Path) -> None:
+    ref = the_one(out)
+    moved = tmp_path / "elsewhere" / ref.name
+    shutil.copytree(out / "snapshots" / ref.name, moved)
+    assert store.read_folder(DISK, moved) == (ref, FILES)
+    assert store.read_file(DISK, out, ref.name, "state.json") == FILES["state.json"]
+    with pytest.raises(Damaged, match=r"has no ema\.safetensors"):
+        store.read_file(DISK, out, ref.name, "ema.safetensors")
 
 
 def test_what_is_committed_is_read(out: Path) -> None:

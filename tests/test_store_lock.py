@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,40 @@ def test_control_characters_in_the_lock_file_do_not_reach_the_terminal(tmp_path:
             Lock(tmp_path).acquire()
         assert "\x1b" not in caught.value.message
         assert len(caught.value.message) < 600
+
+
+def test_the_holder_is_told_to_whoever_asks(tmp_path: Path) -> None:
+    assert store.holder(tmp_path) is None and not (tmp_path / "lock").exists()
+    before = time.time()
+    process, _ = start_holder(tmp_path)
+    found = store.holder(tmp_path)
+    kill(process)
+    assert found is not None and found.since is not None
+    assert (found.pid, found.host) == (process.pid, os.uname().nodename)
+    assert int(before) <= found.since <= time.time()
+    assert store.holder(tmp_path) is None
+
+
+def test_a_holder_without_a_readable_name(tmp_path: Path) -> None:
+    with Lock(tmp_path):
+        for written, shown in (
+            (b"", ""),
+            (b"\x1b[31mprocess x", "[31mprocess x"),
+            (b"process 7 on h, since 2026-02-31 10:00:00 +0000", "process 7 on h, since 2026-02-31 10:00:00 +0000"),
+        ):
+            (tmp_path / "lock").write_bytes(written)
+            assert store.holder(tmp_path) == store.Holder(shown)
+
+
+def test_who_only_looks_does_not_keep_a_run_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The moment in which `holder` has the lock itself ends while the run waits to try again."""
+    with Lock(tmp_path):
+        pass
+    with open(tmp_path / "lock", "rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        monkeypatch.setattr(time, "sleep", lambda seconds: fcntl.flock(looking, fcntl.LOCK_UN))
+        with Lock(tmp_path):
+            pass
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])

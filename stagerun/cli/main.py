@@ -10,8 +10,12 @@ from typing import Any
 import click
 
 import stagerun
+from stagerun.cli.commands_look import snapshots, status
 from stagerun.cli.commands_plan import check, help_command, plan
+from stagerun.cli.commands_rehearse import rehearse
+from stagerun.cli.commands_report import report
 from stagerun.cli.commands_run import run
+from stagerun.cli.commands_weights import eval_command, export
 from stagerun.errors import EXIT_MEANINGS, ExitCode
 
 EXIT_CODES = "\b\nExit codes:\n" + "\n".join(f"  {int(code):3}  {text}" for code, text in EXIT_MEANINGS.items())
@@ -38,13 +42,19 @@ def main() -> None:
     """Trains a staged schedule, written as a folder of solver files, as one job.
 
     \b
-    stagerun check DIR    every mistake in the files at once
-    stagerun plan DIR     what will run: stages, epochs, learning rate, joints
-    stagerun run DIR      runs what is not yet done; the same command goes on after anything
-    stagerun help FIELD   the manual of the solver files
+    stagerun check DIR        every mistake in the files at once
+    stagerun plan DIR         what will run: stages, epochs, learning rate, joints
+    stagerun rehearse DIR     all stages with a few iterations, and what the real run will take
+    stagerun run DIR          runs what is not yet done; the same command goes on after anything
+    stagerun status DIR       whether a run is alive, how far it is, its warnings
+    stagerun snapshots DIR    what is saved, whole or damaged, and what started from it
+    stagerun eval SNAPSHOT    top-1, top-5 and loss of what was trained
+    stagerun export SNAPSHOT  its network as safetensors, for torch, or as ONNX
+    stagerun report OUT       tables and curves of one run or several
+    stagerun help FIELD       the manual of the solver files
     """
 
 
-COMMANDS = (check, plan, run, help_command)
+COMMANDS = (check, plan, rehearse, run, status, snapshots, eval_command, export, report, help_command)
 for command in COMMANDS:
     main.add_command(command)

@@ -12,6 +12,7 @@ _STAGE = re.compile(r"[A-Za-z0-9_-]+")
 # One spelling for each number: zeros in front only up to the usual width, so that no two names mean one snapshot.
 _SNAPSHOT = r"(?P<stage>[A-Za-z0-9_-]+)-(?P<iter>[0-9]{8}|[1-9][0-9]{8,})-a(?P<attempt>[0-9]{4}|[1-9][0-9]{4,})"
 _COMPLETE = re.compile(_SNAPSHOT)
+_ASIDE = re.compile(rf"\.bad-{_SNAPSHOT}(?:-[0-9]+)?")
 _ANY = re.compile(rf"(?:\.(?:tmp|bad|trash)-)?{_SNAPSHOT}(?:-[0-9a-f]+)?")
 _TEMP, _BAD, _TRASH = ".tmp-", ".bad-", ".trash-"
 
@@ -72,6 +73,12 @@ def trash_name(name: str) -> str:
 def bad_name(name: str, count: int) -> str:
     """The name of a damaged snapshot that is set aside; `count` is above 1 when that name is taken."""
     return f"{_BAD}{name}" + (f"-{count}" if count > 1 else "")
+
+
+def place_aside(name: str) -> Place | None:
+    """What the name of a snapshot that was set aside says; None for another name."""
+    match = _ASIDE.fullmatch(name)
+    return Place(match["stage"], int(match["iter"]), int(match["attempt"])) if match else None
 
 
 def is_leftover(name: str) -> bool:

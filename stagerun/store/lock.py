@@ -9,7 +9,10 @@ by the mere existence of a file outlives a killed run, which is the common end o
 import errno
 import fcntl
 import os
+import re
 import time
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
@@ -18,6 +21,60 @@ from stagerun.store.faults import reporting
 from stagerun.store.layout import lock_file
 
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+
+# `holder` has the lock for an instant, to see whether it can be had. A run that starts just then tries again.
+_TRIES, _PAUSE = 6, 0.02
+
+_NAME = re.compile(r"process (\d+) on (\S+), since (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4})")
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a lock: `text` as it wrote it; the others are None where that is not to be read.
+
+    A holder that has just started may not have written its name yet; then it is its predecessor's. `since` is in seconds
+    since the epoch, to the second, of the holder's clock.
+    """
+
+    text: str
+    pid: int | None = None
+    host: str | None = None
+    since: float | None = None
+
+
+def holder(out: Path) -> Holder | None:
+    """Who holds the output folder now; None if nobody does. Changes nothing. StorageError, PermissionDenied."""
+    path = lock_file(out)
+    with reporting("see who holds the output folder", path):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return None
+        except BlockingIOError:
+            text = _written(fd)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:  # no run has it: `acquire` refuses there
+                return None
+            raise
+        finally:
+            os.close(fd)
+    match = _NAME.fullmatch(text)
+    if match is None:
+        return Holder(text)
+    try:
+        since = datetime.strptime(match[3], "%Y-%m-%d %H:%M:%S %z").timestamp()
+    except ValueError:  # the 31st of February
+        return Holder(text)
+    return Holder(text, int(match[1]), match[2], since)
+
+
+def _written(fd: int) -> str:
+    """What stands in the lock file, on one line and printable."""
+    text = os.pread(fd, 300, 0).decode(errors="replace").strip()
+    return "".join(c for c in text if c.isprintable())
 
 
 class Lock:
@@ -28,7 +85,7 @@ class Lock:
         self._fd: int | None = None
 
     def acquire(self) -> None:
-        """Doesn't wait. FolderInUseError names the holder; StorageError, PermissionDenied."""
+        """Doesn't wait for a holder to end. FolderInUseError names it; StorageError, PermissionDenied."""
         path = lock_file(self.out)
         with reporting("lock the output folder", path):
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
@@ -61,14 +118,13 @@ class Lock:
 
     def _take(self, fd: int) -> None:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            if _try(fd):
+                return
             # A holder that has just started may not have written its name yet; then the line is its predecessor's.
-            holder = os.pread(fd, 300, 0).decode(errors="replace").strip()
-            who = "".join(c for c in holder if c.isprintable()) or "no name yet"
             raise FolderInUseError(
-                f"another run holds {self.out}: {who}", "wait for it, stop it, or choose another folder with --out"
-            ) from None
+                f"another run holds {self.out}: {_written(fd) or 'no name yet'}",
+                "wait for it, stop it, or choose another folder with --out",
+            )
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 with reporting("lock the output folder", lock_file(self.out)):
@@ -78,6 +134,19 @@ class Lock:
                 "choose a folder on another file system with --out, or have this one mounted with locks "
                 "(Lustre: `flock`; NFS: a running lock service)",
             ) from error
+
+
+def _try(fd: int) -> bool:
+    """Whether the lock could be had; OSError where there are no locks."""
+    for attempt in range(_TRIES):
+        if attempt:
+            time.sleep(_PAUSE)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            continue
+    return False
 
 
 def _myself() -> str:

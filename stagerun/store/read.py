@@ -11,8 +11,8 @@ from pathlib import Path
 from stagerun.snapshots import Inventory, SnapshotRef
 from stagerun.store.disk import Disk, rename_to_new
 from stagerun.store.faults import Damaged, reading, reporting
-from stagerun.store.layout import MANIFEST, attempt_of, bad_name, parse_name, snapshots_folder
-from stagerun.store.manifest import MAX_BYTES, Manifest, parse
+from stagerun.store.layout import MANIFEST, Place, attempt_of, bad_name, parse_name, place_aside, snapshots_folder
+from stagerun.store.manifest import MAX_BYTES, FileEntry, Manifest, parse
 
 
 def inventory(disk: Disk, out: Path) -> Inventory:
@@ -41,7 +41,11 @@ def inventory(disk: Disk, out: Path) -> Inventory:
 
 def inspect(disk: Disk, out: Path, name: str) -> Manifest:
     """The manifest of a complete snapshot. Damaged, ResumeRefused, StorageError, PermissionDenied."""
-    folder = snapshots_folder(out) / name
+    return _inspect(disk, snapshots_folder(out) / name)
+
+
+def _inspect(disk: Disk, folder: Path) -> Manifest:
+    name = folder.name
     with reading(name, MANIFEST, folder):
         data = disk.read(folder / MANIFEST, MAX_BYTES)
     manifest = parse(data, name)
@@ -62,14 +66,29 @@ def read(disk: Disk, out: Path, ref: SnapshotRef) -> dict[str, bytes]:
     if manifest.id != ref.id:
         raise Damaged(ref.name, f"it has id {manifest.id}, not {ref.id}")
     folder = snapshots_folder(out) / ref.name
-    files = {}
-    for file, entry in manifest.files.items():
-        with reading(ref.name, file, folder):
-            data = disk.read(folder / file, entry.size)
-        if len(data) != entry.size or hashlib.sha256(data).hexdigest() != entry.sha256:
-            raise Damaged(ref.name, f"{file} is not as it was written")
-        files[file] = data
-    return files
+    return {file: _verified(disk, folder, file, entry) for file, entry in manifest.files.items()}
+
+
+def read_file(disk: Disk, out: Path, name: str, file: str) -> bytes:
+    """One file of a snapshot, as it was written. Errors as of `read`; Damaged, too, if the snapshot has no such file."""
+    entry = inspect(disk, out, name).files.get(file)
+    if entry is None:
+        raise Damaged(name, f"it has no {file}")
+    return _verified(disk, snapshots_folder(out) / name, file, entry)
+
+
+def read_folder(disk: Disk, folder: Path) -> tuple[SnapshotRef, dict[str, bytes]]:
+    """The snapshot in a folder, wherever it lies, under its own name, and its files. Errors as of `read`."""
+    manifest = _inspect(disk, folder)
+    return manifest.ref(), {file: _verified(disk, folder, file, entry) for file, entry in manifest.files.items()}
+
+
+def _verified(disk: Disk, folder: Path, file: str, entry: FileEntry) -> bytes:
+    with reading(folder.name, file, folder):
+        data = disk.read(folder / file, entry.size)
+    if len(data) != entry.size or hashlib.sha256(data).hexdigest() != entry.sha256:
+        raise Damaged(folder.name, f"{file} is not as it was written")
+    return data
 
 
 def set_aside(disk: Disk, out: Path, name: str) -> str:
@@ -86,6 +105,12 @@ def set_aside(disk: Disk, out: Path, name: str) -> str:
         rename_to_new(disk, root / name, root / bad_name(name, count))
         disk.sync_folder(root)
     return bad_name(name, count)
+
+
+def aside(disk: Disk, out: Path) -> dict[str, Place]:
+    """The damaged snapshots that were set aside: their present names, and the places that they say."""
+    places = {name: place_aside(name) for name in sorted(_names(disk, snapshots_folder(out)))}
+    return {name: place for name, place in places.items() if place is not None}
 
 
 def attempts_seen(disk: Disk, out: Path) -> tuple[int, ...]:

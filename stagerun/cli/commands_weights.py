@@ -1,0 +1,106 @@
+"""`stagerun eval` and `export`: what a snapshot is worth, and its weights for other programs."""
+
+import click
+
+from stagerun.cli.ending import guarded
+from stagerun.cli.options import at_least
+
+EMA = click.option("--ema", is_flag=True, help="The averaged weights (`ema_decay`) in place of the trained ones.")
+
+
+@click.command("eval")
+@click.argument("what", metavar="SNAPSHOT|DIR")
+@click.option(
+    "--out", metavar="FOLDER", help="Output folder of DIR, or of a SNAPSHOT's name.  [default of DIR: ./out/NAME]"
+)
+@click.option("--stage", metavar="STAGE", help="Of DIR, the end of this stage alone.")
+@click.option(
+    "--set", "overrides", metavar="STAGE.FIELD=VALUE", multiple=True, help="Change a field of DIR for this command."
+)
+@click.option("--data", metavar="LMDB", help="Evaluate on these images, all of them, in place of the recipe's.")
+@click.option(
+    "--views",
+    type=click.Choice(["one", "flip", "10crop"]),
+    default="one",
+    show_default=True,
+    help="What is averaged for an image: nothing; it and its mirror; four corners, centre, and their mirrors.",
+)
+@click.option("--device-batch", type=int, metavar="N", help="Images per forward pass.  [default: test_batch_size]")
+@click.option("--threads", type=int, metavar="N", help="Threads.  [default: OMP_NUM_THREADS, or one per processor]")
+@EMA
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@guarded
+def eval_command(
+    what: str,
+    out: str | None,
+    stage: str | None,
+    overrides: tuple[str, ...],
+    data: str | None,
+    views: str,
+    device_batch: int | None,
+    threads: int | None,
+    ema: bool,
+    as_json: bool,
+) -> None:
+    """Evaluates a snapshot: top-1, top-5 and loss over the validation images.
+
+    SNAPSHOT is a snapshot's directory, or its name with --out. Images and transform are those of the recipe inside of it.
+    Of DIR, a schedule's folder or an output folder, the end of every finished stage is evaluated; images and transform are
+    then those that the schedule names now.
+
+    With --views the softmax outputs of the views are averaged, and the loss is that of the average. The ten crops are
+    taken from the image as it is before the centre crop. Without views, with as many threads and the same device batch,
+    the numbers are those that `run` printed; a stage with `compile` may differ in the last digits.
+    """
+    from stagerun.cli.choosing import choose
+    from stagerun.cli.evaluating import EvalOptions, evaluate_all
+
+    at_least(1, device_batch=device_batch, threads=threads)
+    chosen = choose(what, overrides, out, stage)
+    for note in chosen.notes:
+        click.echo(f"note: {note}", err=True)
+    evaluate_all(
+        chosen,
+        EvalOptions(data=data, views=views, device_batch=device_batch, threads=threads, ema=ema, as_json=as_json),
+    )
+
+
+@click.command()
+@click.argument("snapshot", metavar="SNAPSHOT")
+@click.option("--out", metavar="FOLDER", help="Output folder, where SNAPSHOT is a name.")
+@click.option("--safetensors", is_flag=True, help="Weights by torchvision's names, and what must be known as metadata.")
+@click.option("--torch", is_flag=True, help="A state_dict, for torch.load(FILE, weights_only=True).")
+@click.option("--onnx", is_flag=True, help="The graph from bytes to logits, mean and scale inside, for any batch.")
+@click.option("--output", metavar="FILE", help="File to write.  [default: ./SNAPSHOT with .safetensors, .pth or .onnx]")
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@EMA
+@click.option("--rgb", is_flag=True, help="For images with R, G, B; as trained it is B, G, R.")
+@click.option("--size", type=int, metavar="N", help="Side of the images of --onnx, in pixels.  [default: crop_size]")
+@guarded
+def export(
+    snapshot: str,
+    out: str | None,
+    safetensors: bool,
+    torch: bool,
+    onnx: bool,
+    output: str | None,
+    force: bool,
+    ema: bool,
+    rgb: bool,
+    size: int | None,
+) -> None:
+    """Writes a snapshot's network as a file for other programs, and says what it expects of images.
+
+    SNAPSHOT is a snapshot's directory, or its name with --out. The networks are trained on (value - mean_value) * scale of
+    values 0..255, in the order of the records' channels, which is B, G, R in Caffe's LMDBs. --safetensors and --torch hold
+    the weights as they are; whoever uses them must normalise as is printed. --rgb swaps the inputs of the first
+    convolution, which changes nothing else. Logits come out; softmax makes probabilities of them.
+    """
+    from stagerun.cli.choosing import choose_snapshot
+    from stagerun.cli.exporting import ExportOptions, export_snapshot
+
+    at_least(1, size=size)
+    chosen = {"safetensors": safetensors, "torch": torch, "onnx": onnx}
+    kinds = tuple(kind for kind, asked in chosen.items() if asked)
+    options = ExportOptions(kinds=kinds, output=output, force=force, ema=ema, rgb=rgb, side=size)
+    export_snapshot(choose_snapshot(snapshot, out), options)

@@ -1,0 +1,222 @@
+"""What `status` and `snapshots` look at: an output folder, its snapshots and their results. Changes nothing, takes no lock."""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from stagerun import store
+from stagerun.cli.options import output_folder
+from stagerun.errors import ResumeRefused, StagerunError, UsageError
+from stagerun.events import StageFinished
+from stagerun.recipe import Schedule
+from stagerun.runner.keeper import RECIPE, STATE, progress_of
+from stagerun.runner.results import read_result
+from stagerun.snapshots import Inventory, SnapshotRef
+from stagerun.spec import load
+from stagerun.spec.resolve import SCHEDULE_FILE
+from stagerun.spec.stored import read_recipe
+from stagerun.store.layout import MANIFEST, snapshots_folder
+from stagerun.text import columns, count, size
+
+LOG = "log.jsonl"
+DISK = store.LocalDisk()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An output folder, and the schedule it belongs to if that was named."""
+
+    out: Path
+    schedule: Schedule | None = None
+
+
+def find_target(folder: str, overrides: Sequence[str], out: str | None) -> Target:
+    """DIR of a command: a schedule's folder, or an output folder. RecipeError, UsageError."""
+    path = Path(folder)
+    if os.path.exists(path / SCHEDULE_FILE) or not os.path.isdir(path):
+        schedule = load(folder, overrides)
+        return Target(output_folder(schedule.name, out), schedule)
+    if not (os.path.isdir(path / "snapshots") or os.path.exists(path / LOG)):
+        raise UsageError(
+            f"{folder} is neither a schedule's folder ({SCHEDULE_FILE}) nor an output folder (snapshots, {LOG})",
+            "give the folder that `stagerun run` was given, or the one that it writes to",
+        )
+    if out is not None or overrides:
+        raise UsageError(
+            f"{folder} is an output folder: --out and --set belong to a schedule's folder",
+            "leave them out, or give the schedule's folder",
+        )
+    return Target(path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A snapshot as `snapshots` shows it. `epoch` is that of the whole schedule along the path of ancestors.
+
+    `state`: complete, damaged, or set aside. `end` whether its stage ends with it; `started` the stages that started from
+    it. `written`: seconds since the epoch, by the file system.
+    """
+
+    name: str
+    stage: str
+    iter: int
+    attempt: int
+    state: str
+    reason: str = ""
+    epoch: float | None = None
+    bytes: int | None = None
+    written: float | None = None
+    result: StageFinished | None = None
+    end: bool = False
+    started: tuple[str, ...] = ()
+
+
+def list_snapshots(out: Path, verify: bool = False) -> list[Found]:
+    """Every snapshot, in the order of stages, attempts and iterations. `verify` reads every byte of them.
+
+    Errors as of `store.inventory`.
+    """
+    inventory = store.inventory(DISK, out)
+    found = [_complete(out, ref, inventory, verify) for ref in inventory.snapshots]
+    found += [_damaged(out, name) for name in inventory.damaged]
+    found += _set_aside(out)
+    # A run that goes on may have deleted some while they were looked at.
+    found = [f for f in found if f.state == "complete" or os.path.exists(snapshots_folder(out) / f.name)]
+    order = stage_order(out, inventory)
+
+    def place(f: Found) -> tuple[int, str, int, int]:
+        return order.index(f.stage) if f.stage in order else len(order), f.stage, f.attempt, f.iter
+
+    return sorted(found, key=place)
+
+
+def snapshots_text(out: Path, found: Sequence[Found]) -> str:
+    """A table of `list_snapshots`, and how much it is in all."""
+    if not found:
+        return f"no snapshots in {out}"
+    averaged = any(f.result is not None and f.result.ema_top1 is not None for f in found)
+    header = ["snapshot", "iteration", "epoch", "size", "written", "top-1", "state", "end of", "started"]
+    rows = [header[:6] + ["EMA top-1"] * averaged + header[6:]]
+    for f in found:
+        top1 = [percent(f.result.top1 if f.result else None)]
+        top1 += [percent(f.result.ema_top1 if f.result else None)] * averaged
+        rows.append(
+            [
+                f.name,
+                str(f.iter),
+                "" if f.epoch is None else f"{f.epoch:.2f}",
+                "" if f.bytes is None else size(f.bytes),
+                "" if f.written is None else date(f.written),
+                *top1,
+                f.state,
+                f.stage if f.end else "",
+                ", ".join(f.started),
+            ]
+        )
+    whole = [f for f in found if f.state == "complete"]
+    lines = [*columns(rows), f"{count(len(whole), 'complete snapshot')}, {size(sum(f.bytes or 0 for f in whole))}"]
+    return "\n".join([*lines, *(f"damaged: {f.name}: {f.reason}" for f in found if f.state == "damaged")])
+
+
+def snapshots_json(out: Path, found: Sequence[Found]) -> str:
+    return json.dumps({"out": str(out), "snapshots": [asdict(f) for f in found]}, indent=1)
+
+
+def refuse_damaged(found: Sequence[Found]) -> None:
+    """ResumeRefused if any of them is damaged; one that was set aside is out of the way already."""
+    damaged = [f for f in found if f.state == "damaged"]
+    if damaged:
+        raise ResumeRefused(
+            f"{count(len(damaged), 'snapshot')} damaged",
+            "`run` passes them over; delete them, or keep them for somebody to look at",
+        )
+
+
+def date(seconds: float) -> str:
+    """A time of this machine's clock, in its time zone."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.2f} %"
+
+
+def stage_order(out: Path, inventory: Inventory) -> list[str]:
+    """Names of the stages as the recipe in the newest snapshot has them; none if it can't be read."""
+    newest = newest_snapshot(out, inventory)
+    if newest is None:
+        return []
+    try:
+        text = store.read_file(DISK, out, newest.name, RECIPE).decode()
+        return [stage.name for stage in read_recipe(text).stages]
+    except (StagerunError, ValueError):
+        return []
+
+
+def newest_snapshot(out: Path, inventory: Inventory) -> SnapshotRef | None:
+    """The one written last."""
+    return max(inventory.snapshots, key=lambda ref: written(out, ref.name) or 0.0, default=None)
+
+
+def written(out: Path, name: str) -> float | None:
+    """When a snapshot was written, by the file system. None if it is gone meanwhile."""
+    try:
+        return (snapshots_folder(out) / name / MANIFEST).stat().st_mtime
+    except OSError:
+        return None
+
+
+def last_result(out: Path, refs: Sequence[SnapshotRef]) -> tuple[SnapshotRef, StageFinished] | None:
+    """The newest of a stage's snapshots that was evaluated, and its result."""
+    for ref in sorted(refs, key=lambda ref: (ref.attempt, ref.iter), reverse=True):
+        if (result := read_result(out, ref)) is not None:
+            return ref, result
+    return None
+
+
+def _complete(out: Path, ref: SnapshotRef, inventory: Inventory, verify: bool) -> Found:
+    epoch, reason = None, ""
+    try:
+        if verify:
+            store.read(DISK, out, ref)
+        position = progress_of({STATE: store.read_file(DISK, out, ref.name, STATE)}).position
+        epoch = position / int(ref.identity["data.train.images"])
+    except store.Damaged as error:
+        reason = error.reason
+    except (ValueError, KeyError, TypeError):
+        pass  # made by something else than `run`: its epoch is not known
+    return Found(
+        name=ref.name,
+        stage=ref.stage,
+        iter=ref.iter,
+        attempt=ref.attempt,
+        state="damaged" if reason else "complete",
+        reason=reason,
+        epoch=epoch,
+        bytes=ref.bytes,
+        written=written(out, ref.name),
+        result=read_result(out, ref),
+        end=ref.identity.get("solver.max_iter") == str(ref.iter),
+        started=tuple(dict.fromkeys(other.stage for other in inventory.snapshots if other.parent == ref.id)),
+    )
+
+
+def _damaged(out: Path, name: str) -> Found:
+    place = store.parse_name(name)
+    assert place is not None  # an inventory has no other names
+    try:
+        store.read_file(DISK, out, name, STATE)
+        reason = "it was not there when it was looked at"
+    except store.Damaged as error:
+        reason = error.reason
+    return Found(name=name, **place._asdict(), state="damaged", reason=reason, written=written(out, name))
+
+
+def _set_aside(out: Path) -> list[Found]:
+    return [
+        Found(name=name, **place._asdict(), state="set aside", written=written(out, name))
+        for name, place in store.aside(DISK, out).items()
+    ]

@@ -1,0 +1,88 @@
+"""A Status as a person reads it, and as JSON. Pure."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+
+from stagerun.cli.looking import percent
+from stagerun.cli.status import Status
+from stagerun.text import columns, count, duration, size
+
+MOST_WARNINGS = 10
+
+
+def status_json(status: Status) -> str:
+    return json.dumps(asdict(status), indent=1)
+
+
+def status_text(status: Status, now: float) -> str:
+    """`now` in seconds since the epoch."""
+
+    def ago(time: float) -> str:
+        return duration(max(0.0, now - time))  # another machine's clock may be ahead
+
+    lines = [f"{status.schedule}: {_headline(status, ago)}"]
+    if status.run is not None:
+        threads = count(status.run.threads, "thread")
+        lines.append(
+            f"{count(status.run.workers, 'worker')} on {status.run.device}, {threads} each, output in {status.out}"
+        )
+    if status.progress is not None and status.state != "finished":
+        lines.append(status.progress.line)
+    if status.state == "running" and status.last_logged is not None:
+        lines.append(f"last logged {ago(status.last_logged)} ago: {status.last_event}")
+    if status.snapshot is not None:
+        age = "" if status.snapshot.written is None else f", {ago(status.snapshot.written)} old"
+        lines.append(f"newest snapshot {status.snapshot.name}, {size(status.snapshot.bytes)}{age}")
+    if status.evaluations:
+        lines += ["", *_table(status)]
+    lines += _warnings(status, ago)
+    return "\n".join(lines)
+
+
+def _headline(status: Status, ago: Callable[[float], str]) -> str:
+    when = f"{ago(status.last_logged)} ago" if status.last_logged is not None else ""
+    at = f" in {status.progress.stage} after iteration {status.progress.iter}" if status.progress else ""
+    who = (status.holder.text or "a process without a name yet") if status.holder else ""
+    match status.state:
+        case "starting":
+            return f"starting, nothing logged yet: {who}"
+        case "running":
+            return f"running: {who}"
+        case "finished":
+            return f"finished {when}"
+        case "stopped":
+            return f"stopped {when}{at} ({status.reason}), everything is saved: the same `stagerun run` goes on"
+        case "killed":
+            return f"killed, or ended by an error, {when}{at}: the same `stagerun run` goes on"
+    return f"nothing has been run yet in {status.out}"
+
+
+def _table(status: Status) -> list[str]:
+    averaged = any(e.ema_top1 is not None for e in status.evaluations)
+    rows = [["evaluated", "iteration", "top-1", "top-5", "loss", *["EMA top-1"] * averaged, "snapshot"]]
+    for e in status.evaluations:
+        rows.append(
+            [
+                e.stage,
+                str(e.iter),
+                percent(e.top1),
+                percent(e.top5),
+                "" if e.loss is None else f"{e.loss:.4f}",
+                *[percent(e.ema_top1)] * averaged,
+                e.snapshot,
+            ]
+        )
+    return columns(rows)
+
+
+def _warnings(status: Status, ago: Callable[[float], str]) -> list[str]:
+    lines = []
+    if status.silent and status.last_logged is not None:
+        lines.append(f"warning: nothing has been logged for {ago(status.last_logged)}, though the run is alive")
+    if len(status.warnings) > MOST_WARNINGS:
+        lines.append(f"{len(status.warnings) - MOST_WARNINGS} older warnings are in log.jsonl")
+    lines += [f"warning {ago(w.time)} ago: {w.text}" for w in status.warnings[-MOST_WARNINGS:]]
+    if status.unreadable_lines:
+        lines.append(f"warning: {count(status.unreadable_lines, 'line')} of log.jsonl can't be read")
+    return ["", *lines] if lines else []

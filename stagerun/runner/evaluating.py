@@ -1,0 +1,112 @@
+"""One snapshot, evaluated by itself in one process: `stagerun eval`."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from stagerun.comm import SoloComm
+from stagerun.data.crops import CROPS, CropLoader
+from stagerun.data.lmdb_source import LmdbSource, data_file
+from stagerun.data.loader import Loader
+from stagerun.engine.device import dtype_of
+from stagerun.engine.evaluate import Score, evaluate
+from stagerun.engine.images import Batch, Normalise
+from stagerun.engine.views import Averaged, Views
+from stagerun.errors import DataError, UsageError
+from stagerun.recipe import Schedule
+from stagerun.runner.stored import Stored, load_network
+
+DATA_HINT = "name the folder of an LMDB with --data"
+
+# Shown while it goes on: batches done come out of it as they went in.
+Watch = Callable[[Iterable[Batch], int], Iterable[Batch]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """How to evaluate. `data` is the folder of an LMDB in place of the recipe's; `batch` images per forward pass in place of
+    its test_batch_size."""
+
+    views: Views = Views.ONE
+    data: str | None = None
+    batch: int | None = None
+    ema: bool = False
+
+
+def use_schedule(stored: Stored, schedule: Schedule) -> Stored:
+    """The snapshot, evaluated as `schedule` says now: its images and its transform of evaluations. Which of these it was
+    trained with is not part of what a snapshot is."""
+    now = schedule.stage(stored.stage.name).solver
+    solver = replace(stored.stage.solver, test_transform=now.test_transform, test_batch_size=now.test_batch_size)
+    return replace(
+        stored,
+        schedule=replace(stored.schedule, data=replace(stored.schedule.data, val=schedule.data.val)),
+        stage=replace(stored.stage, solver=solver),
+    )
+
+
+def score(stored: Stored, wanted: Wanted, device: torch.device, watch: Watch) -> Score:
+    """Top-1, top-5 and loss over every image. Without views, and with as many threads, those that `run` gave the snapshot,
+    but for rounding where the stage has `compile`: one evaluation is not worth compiling for.
+
+    UsageError, DataError, ResumeRefused, PermissionDenied.
+    """
+    solver, loader = stored.stage.solver, _loader(stored, wanted)
+    loader.preflight()
+    model: nn.Module = load_network(stored, device, wanted.ema)
+    if wanted.views is not Views.ONE:
+        model = Averaged(model, CROPS if wanted.views is Views.TEN_CROP else 1)
+    normalise = Normalise(
+        solver.test_transform, stored.schedule.model.channels, device, dtype_of(solver.precision), solver.channels_last
+    )
+    size = wanted.batch or solver.test_batch_size
+    images = len(loader.records)
+    num_batches = -(-images // size)
+    asked = ((first, min(size, images - first)) for first in range(0, images, size))
+    try:
+        with loader.stream(asked) as batches:
+            numbered = enumerate(watch(batches, num_batches))
+            found = evaluate(model, numbered, num_batches, normalise, solver.precision, SoloComm(), lambda: False)
+    except torch.OutOfMemoryError as error:
+        raise UsageError(
+            f"out of memory on the GPU with {size} images at a time", "give a smaller --device-batch"
+        ) from error
+    assert found is not None  # nobody asked it to stop
+    return found
+
+
+def _loader(stored: Stored, wanted: Wanted) -> Loader:
+    model, solver = stored.schedule.model, stored.stage.solver
+    records = _records(stored, wanted)
+    if wanted.views is Views.TEN_CROP:
+        return CropLoader(records, solver.test_transform, channels=model.channels, num_classes=model.num_classes)
+    return Loader(
+        records,
+        solver.test_transform,
+        train=False,
+        channels=model.channels,
+        num_classes=model.num_classes,
+        seed=solver.random_seed,
+        images=len(records),
+        shuffle=False,
+    )
+
+
+def _records(stored: Stored, wanted: Wanted) -> LmdbSource:
+    val, name = stored.schedule.data.val, stored.ref.name
+    path = wanted.data if wanted.data is not None else val.path if val is not None else None
+    if path is None:
+        raise UsageError(f"the recipe of snapshot {name} has no validation images (data.val)", DATA_HINT)
+    try:
+        data_file(path)
+    except DataError as error:
+        raise DataError(error.message, DATA_HINT) from error
+    records = LmdbSource(path)
+    if wanted.data is None and val is not None and len(records) != val.images:
+        raise DataError(
+            f"{path}: holds {len(records)} records, but the recipe says images: {val.images}",
+            f"if these are the images to evaluate on, say so: --data {path}",
+        )
+    return records

@@ -1,0 +1,133 @@
+"""One snapshot as a file for other programs, and what must be known to use it: `stagerun export`."""
+
+from dataclasses import dataclass
+
+import torch
+
+import stagerun
+from stagerun.engine.export import Deployed, Format, channel_means, for_rgb, to_onnx, to_safetensors, to_torch
+from stagerun.engine.state import restore
+from stagerun.errors import UsageError
+from stagerun.models.catalog import ARGUMENTS
+from stagerun.recipe import Model, Transform
+from stagerun.runner.stored import Stored, load_network, saved_weights
+from stagerun.spec.networks import NETWORKS, TORCHVISION
+from stagerun.text import count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """`side` of the images that an ONNX graph takes, in pixels; default: the evaluation's crop_size."""
+
+    format: Format
+    ema: bool = False
+    rgb: bool = False
+    side: int | None = None
+
+
+def export(stored: Stored, wanted: Wanted) -> tuple[bytes, list[str]]:
+    """The file, and what its user must know, a line each. UsageError, ResumeRefused."""
+    model, transform = stored.schedule.model, stored.stage.solver.test_transform
+    if wanted.rgb and model.channels != 3:
+        raise UsageError(
+            f"--rgb, but the network takes images of {count(model.channels, 'channel')}", "leave --rgb out"
+        )
+    side = _side(stored, wanted) if wanted.format is Format.ONNX else None
+    network = load_network(stored, torch.device("cpu"), wanted.ema)
+    weights = saved_weights(stored, wanted.ema)
+    if wanted.rgb:
+        weights = for_rgb(weights, network)
+        restore(dict(network.state_dict()), weights)
+    facts = facts_of(stored, wanted, side)
+    lines = [f"input: {facts['input']}", *_before(transform), f"output: {facts['output']}"]
+    if side is not None:
+        means = channel_means(transform, model.channels, wanted.rgb)
+        return to_onnx(Deployed(network, means, transform.scale), model.channels, side, facts), lines
+    data = to_torch(weights) if wanted.format is Format.TORCH else to_safetensors(weights, facts)
+    return data, [*lines, in_torchvision(model)]
+
+
+def _side(stored: Stored, wanted: Wanted) -> int:
+    model, transform = stored.schedule.model, stored.stage.solver.test_transform
+    side = wanted.side or transform.crop_size
+    if side is None:
+        raise UsageError(
+            "an ONNX graph has images of one size, and the evaluation's transform has no crop_size to take it from",
+            "give --size N, the side of the images in pixels",
+        )
+    if not NETWORKS[model.name].fits(side, side):
+        raise UsageError(
+            f"`{model.name}` takes images of {NETWORKS[model.name].sizes}, not {side} x {side}", "give another --size"
+        )
+    return side
+
+
+def facts_of(stored: Stored, wanted: Wanted, side: int | None) -> dict[str, str]:
+    """What goes into the file's metadata, as text. `side` for ONNX."""
+    model, transform = stored.schedule.model, stored.stage.solver.test_transform
+    order = "grey" if model.channels == 1 else "RGB" if wanted.rgb else "BGR"
+    means = channel_means(transform, model.channels, wanted.rgb)
+    return {
+        "stagerun": stagerun.__version__,
+        "schedule": stored.schedule.name,
+        "stage": stored.ref.stage,
+        "iter": str(stored.ref.iter),
+        "snapshot": stored.ref.name,
+        "snapshot_id": stored.ref.id,
+        "weights": "averaged" if wanted.ema else "trained",
+        "precision": stored.stage.solver.precision.value,
+        "model": model.name,
+        "num_classes": str(model.num_classes),
+        "channels": str(model.channels),
+        "channel_order": order,
+        "mean_value": ", ".join(f"{v!r}" for v in means),
+        "scale": repr(transform.scale),
+        "crop_size": "" if transform.crop_size is None else str(transform.crop_size),
+        "batch_norm_eps": "" if NETWORKS[model.name].batch_norm is None else repr(model.eps),
+        "blur_pool": "true" if model.blur_pool else "false",
+        "input": _input(model, order, means, transform.scale, side),
+        "output": f"logits float32 [N, {model.num_classes}]",
+    }
+
+
+def _input(model: Model, order: str, means: list[float], scale: float, side: int | None) -> str:
+    if side is not None:
+        return f"uint8 [N, {side}, {side}, {model.channels}], {order}, 0..255; mean and scale are in the graph"
+    mean = ", ".join(f"{v:.9g}" for v in means)
+    # Normalize takes values of 0..1: (v/255 - mean/255) / (1/(255 scale)) = (v - mean) * scale.
+    shown = [[f"{v / 255:.9g}" for v in means], [f"{1 / (255 * scale):.9g}"] * len(means)]
+    return (
+        f"float32 [N, {model.channels}, H, W], {order}: (0..255 - [{mean}]) * {scale:.9g}, which torchvision writes as "
+        f"Normalize(mean=[{', '.join(shown[0])}], std=[{', '.join(shown[1])}]) of 0..1"
+    )
+
+
+def _before(transform: Transform) -> list[str]:
+    """What an evaluation does to an image first."""
+    steps = []
+    if transform.pad:
+        steps.append(f"{transform.pad} pixels of zeros on each side")
+    if (resize := transform.random_resize) is not None:
+        steps.append(f"shorter side resized to {resize.min_size} ({resize.interp_mode.value})")
+    if transform.crop_size is not None:
+        steps.append(f"{transform.crop_size} x {transform.crop_size} cut from the centre")
+    return [f"before: {', '.join(steps)}"] if steps else []
+
+
+def in_torchvision(model: Model) -> str:
+    """Which network of torchvision takes the weights, or why none does."""
+    if model.name not in TORCHVISION:
+        return f"torchvision has no network for these weights: `{model.name}` is stagerun's"
+    published = NETWORKS[model.name].batch_norm
+    other = []
+    if model.channels != 3:
+        other.append(f"{count(model.channels, 'channel')} in place of 3")
+    if model.blur_pool:
+        other.append("blur_pool")
+    if published is not None and model.eps != published[1]:
+        other.append(f"a BatchNorm eps of {model.eps:g} in place of {published[1]:g}")
+    if other:
+        return f"torchvision's `{model.name}` is another network: this one has {' and '.join(other)}"
+    more = "".join(f", {name}={value}" for name, value in ARGUMENTS.get(model.name, {}).items())
+    call = f"torchvision.models.get_model({model.name!r}, num_classes={model.num_classes}{more})"
+    return f"the weights are those of {call}"
