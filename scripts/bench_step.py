@@ -1,7 +1,8 @@
 """Time of a training step: stagerun's loop against a hand-written PyTorch loop.
 
 Both train the same network on the same batches, which lie in memory as bytes, with the same settings: SGD with momentum 0.9 and
-weight decay, channels_last, one worker; on a GPU both copy each batch from pinned memory. They take turns in blocks of a few steps, and each pair of blocks gives one
+weight decay, channels_last, one worker; on a GPU both are fed through the same prefetcher, and stagerun alone asks for deterministic
+algorithms, as it does when it trains. They take turns in blocks of a few steps, and each pair of blocks gives one
 ratio, so that a machine whose speed drifts slows both. Printed: median time of a step for each, and the median, the
 quartiles and the range of the ratios (below 1: stagerun is faster).
 """
@@ -116,8 +117,7 @@ def ours(case: Case, batches: list[Batch]) -> Callable[[int], None]:
         ),
     )
     reducer = make_reducer(recipe.Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 1)
-    fed = feed(endless(batches), case.device).__enter__()
-    events = train(loop, state, fed, reducer, lambda: False)
+    events = train(loop, state, fed(case, batches), reducer, lambda: False)
 
     def steps(count: int) -> None:
         for _ in range(count):
@@ -137,12 +137,12 @@ def by_hand(case: Case, batches: list[Batch]) -> Callable[[int], None]:
     if case.compiled:
         model.compile()
     optimiser = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
-    source = endless(batches)
+    source = fed(case, batches)
 
     def steps(count: int) -> None:
         for _ in range(count):
             batch = next(source)
-            images, labels = (placed(array, case.device) for array in (batch.images, batch.labels))
+            images, labels = (torch.as_tensor(array) for array in (batch.images, batch.labels))
             x = images.permute(0, 3, 1, 2).float().sub_(MEAN).mul_(SCALE)
             with case.autocast():
                 logits = model(x)
@@ -155,9 +155,9 @@ def by_hand(case: Case, batches: list[Batch]) -> Callable[[int], None]:
     return steps
 
 
-def placed(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+def fed(case: Case, batches: list[Batch]) -> Iterator:
+    """Without end; the prefetcher's thread goes with the process."""
+    return feed(endless(batches), case.device).__enter__()
 
 
 def with_torchs_norm(model: torch.nn.Module) -> torch.nn.Module:
@@ -167,6 +167,16 @@ def with_torchs_norm(model: torch.nn.Module) -> torch.nn.Module:
         else:
             with_torchs_norm(child)
     return model
+
+
+def settle(device: torch.device, ours: bool) -> None:
+    """The settings that each side has on a GPU."""
+    if device.type == "cuda":
+        if ours:
+            be_deterministic()
+        else:
+            torch.use_deterministic_algorithms(False)
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
 
 
 def seconds(steps: Callable[[int], None], count: int, device: torch.device) -> float:
@@ -181,11 +191,13 @@ def compare(case: Case, pairs: int, count: int) -> None:
     batches = make_batches(case)
     a, b = ours(case, batches), by_hand(case, batches)
     for steps in (a, b):
+        settle(case.device, ours=steps is a)
         steps(max(2, count // 4))
     times_a, times_b = [], []
     for pair in range(pairs):
         # Who goes first changes, so that what a block leaves behind (heat, caches) falls on both alike.
         for steps, times in ((a, times_a), (b, times_b))[:: 1 if pair % 2 == 0 else -1]:
+            settle(case.device, ours=steps is a)
             times.append(seconds(steps, count, case.device))
     ratios = [x / y for x, y in zip(times_a, times_b, strict=True)]
     low, median, high = statistics.quantiles(ratios, n=4)
@@ -212,8 +224,6 @@ def main() -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     device = torch.device(options.device)
-    if device.type == "cuda":
-        be_deterministic()  # for both
     for name in options.case:
         precision = recipe.Precision(options.precision.upper())
         case = replace(CASES[name], precision=precision, device=device, compiled=options.compile)

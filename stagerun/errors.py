@@ -35,7 +35,7 @@ class ExitCode(enum.IntEnum):
     PERMISSION = 77
     RESUME_REFUSED = 78
     DIVERGED = 79
-    INTERRUPTED_TWICE = 130
+    INTERRUPTED = 130
 
 
 EXIT_MEANINGS = {
@@ -50,7 +50,7 @@ EXIT_MEANINGS = {
     ExitCode.PERMISSION: "no permission for a file or folder",
     ExitCode.RESUME_REFUSED: "what is on disk was made from something else",
     ExitCode.DIVERGED: "the loss is not finite",
-    ExitCode.INTERRUPTED_TWICE: "interrupted twice; nothing saved since the last snapshot",
+    ExitCode.INTERRUPTED: "interrupted; nothing saved since the last snapshot",
 }
 
 

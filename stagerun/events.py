@@ -137,6 +137,14 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The run ends in an error. `text` is '' where another worker tells it; a killed run leaves no such line."""
+
+    code: int  # errors.ExitCode
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFinished:
     trained: bool  # whether there was anything to do
     seconds: float
@@ -154,5 +162,6 @@ Event = (
     | Tested
     | StageFinished
     | Stopped
+    | Failed
     | RunFinished
 )

@@ -71,7 +71,7 @@ class Model:
     name: str
     num_classes: int
     channels: int = 3
-    moving_average_fraction: float = 0.9
+    moving_average_fraction: float = 0.9  # of most networks, eps too; `spec.networks` has those of each
     eps: float = 1e-5
     zero_gamma: ZeroGamma = ZeroGamma.AS_PUBLISHED
     fc_weight_filler: Filler | None = None

@@ -59,6 +59,12 @@ def start(schedule: Path, out: Path, *arguments: object, nproc: int = 1) -> proc
     return processes.Run([str(word) for word in words]).start()
 
 
+# For a run that must not be over before it is stopped, however busy the machine is: its last stage has no end. With AGAIN
+# the next run trains that stage as it is written, should the stop have come so late.
+ENDLESS = ("--set", "early.max_iter=100000")
+AGAIN = ("--redo", "early")
+
+
 def wait_for(path: Path, run: processes.Run, timeout: float = 90) -> None:
     """Returns when `path` exists. Fails when the run ends before."""
     end = time.monotonic() + timeout

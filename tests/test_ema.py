@@ -187,7 +187,7 @@ def test_what_adam_counts_is_carried_over_with_its_averages(base: Path) -> None:
 def test_stopped_and_resumed_it_ends_in_the_same_bits(base: Path, tmp_path: Path, nproc: int) -> None:
     out = tmp_path / "out"
     if nproc == 1:
-        first = small.start(base / "schedule", out)
+        first = small.start(base / "schedule", out, *small.ENDLESS)
         small.wait_for(out / "snapshots" / "init-00000002-a0001", first)
         first.process.send_signal(signal.SIGTERM)
         code, text = first.wait(timeout=90)
@@ -196,7 +196,7 @@ def test_stopped_and_resumed_it_ends_in_the_same_bits(base: Path, tmp_path: Path
         shutil.copytree(
             base / "straight2", out, ignore=shutil.ignore_patterns("results", "init-*6-*", "c*-0*", "early-*")
         )
-    second = small.run(base / "schedule", out, nproc=nproc)
+    second = small.run(base / "schedule", out, *small.AGAIN, nproc=nproc)
     assert second.returncode == 0, second.stdout + second.stderr
     assert nproc == 1 or "init: iterations 4 to 6" in second.stdout
     assert processes.ends(out) == processes.ends(base / f"straight{nproc}")

@@ -145,10 +145,23 @@ def test_one_mean_for_all_channels_and_none(tmp_path: Path) -> None:
 def test_what_is_done_before(tmp_path: Path) -> None:
     test = "test_transform_param { crop_size: 28 pad: 2 random_resize_param { min_size: 32 resize_param { interp_mode: AREA } } }"
     folder = snapshot(tmp_path / "out", TINY, f"{GREY} {test}")
-    said = export(folder, "--torch", "--output", tmp_path / "a")
-    assert (
-        "before: 2 pixels of zeros on each side, shorter side resized to 32 (AREA), 28 x 28 cut from the centre" in said
-    )
+    said = export(folder, "--safetensors", "--output", tmp_path / "a")
+    steps = "2 pixels of zeros on each side, shorter side resized to 32 (AREA), 28 x 28 cut from the centre"
+    assert f"before: {steps}\n" in said
+    with safe_open(tmp_path / "a", "pt") as file:
+        assert file.metadata()["before"] == steps
+
+
+def test_a_network_trained_in_64_bits_is_said_to_take_them(tmp_path: Path) -> None:
+    said = {}
+    for precision in ("FP64", "BF16"):
+        folder = snapshot(tmp_path / precision, TINY, f"{GREY} precision: {precision}")
+        export(folder, "--safetensors", "--output", tmp_path / f"{precision}.safetensors")
+        with safe_open(tmp_path / f"{precision}.safetensors", "pt") as file:
+            facts, dtype = file.metadata(), file.get_tensor("fc.weight").dtype
+        assert facts["input"].startswith(f"{dtype} [N".removeprefix("torch."))
+        said[precision] = facts["output"]
+    assert said == {"FP64": "logits float64 [N, 10]", "BF16": "logits float32 [N, 10]"}
 
 
 @pytest.mark.parametrize(
@@ -216,7 +229,8 @@ def test_an_onnx_graph_of_a_colour_network(onnx: object, resnet18: Path, tmp_pat
 def test_an_onnx_graph_of_a_network_trained_in_64_bits(onnx: object, tmp_path: Path) -> None:
     """In 32 bits: what runs ONNX seldom has convolutions of 64."""
     folder = snapshot(tmp_path / "out", TINY, GREY + " precision: FP64")
-    export(folder, "--onnx", "--output", tmp_path / "net.onnx")
+    said = export(folder, "--onnx", "--output", tmp_path / "net.onnx")
+    assert "output: logits float32 [N, 10]\n" in said
     images, _ = stored_help.pictures(2, 28, 28, 1, 10)
     x = (torch.from_numpy(images).permute(0, 3, 1, 2).double() - 73) * 0.0111
     with torch.no_grad():
@@ -234,6 +248,7 @@ def test_an_onnx_file_holds_its_facts_and_nothing_of_this_machine(onnx, tiny: Pa
     facts = {p.key: p.value for p in graph.metadata_props}
     assert facts["input"] == "uint8 [N, 28, 28, 1], grey, 0..255; mean and scale are in the graph"
     assert facts["snapshot"] == "only-00000003-a0001" and facts["mean_value"] == "73.0"
+    assert facts["before"] == "28 x 28 cut from the centre"
     for part in (str(Path(stored_help.__file__).parents[1]), os.path.dirname(torch.__file__)):
         assert part.encode() not in files[0].read_bytes()
 

@@ -11,7 +11,7 @@ from stagerun.models.catalog import ARGUMENTS, FIRST_FILLS, _of_channels, family
 from stagerun.models.vision import torchvision_models
 from stagerun.proto.manual import COMMENTS
 from stagerun.recipe import Model
-from stagerun.spec.networks import NETWORKS, TORCHVISION
+from stagerun.spec.networks import NETWORKS, PLAIN, TORCHVISION
 
 # One of each family and of what is known of it; the rest is left to scripts/test-slow where a test computes something.
 SAMPLE = {(family(name), NETWORKS[name]): name for name in reversed(NETWORKS)}.values()
@@ -38,6 +38,11 @@ def test_they_are_all_classifiers_of_torchvision_and_two_more():
     assert set(TORCHVISION) == set(models.list_models(module=models))
     assert NETWORKS.keys() - TORCHVISION.keys() == {"resnet50_intel_caffe", "resnet_small"}
     assert MODELS.keys() == NETWORKS.keys()
+
+
+def test_a_model_made_by_hand_has_the_plain_batch_norm():
+    model = Model(name="resnet18", num_classes=2)
+    assert (model.moving_average_fraction, model.eps) == PLAIN
 
 
 def test_the_manual_lists_them_all():

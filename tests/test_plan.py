@@ -1,6 +1,7 @@
 """Schedule + inventory -> Plan, with made-up inventories: no disk."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -290,3 +291,13 @@ def test_positions_follow_the_path_of_ancestors() -> None:
 def test_a_position_counts_images_not_iterations() -> None:
     plan = make_plan(schedule(trunk=STAGES["trunk"] + "batch_size: 200\n"), inventory())
     assert planned(plan, "long").position == 4000
+
+
+def test_a_field_that_an_older_version_did_not_know_had_its_default() -> None:
+    now = schedule()
+    old = [
+        replace(r, identity={k: v for k, v in r.identity.items() if k != "solver.ema_interval"}) for r in finished(now)
+    ]
+    assert set(states(make_plan(now, inventory(*old))).values()) == {"done"}
+    written = schedule(early=STAGES["early"] + "ema_interval: 1\n")
+    assert states(make_plan(written, inventory(*old)))["early"] == "stale", "whether it was the same can't be known"

@@ -15,11 +15,13 @@ from test_plan import finished, inventory, schedule
 from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.loader import Loader
 from stagerun.data.synthetic import write_synthetic
+from stagerun.events import Iterated, RunStarted, StageStarted, Tested
 from stagerun.plan import make_plan
 from stagerun.plan.estimate import Cost, Figures, estimate, snapshots_on_disk, times
 from stagerun.plan.estimate_text import Room, caveats, needs, render_needs, render_times
 from stagerun.plan.rehearsal import Synthetic, cost_key, rehearsal, synthetic_images
-from stagerun.recipe import Schedule
+from stagerun.recipe import ParamRule, Schedule
+from stagerun.runner.rehearse import Observer, Rehearsal, costs
 from stagerun.snapshots import Inventory
 from stagerun.spec import load
 
@@ -48,6 +50,7 @@ def figures(of: Schedule, **changes: object) -> Figures:
             device_batch_size=solver.device_batch_size,
             pass_seconds=0.1,
             update_seconds=0.05,
+            test_batch_size=solver.test_batch_size,
             test_seconds=0.5,
             start_seconds=2.0,
         )
@@ -55,7 +58,7 @@ def figures(of: Schedule, **changes: object) -> Figures:
     )
     plain = Figures(
         schedule=of.name, date="2026-11-21 10:00", host="node1", device="cpu", torch="2.13.0", workers=2, local_workers=2,
-        threads=1, synthetic=False, costs=costs, snapshot_bytes=1000, snapshot_seconds=3.0, blocked_seconds=0.25,
+        threads=1, synthetic="", costs=costs, snapshot_bytes=1000, snapshot_seconds=3.0, blocked_seconds=0.25,
         memory_bytes=5000, gpu_memory_bytes=0, log_bytes=10.0,
     )  # fmt: skip
     return replace(plain, **changes)  # type: ignore[arg-type]
@@ -75,7 +78,8 @@ def test_a_rehearsal_is_each_stage_with_one_device_batch_per_worker_and_the_lear
         assert (stage.solver.batch_size, stage.solver.device_batch_size, stage.solver.logical_workers) == (50, 25, 2)
         assert stage.solver.base_lr == pytest.approx(real.solver.base_lr / 2)
         assert (stage.parent, stage.solver.transform) == (real.parent, real.solver.transform)
-    assert rehearsal(TREE, 7, 3, 4).stages[0].solver.batch_size == 12
+    smaller = rehearsal(TREE, 7, 3, 4).stages[0].solver
+    assert (smaller.batch_size, smaller.test_batch_size) == (12, 4)
     assert rehearsal(replace(TREE, data=replace(TREE.data, scratch="/tmp")), 5, 1, None).data.scratch is None
 
 
@@ -83,6 +87,7 @@ def test_synthetic_images_suit_every_stage() -> None:
     assert synthetic_images(load(str(SOLVERS / "resnet50_72ep"), ())) == Synthetic(375, 500, 3, encoded=True)
     assert synthetic_images(load(str(SOLVERS / "fashion_collapse"), ())) == Synthetic(28, 28, 1, encoded=False)
     assert synthetic_images(TREE) == Synthetic(32, 32, 3, encoded=False)
+    assert synthetic_images(replace(TREE, model=replace(TREE.model, name="vit_b_16"))).height == 224
 
 
 @pytest.mark.parametrize("name", ["resnet50_72ep", "fashion_collapse"])
@@ -120,6 +125,34 @@ def test_the_estimate_is_passes_updates_tests_snapshots_and_starts() -> None:
     assert estimate(plan, figures(TREE), workers=4)["long"].passes == 1  # type: ignore[union-attr]
 
 
+def test_what_is_done_once_is_not_multiplied() -> None:
+    """The first iteration after a start, and the evaluation in the middle, which is the first, are not what others cost."""
+    observer = Observer()
+    observer(RunStarted(
+        schedule="x", out="o", workers=2, device="cpu", threads=1, stages=("trunk",), iterations=4, iterations_left=4, version=""
+    ))  # fmt: skip
+    observer(StageStarted(stage="trunk", number=1, iter=0, max_iter=4, start="", batch_size=50, device_batch_size=25))
+    for iter, seconds in ((1, 60.0), (2, 0.3), (3, 0.5), (4, 0.4)):
+        observer(Iterated(
+            stage="trunk", iter=iter, epoch=0, lr=0, momentum=0, weight_decay=0, loss=1, images=50, seconds=seconds,
+            update_seconds=0.1,
+        ))  # fmt: skip
+        if iter in (2, 4):
+            observer(Tested(
+                stage="trunk", iter=iter, images=350, top1=0, top5=0, loss=0, seconds=90.0 if iter == 2 else 6.0
+            ))  # fmt: skip
+    (cost,) = costs(replace(TREE, stages=TREE.stages[:1]), Rehearsal(None, None, False), observer, workers=2)
+    assert cost.pass_seconds == pytest.approx(0.3) and cost.update_seconds == pytest.approx(0.1)
+    assert cost.test_seconds == pytest.approx(6.0 / 2)  # 350 images are 4 batches of 100, 2 for the busier worker
+
+
+def test_frozen_layers_are_a_kind_of_their_own_and_a_mean_value_is_not() -> None:
+    solver = TREE.stages[0].solver
+    frozen = replace(solver, param=(ParamRule(name="layer1.*", lr_mult=0.0),))
+    shifted = replace(solver, transform=replace(solver.transform, mean_value=(73.0,)))
+    assert cost_key(TREE, frozen) != cost_key(TREE, solver) == cost_key(TREE, shifted)
+
+
 def test_what_is_done_takes_no_time_and_what_was_not_rehearsed_is_not_guessed() -> None:
     ends = finished(TREE)
     plan = make_plan(TREE, inventory(ends[0]))
@@ -136,7 +169,7 @@ def test_what_is_done_takes_no_time_and_what_was_not_rehearsed_is_not_guessed() 
 def test_a_smaller_device_batch_is_scaled_and_said() -> None:
     plan = make_plan(TREE, Inventory())
     halved = tuple(replace(cost, device_batch_size=5) for cost in figures(TREE).costs)
-    measured = figures(TREE, costs=halved, synthetic=True)
+    measured = figures(TREE, costs=halved, synthetic="32 x 32, raw")
     assert estimate(plan, measured, 4)["long"].iteration == pytest.approx(0.1 * 5 + 0.05)  # type: ignore[union-attr]
     said = " ".join(caveats(plan, measured, 4))
     assert "device batch was 5" in said and "4 workers are taken to be as fast as the 2" in said and "synthetic" in said
@@ -210,17 +243,16 @@ def test_synthetic_needs_no_data_and_json_is_one_object(base: Path, tmp_path: Pa
 
 def test_an_interrupted_rehearsal_leaves_nothing_and_is_no_bug(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    longer = ["--set", "init.max_iter=1000", "--set", "init.lr_iter=1000"]
-    words = [str(w) for w in ["rehearse", base / "schedule", "--out", out, "--threads", 1, *longer]]
-    run = processes.Run([*words, "--iters", "400"]).start()
-    small.wait_for(out / ".rehearsal" / "out" / "snapshots" / "init-00000200-a0001", run)
-    os.kill(run.process.pid, signal.SIGSTOP)  # so that it is not over by the time that the other has started
+    endless = ["--set", "init.max_iter=1000000", "--set", "init.lr_iter=1000000"]
+    words = [str(w) for w in ["rehearse", base / "schedule", "--out", out, "--threads", 1, *endless]]
+    run = processes.Run([*words, "--iters", "1000000"]).start()
+    small.wait_for(out / ".rehearsal" / "out" / "snapshots", run)
     second = small.stagerun(*words)
     assert second.returncode == 73, "one at a time"
     run.process.send_signal(signal.SIGINT)
-    os.kill(run.process.pid, signal.SIGCONT)
     code, said = run.wait()
     assert code == 130 and said.endswith("interrupted: a rehearsal keeps nothing\n"), said
+    assert "SIGINT: stopping after this iteration, which leaves nothing" in said
     assert not list(out.iterdir())
 
 

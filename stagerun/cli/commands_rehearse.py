@@ -12,7 +12,10 @@ from stagerun.cli.options import at_least, schedule_options
 @schedule_options
 @click.option("--out", metavar="FOLDER", help="Output folder of the run to come.  [default: ./out/NAME]")
 @click.option(
-    "--iters", type=int, metavar="N", help="Iterations per stage, 2 or more.  [default: 5, or as many as take 5 s]"
+    "--iters",
+    type=int,
+    metavar="N",
+    help="Iterations per stage, 2 or more.  [default: 5, or as many as take the first stage 5 s]",
 )
 @click.option(
     "--device-batch", type=int, metavar="N", help="Images per forward pass, where the real batch does not fit."

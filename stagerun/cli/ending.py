@@ -1,12 +1,13 @@
 """How a command ends: one message for the user, and the exit code."""
 
+import errno
 import functools
 import os
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import click
 
@@ -14,23 +15,39 @@ import stagerun
 from stagerun.errors import ExitCode, StagerunError
 
 
-def show(error: StagerunError) -> None:
-    if text := error.render():
+def tell(text: str) -> None:
+    """On stderr. Where nobody reads it any more, the exit code still says it."""
+    if not text:
+        return
+    try:
         click.echo(text, err=True)
+    except OSError:
+        _to_nowhere(sys.stderr)
+
+
+def _to_nowhere(stream: TextIO) -> None:
+    """Sends a stream to /dev/null from now on, so that neither a later line nor the flush at exit fails."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def end_with(error: BaseException) -> NoReturn:
     """Shows an error the way a user should see it, and exits with its code. Our own bugs keep their traceback in a file."""
     if isinstance(error, StagerunError):
-        show(error)
+        tell(error.render())
         sys.exit(error.exit_code)
     if isinstance(error, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
-        sys.exit(ExitCode.INTERRUPTED_TWICE)
+        tell("interrupted")
+        sys.exit(ExitCode.INTERRUPTED)
+    # All that is said on stderr goes through `tell`, and what is read and written through the error tree: these are stdout's.
     if isinstance(error, BrokenPipeError):  # `stagerun plan ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _to_nowhere(sys.stdout)
         sys.exit(ExitCode.DONE)
-    click.echo(bug_report(error), err=True)
+    if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EIO):
+        _to_nowhere(sys.stdout)
+        tell(f"standard output can't be written: {error.strerror}")
+        sys.exit(ExitCode.STORAGE)
+    tell(bug_report(error))
     sys.exit(ExitCode.BUG)
 
 

@@ -24,6 +24,9 @@ EXIT_CODES = "\b\nExit codes:\n" + "\n".join(f"  {int(code):3}  {text}" for code
 class Group(click.Group):
     """Click's group with exit code 64 for mistakes on the command line, and its own nearest-name hints."""
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """None: the text of `main` lists them, in the order of their use."""
+
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().main(*args, **{**kwargs, "standalone_mode": False})
@@ -33,7 +36,7 @@ class Group(click.Group):
         except click.exceptions.Exit as error:
             sys.exit(error.exit_code)
         except click.Abort:
-            sys.exit(ExitCode.INTERRUPTED_TWICE)
+            sys.exit(ExitCode.INTERRUPTED)
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)

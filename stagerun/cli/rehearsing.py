@@ -9,13 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from stagerun import store
+from stagerun.cli.ending import tell
 from stagerun.cli.options import output_folder
 from stagerun.cli.workers import Job, check_workers, devices, join, joined, load_everywhere, say, start, work
 from stagerun.data.lmdb_source import data_file
-from stagerun.errors import DataError, ExitCode
+from stagerun.errors import DataError, ExitCode, UsageError
 from stagerun.events import Event, Note, Stopped, Tested
 from stagerun.events import StageStarted as Started
 from stagerun.launch import StopRequest
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from stagerun.comm import Comm
 
 THROW_AWAY = ".rehearsal"
+STOPPING = "which leaves nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class RehearseOptions:
 
 def rehearse_command(options: RehearseOptions) -> int:
     """The exit code."""
-    return work(_job(options)) if joined(options.nproc) else _start(options)
+    return work(_job(options), STOPPING) if joined(options.nproc) else _start(options)
 
 
 def _job(options: RehearseOptions) -> Job:
@@ -73,17 +73,25 @@ def _job(options: RehearseOptions) -> Job:
 def _start(options: RehearseOptions) -> int:
     schedule = load(options.folder, options.overrides)
     nproc = options.nproc or devices()
-    check_workers(schedule, max(nproc, options.workers or 1))
-    store.prepare(store.LocalDisk(), output_folder(schedule.name, options.out) / THROW_AWAY)
+    _check(options, schedule, nproc)
     if not options.synthetic:
-        _require_images(schedule)
         from stagerun.runner.images import preflight
 
         preflight(schedule)
-    return start(options.arguments(), nproc, options.threads, _job(options))
+    return start(options.arguments(), nproc, options.threads, _job(options), STOPPING)
 
 
-def _require_images(schedule: Schedule) -> None:
+def _check(options: RehearseOptions, schedule: Schedule, workers: int) -> None:
+    """What each worker finds by itself, too, where another launcher has started it. RecipeError, DataError."""
+    check_workers(schedule, max(workers, options.workers or 1))
+    largest = max(stage.solver.device_batch_size for stage in schedule.stages)
+    if options.device_batch is not None and options.device_batch > largest:
+        raise UsageError(
+            f"--device-batch {options.device_batch} is more than the schedule's device_batch_size of {largest}",
+            "it is for a machine where the real one does not fit; leave it out",
+        )
+    if options.synthetic:
+        return
     sources = [s for s in (schedule.data.train, schedule.data.val) if s is not None]
     missing = [s.path for s in sources if not os.path.exists(s.path)]
     if missing:
@@ -98,10 +106,11 @@ def _require_images(schedule: Schedule) -> None:
 
 def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
     from stagerun.runner.rehearse import Rehearsal, rehearse
-    from stagerun.runner.together import rank0
+    from stagerun.runner.together import everyone, rank0
 
     device, comm = join(world, options.threads)
     schedule = load_everywhere(options.folder, options.overrides, comm)
+    everyone(comm, lambda: _check(options, schedule, comm.size))
     out = output_folder(schedule.name, options.out)
     folder = out / THROW_AWAY
     asked = Rehearsal(options.iters, options.device_batch, options.synthetic)
@@ -115,9 +124,9 @@ def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
     if figures is not None:
         rank0(comm, lambda: _tell(options, schedule, out, figures, comm))
     elif comm.rank == 0:
-        click.echo("interrupted: a rehearsal keeps nothing", err=True)
+        tell("interrupted: a rehearsal keeps nothing")
     comm.close()
-    return ExitCode.DONE if figures is not None else ExitCode.INTERRUPTED_TWICE
+    return ExitCode.DONE if figures is not None else ExitCode.INTERRUPTED
 
 
 def _claim(folder: Path, stack: ExitStack) -> None:
@@ -162,7 +171,7 @@ def _tell(options: RehearseOptions, schedule: Schedule, out: Path, figures: Figu
             "needs": [asdict(need) for need in found],
             "caveats": caveats(plan, figures, workers),
         }
-        click.echo(json.dumps(record, indent=2))
+        say(json.dumps(record, indent=2))
         return
     say(
         f"\nestimate for {count(workers, 'worker')}, from {figures.workers} on {figures.host} ({figures.device}, "

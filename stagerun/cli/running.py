@@ -1,6 +1,7 @@
 """`stagerun run`: what can go wrong is found here, in the first second and without torch; then workers are started, or
 this process is one."""
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,8 @@ from stagerun import store
 from stagerun.cli.logs import LOGS, SCREENS, Opened, Sink, in_format, require_evaluation, require_packages
 from stagerun.cli.options import output_folder
 from stagerun.cli.workers import Job, check_workers, devices, join, joined, load_everywhere, say, start, work
-from stagerun.errors import ExitCode
-from stagerun.events import Stopped
+from stagerun.errors import ExitCode, StagerunError
+from stagerun.events import Event, Failed, Stopped
 from stagerun.launch import StopRequest
 from stagerun.plan import Plan, make_plan, require_fresh
 from stagerun.plan.render import render_text
@@ -124,9 +125,22 @@ def _train(options: RunOptions, world: World, stop: StopRequest) -> int:
 
         rank0(comm, open_folder)
         last = None
-        for event in run(schedule, str(out), comm, world, device, keeper, stop):
+        events = run(schedule, str(out), comm, world, device, keeper, stop)
+        for event in told(events) if sinks else events:
             for sink in sinks:
                 sink(event)
             last = event
     comm.close()
     return ExitCode.SAVED if isinstance(last, Stopped) else ExitCode.DONE
+
+
+def told(events: Iterator[Event]) -> Iterator[Event]:
+    """The events, and Failed before an error goes on its way: who looks in the morning finds it in the log."""
+    try:
+        yield from events
+    except StagerunError as error:
+        yield Failed(code=int(error.exit_code), text=error.render())
+        raise
+    except Exception as error:
+        yield Failed(code=int(ExitCode.BUG), text=f"{type(error).__name__}: {error}")
+        raise

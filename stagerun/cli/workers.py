@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from stagerun.cli.ending import bug_report
+from stagerun.cli.ending import bug_report, tell
 from stagerun.errors import Diverged, ExitCode, Problem, RecipeError, StagerunError, UsageError
 from stagerun.launch import StopRequest, die_with_launcher, report, run_workers
 from stagerun.recipe import Schedule
@@ -36,15 +36,14 @@ def joined(nproc: int | None) -> bool:
     return launched()
 
 
-def start(arguments: Sequence[str], nproc: int, threads: int | None, job: Job) -> int:
+def start(arguments: Sequence[str], nproc: int, threads: int | None, job: Job, stopping: str = "to save") -> int:
     """Runs `nproc` workers of `stagerun ARGUMENTS...` on this machine, or `job` here if one is enough; the exit code."""
     threads = threads or default_threads(nproc)
     if nproc == 1:
         os.environ["OMP_NUM_THREADS"] = str(threads)
-        return work(job)
+        return work(job, stopping)
     code, text = run_workers(arguments, nproc, threads)
-    if text:
-        click.echo(text, err=True)
+    tell(text)
     return code
 
 
@@ -57,14 +56,20 @@ def say(text: str) -> None:
 
 
 def devices() -> int:
-    """One worker per GPU that this process may use, or one. Nvidia's driver lists them, which spares importing torch."""
+    """One worker per GPU that torch can use here, or one. Nvidia's driver and the environment tell where there is at most
+    one, which spares importing torch; batch systems name GPUs for a torch that was built without them, too.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return max(1, len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
     try:
-        return max(1, len(os.listdir("/proc/driver/nvidia/gpus")))
+        listed = len(os.listdir("/proc/driver/nvidia/gpus"))
     except OSError:
+        listed = 0
+    named = listed if visible is None else len([n for n in visible.split(",") if n.strip() not in ("", "-1")])
+    if named <= 1:
         return 1
+    import torch
+
+    return max(1, torch.cuda.device_count())
 
 
 def check_workers(schedule: Schedule, nproc: int) -> None:
@@ -86,9 +91,10 @@ def check_workers(schedule: Schedule, nproc: int) -> None:
         raise RecipeError(problems)
 
 
-def work(job: Job) -> int:
-    """One worker, whoever started it. Tells a launcher of ours how it ended, or else the terminal."""
-    stop = StopRequest()
+def work(job: Job, stopping: str = "to save") -> int:
+    """One worker, whoever started it. Tells a launcher of ours how it ended, or else the terminal. `stopping`: what a signal
+    is said to lead to."""
+    stop = StopRequest(stopping)
     stop.install()
     world = World()
     try:
@@ -104,7 +110,7 @@ def work(job: Job) -> int:
     except Exception as error:
         code, text = int(ExitCode.BUG), bug_report(error)
     if not report(world.rank, code, text) and text:
-        click.echo(f"rank {world.rank}: {text}" if world.rank else text, err=True)  # rank 0 speaks for all
+        tell(f"rank {world.rank}: {text}" if world.rank else text)  # rank 0 speaks for all
     if world.size > 1:
         _leave(code)
     return code

@@ -34,6 +34,7 @@ def be_deterministic() -> None:
     torch.backends.cudnn.deterministic = True
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
     torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # writes NaN into each new tensor
 
 
 def environment(device: torch.device, workers: int, reducer: str) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Batches to a GPU, one ahead: while it computes, the next batch is waited for, pinned and copied."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -81,19 +82,11 @@ class Fed(Iterator[Batch]):
         return batch
 
 
-class feed:
+@contextmanager
+def feed(batches: Iterator[Batch], device: torch.device) -> Iterator[Iterator[Batch]]:
     """`with feed(batches, device) as fed`: the same batches, on a GPU copied one ahead. On the CPU they are passed on."""
-
-    def __init__(self, batches: Iterator[Batch], device: torch.device) -> None:
-        self._batches, self._device = batches, device
-        self._close: Callable[[], None] = lambda: None
-
-    def __enter__(self) -> Iterator[Batch]:
-        if self._device.type != "cuda":
-            return self._batches
-        ahead = Ahead(Copier(self._batches, self._device))
-        self._close = lambda: ahead.__exit__(None, None, None)
-        return Fed(ahead)
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
+    if device.type != "cuda":
+        yield batches
+        return
+    with Ahead(Copier(batches, device)) as ahead:
+        yield Fed(ahead)

@@ -36,7 +36,7 @@ class Outcome:
 
     loss: float
     stop: bool
-    seconds: float = 0.0  # since the last backward pass
+    seconds: float = 0.0  # since the last backward pass; a GPU may not have moved the weights yet
 
 
 def update(
@@ -79,18 +79,19 @@ def update(
         state.iter += 1
         if state.average is not None:
             state.average.follow(state.iter)
-        synchronize(how.normalise.device)
     return Outcome(loss_mean, stopping > 0, time.monotonic() - begun)
 
 
 @contextmanager
-def explained(device_batch_size: int) -> Iterator[None]:
-    """Turns what torch says of a device batch that is too large or too small, or of a compiler, into UsageError."""
+def explained(size: int, field: str = "device_batch_size") -> Iterator[None]:
+    """Turns what torch says of a batch that is too large or too small, or of a compiler, into UsageError. `field` is what says
+    that the batch has `size` images."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        message = f"out of memory on the GPU with a device_batch_size of {device_batch_size}"
-        raise UsageError(message, "a smaller device_batch_size needs less; BatchNorm then sees fewer images") from error
+        message = f"out of memory on the GPU with a {field} of {size}"
+        seen = "; BatchNorm then sees fewer images" if field == "device_batch_size" else ""
+        raise UsageError(message, f"a smaller {field} needs less{seen}") from error
     except RuntimeError as error:
         # By name, because importing the compiler's own errors takes a second.
         if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
@@ -103,8 +104,8 @@ def explained(device_batch_size: int) -> Iterator[None]:
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
-        message = f"BatchNorm has one value per channel to normalise over: device_batch_size is {device_batch_size}"
-        raise UsageError(message, "use a larger device_batch_size, or larger images") from error
+        message = f"BatchNorm has one value per channel to normalise over: {field} is {size}"
+        raise UsageError(message, f"use a larger {field}, or larger images") from error
 
 
 @torch.no_grad()

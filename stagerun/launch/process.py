@@ -38,8 +38,10 @@ class StopRequest:
     schedulers and torchrun's agent send several.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, doing: str = "to save") -> None:
+        """`doing`: what is said to be done before the end."""
         self.signal: signal.Signals | None = None
+        self._doing = doing
 
     def __call__(self) -> bool:
         return self.signal is not None
@@ -55,9 +57,10 @@ class StopRequest:
         speaks = os.environ.get("RANK", "0") == "0" and not anybody_ended()
         if self.signal is not None and number == signal.SIGINT and self.signal == signal.SIGINT:
             if speaks:
-                os.write(2, b"\nended without saving\n")
-            os._exit(ExitCode.INTERRUPTED_TWICE)
+                with contextlib.suppress(OSError):  # nobody reads any more
+                    os.write(2, b"\nended without saving\n")
+            os._exit(ExitCode.INTERRUPTED)
         if self.signal is None and speaks:
             with contextlib.suppress(OSError):  # nobody reads any more
-                os.write(2, f"\n{signal.Signals(number).name}: stopping after this iteration, to save\n".encode())
+                os.write(2, f"\n{signal.Signals(number).name}: stopping after this iteration, {self._doing}\n".encode())
         self.signal = signal.Signals(number)

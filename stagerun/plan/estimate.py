@@ -19,6 +19,7 @@ class Cost:
     device_batch_size: int
     pass_seconds: float  # forward and backward of one device batch, waiting for its images included
     update_seconds: float  # once per iteration: the rest of the reduction, the weight update
+    test_batch_size: int
     test_seconds: float  # one batch of an evaluation; 0 without data.val
     start_seconds: float  # of a stage: reading the snapshot, building the network, the first and slowest iteration
 
@@ -35,7 +36,7 @@ class Figures:
     workers: int
     local_workers: int  # on rank 0's node
     threads: int
-    synthetic: bool
+    synthetic: str  # what images were made up; '' for real ones
     costs: tuple[Cost, ...]
     snapshot_bytes: int
     snapshot_seconds: float  # until one is on disk
@@ -100,7 +101,8 @@ def _stage(
     whole = one_test = 0.0
     if val is not None:
         # Averaged weights are evaluated beside the trained ones.
-        batch = cost.test_seconds * (1 if solver.ema_decay is None else 2)
+        batch = cost.test_seconds * solver.test_batch_size / cost.test_batch_size
+        batch *= 1 if solver.ema_decay is None else 2
         whole = math.ceil(math.ceil(val.images / solver.test_batch_size) / workers) * batch
         one_test = whole if solver.test_iter is None else math.ceil(solver.test_iter / workers) * batch
     return StageTime(

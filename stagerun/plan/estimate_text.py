@@ -130,7 +130,8 @@ def caveats(plan: Plan, figures: Figures, workers: int) -> list[str]:
         )
     if figures.synthetic:
         found.append(
-            "the images were synthetic and lay in memory: decoding is in the estimate, a slow disk of real ones is not"
+            f"the images were synthetic ({figures.synthetic}) and lay in memory: other sizes, JPEG in place of raw and a slow disk "
+            "cost more"
         )
     found.append("the learning rates were scaled with the smaller batch: the rehearsal says nothing about accuracy")
     return found

@@ -186,7 +186,22 @@ def _counts(ref: SnapshotRef, stage: Stage, parent: PlannedStage | None, invento
         # older definition of a parent that is half trained again.
         lost = ref.parent != "" and all(ref.parent != other.id for other in inventory.snapshots)
         came_from = lost and parent.state is not State.STALE and not parent.again
-    return came_from and dict(ref.identity) == dict(stage.identity) and ref.iter <= stage.solver.max_iter
+    return came_from and not changed_fields(ref, stage) and ref.iter <= stage.solver.max_iter
+
+
+def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
+    """The fields of identity in which a snapshot was made from something else than the stage is now.
+
+    A field that the snapshot's version of stagerun did not know had its default then: an upgrade makes nothing stale.
+    """
+
+    def changed(field: str) -> bool:
+        if field in ref.identity:
+            return ref.identity[field] != stage.identity.get(field)
+        origin = stage.origins.get(field)
+        return origin is None or origin.layer != "default"
+
+    return sorted(field for field in ref.identity.keys() | stage.identity.keys() if changed(field))
 
 
 def _why_stale(
@@ -194,11 +209,10 @@ def _why_stale(
 ) -> tuple[str, tuple[Change, ...]]:
     newest = max(own, key=lambda ref: (ref.attempt, ref.iter))
     changes = []
-    for field in sorted(newest.identity.keys() | stage.identity.keys()):
+    for field in changed_fields(newest, stage):
         old, new = newest.identity.get(field, "(none)"), stage.identity.get(field, "(none)")
-        if old != new:
-            origin = stage.origins.get(field)
-            changes.append(Change(field.removeprefix("solver."), old, new, origin.span if origin else None))
+        origin = stage.origins.get(field)
+        changes.append(Change(field.removeprefix("solver."), old, new, origin.span if origin else None))
     if changes:
         return "its definition has changed since it was trained", tuple(changes)
     if parent is None:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from stagerun.recipe import Data, Schedule, Solver, Source, Stage
+from stagerun.recipe import Data, Schedule, Solver, Source, Stage, Transform
+from stagerun.spec.networks import NETWORKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +14,9 @@ class Synthetic:
     width: int
     channels: int
     encoded: bool
+
+    def __str__(self) -> str:
+        return f"{self.height} x {self.width}, {'JPEG' if self.encoded else 'raw'}"
 
 
 # The side lengths of an average photograph of ImageNet, which has about 110 kB there.
@@ -27,20 +31,23 @@ def synthetic_images(schedule: Schedule) -> Synthetic:
         most = max([t.crop_size or 0 for t in transforms] + [min(PHOTOGRAPH)])
         height, width = (side * most // min(PHOTOGRAPH) for side in PHOTOGRAPH)
         return Synthetic(height, width, channels, encoded=True)
-    side = max([t.crop_size or 0 for t in transforms]) or 32
+    side = max([t.crop_size or 0 for t in transforms]) or max(32, NETWORKS[schedule.model.name].smallest)
     return Synthetic(side, side, channels, encoded=False)
 
 
-def rehearsal(schedule: Schedule, iters: int, workers: int, device_batch: int | None) -> Schedule:
+def rehearsal(
+    schedule: Schedule, iters: int, workers: int, device_batch: int | None, test_inside: bool = True
+) -> Schedule:
     """Every stage with `iters` iterations, or all it has if those are fewer, of one device batch per worker.
 
     Learning rates are scaled with the batch, so that a network that has hardly been trained stays finite. Images are read
-    where they are, not copied to scratch. Only the last weights of a stage are saved and evaluated.
+    where they are, not copied to scratch. Only the last weights of a stage are saved. With `test_inside` it is evaluated in
+    its middle, too, on one batch per worker: what an evaluation does for the first time is not what it costs.
     """
 
     def cut(stage: Stage) -> Stage:
         solver = stage.solver
-        size = device_batch or solver.device_batch_size
+        size = min(device_batch or solver.device_batch_size, solver.device_batch_size)
         share = size * workers / solver.batch_size
         short = replace(
             solver,
@@ -51,7 +58,9 @@ def rehearsal(schedule: Schedule, iters: int, workers: int, device_batch: int | 
             device_batch_size=size,
             display=0,
             snapshot=0,
-            test_interval=0,
+            test_interval=max(1, min(iters, solver.max_iter) // 2) if schedule.data.val and test_inside else 0,
+            test_iter=workers,
+            test_batch_size=min(solver.test_batch_size, device_batch or solver.test_batch_size),
         )
         return replace(stage, solver=short)
 
@@ -71,18 +80,32 @@ def with_sources(schedule: Schedule, train: tuple[str, int], val: tuple[str, int
 
 def cost_key(schedule: Schedule, solver: Solver) -> str:
     """What the times of a stage depend on besides machine, workers and length, as text."""
+    model = schedule.model
+
+    def shape(transform: Transform) -> tuple[object, ...]:
+        return (
+            transform.pad,
+            transform.mirror,
+            transform.crop_size,
+            transform.random_aspect_ratio,
+            transform.random_resize,
+        )
+
     parts = (
-        schedule.model,
+        (model.name, model.num_classes, model.channels, model.blur_pool),
         solver.device_batch_size,
         solver.test_batch_size,
+        tuple(rule for rule in solver.param if rule.lr_mult == 0),  # what is frozen needs no gradient
         solver.type,
+        solver.regularization_type,
+        solver.local_lr_auto,
         solver.ema_decay is not None,
         solver.precision.value,
         solver.channels_last,
         solver.compile,
         solver.clip_gradients is not None,
-        solver.transform,
-        solver.test_transform,
+        shape(solver.transform),
+        shape(solver.test_transform),
         schedule.determinism.value,
     )
     return " ".join(map(str, parts))

@@ -3,16 +3,6 @@
 from stagerun.recipe import MomentumForm, Origin, Solver, Stage
 from stagerun.schedule import POLICIES, SOLVER_TYPES, fields_read, policy_fields
 
-# What the type divides by may be 0, where delta is.
-DIVIDES = ("AdaGrad", "RMSProp", "AdaDelta", "Adam", "AdamW", "LAMB")
-# What momentum is, where 0 leaves little of the type; and what is usual.
-MEANING = {
-    "AdaDelta": ("the decay of both its averages", 0.95),
-    "Adam": ("beta1", 0.9),
-    "AdamW": ("beta1", 0.9),
-    "LAMB": ("beta1", 0.9),
-}
-
 
 def place(stage: Stage, field: str) -> str:
     """` (FILE:LINE)` where the field is written, or nothing."""
@@ -92,14 +82,14 @@ def _unread_rules(stage: Stage) -> list[str]:
 
 
 def _doubtful_values(stage: Stage) -> list[str]:
-    solver = stage.solver
+    solver, kind = stage.solver, SOLVER_TYPES[stage.solver.type]
     found = []
-    if solver.type in MEANING and solver.momentum == 0:
-        meaning, usual = MEANING[solver.type]
+    if kind.momentum_is is not None and solver.momentum == 0:
+        meaning, usual = kind.momentum_is
         found.append(
             f"momentum is 0, and {meaning} of type {solver.type}: {usual} is usual{place(stage, 'solver.momentum')}"
         )
-    if solver.type in DIVIDES and solver.delta == 0:
+    if kind.divides and solver.delta == 0:
         found.append(f"delta is 0: a weight without a gradient divides 0 by 0{place(stage, 'solver.delta')}")
     if solver.ema_decay is not None and solver.ema_interval > solver.max_iter:
         found.append(

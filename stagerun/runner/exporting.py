@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 import stagerun
+from stagerun.engine.device import dtype_of
 from stagerun.engine.export import Deployed, Format, channel_means, for_rgb, to_onnx, to_safetensors, to_torch
 from stagerun.engine.state import restore
 from stagerun.errors import UsageError
@@ -39,7 +40,7 @@ def export(stored: Stored, wanted: Wanted) -> tuple[bytes, list[str]]:
         weights = for_rgb(weights, network)
         restore(dict(network.state_dict()), weights)
     facts = facts_of(stored, wanted, side)
-    lines = [f"input: {facts['input']}", *_before(transform), f"output: {facts['output']}"]
+    lines = [f"{name}: {facts[name]}" for name in ("input", "before", "output") if facts[name]]
     if side is not None:
         means = channel_means(transform, model.channels, wanted.rgb)
         return to_onnx(Deployed(network, means, transform.scale), model.channels, side, facts), lines
@@ -67,6 +68,8 @@ def facts_of(stored: Stored, wanted: Wanted, side: int | None) -> dict[str, str]
     model, transform = stored.schedule.model, stored.stage.solver.test_transform
     order = "grey" if model.channels == 1 else "RGB" if wanted.rgb else "BGR"
     means = channel_means(transform, model.channels, wanted.rgb)
+    # The graph computes in 32 bits, whatever the network was trained in.
+    dtype = "float32" if side is not None else str(dtype_of(stored.stage.solver.precision)).removeprefix("torch.")
     return {
         "stagerun": stagerun.__version__,
         "schedule": stored.schedule.name,
@@ -85,25 +88,29 @@ def facts_of(stored: Stored, wanted: Wanted, side: int | None) -> dict[str, str]
         "crop_size": "" if transform.crop_size is None else str(transform.crop_size),
         "batch_norm_eps": "" if NETWORKS[model.name].batch_norm is None else repr(model.eps),
         "blur_pool": "true" if model.blur_pool else "false",
-        "input": _input(model, order, means, transform.scale, side),
-        "output": f"logits float32 [N, {model.num_classes}]",
+        "input": _input(model, order, means, transform.scale, dtype) if side is None else _bytes(model, order, side),
+        "before": _before(transform),
+        "output": f"logits {dtype} [N, {model.num_classes}]",
     }
 
 
-def _input(model: Model, order: str, means: list[float], scale: float, side: int | None) -> str:
-    if side is not None:
-        return f"uint8 [N, {side}, {side}, {model.channels}], {order}, 0..255; mean and scale are in the graph"
+def _bytes(model: Model, order: str, side: int) -> str:
+    """What an ONNX graph takes."""
+    return f"uint8 [N, {side}, {side}, {model.channels}], {order}, 0..255; mean and scale are in the graph"
+
+
+def _input(model: Model, order: str, means: list[float], scale: float, dtype: str) -> str:
     mean = ", ".join(f"{v:.9g}" for v in means)
     # Normalize takes values of 0..1: (v/255 - mean/255) / (1/(255 scale)) = (v - mean) * scale.
     shown = [[f"{v / 255:.9g}" for v in means], [f"{1 / (255 * scale):.9g}"] * len(means)]
     return (
-        f"float32 [N, {model.channels}, H, W], {order}: (0..255 - [{mean}]) * {scale:.9g}, which torchvision writes as "
+        f"{dtype} [N, {model.channels}, H, W], {order}: (0..255 - [{mean}]) * {scale:.9g}, which torchvision writes as "
         f"Normalize(mean=[{', '.join(shown[0])}], std=[{', '.join(shown[1])}]) of 0..1"
     )
 
 
-def _before(transform: Transform) -> list[str]:
-    """What an evaluation does to an image first."""
+def _before(transform: Transform) -> str:
+    """What an evaluation does to an image first; nothing if it takes it as it is."""
     steps = []
     if transform.pad:
         steps.append(f"{transform.pad} pixels of zeros on each side")
@@ -111,7 +118,7 @@ def _before(transform: Transform) -> list[str]:
         steps.append(f"shorter side resized to {resize.min_size} ({resize.interp_mode.value})")
     if transform.crop_size is not None:
         steps.append(f"{transform.crop_size} x {transform.crop_size} cut from the centre")
-    return [f"before: {', '.join(steps)}"] if steps else []
+    return ", ".join(steps)
 
 
 def in_torchvision(model: Model) -> str:

@@ -11,6 +11,7 @@ from stagerun.engine.evaluate import Score, evaluate
 from stagerun.engine.feed import feed
 from stagerun.engine.images import Normalise
 from stagerun.engine.state import TrainState
+from stagerun.engine.update import explained
 from stagerun.events import Event, StageFinished, Stopped, Tested
 from stagerun.plan.hazards import augmentation
 from stagerun.recipe import Transform
@@ -58,7 +59,8 @@ def _test(run: StageRun, state: TrainState, test_iter: int | None, ema: bool) ->
     begun = time.monotonic()
     # Nothing is yielded in here: whoever stops listening leaves the model with its own weights.
     weights = state.average.in_place() if ema and state.average is not None else nullcontext()
-    with weights, loader.stream(asked) as batches, feed(batches, run.device) as fed:
+    too_large = explained(size, "test_batch_size")
+    with too_large, weights, loader.stream(asked) as batches, feed(batches, run.device) as fed:
         score = evaluate(
             state.model,
             zip(mine, fed, strict=False),

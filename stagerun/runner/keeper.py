@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stagerun import store
-from stagerun.plan import Plan, make_plan, require_fresh
+from stagerun.plan import Plan, changed_fields, make_plan, require_fresh
 from stagerun.recipe import Schedule, Stage
 from stagerun.snapshots import SnapshotRef
 from stagerun.spec import canonical
@@ -121,7 +121,7 @@ class Keeper:
         return frozenset(
             ref.name
             for ref in inventory.snapshots
-            if ref.stage != training.name or (not finished and dict(ref.identity) != dict(training.identity))
+            if ref.stage != training.name or (not finished and changed_fields(ref, training))
         )
 
 

@@ -9,6 +9,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -48,7 +49,7 @@ class Measured:
 
     warm: list[Iterated] = field(default_factory=list)
     cold: list[Iterated] = field(default_factory=list)
-    tests: list[Tested] = field(default_factory=list)
+    tests: list[Tested] = field(default_factory=list)  # those at the stage's end; one in the middle went before
     snapshots: list[SnapshotWritten] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)  # seconds from the stage's beginning to the end of that iteration
 
@@ -60,6 +61,7 @@ class Observer:
         self.stages: dict[str, Measured] = {}
         self.since = time.monotonic()
         self.cold = True
+        self.max_iter = 0
         self.iterated = 0
         self.stopped: Stopped | None = None
 
@@ -69,10 +71,10 @@ class Observer:
                 self.since, self.stopped = time.monotonic(), None
             case StageStarted():
                 self.stages.setdefault(event.stage, Measured())
-                self.cold = True
+                self.cold, self.max_iter = True, event.max_iter
             case Iterated():
                 self._iterated(self.stages[event.stage], event)
-            case Tested():
+            case Tested() if event.iter == self.max_iter:
                 self.stages[event.stage].tests.append(event)
             case SnapshotWritten():
                 self.stages[event.stage].snapshots.append(event)
@@ -106,14 +108,13 @@ def rehearse(
     Of the first stage some iterations are run, the run is stopped as a signal would, and resumed from its snapshot; then come
     the rest and the other stages. `watch` sees the events, on rank 0.
     """
-    with _images(schedule, asked.synthetic, comm, world) as images_of:
-        source = images_of(schedule)
+    with _images(schedule, asked.synthetic, comm, world) as source:
         observer = Observer()
         first = asked.iters // 2 if asked.iters is not None else BEFORE_STOP
         first = min(first, schedule.stages[0].solver.max_iter - 1)  # 0: too short to be stopped inside
 
-        def live(iters: int, test_iter: int, stop: Callable[[], bool]) -> None:
-            short = rehearsal(source, iters, comm.size, asked.device_batch)
+        def live(iters: int, test_iter: int, stop: Callable[[], bool], test_inside: bool = True) -> None:
+            short = rehearsal(source, iters, comm.size, asked.device_batch, test_inside)
             keeper = _open(short, folder, comm)
             try:
                 for event in run(short, str(folder), comm, world, device, keeper, stop, test_iter):
@@ -124,13 +125,14 @@ def rehearse(
                 if keeper is not None:
                     keeper.close()
 
-        # A worker asks `stop` before its own iteration is counted; all count alike, so all stop at the same one.
+        # A worker asks `stop` before its own iteration is counted; all count alike, so all stop at the same one. No evaluation
+        # inside, which asks, too.
         if first:
-            live(first + 1, 1, lambda: stop() or observer.iterated + 1 >= first)
+            live(first + 1, comm.size, lambda: stop() or observer.iterated + 1 >= first, test_inside=False)
             if observer.stopped is None or observer.stopped.iter != first:
                 return None
         iters = asked.iters or int(str(rank0(comm, lambda: _enough(observer))))
-        live(iters, comm.size * max(1, iters // 10), stop)
+        live(iters, comm.size * max(2, iters // 10), stop)
         if observer.stopped is not None:
             return None
         return _figures(schedule, asked, observer, comm, world, device)
@@ -151,39 +153,30 @@ def _enough(observer: Observer) -> int:
     return min(MOST_ITERS, max(LEAST_ITERS, round(STAGE_SECONDS / max(seconds, 1e-6))))
 
 
-class _images:
+@contextmanager
+def _images(schedule: Schedule, synthetic: bool, comm: Comm, world: World) -> Iterator[Schedule]:
     """The schedule with synthetic images, made in a temporary folder of each node and removed at the end; or as it is."""
-
-    def __init__(self, schedule: Schedule, synthetic: bool, comm: Comm, world: World) -> None:
-        self.schedule, self.synthetic, self.comm, self.world = schedule, synthetic, comm, world
-        self.folder: Path | None = None
-
-    def __enter__(self) -> Callable[[Schedule], Schedule]:
-        if not self.synthetic:
-            return lambda schedule: schedule
-        # The same name on every node, which no other rehearsal has.
-        name = str(rank0(self.comm, lambda: f"stagerun-rehearsal-{os.getuid()}-{os.urandom(8).hex()}"))
-        folder = self.folder = Path(tempfile.gettempdir()) / name
-        everyone(self.comm, lambda: self._make(folder) if self.world.local_rank == 0 else None)
+    if not synthetic:
+        yield schedule
+        return
+    # The same name on every node, which no other rehearsal has.
+    name = str(rank0(comm, lambda: f"stagerun-rehearsal-{os.getuid()}-{os.urandom(8).hex()}"))
+    folder = Path(tempfile.gettempdir()) / name
+    try:
+        everyone(comm, lambda: _make_images(schedule, folder) if world.local_rank == 0 else None)
         train, val = ((str(folder / kind), SYNTHETIC_IMAGES) for kind in ("train", "val"))
-        return lambda schedule: with_sources(schedule, train, val)
+        yield with_sources(schedule, train, val)
+    finally:
+        if world.local_rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)  # processes that have it open keep what they opened
 
-    def _make(self, folder: Path) -> None:
-        shape = synthetic_images(self.schedule)
-        for kind in ("train", "val"):
-            write_synthetic(
-                str(folder / kind),
-                SYNTHETIC_IMAGES,
-                shape.height,
-                shape.width,
-                shape.channels,
-                self.schedule.model.num_classes,
-                shape.encoded,
-            )
 
-    def __exit__(self, *_: object) -> None:
-        if self.folder is not None and self.world.local_rank == 0:
-            shutil.rmtree(self.folder, ignore_errors=True)  # processes that have it open keep what they opened
+def _make_images(schedule: Schedule, folder: Path) -> None:
+    shape, classes = synthetic_images(schedule), schedule.model.num_classes
+    for kind in ("train", "val"):
+        write_synthetic(
+            str(folder / kind), SYNTHETIC_IMAGES, shape.height, shape.width, shape.channels, classes, shape.encoded
+        )
 
 
 def _figures(
@@ -202,8 +195,8 @@ def _figures(
         workers=comm.size,
         local_workers=world.local_size,
         threads=torch.get_num_threads(),
-        synthetic=asked.synthetic,
-        costs=tuple(_costs(schedule, asked, observer, comm.size)),
+        synthetic=str(synthetic_images(schedule)) if asked.synthetic else "",
+        costs=tuple(costs(schedule, asked, observer, comm.size)),
         snapshot_bytes=max((s.bytes for s in written), default=0),
         snapshot_seconds=mean([s.seconds for s in written]),
         blocked_seconds=mean([s.blocked_seconds for s in written]),
@@ -221,7 +214,7 @@ def _memory(comm: Comm, device: torch.device) -> tuple[int, int]:
     return max(t[0] for t in told), max(t[1] for t in told)
 
 
-def _costs(schedule: Schedule, asked: Rehearsal, observer: Observer, workers: int) -> Iterator[Cost]:
+def costs(schedule: Schedule, asked: Rehearsal, observer: Observer, workers: int) -> Iterator[Cost]:
     """One Cost for each kind of stage, the mean over the stages of that kind."""
     kinds: dict[str, list[str]] = {}
     for stage in schedule.stages:
@@ -231,17 +224,21 @@ def _costs(schedule: Schedule, asked: Rehearsal, observer: Observer, workers: in
         timed = [i for m in measured for i in m.warm] or [i for m in measured for i in m.cold]
         solver = schedule.stage(names[0]).solver
 
-        def one_test(tested: Tested, size: int = solver.test_batch_size) -> float:
-            batches = math.ceil(tested.images / size)
+        size = min(asked.device_batch or solver.device_batch_size, solver.device_batch_size)
+        test_size = min(solver.test_batch_size, asked.device_batch or solver.test_batch_size)
+
+        def one_test(tested: Tested, test_size: int = test_size) -> float:
+            batches = math.ceil(tested.images / test_size)
             return tested.seconds / math.ceil(batches / workers)
 
         yield Cost(
             key=key,
             stages=tuple(names),
             iterations=len(timed),
-            device_batch_size=asked.device_batch or solver.device_batch_size,
+            device_batch_size=size,
             pass_seconds=mean([i.seconds - i.update_seconds for i in timed]),
             update_seconds=mean([i.update_seconds for i in timed]),
+            test_batch_size=test_size,
             test_seconds=mean([one_test(t) for m in measured for t in m.tests]),
             start_seconds=mean([s for m in measured for s in m.starts]),
         )

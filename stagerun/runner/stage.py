@@ -129,7 +129,7 @@ def _handle(
     run: StageRun, state: TrainState, snapshotter: Snapshotter | None, event: Event
 ) -> Generator[Event, None, bool]:
     """What the runner does about an event of the loop. True when the run stops here, with everything saved."""
-    stopped = isinstance(event, Stopped)
+    stopped, reason = isinstance(event, Stopped), "asked to stop"
     match event:
         case Iterated():
             run.losses.append(event.loss)
@@ -143,10 +143,11 @@ def _handle(
         case TestDue():
             yield event
             scores = yield from test(run, state, run.stage.solver.test_iter)
-            stopped = scores is None
+            if scores is None:
+                stopped, reason = True, "asked to stop; its evaluation is left out"
     if stopped:
         yield from _save(run, state, snapshotter)
-        yield Stopped(stage=run.stage.name, iter=state.iter, reason="asked to stop")
+        yield Stopped(stage=run.stage.name, iter=state.iter, reason=reason)
     return stopped
 
 

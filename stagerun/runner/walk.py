@@ -12,6 +12,7 @@ import torch
 
 import stagerun
 from stagerun.comm import Comm
+from stagerun.engine.update import explained
 from stagerun.errors import ExitCode, ResumeRefused
 from stagerun.events import Event, Note, RunFinished, RunStarted, Stopped
 from stagerun.plan import Plan, PlannedStage, State
@@ -85,11 +86,13 @@ def run(
             final_test_iter,
         )
         done = step.planned.state is State.DONE
-        events = finish_stage(stage_run, restored(stage_run)) if done else train_stage(stage_run)
-        for event in events:
-            yield event
-            if isinstance(event, Stopped):
-                return
+        # A GPU may be too small for the weights alone, too.
+        with explained(step.planned.stage.solver.device_batch_size):
+            events = finish_stage(stage_run, restored(stage_run)) if done else train_stage(stage_run)
+            for event in events:
+                yield event
+                if isinstance(event, Stopped):
+                    return
     yield RunFinished(trained=opened, seconds=time.monotonic() - begun)
 
 

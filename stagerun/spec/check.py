@@ -13,13 +13,12 @@ from stagerun import schedule
 from stagerun.errors import listing
 from stagerun.spec import layers
 from stagerun.spec.problems import Problems
-from stagerun.spec.ranges import MODELS
 from stagerun.spec.rate import check_learning_rate
 from stagerun.spec.tree import Block
 from stagerun.spec.update import check_carry, check_local_rate, check_regularisation
 from stagerun.spec.view import Doubtful, View
 
-__all__ = ["MODELS", "Shared", "check_carry", "check_required", "check_stage"]
+__all__ = ["Shared", "check_carry", "check_required", "check_stage"]
 
 # What has no default, by message. A Solver's are in _required_settings.
 REQUIRED: dict[str, tuple[str, ...]] = {

@@ -13,7 +13,7 @@ CAFFE: dict[str, str] = {
     "test_state": "leave it out: a network has no phases or levels here",
     "solver_mode": "leave it out: where it is computed is chosen on the command line",
     "device_id": "leave it out: where it is computed is chosen on the command line",
-    "solver_type": 'write `type: "SGD"` or `type: "Nesterov"`',
+    "solver_type": 'write `type: "..."`; `stagerun help type` lists them',
     "snapshot_prefix": "leave it out: snapshots go to ./out/NAME/snapshots, or below the folder given with --out",
     "snapshot_after_train": "leave it out: a stage always ends with a snapshot",
     "snapshot_diff": "leave it out: a snapshot holds weights, momentum and place, not gradients",

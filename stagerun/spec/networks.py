@@ -139,7 +139,7 @@ NETWORKS: dict[str, Network] = {
     "resnet_small": Network(smallest=2, zero_gamma=True),
 }
 
-# Which fields of FillerParameter each type reads.
+# The fillers, and which fields of FillerParameter each reads. `models.fillers` has their functions, which a test holds equal.
 FILLER_FIELDS: dict[str, tuple[str, ...]] = {
     "constant": ("value",),
     "gaussian": ("mean", "std"),

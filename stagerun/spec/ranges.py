@@ -5,13 +5,10 @@ from dataclasses import dataclass, replace
 
 from stagerun.errors import Span, listing, nearest
 from stagerun.schedule import POLICIES, SOLVER_TYPES
-from stagerun.spec.networks import NETWORKS
+from stagerun.spec.networks import FILLER_FIELDS, NETWORKS
 from stagerun.spec.problems import Problems
 from stagerun.spec.scalars import shown
 from stagerun.spec.tree import SCHEDULE, Block, Entry, Scalar, Value
-
-MODELS = tuple(NETWORKS)
-FILLERS = ("constant", "gaussian", "uniform", "xavier", "msra")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +106,11 @@ FREE = {
 }
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "Model.name": MODELS,
+    "Model.name": tuple(NETWORKS),
     "Solver.lr_policy": tuple(POLICIES),
     "Solver.type": tuple(SOLVER_TYPES),
     "Solver.regularization_type": ("L2", "L1"),
-    "FillerParameter.type": FILLERS,
+    "FillerParameter.type": tuple(FILLER_FIELDS),
 }
 
 _SCHEDULE_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9_.-]+", re.ASCII)

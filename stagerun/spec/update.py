@@ -9,22 +9,20 @@ from stagerun.spec.layers import higher
 from stagerun.spec.problems import Problems
 from stagerun.spec.view import Doubtful, View
 
-L2_ALONE = ("AdamW", "LARS", "LAMB")
-
 
 def check_local_rate(stage: str, view: View, problems: Problems) -> None:
     """Caffe has layer-wise rates in its SGD only."""
     kind = view.text("type")
     if kind != "SGD" and view.flag("local_lr_auto"):
-        message = f"stage `{stage}`: `local_lr_auto` goes with type `SGD`, not with `{kind}`"
+        message = f"`local_lr_auto` goes with type `SGD`, not with `{kind}`"
         problems.add(higher(view, "local_lr_auto", "type"), message, "write `local_lr_auto: false`")
 
 
 def check_regularisation(stage: str, view: View, problems: Problems) -> None:
     """What is published of some types has the L2 term alone."""
     kind = view.text("type")
-    if kind in L2_ALONE and view.text("regularization_type") == "L1":
-        message = f"stage `{stage}`: type `{kind}` has no form with `regularization_type` `L1`"
+    if kind is not None and schedule.SOLVER_TYPES[kind].l2_alone and view.text("regularization_type") == "L1":
+        message = f"type `{kind}` has no form with `regularization_type` `L1`"
         problems.add(higher(view, "regularization_type", "type"), message, 'write `regularization_type: "L2"`')
 
 
