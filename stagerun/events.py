@@ -117,7 +117,7 @@ class StageFinished:
     loss: float  # mean over the last iterations, 100 at most
     top1: float | None
     top5: float | None
-    test_loss: float | None
+    test_loss: float | None  # None also where it is not finite
     train_seconds: float  # over all process lives, without evaluation
     images_per_second: float
     snapshot: str

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -41,13 +42,14 @@ class Story:
         with open(self.out / "log.jsonl", "a") as file:
             file.write(json.dumps(record) + "\n")
 
-    def begin(self) -> "Story":
+    def begin(self, stages: Sequence[str] | None = None) -> "Story":
+        """A process life, of a schedule with these stages."""
         self.life += 1
         self.clock += 1000
         self.write(
             RunStarted(
                 schedule="made_up", out=str(self.out), workers=self.workers, device="cpu", threads=2,
-                stages=tuple(STAGES), iterations=12, iterations_left=12, version="0.1.0",
+                stages=tuple(STAGES if stages is None else stages), iterations=12, iterations_left=12, version="0.1.0",
             )
         )  # fmt: skip
         return self

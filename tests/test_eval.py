@@ -111,9 +111,9 @@ def test_what_is_half_trained_is_left_out(base: Path, tmp_path: Path) -> None:
     """A run that is killed inside its second stage."""
     out = tmp_path / "out"
     schedule = small.make_schedule(
-        tmp_path / "schedule", base / "data", cyc1='base_lr: 0.05 lr_policy: "fixed" max_iter: 5000 snapshot: 5'
+        tmp_path / "schedule", base / "data", cyc1='base_lr: 0.05 lr_policy: "fixed" max_iter: 100000 snapshot: 5'
     )
-    run = small.start(schedule, out)
+    run = small.start(schedule, out, "--set", "keep_snapshots=1000")
     try:
         small.wait_for(out / "snapshots" / "cyc1-00000005-a0001", run)
     finally:
@@ -234,6 +234,26 @@ def test_a_damaged_snapshot_is_refused_in_the_words_of_the_store(base: Path, tmp
     store.set_aside(store.LocalDisk(), out, "init-00000006-a0001")
     code, text = refused(out / "snapshots" / ".bad-init-00000006-a0001")
     assert code == 64 and "no snapshot's name" in text and "set aside" in text
+
+
+def test_one_damaged_end_does_not_cost_the_numbers_of_the_others(base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(base / "out1", out)
+    path = out / "snapshots" / "cyc1-00000005-a0001" / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    others = ["init-00000006-a0001", "collapse-00000003-a0001", "early-00000003-a0001"]
+    done = stored_help.stagerun("eval", out, "--threads", 1)
+    assert done.exit_code == 78 and [line.split(":")[0] for line in done.stdout.splitlines()] == others
+    assert "snapshot cyc1-00000005-a0001 is damaged" in done.stderr
+    done = stored_help.stagerun("eval", base / "schedule", "--out", out, "--threads", 1, "--json")
+    found = json.loads(done.stdout)
+    assert done.exit_code == 78 and [row["snapshot"] for row in found["evaluations"]] == others
+    assert [row["snapshot"] for row in found["failed"]] == ["cyc1-00000005-a0001"]
+    assert "is damaged" in found["failed"][0]["error"] and "is damaged" in done.stderr
+    done = stored_help.stagerun("eval", out, "--data", tmp_path)
+    assert done.exit_code == 65 and done.stdout == "" and done.stderr.count("with --data") == 1
 
 
 def test_a_recipe_of_another_version_is_refused_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent / "stagerun"
 FLOORS = [
     {"errors", "text", "units", "knobs", "proto"},
     {"world", "events", "recipe", "snapshots"},
-    {"schedule", "order", "pace"},
+    {"schedule", "order", "pace", "logged"},
     {"spec"},
     {"plan", "store", "data"},
     {"models", "comm"},

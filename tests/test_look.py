@@ -24,9 +24,10 @@ from stagerun.cli import log_tail
 from stagerun.cli.log_tail import earlier_tests, read_last_life
 from stagerun.cli.looking import Target, list_snapshots
 from stagerun.cli.status import look
-from stagerun.cli.status_text import status_text
+from stagerun.cli.status_text import GOES_ON, status_text
 
-LONG = 'base_lr: 0.05 lr_policy: "fixed" max_iter: 5000 snapshot: 10 test_interval: 15'
+LONG = 'base_lr: 0.05 lr_policy: "fixed" max_iter: 100000 snapshot: 10 test_interval: 15'
+KEPT = ("--set", "keep_snapshots=1000")  # so that a snapshot that is waited for stays
 NOW = 1_000_000.0
 
 
@@ -55,7 +56,7 @@ def told(*arguments: object) -> dict[str, Any]:
 def running(base: Path, tmp_path: Path) -> Iterator[tuple[processes.Run, Path]]:
     """A run of two workers that has written a snapshot and evaluated."""
     out = tmp_path / "out"
-    run = small.start(base / "long", out, nproc=2)
+    run = small.start(base / "long", out, *KEPT, nproc=2)
     try:
         small.wait_for(out / "snapshots" / "init-00000020-a0001", run)
         yield run, out
@@ -78,8 +79,8 @@ def test_a_living_run_a_killed_one_and_one_that_was_stopped(
     assert status["run"]["workers"] == 2
     progress = status["progress"]
     assert (progress["stage"], progress["number"], progress["stages"]) == ("init", 1, 4)
-    assert 20 <= progress["iter"] < 5000 and progress["lr"] == 0.05 and progress["max_iter"] == 5000
-    assert progress["iterations_left"] == 5011 - progress["iter"]
+    assert 20 <= progress["iter"] < 100000 and progress["lr"] == 0.05 and progress["max_iter"] == 100000
+    assert progress["iterations_left"] == 100011 - progress["iter"]
     assert progress["seconds_left"] > progress["seconds_left_in_stage"] > 0
     assert status["snapshot"]["name"].startswith("init-") and status["evaluations"][0]["iter"] >= 15
 
@@ -89,7 +90,7 @@ def test_a_living_run_a_killed_one_and_one_that_was_stopped(
     assert killed["state"] == "killed" and killed["holder"] is None
     assert killed["progress"]["iter"] >= progress["iter"]
 
-    run = small.start(base / "long", out)
+    run = small.start(base / "long", out, *KEPT)
     try:
         newest = store.inventory(store.LocalDisk(), out).snapshots[-1]
         small.wait_for(out / "snapshots" / f"init-{newest.iter + 20:08d}-a0002", run)
@@ -157,6 +158,26 @@ finally: print(json.dumps([m for m in sys.modules if m.split(".")[0] in ("torch"
             assert done.returncode == 0, done.stderr
             assert done.stdout.splitlines()[-1] == "[]"
     assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == before
+
+
+@pytest.mark.parametrize("command", ["status", "snapshots"])
+def test_a_folder_that_was_rehearsed_in_and_no_more(tmp_path: Path, command: str) -> None:
+    (tmp_path / "rehearsal.json").write_text("{}")
+    done = small.stagerun(command, tmp_path)
+    assert done.returncode == 0 and str(tmp_path) in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("value", ["0.5", None, True, [0.5], {}])
+def test_a_result_that_no_run_wrote_is_none(base: Path, tmp_path: Path, value: object) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(base / "out", out)
+    file = out / "results" / "init-00000006-a0001.json"
+    whole = json.loads(file.read_text())
+    # `top1` may be missing in a result, `iterations` not.
+    file.write_text(json.dumps(whole | ({"iterations": None} if value is None else {"top1": value})))
+    assert [e["stage"] for e in told("status", out)["evaluations"]] == ["cyc1", "collapse", "early"]
+    (init,) = [f for f in told("snapshots", out)["snapshots"] if f["name"] == "init-00000006-a0001"]
+    assert init["result"] is None and init["end"]
 
 
 # ---- status, of logs made by hand
@@ -238,6 +259,38 @@ def test_a_run_that_has_taken_the_folder_and_logged_nothing_yet(tmp_path: Path) 
         assert f"starting, nothing logged yet: process {os.getpid()} on" in status_text(status, time.time())
 
 
+def test_the_newest_line_is_the_last_one_whatever_the_clock_said(tmp_path: Path) -> None:
+    back = NOW - 3600  # the clock was set back while it trained
+    write(
+        tmp_path, (NOW, run_started()), (NOW, stage_started()), (NOW, iterated(200)), (back, events.RunFinished(trained=True, seconds=1))
+    )  # fmt: skip
+    assert look(Target(tmp_path), NOW).state == "finished"
+    write(tmp_path, (NOW, run_started()), (NOW, stage_started()), (back, iterated(1)))
+    status = look(Target(tmp_path), NOW)
+    assert (status.last_event, status.last_logged) == ("Iterated", back)
+
+
+@pytest.mark.parametrize(
+    "code, text, told",
+    [
+        (79, "the loss is nan\n  hint: lower base_lr", "ended with exit code 79 10 s ago in a after iteration 3: the loss is nan"),
+        (69, "", f"ended with exit code 69 10 s ago in a after iteration 3; {GOES_ON}"),
+        (74, "no space left", f"ended with exit code 74 10 s ago in a after iteration 3: no space left; {GOES_ON}"),
+        (None, "", f"killed, or ended without a word, 10 s ago in a after iteration 3: {GOES_ON}"),
+    ],
+)  # fmt: skip
+def test_an_error_is_told_and_whether_the_same_command_helps(
+    tmp_path: Path, code: int | None, text: str, told: str
+) -> None:
+    end = [] if code is None else [(NOW, events.Failed(code=code, text=text))]
+    write(tmp_path, (NOW, run_started()), (NOW, stage_started()), (NOW, iterated(3)), *end)
+    status = look(Target(tmp_path), NOW)
+    assert (status.state, status.exit_code) == ("failed" if code else "killed", code)
+    assert status_text(status, NOW + 10).splitlines()[0] == f"s: {told}"
+    with store.Lock(tmp_path):
+        assert look(Target(tmp_path), NOW).exit_code is None, "one that was started again has not failed"
+
+
 def test_warnings_are_those_of_the_last_life(tmp_path: Path) -> None:
     failed = events.SnapshotFailed(stage="a", iter=3, message="disk full")
     write(
@@ -270,14 +323,15 @@ def test_lines_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
         (NOW, stage_started()),
         '{"time": 1.0, "event": "Iterated", "iter": 4, "st\n',
         '{"time": 1.0, "event": "Tested", "stage": 5}\n',
+        line(NOW, evaluated(3)).replace('"iter": 3', '"iter": true'),
         '{"time": 1.0, "event": "Moved", "how": "in a later version"}\n',
         line(NOW, iterated(7)).replace("}", ', "newer": 1}'),
         "[" * 5000 + "\n",
         line(NOW, iterated(8))[:-20],  # in the writing
     )
     status = look(Target(tmp_path), NOW)
-    assert status.unreadable_lines == 3 and status.progress is not None and status.progress.iter == 7
-    assert "3 lines of log.jsonl can't be read" in status_text(status, NOW)
+    assert status.unreadable_lines == 4 and status.progress is not None and status.progress.iter == 7
+    assert "4 lines of log.jsonl can't be read" in status_text(status, NOW)
 
 
 @pytest.mark.parametrize("first_look", [16, 1000, 1 << 20])

@@ -8,7 +8,7 @@ import pytest
 from made_up_runs import BATCH, STAGES, Story, killed_and_resumed, report, rows, three_seeds
 
 from stagerun import store
-from stagerun.events import Iterated, RunFinished, StageFinished, Stopped
+from stagerun.events import Failed, Iterated, RunFinished, StageFinished, Stopped
 from stagerun.report import JsonLines
 from stagerun.report.read_log import read_log
 
@@ -85,6 +85,42 @@ def test_a_stage_begun_anew_and_what_followed_from_its_old_end(tmp_path: Path) -
     story.end("cyc1", "init", 0.65)
     row = rows(tmp_path / "out")[1]
     assert row["state"] == "done" and float(row["gain"]) == pytest.approx(0.10)
+
+
+def test_a_stage_that_left_the_schedule_does_not_keep_the_run_unfinished(tmp_path: Path) -> None:
+    story = Story(tmp_path / "out").begin()
+    story.start("init", None)
+    story.train("init", 1, 6, 0)
+    story.end("init", None, 0.5)
+    story.start("cyc1", "init")
+    story.train("cyc1", 1, 2, 6)
+    assert "1 of 3 stages done" in rows(story.out, "--by", "run")[0]["state"]
+    story.begin(stages=["init", "collapse"])
+    story.start("collapse", "init")
+    story.train("collapse", 1, 2, 6)
+    story.end("collapse", "init", 0.7)
+    story.write(RunFinished(trained=True, seconds=1))
+    (run,) = rows(story.out, "--by", "run")
+    assert (run["state"], run["end"]) == ("finished", "collapse")
+    assert {row["stage"]: row["state"] for row in rows(story.out)} == {
+        "init": "done", "collapse": "done", "cyc1": "no longer in the schedule",
+    }  # fmt: skip
+    assert "not finished" not in report(story.out).stdout
+
+
+def test_an_error_stands_in_the_lives_and_the_lead(tmp_path: Path) -> None:
+    story = Story(tmp_path / "out").begin()
+    story.start("init", None)
+    story.train("init", 1, 3, 0)
+    story.write(Failed(code=79, text="the loss is nan\n  hint: lower base_lr"))
+    assert rows(story.out, "--by", "life")[0]["end"] == "ended with exit code 79: the loss is nan"
+    assert (
+        "out is not finished: 0 of 3 stages done, ended with exit code 79: the loss is nan." in report(story.out).stdout
+    )
+    story.write(Failed(code=65, text="data is gone"))  # the next process failed before it could say that it began
+    assert [row["end"] for row in rows(story.out, "--by", "life")] == [
+        "ended with exit code 79: the loss is nan", "ended with exit code 65: data is gone",
+    ]  # fmt: skip
 
 
 def test_a_life_that_found_nothing_to_do_is_none(tmp_path: Path) -> None:
@@ -247,7 +283,8 @@ def test_a_branch_has_its_own_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         story.end(stage, parent, 0.5)
     found = [(row["epoch"], row["stage"]) for row in rows(tmp_path / "out", "--by", "epoch")]
     assert found == [("1", "init"), ("2", "init"), ("2", "cyc1"), ("3", "cyc1"), ("2", "early")]
-    assert [row["end"] for row in rows(tmp_path / "out", "--by", "run")] == ["cyc1", "early"]
+    ends = [(row["end"], float(row["train_seconds"])) for row in rows(tmp_path / "out", "--by", "run")]
+    assert ends == [("cyc1", 6 + 4), ("early", 6 + 2)], "seconds along the path of each"
 
 
 def test_epochs_go_on_where_a_stage_starts_at_the_first_image_again(tmp_path: Path) -> None:

@@ -157,6 +157,18 @@ def test_folders_that_hold_no_run(three: list[Path], tmp_path: Path) -> None:
     assert "are the same folder" in refusal(three[0], f"{three[0]}/../seed1")
 
 
+def test_among_several_folders_those_without_a_log_are_left_out(three: list[Path], tmp_path: Path) -> None:
+    rehearsed = tmp_path / "rehearsed"
+    rehearsed.mkdir()
+    (rehearsed / "rehearsal.json").write_text("{}")
+    result = report(rehearsed, *three, "--by", "run", "--format", "csv")
+    assert result.exit_code == 0 and len(result.stdout.splitlines()) == 4
+    assert result.stderr == f"note: {rehearsed} has no log.jsonl and is left out\n"
+    assert "has no log.jsonl" in refusal(rehearsed, tmp_path), "nothing is left"
+    assert "--diff needs two runs" in refusal(rehearsed, three[0], "--diff")
+    assert "there is no folder" in refusal(three[0], tmp_path / "nowhere"), "a mistake, not an empty folder"
+
+
 def test_options_that_do_not_go_together(three: list[Path], tmp_path: Path) -> None:
     assert "--op is for --by epoch" in refusal(*three, "--op", "mean")
     assert "--diff needs two runs" in refusal(three[0], "--diff")
@@ -211,16 +223,17 @@ def test_no_log_however_damaged_is_a_bug(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
-    """The output folder of a run that was stopped once, and what the last command printed."""
+    """The output folder of a run that was stopped once in its last stage, and what the last command printed."""
     base = tmp_path_factory.mktemp("report")
     tiny.make_data(base / "data")
     schedule = small.make_schedule(base / "schedule", base / "data")
     out = base / "out"
-    first = small.start(schedule, out)
-    small.wait_for(out / "snapshots" / "cyc1-00000002-a0001", first)
+    first = small.start(schedule, out, *small.ENDLESS)
+    small.wait_for(out / "snapshots" / "collapse-00000003-a0001", first)
     os.kill(first.process.pid, signal.SIGTERM)
-    first.wait()
-    done = small.run(schedule, out)
+    code, text = first.wait()
+    assert code == 75, text
+    done = small.run(schedule, out, *small.AGAIN)
     assert done.returncode == 0, done.stderr
     yield out, done.stdout
 
@@ -237,4 +250,6 @@ def test_the_report_of_a_real_run_agrees_with_what_it_printed(real: tuple[Path, 
         "init": "seed", "cyc1": "init", "collapse": "cyc1", "early": "init",
     }  # fmt: skip
     assert rows(out, "--by", "run")[0]["state"] == "finished"
-    assert sum(int(row["iterations"]) for row in rows(out, "--by", "life")) == 17
+    lives = rows(out, "--by", "life")
+    assert len(lives) == 2 and lives[0]["end"].startswith("stopped")
+    assert sum(int(life["iterations"]) - int(life["done_again"]) for life in lives) == 17

@@ -132,6 +132,16 @@ def test_mllog_takes_a_second_evaluation_of_the_same_weights_for_the_first(tmp_p
     assert records(tmp_path / "mllog.txt")[-1]["key"] == "run_stop"
 
 
+def test_mllog_has_no_evaluation_before_the_run_has_started(tmp_path: Path) -> None:
+    """A life that only evaluates: the log was asked for when everything was trained."""
+    life = [evaluated("trunk", 8, 0.5), finished("trunk", 8, 0.5, 1.0)]
+    mllog(tmp_path, make(), *life, RunFinished(trained=True, seconds=1))
+    assert not (tmp_path / "mllog.txt").exists()
+    mllog(tmp_path, make(), *life, *whole()[7:])
+    assert records(tmp_path / "mllog.txt")[0]["key"] == "init_start"
+    assert values(tmp_path / "mllog.txt", "eval_accuracy") == [0.75, 0.8]
+
+
 def test_mllog_says_that_it_leaves_foreign_lines_out(tmp_path: Path) -> None:
     (tmp_path / "mllog.txt").write_text(':::MLLOG {"key": "x"}\n:::MLLOG 1\nhello\n')
     said: list[str] = []

@@ -1,6 +1,7 @@
 """`stagerun eval`: what is printed. Torch is imported once it is clear what to evaluate."""
 
 import json
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stagerun.cli.choosing import Chosen
+from stagerun.cli.ending import tell
+from stagerun.errors import StagerunError
 from stagerun.world import World, default_threads
 
 if TYPE_CHECKING:
@@ -27,21 +30,35 @@ class EvalOptions:
 
 
 def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
-    """One line for each snapshot, as soon as it is known; with --json one object at the end."""
+    """One line for each snapshot, as soon as it is known; with --json one object at the end.
+
+    Of several, one that can't be evaluated keeps nobody from the numbers of the others: what is wrong with it is shown, and
+    the command ends with the code of the first such error.
+    """
     import torch
 
     from stagerun.engine.device import choose_device
 
     torch.set_num_threads(options.threads or default_threads(1))
     device = choose_device(World())
-    rows = []
+    rows: list[dict[str, Any]] = []
+    errors: dict[str, StagerunError] = {}  # by snapshot
     for folder in chosen.folders:
-        row = _evaluate(folder, chosen, options, device)
+        try:
+            row = _evaluate(folder, chosen, options, device)
+        except StagerunError as error:
+            if error.render() not in [e.render() for e in errors.values()]:  # images that are gone are gone for all
+                tell(error.render())
+            errors[folder.name] = error
+            continue
         rows.append(row)
         if not options.as_json:
             click.echo(_line(row))
-    if options.as_json:
-        click.echo(json.dumps({"evaluations": rows}, indent=1))
+    if options.as_json and rows:
+        failed = [{"snapshot": name, "error": error.message} for name, error in errors.items()]
+        click.echo(json.dumps({"evaluations": rows, "failed": failed}, indent=1))
+    if errors:
+        sys.exit(next(iter(errors.values())).exit_code)
 
 
 def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -> dict[str, Any]:

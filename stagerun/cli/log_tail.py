@@ -1,21 +1,19 @@
 """The last process life in OUT/log.jsonl, read from the end of the file: it may hold millions of lines."""
 
-import json
 import re
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
-from stagerun import events
 from stagerun.events import Event, Iterated, RunStarted, StageStarted, Tested
+from stagerun.logged import event_of
 from stagerun.pace import WINDOW
 from stagerun.store.faults import reporting
 
 FIRST_LOOK = 1 << 18  # bytes; four times as many with each further look
 
-_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(events.Event)}
 # As `report.jsonl` writes them. Inside a text the quotes would have backslashes.
 _STARTED, _ITERATED = b'"event": "RunStarted"', b'"event": "Iterated"'
 _TESTS = re.compile(rb'"event": "(?:Tested|StageStarted)"')
@@ -46,25 +44,31 @@ def read_last_life(log: Path) -> Life | None:
         except FileNotFoundError:
             return None
     seen: list[tuple[float, Event]] = []
-    recent: deque[bytes] = deque(maxlen=WINDOW)
+    recent: deque[tuple[int, bytes]] = deque(maxlen=WINDOW)
     unreadable = 0
+    # The newest line is the last in the file: a clock may be set back.
+    last: tuple[int, tuple[float, Event] | None] = -1, None
     lines = data.split(b"\n")
     lines.pop()  # behind the last end of line: nothing, or a line in the writing
-    for line in lines:
+    for number, line in enumerate(lines):
         if _ITERATED in line:
-            recent.append(line)
-        elif (found := _parse(line)) is not None:
+            recent.append((number, line))
+            continue
+        found, damaged = _parse(line)
+        unreadable += damaged
+        if found is not None:
             seen.append(found)
+            last = number, found
             if isinstance(found[1], StageStarted):
                 recent.clear()
-        elif line and not _of_another_version(line):
-            unreadable += 1
-    iterated = [found for line in recent if (found := _parse(line)) is not None]
-    unreadable += len(recent) - len(iterated)
-    if not seen and not iterated:
-        return None
-    last = max([*seen[-1:], *iterated[-1:]], key=lambda found: found[0])
-    return Life(tuple(seen), tuple(e for _, e in iterated if isinstance(e, Iterated)), last, unreadable)
+    window: list[Iterated] = []
+    for number, line in recent:
+        found, damaged = _parse(line)
+        unreadable += damaged
+        if found is not None and isinstance(found[1], Iterated):
+            window.append(found[1])
+            last = max(last, (number, found), key=lambda numbered: numbered[0])
+    return Life(tuple(seen), tuple(window), last[1], unreadable) if last[1] is not None else None
 
 
 def earlier_tests(log: Path, stage: str) -> list[Tested]:
@@ -76,7 +80,7 @@ def earlier_tests(log: Path, stage: str) -> list[Tested]:
     found: list[Tested] = []
     for match in _TESTS.finditer(data):
         start, end = data.rfind(b"\n", 0, match.start()) + 1, data.find(b"\n", match.end())
-        parsed = _parse(data[start:end]) if end >= 0 else None
+        parsed, _ = _parse(data[start:end]) if end >= 0 else (None, False)
         match parsed[1] if parsed else None:
             case StageStarted() as begun if begun.stage == stage:
                 found = [test for test in found if test.iter <= begun.iter]
@@ -101,34 +105,12 @@ def _tail(log: Path) -> bytes:
             look *= 4
 
 
-def _parse(line: bytes) -> tuple[float, Event] | None:
-    """(time, event); None for what is not a line of this log."""
+def _parse(line: bytes) -> tuple[tuple[float, Event] | None, bool]:
+    """(time, event), None where there is none that this version knows; and whether the line is damaged."""
     try:
-        record = json.loads(line)
-        kind = _KINDS[record["event"]]
-        values = {f.name: record[f.name] for f in fields(kind) if f.name in record}
-        required = {f.name for f in fields(kind) if f.default is MISSING}
-        if required - values.keys() or not all(_fits(values[f.name], f.type) for f in fields(kind) if f.name in values):
-            return None
-        return float(record["time"]), kind(**values)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-
-
-def _fits(value: object, wanted: Any) -> bool:
-    if wanted is float:
-        return isinstance(value, int | float)
-    if get_origin(wanted) is tuple:
-        return isinstance(value, list) and all(isinstance(item, get_args(wanted)[0]) for item in value)
-    return isinstance(value, wanted)
-
-
-def _of_another_version(line: bytes) -> bool:
-    """Whether it is a whole line about an event that this version does not know."""
-    try:
-        return json.loads(line)["event"] not in _KINDS
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return False
+        return (event_of(line) if line.strip() else None), False
+    except ValueError:
+        return None, True
 
 
 def started(life: Life) -> RunStarted | None:

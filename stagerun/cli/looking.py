@@ -12,6 +12,7 @@ from stagerun.cli.options import output_folder
 from stagerun.errors import ResumeRefused, StagerunError, UsageError
 from stagerun.events import StageFinished
 from stagerun.recipe import Schedule
+from stagerun.runner import figures
 from stagerun.runner.keeper import RECIPE, STATE, progress_of
 from stagerun.runner.results import read_result
 from stagerun.snapshots import Inventory, SnapshotRef
@@ -39,7 +40,8 @@ def find_target(folder: str, overrides: Sequence[str], out: str | None) -> Targe
     if os.path.exists(path / SCHEDULE_FILE) or not os.path.isdir(path):
         schedule = load(folder, overrides)
         return Target(output_folder(schedule.name, out), schedule)
-    if not (os.path.isdir(path / "snapshots") or os.path.exists(path / LOG)):
+    # `rehearse` leaves its figures in a folder in which nothing has been run.
+    if not (os.path.isdir(path / "snapshots") or any(os.path.exists(p) for p in (path / LOG, figures.path_of(path)))):
         raise UsageError(
             f"{folder} is neither a schedule's folder ({SCHEDULE_FILE}) nor an output folder (snapshots, {LOG})",
             "give the folder that `stagerun run` was given, or the one that it writes to",

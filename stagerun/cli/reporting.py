@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stagerun import store
+from stagerun.cli.ending import tell
 from stagerun.errors import PermissionDenied, StorageError, UsageError
 from stagerun.report import compare_tables, epoch_tables, tables
 from stagerun.report.compare import groups
 from stagerun.report.history import History, StageHistory
 from stagerun.report.lead import lead, title
-from stagerun.report.read_log import read_log
+from stagerun.report.read_log import LOG, is_schedule, read_log
 from stagerun.report.replay import history
 from stagerun.report.runs import Run, notes
 from stagerun.report.tables import Table
@@ -46,6 +47,8 @@ def report_command(options: ReportOptions) -> str:
     """What goes to the terminal. UsageError for options that don't go together and folders without a run."""
     form = options.form or _form_of(options.output)
     _check(options, form)
+    options = replace(options, outs=_with_a_log(options.outs))
+    _check(options, form)
     runs = [_look(Path(out), label) for out, label in zip(options.outs, _labels(options.outs), strict=True)]
     text = _written(runs, options, form)
     if options.output is None:
@@ -78,6 +81,18 @@ def _check(options: ReportOptions, form: str) -> None:
         if real in seen:
             raise UsageError(f"{out} and {seen[real]} are the same folder", "name each run once")
         seen[real] = out
+
+
+def _with_a_log(outs: tuple[str, ...]) -> tuple[str, ...]:
+    """Without folders in which nothing was run yet, `out/*` may hold such; all of them if there are no others."""
+    empty = [
+        out for out in outs if Path(out).is_dir() and not is_schedule(Path(out)) and not (Path(out) / LOG).exists()
+    ]
+    if len(empty) == len(outs):
+        return outs
+    for out in empty:
+        tell(f"note: {out} has no {LOG} and is left out")
+    return tuple(out for out in outs if out not in empty)
 
 
 def _labels(outs: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ from stagerun import store
 from stagerun.cli.log_tail import Life, earlier_tests, read_last_life, started
 from stagerun.cli.looking import DISK, LOG, Target, last_result, newest_snapshot, written
 from stagerun.events import (
+    Failed,
     Iterated,
     Note,
     RunFinished,
@@ -74,14 +75,16 @@ class Warned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Times are in seconds since the epoch. `state`:
+    """Times are in seconds since the epoch. `reason` is why it stopped or failed, `exit_code` that of one that failed.
+    `state`:
 
     nothing    no run has written a log here
     starting   the folder is held, by a run that has not logged anything yet
     running    the folder is held
     finished   the last run came to its end
     stopped    it was told to stop, and saved
-    killed     it ended without a word: killed, or by an error
+    failed     it ended in an error
+    killed     it ended without a word
     """
 
     state: str
@@ -90,6 +93,7 @@ class Status:
     holder: store.Holder | None
     run: RunStarted | None
     reason: str
+    exit_code: int | None
     last_event: str
     last_logged: float | None
     silent: bool
@@ -108,7 +112,7 @@ def look(target: Target, now: float) -> Status:
         holder = store.holder(target.out)  # or one that starts in between
     inventory = store.inventory(DISK, target.out)
     run = started(life) if life else None
-    state, reason = _state(holder, life)
+    state, said = _state(holder, life)
     if state == "starting":
         life = None
     newest = newest_snapshot(target.out, inventory)
@@ -119,7 +123,8 @@ def look(target: Target, now: float) -> Status:
         out=str(target.out),
         holder=holder,
         run=run if life else None,
-        reason=reason,
+        reason=said.reason if isinstance(said, Stopped) else said.text if said else "",
+        exit_code=said.code if isinstance(said, Failed) else None,
         last_event=type(last[1]).__name__ if last else "",
         last_logged=last[0] if last else None,
         silent=state == "running" and last is not None and now - last[0] > SILENT,
@@ -133,20 +138,22 @@ def look(target: Target, now: float) -> Status:
     )  # fmt: skip
 
 
-def _state(holder: store.Holder | None, life: Life | None) -> tuple[str, str]:
+def _state(holder: store.Holder | None, life: Life | None) -> tuple[str, Stopped | Failed | None]:
+    """And the event that says why it ended."""
     run_started = next((t for t, e in life.seen if isinstance(e, RunStarted)), None) if life else None
     if holder is not None:
         # The lock is taken before the log is opened, and its time is cut to the second.
         mine = run_started is not None and (holder.since is None or run_started >= holder.since)
-        return ("running" if mine else "starting"), ""
+        return ("running" if mine else "starting"), None
     if life is None or life.last is None:
-        return "nothing", ""
+        return "nothing", None
     match life.last[1]:
         case RunFinished():
-            return "finished", ""
-        case Stopped(reason=reason):
-            return "stopped", reason
-    return "killed", ""
+            return "finished", None
+        case Stopped() as stopped:
+            return "stopped", stopped
+    failed = list(life.of(Failed))
+    return ("failed", failed[-1]) if failed else ("killed", None)
 
 
 def _begun(life: Life) -> StageStarted | None:

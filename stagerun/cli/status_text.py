@@ -6,9 +6,13 @@ from dataclasses import asdict
 
 from stagerun.cli.looking import percent
 from stagerun.cli.status import Status
+from stagerun.errors import ExitCode
 from stagerun.text import columns, count, duration, size
 
 MOST_WARNINGS = 10
+GOES_ON = "the same `stagerun run` goes on"
+# Of an error only these are worth another try as it is; with the others the next run would end in the same way.
+WORTH_ANOTHER_TRY = {ExitCode.PEER, ExitCode.STORAGE, ExitCode.SAVED}
 
 
 def status_json(status: Status) -> str:
@@ -52,9 +56,13 @@ def _headline(status: Status, ago: Callable[[float], str]) -> str:
         case "finished":
             return f"finished {when}"
         case "stopped":
-            return f"stopped {when}{at} ({status.reason}), everything is saved: the same `stagerun run` goes on"
+            return f"stopped {when}{at} ({status.reason}), everything is saved: {GOES_ON}"
+        case "failed":
+            why = status.reason.partition("\n")[0]
+            text = f"ended with exit code {status.exit_code} {when}{at}" + (f": {why}" if why else "")
+            return f"{text}; {GOES_ON}" if status.exit_code in WORTH_ANOTHER_TRY else text
         case "killed":
-            return f"killed, or ended by an error, {when}{at}: the same `stagerun run` goes on"
+            return f"killed, or ended without a word, {when}{at}: {GOES_ON}"
     return f"nothing has been run yet in {status.out}"
 
 

@@ -50,7 +50,7 @@ class Life:
 class StageHistory:
     """What counts of a stage. `start` is the snapshot it began from or `seed N`; `resumes` are the iterations at which a
     later life went on. `begin` is in epochs along its path. `max_iter` is 0 where the log has lost it. `older` is the
-    highest attempt at a snapshot of this stage from before it last began anew.
+    highest attempt at a snapshot of this stage from before it last began anew. `gone`: the schedule has it no longer.
     """
 
     name: str
@@ -63,6 +63,7 @@ class StageHistory:
     resumes: tuple[int, ...] = ()
     finished: StageFinished | None = None
     older: int = 0
+    gone: bool = False
 
     @property
     def parent(self) -> str | None:
@@ -91,7 +92,7 @@ class StageHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """`stages` in running order, those that are still to come among them. `complete`: nothing was left to do at its end."""
+    """`stages` in running order, those that are still to come among them, and then those that are gone. `complete`: nothing was left to do at its end."""
 
     schedule: str
     stages: tuple[StageHistory, ...]

@@ -86,13 +86,17 @@ class MLLog:
                 self._stage_started(event)
             case Iterated():
                 self._iterated(event)
-            case Tested() if self.schedule.data.val and event.images == self.schedule.data.val.images:
+            case Tested() if self._has("run_start") and self._on_all(event):
                 self._begin()
                 self._tested(event)
             case StageFinished():
                 self._write()
             case RunFinished() if self.began:
                 self._stop("success")
+
+    def _on_all(self, event: Tested) -> bool:
+        val = self.schedule.data.val
+        return val is not None and event.images == val.images
 
     # -- lines
 
@@ -115,6 +119,8 @@ class MLLog:
         return any(entry.key == key for entry in self.entries)
 
     def _write(self) -> None:
+        if not self._has("run_start"):
+            return  # a life that only evaluates what was trained before the log was asked for
         self.file.write([entry.text for entry in self.entries])
 
     def _where(self, stage: str, iter: int) -> dict[str, Any]:

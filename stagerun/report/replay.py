@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from stagerun.events import (
     Event,
+    Failed,
     Iterated,
     RunFinished,
     RunStarted,
@@ -27,7 +28,7 @@ def history(log: Log) -> History:
     reader = _Reader()
     for time, event in log.events:
         reader.take(time, event)
-    stages = _with_epochs([reader.stages[name].value() for name in reader.order()])
+    stages = _with_epochs([reader.stages[name].value(reader.gone(name)) for name in reader.order()])
     return History(
         schedule=reader.schedule,
         stages=tuple(stages),
@@ -50,7 +51,7 @@ class _Stage:
     attempt: int = 0
     older: int = 0
 
-    def value(self) -> StageHistory:
+    def value(self, gone: bool) -> StageHistory:
         return StageHistory(
             name=self.name,
             start=self.start,
@@ -61,6 +62,7 @@ class _Stage:
             resumes=tuple(self.resumes),
             finished=self.finished,
             older=self.older,
+            gone=gone,
         )
 
 
@@ -87,10 +89,14 @@ class _Reader:
 
     def order(self) -> list[str]:
         """Stages in running order. Those that the schedule no longer has come last."""
-        gone = [name for name in self.stages if name not in self.planned]
+        others = [name for name in self.stages if name not in self.planned]
         for name in self.planned:
             self.stages.setdefault(name, _Stage(name))
-        return [*self.planned, *gone]
+        return [*self.planned, *others]
+
+    def gone(self, stage: str) -> bool:
+        """Whether the schedule, as the last RunStarted has it, is without that stage."""
+        return bool(self.planned) and stage not in self.planned
 
     def values(self) -> Iterable[Life]:
         for number, life in enumerate(self.lives, 1):
@@ -110,7 +116,9 @@ class _Reader:
             )
 
     def take(self, time: float, event: Event) -> None:
-        if isinstance(event, RunStarted) or not self.lives:
+        # A process may fail before its RunStarted.
+        new = isinstance(event, RunStarted) or (isinstance(event, Failed) and self.lives and self.lives[-1].end)
+        if new or not self.lives:
             self.lives.append(_Life(time, time))
         life = self.lives[-1]
         life.ended = max(life.ended, time)
@@ -132,6 +140,8 @@ class _Reader:
                 self._stage(event.stage).finished = event
             case Stopped():
                 life.end = f"stopped ({event.reason})"
+            case Failed():
+                life.end = _error(event)
             case RunFinished():
                 life.end, self.complete = "finished", True
                 if not event.trained:  # it looked, and there was nothing to do
@@ -167,6 +177,11 @@ class _Reader:
             self.lives[stage.points.pop().life - 1].again += 1
         stage.tests = {key: test for key, test in stage.tests.items() if key[0] <= iter}
         stage.resumes = [i for i in stage.resumes if i <= iter]
+
+
+def _error(event: Failed) -> str:
+    first = event.text.partition("\n")[0]
+    return f"ended with exit code {event.code}" + (f": {first}" if first else "")
 
 
 def _with_epochs(stages: list[StageHistory]) -> list[StageHistory]:

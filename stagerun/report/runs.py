@@ -46,6 +46,8 @@ class Run:
         return None if before is None or after is None else after - before
 
     def state(self, stage: StageHistory) -> str:
+        if stage.gone:
+            return "no longer in the schedule"
         if stage.finished:
             return f"done, from an earlier {stage.parent}" if stage.name in self.stale else "done"
         if not stage.points:
@@ -55,22 +57,23 @@ class Run:
         return f"at {stage.iter} of {stage.max_iter}"
 
     def leaves(self) -> list[StageHistory]:
-        """Stages that no other starts from, the ends of the schedule; as far as it has come."""
-        begun = [s for s in self.history.stages if s.points or s.finished]
+        """Stages that no other starts from, the ends of the schedule as it is now; as far as it has come."""
+        begun = [s for s in self.history.stages if (s.points or s.finished) and not s.gone]
         parents = {s.parent for s in begun}
         return [s for s in begun if s.name not in parents]
 
     @property
     def state_in_words(self) -> str:
         h = self.history
-        done = sum(s.finished is not None for s in h.stages)
-        if done == len(h.stages) and (h.complete or not self.stale):
+        stages = [s for s in h.stages if not s.gone]
+        done = sum(s.finished is not None for s in stages)
+        stale = [s.name for s in stages if s.name in self.stale]
+        if done == len(stages) and (h.complete or not stale):
             return "finished"
         end = h.lives[-1].end if h.lives else ""
-        words = [f"{done} of {len(h.stages)} stages done", end or "at work or broken off"]
-        if self.stale:
-            names = [s.name for s in h.stages if s.name in self.stale]
-            words.insert(1, f"of them {', '.join(names)} from an earlier parent")
+        words = [f"{done} of {len(stages)} stages done", end or "at work or broken off"]
+        if stale:
+            words.insert(1, f"of them {', '.join(stale)} from an earlier parent")
         return ", ".join(words)
 
 

@@ -55,7 +55,6 @@ def runs_table(runs: Sequence[Run]) -> Table:
     for run in runs:
         h = run.history
         workers = ", ".join(dict.fromkeys(str(life.workers) for life in h.lives if life.workers))
-        whole = sum(s.seconds for s in h.stages)
         ends: list[StageHistory | None] = [*run.leaves()]
         for end in ends or [None]:
             result = end.finished if end else None
@@ -69,14 +68,17 @@ def runs_table(runs: Sequence[Run]) -> Table:
                     end.points[-1].epoch if end and end.points else None,
                     result.top1 if result else None,
                     result.ema_top1 if result else None,
-                    whole,
+                    sum(s.seconds for s in run.path(end)) if end else None,
                     h.wall_seconds,
                     len(h.lives),
                     run.state_in_words,
                 )
             )
-    note = "wall: over all process lives, with evaluations and what was done again, without the time between them"
-    return Table("Runs", columns, tuple(rows), (note,))
+    notes = (
+        "training: of the end and the stages before it on its path; "
+        "wall: over all process lives, with evaluations and what was done again, without the time between them",
+    )
+    return Table("Runs", columns, tuple(rows), notes)
 
 
 def stages_table(runs: Sequence[Run]) -> Table:
@@ -107,7 +109,9 @@ def stages_table(runs: Sequence[Run]) -> Table:
     for run in runs:
         for stage in run.history.stages:
             begun = stage.finished is not None or bool(stage.points)
-            rows.append((run.label, stage.name, *(_stage_cells(run, stage) if begun else _NOT_BEGUN)))
+            rows.append(
+                (run.label, stage.name, *(_stage_cells(run, stage) if begun else (*_NO_CELLS, run.state(stage))))
+            )
     notes = (
         "loss: training, mean over the last iterations, 100 at most; gain: top-1 against the stage it started from, in "
         "percentage points; time: of training, without evaluation and without what was done again",
@@ -115,7 +119,7 @@ def stages_table(runs: Sequence[Run]) -> Table:
     return Table("Stages", columns, tuple(rows), notes)
 
 
-_NOT_BEGUN: tuple[Value, ...] = (*(None,) * 17, "not begun")
+_NO_CELLS: tuple[Value, ...] = (None,) * 17
 
 
 def _stage_cells(run: Run, stage: StageHistory) -> tuple[Value, ...]:

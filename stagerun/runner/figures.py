@@ -8,18 +8,18 @@ from stagerun import store
 from stagerun.plan.estimate import Figures, figures_from
 
 
-def _path(out: Path) -> Path:
+def path_of(out: Path) -> Path:
     return out / "rehearsal.json"
 
 
 def write_figures(disk: store.Disk, out: Path, figures: Figures) -> None:
     """Rank 0 only. StorageError or PermissionDenied if it can't be written."""
-    store.write_atomic(disk, _path(out), json.dumps(asdict(figures)).encode())
+    store.write_atomic(disk, path_of(out), json.dumps(asdict(figures)).encode())
 
 
 def read_figures(out: Path) -> Figures | None:
     """What the last rehearsal left; None if there was none, or another version's."""
     try:
-        return figures_from(json.loads(_path(out).read_bytes()))
+        return figures_from(json.loads(path_of(out).read_bytes()))
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -1,5 +1,6 @@
 """Where a stage ends: evaluation, inside the stage too, and the line of the table."""
 
+import math
 import time
 from collections.abc import Generator, Iterator
 from contextlib import nullcontext
@@ -116,10 +117,10 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
             loss=sum(run.losses) / len(run.losses),
             top1=score.top1 if score else None,
             top5=score.top5 if score else None,
-            test_loss=score.loss if score else None,
+            test_loss=finite(score.loss) if score else None,
             ema_top1=ema.top1 if ema else None,
             ema_top5=ema.top5 if ema else None,
-            ema_test_loss=ema.loss if ema else None,
+            ema_test_loss=finite(ema.loss) if ema else None,
             train_seconds=seconds,
             images_per_second=state.iter * solver.batch_size / seconds if seconds else 0.0,
             snapshot=snapshot,
@@ -129,6 +130,11 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
         return asdict(finished)
 
     return StageFinished(**rank0(run.comm, result))  # type: ignore[arg-type]
+
+
+def finite(loss: float) -> float | None:
+    """JSON has no word for what is no number, and the weights of a snapshot, finite themselves, can give such a loss."""
+    return loss if math.isfinite(loss) else None
 
 
 def _last_snapshot(run: StageRun, state: TrainState) -> str:

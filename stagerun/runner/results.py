@@ -6,6 +6,7 @@ from pathlib import Path
 
 from stagerun import store
 from stagerun.events import StageFinished
+from stagerun.logged import result_of
 from stagerun.plan import Plan, PlannedStage, State
 from stagerun.recipe import Schedule, Stage
 from stagerun.snapshots import SnapshotRef
@@ -16,10 +17,10 @@ def path_of(out: Path, snapshot: str) -> Path:
 
 
 def read_result(out: Path, ref: SnapshotRef) -> StageFinished | None:
-    """The result of a snapshot; None if there is none, or it can't be read (then it is made again)."""
+    """The result of a snapshot; None if there is none, or it can't be read or is no result (then it is made again)."""
     try:
-        return StageFinished(**json.loads(path_of(out, ref.name).read_bytes()))
-    except (OSError, ValueError, TypeError):
+        return result_of(path_of(out, ref.name).read_bytes())
+    except (OSError, ValueError):
         return None
 
 
