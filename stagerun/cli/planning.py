@@ -7,6 +7,7 @@ from pathlib import Path
 from stagerun.errors import PermissionDenied, StorageError
 from stagerun.plan import Plan
 from stagerun.plan.estimate import Figures, estimate, snapshots_on_disk
+from stagerun.plan.estimate_text import doubts
 from stagerun.plan.render import csv_rows
 from stagerun.runner.figures import read_figures
 from stagerun.runner.results import read_result
@@ -59,6 +60,7 @@ def _rehearsed(plan: Plan, figures: Figures) -> list[str]:
     if known:
         parts = ", ".join(f"{name} {duration(time.total)}" for name, time in known.items())
         found.append(f"about {duration(sum(t.total for t in known.values()))} left {source}: {parts}")
+        found += [f"a rough estimate: {doubt}" for doubt in doubts(plan, figures)]
     unknown = [name for name in times if name not in known]
     if unknown:
         found.append(f"stage {', '.join(unknown)} has changed since the rehearsal of {figures.date}: rehearse again")

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 from stagerun.plan.estimate import Figures, StageTime, snapshots_on_disk
 from stagerun.plan.plan import Plan
-from stagerun.text import columns, duration, size
+from stagerun.text import columns, count, duration, size
+
+# Fewer timed iterations than this are worth a word: the four warm ones of one stage.
+FEW = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +79,11 @@ def render_times(plan: Plan, times: Mapping[str, StageTime | None]) -> str:
 def needs(plan: Plan, figures: Figures, room: Room) -> list[Need]:
     """What of disk and memory the schedule takes, against what there is."""
     schedule = plan.schedule
-    count = snapshots_on_disk(schedule)
-    disk = count * figures.snapshot_bytes + plan.iterations * figures.log_bytes
+    most = snapshots_on_disk(schedule)
+    disk = most * figures.snapshot_bytes + plan.iterations * figures.log_bytes
     found = [
         Need(
-            f"disk: {size(disk)} in {room.out} ({count} snapshots of {size(figures.snapshot_bytes)} at most, log "
+            f"disk: {size(disk)} in {room.out} ({most} snapshots of {size(figures.snapshot_bytes)} at most, log "
             f"{size(plan.iterations * figures.log_bytes)}), {size(room.out_free)} free",
             disk <= room.out_free,
         ),
@@ -117,12 +120,7 @@ def caveats(plan: Plan, figures: Figures, workers: int) -> list[str]:
             "one device batch per worker and iteration was run; the other passes of an iteration are extrapolated from it, "
             "with their memory the same"
         )
-    other = [c for c in figures.costs for s in c.stages if _device_batch(plan, s) != c.device_batch_size]
-    if other:
-        found.append(
-            f"the device batch was {other[0].device_batch_size}: time is taken to go with the images, and memory is that of "
-            "the smaller one"
-        )
+    found += doubts(plan, figures)
     if workers != figures.workers:
         found.append(
             f"{workers} workers are taken to be as fast as the {figures.workers} of the rehearsal; traffic between more "
@@ -130,10 +128,29 @@ def caveats(plan: Plan, figures: Figures, workers: int) -> list[str]:
         )
     if figures.synthetic:
         found.append(
-            f"the images were synthetic ({figures.synthetic}) and lay in memory: other sizes, JPEG in place of raw and a slow disk "
-            "cost more"
+            f"the images were synthetic ({figures.synthetic}) and lay in memory: of another size or kind, or on a slow disk, they "
+            "take another time"
         )
-    found.append("the learning rates were scaled with the smaller batch: the rehearsal says nothing about accuracy")
+    found.append(
+        "a few iterations, at learning rates that are scaled down where the batch is smaller: that says nothing about accuracy"
+    )
+    return found
+
+
+def doubts(plan: Plan, figures: Figures) -> list[str]:
+    """What makes the estimate a rough one, one sentence each."""
+    found = []
+    fewest = min(cost.iterations for cost in figures.costs)
+    if fewest < FEW:
+        found.append(
+            f"the times are means of {count(fewest, 'iteration')} only, of some stages: without --iters it takes more of them"
+        )
+    other = [c for c in figures.costs for s in c.stages if _device_batch(plan, s) != c.device_batch_size]
+    if other:
+        found.append(
+            f"the device batch was {other[0].device_batch_size}: time is taken to go with the images, and memory is that of "
+            "the smaller one"
+        )
     return found
 
 

@@ -138,6 +138,34 @@ def augmentation_changes(before: Transform, now: Transform) -> list[str]:
     return changed
 
 
+# Fields whose changes are shown elsewhere: learning rate and length in the table, the images and what is carried on lines of
+# their own.
+_SHOWN = (
+    "base_lr",
+    "lr_policy",
+    "power",
+    "gamma",
+    "step",
+    "lr_",
+    "warmup",
+    "max_",
+    "transform_param",
+    "test_",
+    "carry",
+)
+
+
+def solver_changes(parent: Stage, stage: Stage) -> list[str]:
+    """`field old -> new` for each setting of the update that is not the parent's: weight_decay, type, batch_size, ..."""
+    found = []
+    for field, new in stage.identity.items():
+        name = field.removeprefix("solver.")
+        old = parent.identity.get(field)
+        if field.startswith("solver.") and not name.startswith(_SHOWN) and old not in (None, new):
+            found.append(f"{name} {old} -> {new}".replace('"', ""))
+    return found
+
+
 def _short(value: object) -> str:
     if value is None:
         return "none"

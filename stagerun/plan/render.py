@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
-from stagerun.plan.hazards import augmentation, augmentation_changes, joints, notes
+from stagerun.plan.hazards import augmentation, augmentation_changes, joints, notes, solver_changes
 from stagerun.plan.plan import Plan, PlannedStage, State
 from stagerun.plan.update import described
 from stagerun.schedule import learning_rate, make_knobs
@@ -61,6 +61,8 @@ def _details(plan: Plan, planned: PlannedStage) -> str:
     ]
     if stage.parent is not None:
         lines.append(f"  carried over from {stage.parent}: {carried_over(planned)}")
+        if update := solver_changes(plan.schedule.stage(stage.parent), stage):
+            lines.append("  update: " + ", ".join(update))
         changes = augmentation_changes(plan.schedule.stage(stage.parent).solver.transform, solver.transform)
         if changes:
             lines.append("  augmentation: " + ", ".join(changes))

@@ -9,6 +9,7 @@ from stagerun.proto import stagerun_pb2
 from stagerun.proto.manual import COMMENTS
 from stagerun.spec import tree
 from stagerun.spec.layers import PARTNER
+from stagerun.spec.ranges import CHOICES
 from stagerun.spec.tree import is_message
 
 _TYPES = {
@@ -21,7 +22,7 @@ _TYPES = {
 
 def help_text(name: str) -> str:
     """The manual of a field (`base_lr`, `Solver.base_lr`, `transform_param.crop_size`, `solver.base_lr`), a message or
-    an enum; an overview for ''. A name that several messages have prints all of them. UsageError for an unknown name.
+    an enum, or of the field that has such a value (`poly_cyc`, `LARS`); an overview for ''. A name that several messages have prints all of them. UsageError for an unknown name.
     """
     if not name:
         return _overview()
@@ -38,6 +39,9 @@ def help_text(name: str) -> str:
     ]
     if fields and (len(path) < 2 or _follows(path, last)):
         return "\n\n".join(_field(f) for f in fields)
+    meant = [key for key, values in CHOICES.items() if name in values]  # a policy, a solver type, a network
+    if meant:
+        return "\n\n".join(help_text(key) for key in meant)
     everything = [*messages, *enums, *(f.name for m in messages.values() for f in m.fields)]
     everything += [f"{m.name}.{f.name}" for m in messages.values() for f in m.fields]
     raise UsageError(f"the manual has no `{name}`", nearest(name, everything) or "`stagerun help` lists what there is")
