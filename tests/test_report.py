@@ -96,8 +96,8 @@ def test_console_lines(capsys: pytest.CaptureFixture[str]) -> None:
         "init 10: snapshot init-00000010-a0001, 2.5 MB in 0.25 s",
         "warning: no snapshot of init at 3: no space left",
         "init 10: test top-1 14.00 %, top-5 71.00 %, loss 2.2500 on 100 images in 3 s",
-        "stage  iterations  epochs  LR first -> last  decay   augmentation  loss    top-1    gain  top-5    time",
-        "init   10          0.50    0.1 -> 0.01       0.0005  mirror        2.3000  14.00 %        90.00 %  1 min 01 s",
+        "stage  iterations  epochs  LR first -> last  decay   augmentation  train loss  top-1    gain  top-5    time",
+        "init   10          0.50    0.1 -> 0.01       0.0005  mirror        2.3000      14.00 %        90.00 %  1 min 01 s",
         "stage 2/2 collapse: iterations 0 to 10, batch 32, from seed 1",
         "stopped in collapse after iteration 1 (asked to stop), everything is saved: run the same command again to go on",
     ]

@@ -17,7 +17,7 @@ from stagerun.data.records import Records, printable, spread
 from stagerun.errors import DataError
 from stagerun.recipe import Transform
 
-_MOST_MISTAKES_SHOWN = 10
+_MOST_MISTAKES_SHOWN = 3
 
 # What the background thread hands over: batches, then an exception, or None at the end.
 _Made: TypeAlias = "queue.Queue[Batch | BaseException | None]"

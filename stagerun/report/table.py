@@ -12,7 +12,7 @@ HEADER = (
     "LR first -> last",
     "decay",
     "augmentation",
-    "loss",
+    "train loss",
     "top-1",
     "gain",
     "top-5",
