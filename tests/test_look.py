@@ -100,7 +100,7 @@ def test_a_living_run_a_killed_one_and_one_that_was_stopped(
         processes.kill(run, "all", random.Random(1))
     text = small.stagerun("status", out).stdout
     iter = told("status", out)["progress"]["iter"]
-    assert re.match(rf"tiny: stopped .* in init after iteration {iter} \(asked to stop\), everything is saved", text)
+    assert re.match(rf"tiny: stopped .* in init after iteration {iter} \(asked to stop.*\), everything is saved", text)
     assert "resume is EQUIVALENT" in text and "workers: 2 -> 1" in text
 
 
