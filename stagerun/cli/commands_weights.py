@@ -2,7 +2,7 @@
 
 import click
 
-from stagerun.cli.ending import guarded
+from stagerun.cli.ending import guarded, tell
 from stagerun.cli.options import at_least
 
 EMA = click.option("--ema", is_flag=True, help="The averaged weights (`ema_decay`) in place of the trained ones.")
@@ -58,7 +58,7 @@ def eval_command(
     at_least(1, device_batch=device_batch, threads=threads)
     chosen = choose(what, overrides, out, stage)
     for note in chosen.notes:
-        click.echo(f"note: {note}", err=True)
+        tell(f"note: {note}")
     evaluate_all(
         chosen,
         EvalOptions(data=data, views=views, device_batch=device_batch, threads=threads, ema=ema, as_json=as_json),

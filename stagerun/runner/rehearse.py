@@ -216,18 +216,16 @@ def _memory(comm: Comm, device: torch.device) -> tuple[int, int]:
 
 def costs(schedule: Schedule, asked: Rehearsal, observer: Observer, workers: int) -> Iterator[Cost]:
     """One Cost for each kind of stage, the mean over the stages of that kind."""
+    short = rehearsal(schedule, LEAST_ITERS, workers, asked.device_batch)  # its batches are those that were run
     kinds: dict[str, list[str]] = {}
     for stage in schedule.stages:
         kinds.setdefault(cost_key(schedule, stage.solver), []).append(stage.name)
     for key, names in kinds.items():
         measured = [observer.stages[name] for name in names]
         timed = [i for m in measured for i in m.warm] or [i for m in measured for i in m.cold]
-        solver = schedule.stage(names[0]).solver
+        solver = short.stage(names[0]).solver
 
-        size = min(asked.device_batch or solver.device_batch_size, solver.device_batch_size)
-        test_size = min(solver.test_batch_size, asked.device_batch or solver.test_batch_size)
-
-        def one_test(tested: Tested, test_size: int = test_size) -> float:
+        def one_test(tested: Tested, test_size: int = solver.test_batch_size) -> float:
             batches = math.ceil(tested.images / test_size)
             return tested.seconds / math.ceil(batches / workers)
 
@@ -235,10 +233,10 @@ def costs(schedule: Schedule, asked: Rehearsal, observer: Observer, workers: int
             key=key,
             stages=tuple(names),
             iterations=len(timed),
-            device_batch_size=size,
+            device_batch_size=solver.device_batch_size,
             pass_seconds=mean([i.seconds - i.update_seconds for i in timed]),
             update_seconds=mean([i.update_seconds for i in timed]),
-            test_batch_size=test_size,
+            test_batch_size=solver.test_batch_size,
             test_seconds=mean([one_test(t) for m in measured for t in m.tests]),
             start_seconds=mean([s for m in measured for s in m.starts]),
         )
