@@ -10,6 +10,7 @@ other. The order is a keyed permutation: a Feistel network over pairs of digits,
 range.
 """
 
+from enum import IntEnum
 from math import isqrt
 
 import numpy as np
@@ -23,8 +24,17 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _27, _30, _31 = np.uint64(27), np.uint64(30), np.uint64(31)
 _ONE = np.uint64(1)
 
-# What a number is for. The same seed gives unrelated numbers for different purposes.
-_ORDER, _DRAWS, _DROPOUT = 1, 2, 3
+
+class Purpose(IntEnum):
+    """What a number is for. The same seed gives unrelated numbers for different purposes."""
+
+    ORDER = 1
+    TRANSFORM = 2  # where an image is cut and whether it is mirrored
+    DROPOUT = 3
+    COLOUR = 4  # what is done to an image's colours
+    MIX = 5  # how the images of a device batch are mixed; at the position of its first image
+    REPLACEMENT = 6  # which record takes the place of a bad one
+
 
 _ROUNDS = 8
 # Digits have at least this many values, so that the few images of a small set are well mixed too.
@@ -41,17 +51,17 @@ def indices(seed: int, images: int, start: int, count: int, shuffle: bool) -> ND
     epoch, offset = np.divmod(np.arange(start, start + count, dtype=np.int64), images)
     if not shuffle:
         return offset
-    keys = _number(_state(seed, _ORDER), epoch.astype(np.uint64))
+    keys = _number(_state(seed, Purpose.ORDER), epoch.astype(np.uint64))
     return _permute(keys, offset.astype(np.uint64), images).astype(np.int64)
 
 
-def draws(seed: int, positions: NDArray[np.int64], k: int) -> UInt64:
+def draws(seed: int, positions: NDArray[np.int64], k: int, purpose: Purpose = Purpose.TRANSFORM) -> UInt64:
     """k independent random numbers for each position, each even over 0 .. 2**64-1: uint64[len(positions), k].
 
     Number j of a position does not depend on k.
     """
     _require(k >= 0 and (positions.size == 0 or int(positions.min()) >= 0), "k >= 0 and positions >= 0")
-    states = _number(_state(seed, _DRAWS), positions.astype(np.uint64))
+    states = _number(_state(seed, purpose), positions.astype(np.uint64))
     return _number(states[:, None], np.arange(k, dtype=np.uint64))
 
 
@@ -63,10 +73,15 @@ def randint(draw: int, n: int) -> int:
     return int(draw) % n
 
 
+def uniform(draw: int) -> float:
+    """A number from 0 up to, not including, 1, a multiple of 2**-53, from a number of `draws`."""
+    return (int(draw) >> 11) * 2.0**-53
+
+
 def dropout_seed(seed: int, position: int) -> int:
     """Seed, 0 .. 2**63-1, for the forward pass of the device batch whose first image is at `position`."""
     _require(position >= 0, "position >= 0")
-    return int(_number(_state(seed, _DROPOUT), np.array([position], dtype=np.uint64))[0] >> _ONE)
+    return int(_number(_state(seed, Purpose.DROPOUT), np.array([position], dtype=np.uint64))[0] >> _ONE)
 
 
 def _require(holds: bool, what: str) -> None:
@@ -74,7 +89,7 @@ def _require(holds: bool, what: str) -> None:
         raise ValueError(f"needs {what}")
 
 
-def _state(seed: int, purpose: int) -> UInt64:
+def _state(seed: int, purpose: Purpose) -> UInt64:
     """uint64[1]; one element rather than a scalar, because numpy warns where a scalar wraps round."""
     _require(0 <= seed < 2**64, "0 <= seed < 2**64")
     return _number(np.array([seed], dtype=np.uint64), np.array([purpose], dtype=np.uint64))

@@ -40,6 +40,35 @@ class InterpMode(enum.Enum):
     NEAREST = "NEAREST"
     CUBIC = "CUBIC"
     LANCZOS4 = "LANCZOS4"
+    ANTIALIAS = "ANTIALIAS"
+    AUTO = "AUTO"
+
+
+class PadMode(enum.Enum):
+    ZERO = "ZERO"
+    REFLECT = "REFLECT"
+
+
+class ChannelOrder(enum.Enum):
+    BGR = "BGR"
+    RGB = "RGB"
+
+
+class Cache(enum.Enum):
+    AUTO = "AUTO"
+    DISK = "DISK"
+    MEMORY = "MEMORY"
+    DEVICE = "DEVICE"
+
+
+class OnBadRecord(enum.Enum):
+    STOP = "STOP"
+    REPLACE = "REPLACE"
+
+
+class ScratchCopy(enum.Enum):
+    BEFORE = "BEFORE"
+    BESIDE = "BESIDE"
 
 
 class ZeroGamma(enum.Enum):
@@ -92,6 +121,11 @@ class Data:
     val: Source | None = None
     scratch: str | None = None
     shuffle: bool = True
+    loader_threads: int | None = None
+    cache: Cache = Cache.AUTO
+    on_bad_record: OnBadRecord = OnBadRecord.STOP
+    scratch_reserve: float = 1.0  # gigabytes
+    scratch_copy: ScratchCopy = ScratchCopy.BEFORE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +145,31 @@ class RandomResize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RandomResizedCrop:
+    min_area_ratio: float = 0.08
+    max_area_ratio: float = 1.0
+    min_aspect_ratio: float = 3 / 4
+    max_aspect_ratio: float = 4 / 3
+    max_attempt: int = 10
+    interp_mode: InterpMode = InterpMode.LINEAR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColorJitter:
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandAugment:
+    num_ops: int = 2
+    magnitude: int = 9
+    num_magnitude_bins: int = 31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Transform:
     scale: float = 1.0
     mirror: bool = False
@@ -119,6 +178,16 @@ class Transform:
     pad: int = 0
     random_aspect_ratio: RandomAspectRatio | None = None
     random_resize: RandomResize | None = None
+    pad_mode: PadMode = PadMode.ZERO
+    random_resized_crop: RandomResizedCrop | None = None
+    channel_order: ChannelOrder = ChannelOrder.BGR
+    std_value: tuple[float, ...] = ()
+    cutout_size: int = 0
+    lighting_std: float = 0.0
+    color_jitter: ColorJitter | None = None
+    rand_augment: RandAugment | None = None
+    trivial_augment: bool = False
+    rectangular: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +233,9 @@ class Solver:
     carry_data: bool = True
     transform: Transform = field(default_factory=Transform)
     test_transform: Transform = field(default_factory=Transform)
+    mixup_alpha: float = 0.0
+    cutmix_alpha: float = 0.0
+    label_smoothing: float = 0.0
     random_seed: int
     precision: Precision = Precision.FP32
     channels_last: bool = True

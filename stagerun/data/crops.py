@@ -9,7 +9,7 @@ from stagerun.data import datum, transform
 from stagerun.data.datum import Image
 from stagerun.data.loader import Batch, Loader
 from stagerun.data.records import Records, spread
-from stagerun.data.transform import Rectangle
+from stagerun.data.rectangle import Rectangle
 from stagerun.errors import DataError, UsageError
 from stagerun.recipe import Transform
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.data.datum import Image
+from stagerun.data.rectangle import Rectangle
 from stagerun.errors import DataError
 from stagerun.order import UInt64, randint
 from stagerun.recipe import InterpMode, RandomAspectRatio, Transform
@@ -32,16 +33,6 @@ _MIRROR, _SIZE, _TOP, _LEFT, _ATTEMPTS = 0, 1, 2, 3, 4
 _PER_ATTEMPT = 5
 
 _THOUSAND = np.float32(1000)
-
-
-@dataclass(frozen=True, slots=True)
-class Rectangle:
-    """A part of an image, in pixels from the top left."""
-
-    top: int
-    left: int
-    height: int
-    width: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

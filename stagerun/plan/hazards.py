@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from stagerun.plan.update import place, update_notes
-from stagerun.recipe import Schedule, Solver, Stage, Transform
+from stagerun.recipe import PadMode, Schedule, Solver, Stage, Transform
 from stagerun.schedule import learning_rate
+from stagerun.spec.digest import NAMES
 
 # A learning rate that is off by more than this share, where one would expect it to go on, is a jump worth a note.
 JUMP = 0.05
@@ -109,11 +110,11 @@ def _unused(stage: Stage, solver: Solver) -> list[str]:
     return []
 
 
-def augmentation(transform: Transform) -> str:
-    """What is drawn at random per image, in a few words."""
-    parts = []
+def augmentation(solver: Solver) -> str:
+    """What is done to the images at random, in a few words."""
+    transform, parts = solver.transform, []
     if transform.pad:
-        parts.append(f"pad {transform.pad}")
+        parts.append(f"pad {transform.pad}" + (" reflected" if transform.pad_mode is PadMode.REFLECT else ""))
     if transform.mirror:
         parts.append("mirror")
     if transform.random_resize:
@@ -122,19 +123,37 @@ def augmentation(transform: Transform) -> str:
     if transform.random_aspect_ratio:
         r = transform.random_aspect_ratio
         parts.append(f"area {r.min_area_ratio:g}-{r.max_area_ratio:g}")
+    if transform.random_resized_crop:
+        c = transform.random_resized_crop
+        parts.append(f"area {c.min_area_ratio:g}-{c.max_area_ratio:g}")
     if transform.crop_size:
         parts.append(f"crop {transform.crop_size}")
+    if transform.color_jitter:
+        parts.append("jitter")
+    if transform.rand_augment:
+        parts.append(f"RandAugment {transform.rand_augment.num_ops}x{transform.rand_augment.magnitude}")
+    if transform.trivial_augment:
+        parts.append("TrivialAugment")
+    if transform.lighting_std:
+        parts.append(f"lighting {transform.lighting_std:g}")
+    if transform.cutout_size:
+        parts.append(f"cutout {transform.cutout_size}")
+    if solver.mixup_alpha:
+        parts.append(f"mixup {solver.mixup_alpha:g}")
+    if solver.cutmix_alpha:
+        parts.append(f"cutmix {solver.cutmix_alpha:g}")
+    if solver.label_smoothing:
+        parts.append(f"label smoothing {solver.label_smoothing:g}")
     return ", ".join(parts) or "none"
 
 
 def augmentation_changes(before: Transform, now: Transform) -> list[str]:
     """`field old -> new` for each part of the transform that differs."""
-    named = {"random_aspect_ratio": "random_aspect_ratio_param", "random_resize": "random_resize_param"}
     changed = []
     for field in Transform.__dataclass_fields__:
         old, new = getattr(before, field), getattr(now, field)
         if old != new:
-            changed.append(f"{named.get(field, field)} {_short(old)} -> {_short(new)}")
+            changed.append(f"{NAMES.get(field, field)} {_short(old)} -> {_short(new)}")
     return changed
 
 

@@ -27,7 +27,7 @@ def synthetic_images(schedule: Schedule) -> Synthetic:
     """The shape of images to rehearse with where the real ones are not."""
     transforms = [t for s in schedule.stages for t in (s.solver.transform, s.solver.test_transform)]
     channels = schedule.model.channels
-    if any(t.random_aspect_ratio or t.random_resize for t in transforms):
+    if any(t.random_aspect_ratio or t.random_resize or t.random_resized_crop for t in transforms):
         most = max([t.crop_size or 0 for t in transforms] + [min(PHOTOGRAPH)])
         height, width = (side * most // min(PHOTOGRAPH) for side in PHOTOGRAPH)
         return Synthetic(height, width, channels, encoded=True)
@@ -89,6 +89,14 @@ def cost_key(schedule: Schedule, solver: Solver) -> str:
             transform.crop_size,
             transform.random_aspect_ratio,
             transform.random_resize,
+            transform.random_resized_crop,
+            transform.channel_order,
+            transform.cutout_size,
+            transform.lighting_std,
+            transform.color_jitter,
+            transform.rand_augment,
+            transform.trivial_augment,
+            transform.rectangular,
         )
 
     parts = (

@@ -39,7 +39,7 @@ def render_text(plan: Plan, remarks: Iterable[str] = ()) -> str:
                 f"{epochs(solver.max_iter, images, solver.batch_size):.2f}",
                 f"{rate(0):.4g} -> {rate(solver.max_iter - 1):.4g}",
                 f"{solver.weight_decay:g}",
-                augmentation(solver.transform),
+                augmentation(solver),
                 stage_state(planned),
             )
         )
@@ -105,7 +105,7 @@ def render_json(plan: Plan, remarks: Iterable[str] = ()) -> str:
                 "device_batch_size": solver.device_batch_size,
                 "momentum": solver.momentum,
                 "weight_decay": solver.weight_decay,
-                "augmentation": augmentation(solver.transform),
+                "augmentation": augmentation(solver),
                 "carried_over": carried_over(planned) if stage.parent else None,
                 "position": planned.position,
                 "state": planned.state.value,

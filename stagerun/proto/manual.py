@@ -183,6 +183,49 @@ COMMENTS: dict[str, str] = {
         "true: the order of the images is drawn anew each epoch, from the seed. false: the LMDB's key order. Caffe's\n"
         "(data_param), where the default is false."
     ),
+    "Data.loader_threads": (
+        "Threads that read, decode and transform images, per worker. 1 or more; they never change a batch. Default: on a CPU 1, beside\n"
+        "a GPU the worker's threads less one, 8 at most. New in stagerun."
+    ),
+    "Data.cache": (
+        "Where the training images stay between epochs. They are the same images in any case. Default: AUTO. New in stagerun."
+    ),
+    "Data.on_bad_record": (
+        "What is done about a training record that can't be decoded. Default: STOP. New in stagerun."
+    ),
+    "Data.scratch_reserve": (
+        "Gigabytes that a copy leaves free on the scratch disk. 0 or more. New in stagerun."
+    ),
+    "Data.scratch_copy": (
+        "When images are copied to scratch. Default: BEFORE. New in stagerun."
+    ),
+    "Cache.AUTO": (
+        "DEVICE or MEMORY where the decoded images take less than an eighth of what is free there and the transform allows it, else\n"
+        "DISK."
+    ),
+    "Cache.DISK": (
+        "Read and decoded anew in every epoch."
+    ),
+    "Cache.MEMORY": (
+        "Decoded once, and kept as pixels in the memory of each worker."
+    ),
+    "Cache.DEVICE": (
+        "Kept as pixels on the device (of a CPU that is MEMORY) and padded, cropped and mirrored there, whole batches at once. Needs\n"
+        "images of one size, and a transform that neither resizes nor changes colours."
+    ),
+    "OnBadRecord.STOP": (
+        "The run ends with the record's key and position; what is trained so far is saved."
+    ),
+    "OnBadRecord.REPLACE": (
+        "Another record, drawn from the seed and the position, takes its place. Each is counted and named; the run ends when more than\n"
+        "one of a thousand records are bad."
+    ),
+    "ScratchCopy.BEFORE": (
+        "Before training."
+    ),
+    "ScratchCopy.BESIDE": (
+        "While the first stage trains from `source`; the images come from the copy as soon as it is complete."
+    ),
     "Source": (
         "One LMDB of Caffe Datum records, raw or encoded (JPEG, PNG)."
     ),
@@ -343,7 +386,20 @@ COMMENTS: dict[str, str] = {
     ),
     "Solver.test_transform_param": (
         "What is done to the images of an evaluation. Default: transform_param without what is drawn at random (mirror, pad,\n"
-        "random_aspect_ratio_param, random_resize_param), cropped from the centre. Caffe has a TEST layer for this."
+        "random_aspect_ratio_param, random_resize_param and the like), cropped from the centre. Caffe has a TEST layer for this."
+    ),
+    "Solver.mixup_alpha": (
+        "Trains on pairs of images laid over each other: x = r*x1 + (1-r)*x2 with r drawn from Beta(mixup_alpha, mixup_alpha) for each\n"
+        "device batch, labels likewise. 0 or more; 0: off. With cutmix_alpha too, each device batch has one of the two, evenly. As\n"
+        "published (arXiv:1710.09412). New in stagerun."
+    ),
+    "Solver.cutmix_alpha": (
+        "Trains on images with a rectangle of another one in them; its part of the area is drawn from Beta(cutmix_alpha, cutmix_alpha)\n"
+        "for each device batch, and labels are mixed by area. 0 or more; 0: off. As published (arXiv:1905.04899). New in stagerun."
+    ),
+    "Solver.label_smoothing": (
+        "Share of the training label that is spread evenly over all classes. 0 or more, below 1. Evaluations have none. New in\n"
+        "stagerun."
     ),
     "Solver.random_seed": (
         "Seed of this stage in place of Schedule.seed, for order, augmentation and dropout. 0 or more. Caffe's."
@@ -438,8 +494,9 @@ COMMENTS: dict[str, str] = {
         "epoch again, as Caffe does. Default: CONTINUE."
     ),
     "TransformParameter": (
-        "What is done to an image, in this order: pad, resize or cut out a rectangle, crop, mirror, minus mean_value, times scale.\n"
-        "Caffe's (which mirrors first; the images are as likely)."
+        "What is done to an image, in this order: pad, resize or cut out a rectangle, crop, mirror, colours (jitter, then RandAugment\n"
+        "or TrivialAugment), then as numbers: lighting, minus mean_value, times scale or divided by std_value, cutout. Caffe's (which\n"
+        "mirrors first; the images are as likely)."
     ),
     "TransformParameter.scale": (
         "Factor on each value, after the mean is taken off. Not 0. Caffe's."
@@ -452,17 +509,107 @@ COMMENTS: dict[str, str] = {
         "Default: the whole image. Caffe's."
     ),
     "TransformParameter.mean_value": (
-        "Taken off each value: one number, or one per channel, in the order of the record's channels (B, G, R). Default: 0.\n"
-        "Caffe's."
+        "Taken off each value: one number, or one per channel in the order of channel_order. Default: 0. Caffe's."
     ),
     "TransformParameter.pad": (
-        "Pixels of zeros put around the image first, on each side. 0 or more. New in stagerun."
+        "Pixels put around the image first, on each side. 0 or more. New in stagerun."
     ),
     "TransformParameter.random_aspect_ratio_param": (
         "Cut out a rectangle of random area and aspect ratio, and resize it to crop_size. Needs crop_size. Intel Caffe's."
     ),
     "TransformParameter.random_resize_param": (
         "Resize so that the shorter side has a random length. Intel Caffe's."
+    ),
+    "TransformParameter.pad_mode": (
+        "What those pixels are. Default: ZERO. New in stagerun."
+    ),
+    "TransformParameter.random_resized_crop_param": (
+        "Cut out a rectangle of random area and aspect ratio, and resize it to crop_size, as torchvision does it. Needs crop_size. New\n"
+        "in stagerun."
+    ),
+    "TransformParameter.channel_order": (
+        "Order of the channels in what the network gets, and in mean_value and std_value. Records have B, G, R. Default: BGR, as in\n"
+        "Caffe. New in stagerun."
+    ),
+    "TransformParameter.std_value": (
+        "Each value is divided by this, after mean_value is taken off: one number, or one per channel. Not 0. Default: 1. New in\n"
+        "stagerun."
+    ),
+    "TransformParameter.cutout_size": (
+        "Side of a square at a random place, inside the image, that is 0 for the network. At most crop_size; 0: none. As in\n"
+        "cifar10-fast. New in stagerun."
+    ),
+    "TransformParameter.lighting_std": (
+        "Standard deviation of AlexNet's lighting: along the principal components of ImageNet's colours a random amount is added to\n"
+        "all pixels of an image. 0 or more; 0: none; AlexNet's is 0.1. Needs 3 channels. New in stagerun."
+    ),
+    "TransformParameter.color_jitter_param": (
+        "Changes brightness, contrast, saturation and hue at random, as torchvision's ColorJitter. Needs 3 channels. New in stagerun."
+    ),
+    "TransformParameter.rand_augment_param": (
+        "RandAugment (arXiv:1909.13719) with torchvision's operations. Needs 3 channels. New in stagerun."
+    ),
+    "TransformParameter.trivial_augment": (
+        "TrivialAugment (arXiv:2103.10158) with torchvision's wide ranges. Needs 3 channels. New in stagerun."
+    ),
+    "TransformParameter.rectangular": (
+        "Of an evaluation only: images are sorted by aspect ratio, and each forward pass of test_batch_size images is cropped to a\n"
+        "rectangle of their mean ratio, its shorter side crop_size, its longer one a multiple of 8. Needs crop_size,\n"
+        "random_resize_param, a network that takes any size, and the LMDB's side file (`stagerun data index`). As in fast.ai's\n"
+        "ImageNet training of 2018. New in stagerun."
+    ),
+    "TransformParameter.PadMode.REFLECT": (
+        "The image mirrored at its edge, the outermost pixels not repeated."
+    ),
+    "RandomResizedCropParameter": (
+        "A rectangle of random area and aspect ratio: the area drawn evenly, the logarithm of width / height drawn evenly, sides rounded,\n"
+        "the place drawn evenly. Where none of max_attempt rectangles fits, the largest one of an allowed aspect ratio is cut from the\n"
+        "centre. torchvision's RandomResizedCrop."
+    ),
+    "RandomResizedCropParameter.min_area_ratio": (
+        "Smallest part of the image's area. Above 0, at most 1."
+    ),
+    "RandomResizedCropParameter.max_area_ratio": (
+        "Largest part of the image's area. At least min_area_ratio, at most 1."
+    ),
+    "RandomResizedCropParameter.min_aspect_ratio": (
+        "Smallest width / height. Above 0. Default: 3/4."
+    ),
+    "RandomResizedCropParameter.max_aspect_ratio": (
+        "Largest width / height. At least min_aspect_ratio. Default: 4/3."
+    ),
+    "RandomResizedCropParameter.max_attempt": (
+        "How often a rectangle that does not fit is drawn anew. 1 or more."
+    ),
+    "RandomResizedCropParameter.resize_param": (
+        "How the rectangle is resized."
+    ),
+    "ColorJitterParameter": (
+        "Factors drawn evenly from 1 - x to 1 + x (not below 0), hue from -x to x, applied in a random order. torchvision's ColorJitter."
+    ),
+    "ColorJitterParameter.brightness": (
+        "0 or more."
+    ),
+    "ColorJitterParameter.contrast": (
+        "0 or more."
+    ),
+    "ColorJitterParameter.saturation": (
+        "0 or more."
+    ),
+    "ColorJitterParameter.hue": (
+        "In turns of the colour circle: 0 to 0.5."
+    ),
+    "RandAugmentParameter": (
+        "num_ops of torchvision's 14 operations, one after the other, each drawn evenly. torchvision's RandAugment."
+    ),
+    "RandAugmentParameter.num_ops": (
+        "1 or more."
+    ),
+    "RandAugmentParameter.magnitude": (
+        "Strength of the operations: 0 to num_magnitude_bins - 1."
+    ),
+    "RandAugmentParameter.num_magnitude_bins": (
+        "Steps from no effect to the strongest. 2 or more."
     ),
     "RandomAspectRatioParameter": (
         "A rectangle of random area and aspect ratio, cut out at a random place and resized to crop_size. It is sqrt(area) * c high\n"
@@ -500,9 +647,16 @@ COMMENTS: dict[str, str] = {
         "How an image is resized. Intel Caffe's."
     ),
     "ResizeParameter.interp_mode": (
-        "Interpolation, as in OpenCV. Default: LINEAR."
+        "Interpolation; the first five as in OpenCV. Default: LINEAR."
     ),
     "ResizeParameter.InterpMode.CUBIC": (
         "Without anti-aliasing where the image shrinks."
+    ),
+    "ResizeParameter.InterpMode.ANTIALIAS": (
+        "Pillow's BILINEAR, which averages over all pixels where the image shrinks: what torchvision does to images by default."
+    ),
+    "ResizeParameter.InterpMode.AUTO": (
+        "The fastest that does not alias: where the image shrinks to a half or less, JPEGs are decoded at 1/2, 1/4 or 1/8 of their\n"
+        "size first; then LINEAR where the sides shrink by less than 1.5, else AREA."
     ),
 }

@@ -20,6 +20,23 @@ class ZeroGamma(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LAST: _ClassVar[ZeroGamma]
     ALL: _ClassVar[ZeroGamma]
 
+class Cache(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    AUTO: _ClassVar[Cache]
+    DISK: _ClassVar[Cache]
+    MEMORY: _ClassVar[Cache]
+    DEVICE: _ClassVar[Cache]
+
+class OnBadRecord(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STOP: _ClassVar[OnBadRecord]
+    REPLACE: _ClassVar[OnBadRecord]
+
+class ScratchCopy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BEFORE: _ClassVar[ScratchCopy]
+    BESIDE: _ClassVar[ScratchCopy]
+
 class MomentumForm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CAFFE: _ClassVar[MomentumForm]
@@ -43,6 +60,14 @@ AS_PUBLISHED: ZeroGamma
 NONE: ZeroGamma
 LAST: ZeroGamma
 ALL: ZeroGamma
+AUTO: Cache
+DISK: Cache
+MEMORY: Cache
+DEVICE: Cache
+STOP: OnBadRecord
+REPLACE: OnBadRecord
+BEFORE: ScratchCopy
+BESIDE: ScratchCopy
 CAFFE: MomentumForm
 TORCH: MomentumForm
 FP32: Precision
@@ -139,16 +164,26 @@ class BatchNormParameter(_message.Message):
     def __init__(self, moving_average_fraction: _Optional[float] = ..., eps: _Optional[float] = ...) -> None: ...
 
 class Data(_message.Message):
-    __slots__ = ("train", "val", "scratch", "shuffle")
+    __slots__ = ("train", "val", "scratch", "shuffle", "loader_threads", "cache", "on_bad_record", "scratch_reserve", "scratch_copy")
     TRAIN_FIELD_NUMBER: _ClassVar[int]
     VAL_FIELD_NUMBER: _ClassVar[int]
     SCRATCH_FIELD_NUMBER: _ClassVar[int]
     SHUFFLE_FIELD_NUMBER: _ClassVar[int]
+    LOADER_THREADS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    ON_BAD_RECORD_FIELD_NUMBER: _ClassVar[int]
+    SCRATCH_RESERVE_FIELD_NUMBER: _ClassVar[int]
+    SCRATCH_COPY_FIELD_NUMBER: _ClassVar[int]
     train: Source
     val: Source
     scratch: str
     shuffle: bool
-    def __init__(self, train: _Optional[_Union[Source, _Mapping]] = ..., val: _Optional[_Union[Source, _Mapping]] = ..., scratch: _Optional[str] = ..., shuffle: bool = ...) -> None: ...
+    loader_threads: int
+    cache: Cache
+    on_bad_record: OnBadRecord
+    scratch_reserve: float
+    scratch_copy: ScratchCopy
+    def __init__(self, train: _Optional[_Union[Source, _Mapping]] = ..., val: _Optional[_Union[Source, _Mapping]] = ..., scratch: _Optional[str] = ..., shuffle: bool = ..., loader_threads: _Optional[int] = ..., cache: _Optional[_Union[Cache, str]] = ..., on_bad_record: _Optional[_Union[OnBadRecord, str]] = ..., scratch_reserve: _Optional[float] = ..., scratch_copy: _Optional[_Union[ScratchCopy, str]] = ...) -> None: ...
 
 class Source(_message.Message):
     __slots__ = ("source", "images")
@@ -159,7 +194,7 @@ class Source(_message.Message):
     def __init__(self, source: _Optional[str] = ..., images: _Optional[int] = ...) -> None: ...
 
 class Solver(_message.Message):
-    __slots__ = ("clear", "base_lr", "lr_policy", "power", "gamma", "stepsize", "stepsize_epoch", "stepvalue", "stepvalue_epoch", "lr_iter", "lr_epoch", "warmup_iter", "warmup_epoch", "warmup_start_lr", "max_iter", "max_epoch", "batch_size", "device_batch_size", "iter_size", "type", "momentum", "momentum2", "rms_decay", "delta", "regularization_type", "local_lr_auto", "local_gw_ratio", "momentum_form", "weight_decay", "clip_gradients", "ema_decay", "ema_interval", "param", "carry", "transform_param", "test_transform_param", "random_seed", "precision", "channels_last", "compile", "display", "display_epoch", "test_interval", "test_epoch", "test_iter", "test_batch_size", "snapshot", "snapshot_epoch")
+    __slots__ = ("clear", "base_lr", "lr_policy", "power", "gamma", "stepsize", "stepsize_epoch", "stepvalue", "stepvalue_epoch", "lr_iter", "lr_epoch", "warmup_iter", "warmup_epoch", "warmup_start_lr", "max_iter", "max_epoch", "batch_size", "device_batch_size", "iter_size", "type", "momentum", "momentum2", "rms_decay", "delta", "regularization_type", "local_lr_auto", "local_gw_ratio", "momentum_form", "weight_decay", "clip_gradients", "ema_decay", "ema_interval", "param", "carry", "transform_param", "test_transform_param", "mixup_alpha", "cutmix_alpha", "label_smoothing", "random_seed", "precision", "channels_last", "compile", "display", "display_epoch", "test_interval", "test_epoch", "test_iter", "test_batch_size", "snapshot", "snapshot_epoch")
     CLEAR_FIELD_NUMBER: _ClassVar[int]
     BASE_LR_FIELD_NUMBER: _ClassVar[int]
     LR_POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +231,9 @@ class Solver(_message.Message):
     CARRY_FIELD_NUMBER: _ClassVar[int]
     TRANSFORM_PARAM_FIELD_NUMBER: _ClassVar[int]
     TEST_TRANSFORM_PARAM_FIELD_NUMBER: _ClassVar[int]
+    MIXUP_ALPHA_FIELD_NUMBER: _ClassVar[int]
+    CUTMIX_ALPHA_FIELD_NUMBER: _ClassVar[int]
+    LABEL_SMOOTHING_FIELD_NUMBER: _ClassVar[int]
     RANDOM_SEED_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
     CHANNELS_LAST_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +282,9 @@ class Solver(_message.Message):
     carry: Carry
     transform_param: TransformParameter
     test_transform_param: TransformParameter
+    mixup_alpha: float
+    cutmix_alpha: float
+    label_smoothing: float
     random_seed: int
     precision: Precision
     channels_last: bool
@@ -256,7 +297,7 @@ class Solver(_message.Message):
     test_batch_size: int
     snapshot: int
     snapshot_epoch: float
-    def __init__(self, clear: _Optional[_Iterable[str]] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., power: _Optional[float] = ..., gamma: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue: _Optional[_Iterable[int]] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., lr_iter: _Optional[int] = ..., lr_epoch: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_epoch: _Optional[float] = ..., warmup_start_lr: _Optional[float] = ..., max_iter: _Optional[int] = ..., max_epoch: _Optional[float] = ..., batch_size: _Optional[int] = ..., device_batch_size: _Optional[int] = ..., iter_size: _Optional[int] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., regularization_type: _Optional[str] = ..., local_lr_auto: bool = ..., local_gw_ratio: _Optional[float] = ..., momentum_form: _Optional[_Union[MomentumForm, str]] = ..., weight_decay: _Optional[float] = ..., clip_gradients: _Optional[float] = ..., ema_decay: _Optional[float] = ..., ema_interval: _Optional[int] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., carry: _Optional[_Union[Carry, _Mapping]] = ..., transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., test_transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., random_seed: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., channels_last: bool = ..., compile: bool = ..., display: _Optional[int] = ..., display_epoch: _Optional[float] = ..., test_interval: _Optional[int] = ..., test_epoch: _Optional[float] = ..., test_iter: _Optional[int] = ..., test_batch_size: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_epoch: _Optional[float] = ...) -> None: ...
+    def __init__(self, clear: _Optional[_Iterable[str]] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., power: _Optional[float] = ..., gamma: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue: _Optional[_Iterable[int]] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., lr_iter: _Optional[int] = ..., lr_epoch: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_epoch: _Optional[float] = ..., warmup_start_lr: _Optional[float] = ..., max_iter: _Optional[int] = ..., max_epoch: _Optional[float] = ..., batch_size: _Optional[int] = ..., device_batch_size: _Optional[int] = ..., iter_size: _Optional[int] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., regularization_type: _Optional[str] = ..., local_lr_auto: bool = ..., local_gw_ratio: _Optional[float] = ..., momentum_form: _Optional[_Union[MomentumForm, str]] = ..., weight_decay: _Optional[float] = ..., clip_gradients: _Optional[float] = ..., ema_decay: _Optional[float] = ..., ema_interval: _Optional[int] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., carry: _Optional[_Union[Carry, _Mapping]] = ..., transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., test_transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., mixup_alpha: _Optional[float] = ..., cutmix_alpha: _Optional[float] = ..., label_smoothing: _Optional[float] = ..., random_seed: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., channels_last: bool = ..., compile: bool = ..., display: _Optional[int] = ..., display_epoch: _Optional[float] = ..., test_interval: _Optional[int] = ..., test_epoch: _Optional[float] = ..., test_iter: _Optional[int] = ..., test_batch_size: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_epoch: _Optional[float] = ...) -> None: ...
 
 class ParamSpec(_message.Message):
     __slots__ = ("name", "kind", "lr_mult", "decay_mult", "adapt")
@@ -293,7 +334,19 @@ class Carry(_message.Message):
     def __init__(self, momentum: _Optional[_Union[Carry.Momentum, str]] = ..., data: _Optional[_Union[Carry.Position, str]] = ...) -> None: ...
 
 class TransformParameter(_message.Message):
-    __slots__ = ("scale", "mirror", "crop_size", "mean_value", "pad", "random_aspect_ratio_param", "random_resize_param")
+    __slots__ = ("scale", "mirror", "crop_size", "mean_value", "pad", "random_aspect_ratio_param", "random_resize_param", "pad_mode", "random_resized_crop_param", "channel_order", "std_value", "cutout_size", "lighting_std", "color_jitter_param", "rand_augment_param", "trivial_augment", "rectangular")
+    class PadMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ZERO: _ClassVar[TransformParameter.PadMode]
+        REFLECT: _ClassVar[TransformParameter.PadMode]
+    ZERO: TransformParameter.PadMode
+    REFLECT: TransformParameter.PadMode
+    class ChannelOrder(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        BGR: _ClassVar[TransformParameter.ChannelOrder]
+        RGB: _ClassVar[TransformParameter.ChannelOrder]
+    BGR: TransformParameter.ChannelOrder
+    RGB: TransformParameter.ChannelOrder
     SCALE_FIELD_NUMBER: _ClassVar[int]
     MIRROR_FIELD_NUMBER: _ClassVar[int]
     CROP_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -301,6 +354,16 @@ class TransformParameter(_message.Message):
     PAD_FIELD_NUMBER: _ClassVar[int]
     RANDOM_ASPECT_RATIO_PARAM_FIELD_NUMBER: _ClassVar[int]
     RANDOM_RESIZE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    PAD_MODE_FIELD_NUMBER: _ClassVar[int]
+    RANDOM_RESIZED_CROP_PARAM_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_ORDER_FIELD_NUMBER: _ClassVar[int]
+    STD_VALUE_FIELD_NUMBER: _ClassVar[int]
+    CUTOUT_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LIGHTING_STD_FIELD_NUMBER: _ClassVar[int]
+    COLOR_JITTER_PARAM_FIELD_NUMBER: _ClassVar[int]
+    RAND_AUGMENT_PARAM_FIELD_NUMBER: _ClassVar[int]
+    TRIVIAL_AUGMENT_FIELD_NUMBER: _ClassVar[int]
+    RECTANGULAR_FIELD_NUMBER: _ClassVar[int]
     scale: float
     mirror: bool
     crop_size: int
@@ -308,7 +371,55 @@ class TransformParameter(_message.Message):
     pad: int
     random_aspect_ratio_param: RandomAspectRatioParameter
     random_resize_param: RandomResizeParameter
-    def __init__(self, scale: _Optional[float] = ..., mirror: bool = ..., crop_size: _Optional[int] = ..., mean_value: _Optional[_Iterable[float]] = ..., pad: _Optional[int] = ..., random_aspect_ratio_param: _Optional[_Union[RandomAspectRatioParameter, _Mapping]] = ..., random_resize_param: _Optional[_Union[RandomResizeParameter, _Mapping]] = ...) -> None: ...
+    pad_mode: TransformParameter.PadMode
+    random_resized_crop_param: RandomResizedCropParameter
+    channel_order: TransformParameter.ChannelOrder
+    std_value: _containers.RepeatedScalarFieldContainer[float]
+    cutout_size: int
+    lighting_std: float
+    color_jitter_param: ColorJitterParameter
+    rand_augment_param: RandAugmentParameter
+    trivial_augment: bool
+    rectangular: bool
+    def __init__(self, scale: _Optional[float] = ..., mirror: bool = ..., crop_size: _Optional[int] = ..., mean_value: _Optional[_Iterable[float]] = ..., pad: _Optional[int] = ..., random_aspect_ratio_param: _Optional[_Union[RandomAspectRatioParameter, _Mapping]] = ..., random_resize_param: _Optional[_Union[RandomResizeParameter, _Mapping]] = ..., pad_mode: _Optional[_Union[TransformParameter.PadMode, str]] = ..., random_resized_crop_param: _Optional[_Union[RandomResizedCropParameter, _Mapping]] = ..., channel_order: _Optional[_Union[TransformParameter.ChannelOrder, str]] = ..., std_value: _Optional[_Iterable[float]] = ..., cutout_size: _Optional[int] = ..., lighting_std: _Optional[float] = ..., color_jitter_param: _Optional[_Union[ColorJitterParameter, _Mapping]] = ..., rand_augment_param: _Optional[_Union[RandAugmentParameter, _Mapping]] = ..., trivial_augment: bool = ..., rectangular: bool = ...) -> None: ...
+
+class RandomResizedCropParameter(_message.Message):
+    __slots__ = ("min_area_ratio", "max_area_ratio", "min_aspect_ratio", "max_aspect_ratio", "max_attempt", "resize_param")
+    MIN_AREA_RATIO_FIELD_NUMBER: _ClassVar[int]
+    MAX_AREA_RATIO_FIELD_NUMBER: _ClassVar[int]
+    MIN_ASPECT_RATIO_FIELD_NUMBER: _ClassVar[int]
+    MAX_ASPECT_RATIO_FIELD_NUMBER: _ClassVar[int]
+    MAX_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    RESIZE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    min_area_ratio: float
+    max_area_ratio: float
+    min_aspect_ratio: float
+    max_aspect_ratio: float
+    max_attempt: int
+    resize_param: ResizeParameter
+    def __init__(self, min_area_ratio: _Optional[float] = ..., max_area_ratio: _Optional[float] = ..., min_aspect_ratio: _Optional[float] = ..., max_aspect_ratio: _Optional[float] = ..., max_attempt: _Optional[int] = ..., resize_param: _Optional[_Union[ResizeParameter, _Mapping]] = ...) -> None: ...
+
+class ColorJitterParameter(_message.Message):
+    __slots__ = ("brightness", "contrast", "saturation", "hue")
+    BRIGHTNESS_FIELD_NUMBER: _ClassVar[int]
+    CONTRAST_FIELD_NUMBER: _ClassVar[int]
+    SATURATION_FIELD_NUMBER: _ClassVar[int]
+    HUE_FIELD_NUMBER: _ClassVar[int]
+    brightness: float
+    contrast: float
+    saturation: float
+    hue: float
+    def __init__(self, brightness: _Optional[float] = ..., contrast: _Optional[float] = ..., saturation: _Optional[float] = ..., hue: _Optional[float] = ...) -> None: ...
+
+class RandAugmentParameter(_message.Message):
+    __slots__ = ("num_ops", "magnitude", "num_magnitude_bins")
+    NUM_OPS_FIELD_NUMBER: _ClassVar[int]
+    MAGNITUDE_FIELD_NUMBER: _ClassVar[int]
+    NUM_MAGNITUDE_BINS_FIELD_NUMBER: _ClassVar[int]
+    num_ops: int
+    magnitude: int
+    num_magnitude_bins: int
+    def __init__(self, num_ops: _Optional[int] = ..., magnitude: _Optional[int] = ..., num_magnitude_bins: _Optional[int] = ...) -> None: ...
 
 class RandomAspectRatioParameter(_message.Message):
     __slots__ = ("min_area_ratio", "max_area_ratio", "aspect_ratio_change", "max_attempt", "resize_param")
@@ -343,11 +454,15 @@ class ResizeParameter(_message.Message):
         NEAREST: _ClassVar[ResizeParameter.InterpMode]
         CUBIC: _ClassVar[ResizeParameter.InterpMode]
         LANCZOS4: _ClassVar[ResizeParameter.InterpMode]
+        ANTIALIAS: _ClassVar[ResizeParameter.InterpMode]
+        AUTO: _ClassVar[ResizeParameter.InterpMode]
     LINEAR: ResizeParameter.InterpMode
     AREA: ResizeParameter.InterpMode
     NEAREST: ResizeParameter.InterpMode
     CUBIC: ResizeParameter.InterpMode
     LANCZOS4: ResizeParameter.InterpMode
+    ANTIALIAS: ResizeParameter.InterpMode
+    AUTO: ResizeParameter.InterpMode
     INTERP_MODE_FIELD_NUMBER: _ClassVar[int]
     interp_mode: ResizeParameter.InterpMode
     def __init__(self, interp_mode: _Optional[_Union[ResizeParameter.InterpMode, str]] = ...) -> None: ...

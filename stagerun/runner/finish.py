@@ -113,7 +113,7 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
             first_lr=knobs(0).lr,
             last_lr=knobs(solver.max_iter - 1).lr,
             weight_decay=solver.weight_decay,
-            augmentation=augmentation(solver.transform),
+            augmentation=augmentation(solver),
             loss=sum(run.losses) / len(run.losses),
             top1=score.top1 if score else None,
             top5=score.top5 if score else None,

@@ -9,6 +9,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from stagerun import recipe
 from stagerun.errors import Span
 from stagerun.spec import layers, tree
+from stagerun.spec.build_transform import evaluation_transform, number, transform, whole
 from stagerun.spec.layers import PAIRS
 from stagerun.spec.networks import NETWORKS, PLAIN
 from stagerun.spec.tree import Block, Entry, is_message
@@ -19,6 +20,9 @@ OPTIONAL = {
     "val",
     "random_aspect_ratio_param",
     "random_resize_param",
+    "random_resized_crop_param",
+    "color_jitter_param",
+    "rand_augment_param",
     "test_transform_param",
     "fc_weight_filler",
     "fc_bias_filler",
@@ -33,12 +37,12 @@ def model(view: View) -> recipe.Model:
     fraction, eps = NETWORKS[name].batch_norm or PLAIN
     return recipe.Model(
         name=name,
-        num_classes=_whole(view, "num_classes"),
-        channels=_whole(view, "channels"),
-        moving_average_fraction=_number(norm, "moving_average_fraction")
+        num_classes=whole(view, "num_classes"),
+        channels=whole(view, "channels"),
+        moving_average_fraction=number(norm, "moving_average_fraction")
         if norm.has("moving_average_fraction")
         else fraction,
-        eps=_number(norm, "eps") if norm.has("eps") else eps,
+        eps=number(norm, "eps") if norm.has("eps") else eps,
         zero_gamma=recipe.ZeroGamma(view.text("zero_gamma")),
         fc_weight_filler=_filler(view.view("fc_weight_filler")),
         fc_bias_filler=_filler(view.view("fc_bias_filler")),
@@ -51,11 +55,11 @@ def _filler(view: View | None) -> recipe.Filler | None:
         return None
     return recipe.Filler(
         type=_text(view, "type"),
-        value=_number(view, "value"),
-        min=_number(view, "min"),
-        max=_number(view, "max"),
-        mean=_number(view, "mean"),
-        std=_number(view, "std"),
+        value=number(view, "value"),
+        min=number(view, "min"),
+        max=number(view, "max"),
+        mean=number(view, "mean"),
+        std=number(view, "std"),
         variance_norm=recipe.VarianceNorm(view.text("variance_norm")),
     )
 
@@ -67,98 +71,69 @@ def data(view: View, root: str) -> recipe.Data:
         val=_source(val, root) if val else None,
         scratch=view.text("scratch"),
         shuffle=view.flag("shuffle"),
+        loader_threads=view.whole("loader_threads"),
+        cache=recipe.Cache(view.text("cache")),
+        on_bad_record=recipe.OnBadRecord(view.text("on_bad_record")),
+        scratch_reserve=number(view, "scratch_reserve"),
+        scratch_copy=recipe.ScratchCopy(view.text("scratch_copy")),
     )
 
 
 def _source(view: View, root: str) -> recipe.Source:
     source = _text(view, "source")
     path = posixpath.normpath(posixpath.join(root, source))
-    return recipe.Source(source=source, path=path, images=_whole(view, "images"))
+    return recipe.Source(source=source, path=path, images=whole(view, "images"))
 
 
 def solver(view: View, seed: int) -> recipe.Solver:
     """A stage's settings, durations in iterations; `seed` is Schedule.seed."""
     carry = view.inside("carry")
-    transform = _transform(view.inside("transform_param"))
+    made = transform(view.inside("transform_param"))
     test = view.view("test_transform_param")
     random_seed, test_batch = view.whole("random_seed"), view.whole("test_batch_size")
     return recipe.Solver(
-        base_lr=_number(view, "base_lr"),
+        base_lr=number(view, "base_lr"),
         lr_policy=_text(view, "lr_policy"),
-        max_iter=_whole(view, "max_iter"),
-        batch_size=_whole(view, "batch_size"),
-        device_batch_size=_whole(view, "device_batch_size"),
+        max_iter=whole(view, "max_iter"),
+        batch_size=whole(view, "batch_size"),
+        device_batch_size=whole(view, "device_batch_size"),
         power=view.number("power"),
         gamma=view.number("gamma"),
         stepsize=view.whole("stepsize"),
         stepvalue=tuple(int(v) for v in view.numbers("stepvalue")),
         lr_iter=view.whole("lr_iter"),
         warmup_iter=view.whole("warmup_iter") or 0,
-        warmup_start_lr=_number(view, "warmup_start_lr"),
+        warmup_start_lr=number(view, "warmup_start_lr"),
         type=_text(view, "type"),
-        momentum=_number(view, "momentum"),
-        momentum2=_number(view, "momentum2"),
-        rms_decay=_number(view, "rms_decay"),
-        delta=_number(view, "delta"),
+        momentum=number(view, "momentum"),
+        momentum2=number(view, "momentum2"),
+        rms_decay=number(view, "rms_decay"),
+        delta=number(view, "delta"),
         regularization_type=_text(view, "regularization_type"),
         local_lr_auto=view.flag("local_lr_auto"),
-        local_gw_ratio=_number(view, "local_gw_ratio"),
+        local_gw_ratio=number(view, "local_gw_ratio"),
         ema_decay=view.number("ema_decay"),
-        ema_interval=_whole(view, "ema_interval"),
+        ema_interval=whole(view, "ema_interval"),
         momentum_form=recipe.MomentumForm(view.text("momentum_form")),
-        weight_decay=_number(view, "weight_decay"),
+        weight_decay=number(view, "weight_decay"),
         clip_gradients=view.number("clip_gradients"),
         param=tuple(_param(v) for v in view.views("param")),
         carry_momentum=carry.text("momentum") == "KEEP",
         carry_data=carry.text("data") == "CONTINUE",
-        transform=transform,
-        test_transform=_transform(test) if test else evaluation_transform(transform),
+        transform=made,
+        test_transform=transform(test) if test else evaluation_transform(made),
+        mixup_alpha=number(view, "mixup_alpha"),
+        cutmix_alpha=number(view, "cutmix_alpha"),
+        label_smoothing=number(view, "label_smoothing"),
         random_seed=seed if random_seed is None else random_seed,
         precision=recipe.Precision(view.text("precision")),
         channels_last=view.flag("channels_last"),
         compile=view.flag("compile"),
-        display=_whole(view, "display"),
-        test_interval=_whole(view, "test_interval"),
+        display=whole(view, "display"),
+        test_interval=whole(view, "test_interval"),
         test_iter=view.whole("test_iter"),
-        test_batch_size=_whole(view, "device_batch_size") if test_batch is None else test_batch,
-        snapshot=_whole(view, "snapshot"),
-    )
-
-
-def evaluation_transform(transform: recipe.Transform) -> recipe.Transform:
-    """The transform of an evaluation that has none of its own: nothing drawn at random."""
-    return recipe.Transform(scale=transform.scale, crop_size=transform.crop_size, mean_value=transform.mean_value)
-
-
-def _transform(view: View) -> recipe.Transform:
-    aspect, resize = view.view("random_aspect_ratio_param"), view.view("random_resize_param")
-    return recipe.Transform(
-        scale=_number(view, "scale"),
-        mirror=view.flag("mirror"),
-        crop_size=view.whole("crop_size"),
-        mean_value=view.numbers("mean_value"),
-        pad=_whole(view, "pad"),
-        random_aspect_ratio=_aspect_ratio(aspect) if aspect else None,
-        random_resize=_resize(resize) if resize else None,
-    )
-
-
-def _aspect_ratio(view: View) -> recipe.RandomAspectRatio:
-    return recipe.RandomAspectRatio(
-        min_area_ratio=_number(view, "min_area_ratio"),
-        max_area_ratio=_number(view, "max_area_ratio"),
-        aspect_ratio_change=_number(view, "aspect_ratio_change"),
-        max_attempt=_whole(view, "max_attempt"),
-        interp_mode=recipe.InterpMode(view.inside("resize_param").text("interp_mode")),
-    )
-
-
-def _resize(view: View) -> recipe.RandomResize:
-    longest = view.whole("max_size")
-    return recipe.RandomResize(
-        min_size=_whole(view, "min_size"),
-        max_size=_whole(view, "min_size") if longest is None else longest,
-        interp_mode=recipe.InterpMode(view.inside("resize_param").text("interp_mode")),
+        test_batch_size=whole(view, "device_batch_size") if test_batch is None else test_batch,
+        snapshot=whole(view, "snapshot"),
     )
 
 
@@ -166,22 +141,10 @@ def _param(view: View) -> recipe.ParamRule:
     return recipe.ParamRule(
         name=_text(view, "name"),
         kind=recipe.ParamKind(view.text("kind")),
-        lr_mult=_number(view, "lr_mult"),
-        decay_mult=_number(view, "decay_mult"),
+        lr_mult=number(view, "lr_mult"),
+        decay_mult=number(view, "decay_mult"),
         adapt=view.flag("adapt"),
     )
-
-
-def _number(view: View, name: str) -> float:
-    value = view.number(name)
-    assert value is not None, name
-    return value
-
-
-def _whole(view: View, name: str) -> int:
-    value = view.whole(name)
-    assert value is not None, name
-    return value
 
 
 def _text(view: View, name: str) -> str:

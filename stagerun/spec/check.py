@@ -14,6 +14,7 @@ from stagerun.errors import listing
 from stagerun.spec import layers
 from stagerun.spec.problems import Problems
 from stagerun.spec.rate import check_learning_rate
+from stagerun.spec.transform import check_drawn, check_training, check_transform
 from stagerun.spec.tree import Block
 from stagerun.spec.update import check_carry, check_local_rate, check_regularisation
 from stagerun.spec.view import Doubtful, View
@@ -92,9 +93,8 @@ def check_stage(name: str, view: View, shared: Shared, problems: Problems) -> No
         except Doubtful:
             continue
         if transform:
-            _transform(transform, shared.channels, problems)
-            if field == "test_transform_param":
-                _drawn(transform, problems)
+            check_transform(transform, shared.channels, problems)
+            (check_drawn if field == "test_transform_param" else check_training)(transform, problems)
 
 
 def _required_settings(stage: str, view: View, problems: Problems) -> None:
@@ -180,65 +180,6 @@ def _evaluation(view: View, shared: Shared, problems: Problems) -> None:
         most = shared.val_images // size
         hint = f"`test_iter` can be {most}; leave it out to evaluate every image" if most else "leave it out"
         problems.add(view.place("test_iter"), message, hint)
-
-
-def _transform(view: View, channels: int | None, problems: Problems) -> None:
-    for check in (_mean, _aspect_ratio, _resize):
-        try:
-            check(view, channels, problems)
-        except Doubtful:
-            continue
-
-
-def _mean(view: View, channels: int | None, problems: Problems) -> None:
-    count = len(view.numbers("mean_value"))
-    if channels is not None and count not in (0, 1, channels):
-        allowed = "1" if channels == 1 else f"1 or {channels}"
-        message = f"{count} values of `mean_value`, and the images have {channels} channel{'s' if channels > 1 else ''}"
-        problems.add(view.place("mean_value"), message, f"give {allowed}")
-
-
-def _aspect_ratio(view: View, channels: int | None, problems: Problems) -> None:
-    inner = view.view("random_aspect_ratio_param")
-    if inner is None:
-        return
-    if not view.has("crop_size"):
-        hint = "write `crop_size: ...` beside it: the rectangle is resized to that"
-        problems.add(view.place("random_aspect_ratio_param"), "`random_aspect_ratio_param` needs `crop_size`", hint)
-    low, high = inner.number("min_area_ratio"), inner.number("max_area_ratio")
-    if low is not None and high is not None and low > high:
-        place = inner.place("max_area_ratio" if "max_area_ratio" in inner.block.entries else "min_area_ratio")
-        problems.add(place, f"`min_area_ratio` {low} is more than `max_area_ratio` {high}")
-
-
-def _resize(view: View, channels: int | None, problems: Problems) -> None:
-    inner = view.view("random_resize_param")
-    if inner is None:
-        return
-    if view.has("random_aspect_ratio_param"):
-        message = "`random_resize_param` and `random_aspect_ratio_param` exclude each other"
-        problems.add(view.place("random_resize_param"), message, "remove one; Caffe ignored the second without a word")
-    low, high = inner.whole("min_size"), inner.whole("max_size")
-    if low is not None and high is not None and low > high:
-        problems.add(inner.place("max_size"), f"`min_size` {low} is more than `max_size` {high}")
-    crop = view.whole("crop_size")
-    if crop is not None and low is not None and crop > low and not view.has("random_aspect_ratio_param"):
-        message = f"`crop_size` {crop} does not fit into an image whose shorter side is {low}"
-        problems.add(view.place("crop_size"), message, f"it can be {low}, or `min_size` {crop}")
-
-
-def _drawn(view: View, problems: Problems) -> None:
-    """An evaluation sees the same images each time."""
-    hint = "an evaluation sees the same images each time; remove it"
-    for name in ("mirror", "random_aspect_ratio_param"):
-        with contextlib.suppress(Doubtful):
-            if view.flag(name) if name == "mirror" else view.has(name):
-                problems.add(view.place(name), f"`test_transform_param` draws at random: `{name}`", hint)
-    with contextlib.suppress(Doubtful):
-        inner = view.view("random_resize_param")
-        if inner and inner.whole("max_size") is not None and inner.whole("max_size") != inner.whole("min_size"):
-            message = "`test_transform_param` draws at random: `min_size` and `max_size` differ"
-            problems.add(inner.place("max_size"), message, "make them equal, or leave `max_size` out")
 
 
 STAGE_CHECKS: tuple[Callable[[str, View, Problems], None], ...] = (

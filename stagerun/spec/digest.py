@@ -15,6 +15,9 @@ NAMES = {
     "test_transform": "test_transform_param",
     "random_aspect_ratio": "random_aspect_ratio_param",
     "random_resize": "random_resize_param",
+    "random_resized_crop": "random_resized_crop_param",
+    "color_jitter": "color_jitter_param",
+    "rand_augment": "rand_augment_param",
 }
 
 

@@ -80,3 +80,6 @@ def _sizes(name: str, network: Network, stage: View, problems: Problems) -> None
                 message = f"`{name}` takes images of {network.sizes}, not {crop} x {crop}"
                 hint = f"write `crop_size: {network.smallest}`, or take another network"
                 problems.add(transform.place("crop_size"), message, hint)
+            elif transform and crop is not None and transform.flag("rectangular") and not network.fits(crop, crop + 8):
+                message = f"`rectangular` gives images of many sizes, and `{name}` takes {network.sizes}"
+                problems.add(transform.place("rectangular"), message, "remove it, or take another network")

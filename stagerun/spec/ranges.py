@@ -47,6 +47,8 @@ RANGES: dict[str, Range] = {
     "BatchNormParameter.eps": POSITIVE,
     "FillerParameter.std": NOT_NEGATIVE,
     "Source.images": COUNT,
+    "Data.loader_threads": COUNT,
+    "Data.scratch_reserve": NOT_NEGATIVE,
     "Solver.base_lr": NOT_NEGATIVE,
     "Solver.power": NOT_NEGATIVE,
     "Solver.stepsize": COUNT,
@@ -72,6 +74,9 @@ RANGES: dict[str, Range] = {
     "Solver.ema_interval": COUNT,
     "Solver.weight_decay": NOT_NEGATIVE,
     "Solver.clip_gradients": POSITIVE,
+    "Solver.mixup_alpha": NOT_NEGATIVE,
+    "Solver.cutmix_alpha": NOT_NEGATIVE,
+    "Solver.label_smoothing": Range(0, 1, below=True),
     "Solver.random_seed": NOT_NEGATIVE,
     "Solver.display": NOT_NEGATIVE,
     "Solver.display_epoch": NOT_NEGATIVE,
@@ -85,12 +90,26 @@ RANGES: dict[str, Range] = {
     "ParamSpec.decay_mult": NOT_NEGATIVE,
     "TransformParameter.crop_size": COUNT,
     "TransformParameter.pad": NOT_NEGATIVE,
+    "TransformParameter.cutout_size": NOT_NEGATIVE,
+    "TransformParameter.lighting_std": NOT_NEGATIVE,
     "RandomAspectRatioParameter.min_area_ratio": FRACTION,
     "RandomAspectRatioParameter.max_area_ratio": FRACTION,
     "RandomAspectRatioParameter.aspect_ratio_change": FRACTION,
     "RandomAspectRatioParameter.max_attempt": COUNT,
     "RandomResizeParameter.min_size": COUNT,
     "RandomResizeParameter.max_size": COUNT,
+    "RandomResizedCropParameter.min_area_ratio": FRACTION,
+    "RandomResizedCropParameter.max_area_ratio": FRACTION,
+    "RandomResizedCropParameter.min_aspect_ratio": POSITIVE,
+    "RandomResizedCropParameter.max_aspect_ratio": POSITIVE,
+    "RandomResizedCropParameter.max_attempt": COUNT,
+    "ColorJitterParameter.brightness": NOT_NEGATIVE,
+    "ColorJitterParameter.contrast": NOT_NEGATIVE,
+    "ColorJitterParameter.saturation": NOT_NEGATIVE,
+    "ColorJitterParameter.hue": Range(0, 0.5),
+    "RandAugmentParameter.num_ops": COUNT,
+    "RandAugmentParameter.magnitude": NOT_NEGATIVE,
+    "RandAugmentParameter.num_magnitude_bins": Range(2),
 }
 
 # Numbers whose range is not an interval, or depends on another field.
@@ -99,6 +118,7 @@ FREE = {
     "Model.channels",
     "TransformParameter.scale",
     "TransformParameter.mean_value",
+    "TransformParameter.std_value",
     "FillerParameter.value",
     "FillerParameter.min",
     "FillerParameter.max",
@@ -155,6 +175,8 @@ def _wrong(key: str, name: str, value: Scalar, text: str) -> tuple[str, str]:
         return f"`{name}` must be {RANGES[key]}, not {shown(text)}", _range_hint(key)
     if key == "Model.channels" and value not in (1, 3):
         return f"`channels` must be 1 or 3, not {shown(text)}", "1 is grey, 3 is colour"
+    if key == "TransformParameter.std_value" and value == 0:
+        return "`std_value` must not be 0", "each value is divided by it; 58.395 is torchvision's for red"
     if key == "TransformParameter.scale" and value == 0:
         return "`scale` must not be 0", "it would make every image black; 0.0078125 is 1/128"
     return "", ""

@@ -226,6 +226,7 @@ def _stage(node: Node, block: Block, seed: int, shared: Sequence[build.Fact], pa
     }
     for field, transform in (("transform_param", solver.transform), ("test_transform_param", solver.test_transform)):
         derived[f"solver.{field}.mean_value"] = "[0.0]"
+        derived[f"solver.{field}.std_value"] = "[1.0]"
         if transform.random_resize:
             derived[f"solver.{field}.random_resize_param.max_size"] = str(transform.random_resize.max_size)
     found = [*shared, *build.facts(block, "solver.", derived, path)]

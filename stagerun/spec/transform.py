@@ -1,0 +1,139 @@
+"""Errors of meaning in what is done to images. Pure."""
+
+import contextlib
+import itertools
+from collections.abc import Callable
+
+from stagerun.spec.problems import Problems
+from stagerun.spec.view import Doubtful, View
+
+# Ways to cut out a rectangle or to resize: a transform has one at most.
+GEOMETRIES = ("random_resize_param", "random_aspect_ratio_param", "random_resized_crop_param")
+# What needs colours, and how to tell that a transform has it.
+COLOURED: dict[str, Callable[[View], bool]] = {
+    "lighting_std": lambda view: bool(view.number("lighting_std")),
+    "color_jitter_param": lambda view: view.has("color_jitter_param"),
+    "rand_augment_param": lambda view: view.has("rand_augment_param"),
+    "trivial_augment": lambda view: view.flag("trivial_augment"),
+}
+# What an evaluation can't have, since it sees the same images each time.
+DRAWN: dict[str, Callable[[View], bool]] = {
+    "mirror": lambda view: view.flag("mirror"),
+    "random_aspect_ratio_param": lambda view: view.has("random_aspect_ratio_param"),
+    "random_resized_crop_param": lambda view: view.has("random_resized_crop_param"),
+    "cutout_size": lambda view: bool(view.whole("cutout_size")),
+    **COLOURED,
+}
+
+
+def check_transform(view: View, channels: int | None, problems: Problems) -> None:
+    """What holds for every transform."""
+    for check in (_values, _geometry, _rectangles, _resize, _padding, _cutout, _colours, _magnitude):
+        with contextlib.suppress(Doubtful):
+            check(view, channels, problems)
+
+
+def _values(view: View, channels: int | None, problems: Problems) -> None:
+    for name in ("mean_value", "std_value"):
+        count = len(view.numbers(name))
+        if channels is not None and count not in (0, 1, channels):
+            allowed = "1" if channels == 1 else f"1 or {channels}"
+            images = f"the images have {channels} channel{'s' if channels > 1 else ''}"
+            problems.add(view.place(name), f"{count} values of `{name}`, and {images}", f"give {allowed}")
+
+
+def _geometry(view: View, channels: int | None, problems: Problems) -> None:
+    for first, second in itertools.combinations([name for name in GEOMETRIES if view.has(name)], 2):
+        hint = "remove one"
+        if "random_resized_crop_param" not in (first, second):
+            hint += "; Caffe ignored the second without a word"
+        problems.add(view.place(first), f"`{first}` and `{second}` exclude each other", hint)
+
+
+def _rectangles(view: View, channels: int | None, problems: Problems) -> None:
+    for name in ("random_aspect_ratio_param", "random_resized_crop_param"):
+        inner = view.view(name)
+        if inner is None:
+            continue
+        if not view.has("crop_size"):
+            hint = "write `crop_size: ...` beside it: the rectangle is resized to that"
+            problems.add(view.place(name), f"`{name}` needs `crop_size`", hint)
+        for what in ("area_ratio", "aspect_ratio"):
+            low_name, high_name = f"min_{what}", f"max_{what}"
+            if low_name not in inner.block.kind.fields_by_name:
+                continue
+            low, high = inner.number(low_name), inner.number(high_name)
+            if low is not None and high is not None and low > high:
+                place = inner.place(high_name if high_name in inner.block.entries else low_name)
+                problems.add(place, f"`{low_name}` {low} is more than `{high_name}` {high}")
+
+
+def _resize(view: View, channels: int | None, problems: Problems) -> None:
+    inner = view.view("random_resize_param")
+    if inner is None:
+        return
+    low, high = inner.whole("min_size"), inner.whole("max_size")
+    if low is not None and high is not None and low > high:
+        problems.add(inner.place("max_size"), f"`min_size` {low} is more than `max_size` {high}")
+    crop = view.whole("crop_size")
+    if crop is not None and low is not None and crop > low and not view.has("random_aspect_ratio_param"):
+        message = f"`crop_size` {crop} does not fit into an image whose shorter side is {low}"
+        problems.add(view.place("crop_size"), message, f"it can be {low}, or `min_size` {crop}")
+
+
+def _padding(view: View, channels: int | None, problems: Problems) -> None:
+    if view.text("pad_mode") == "REFLECT" and not view.whole("pad"):
+        message = "`pad_mode` without `pad`: there is no padding"
+        problems.add(view.place("pad_mode"), message, "write `pad: 4`, or remove it")
+
+
+def _cutout(view: View, channels: int | None, problems: Problems) -> None:
+    side, crop = view.whole("cutout_size"), view.whole("crop_size")
+    if side and crop is not None and side > crop:
+        message = f"`cutout_size` {side} is more than `crop_size` {crop}"
+        problems.add(view.place("cutout_size"), message, "the square lies inside the image")
+
+
+def _colours(view: View, channels: int | None, problems: Problems) -> None:
+    for name, has in COLOURED.items():
+        with contextlib.suppress(Doubtful):
+            if channels == 1 and has(view):
+                problems.add(view.place(name), f"`{name}` needs colours, and the images have 1 channel", "remove it")
+
+
+def _magnitude(view: View, channels: int | None, problems: Problems) -> None:
+    inner = view.view("rand_augment_param")
+    if inner is None:
+        return
+    magnitude, bins = inner.whole("magnitude"), inner.whole("num_magnitude_bins")
+    if magnitude is not None and bins is not None and magnitude >= bins:
+        place = inner.place("magnitude" if "magnitude" in inner.block.entries else "num_magnitude_bins")
+        message = f"`magnitude` {magnitude} is not below `num_magnitude_bins` {bins}"
+        problems.add(place, message, f"it goes from 0 to {bins - 1}")
+
+
+def check_training(view: View, problems: Problems) -> None:
+    with contextlib.suppress(Doubtful):
+        if view.flag("rectangular"):
+            message = "`rectangular` is for an evaluation, not for training"
+            problems.add(view.place("rectangular"), message, "write it in `test_transform_param`")
+
+
+def check_drawn(view: View, problems: Problems) -> None:
+    """An evaluation sees the same images each time."""
+    hint = "an evaluation sees the same images each time; remove it"
+    for name, has in DRAWN.items():
+        with contextlib.suppress(Doubtful):
+            if has(view):
+                problems.add(view.place(name), f"`test_transform_param` draws at random: `{name}`", hint)
+    with contextlib.suppress(Doubtful):
+        inner = view.view("random_resize_param")
+        if inner and inner.whole("max_size") is not None and inner.whole("max_size") != inner.whole("min_size"):
+            message = "`test_transform_param` draws at random: `min_size` and `max_size` differ"
+            problems.add(inner.place("max_size"), message, "make them equal, or leave `max_size` out")
+    with contextlib.suppress(Doubtful):
+        missing = [name for name in ("crop_size", "random_resize_param") if not view.has(name)]
+        if view.flag("rectangular") and missing:
+            message = "`rectangular` needs " + " and ".join(f"`{name}`" for name in missing)
+            hint = "write `crop_size: 288 random_resize_param { min_size: 328 }`, say: the shorter side of an image, and of its crop"
+            problems.add(view.place("rectangular"), message, hint)
