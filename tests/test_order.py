@@ -1,5 +1,6 @@
 """order: every image once per epoch, in an order that is fixed for ever and looks like chance."""
 
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -101,3 +102,19 @@ def test_seed_order_and_draws_do_not_share_numbers() -> None:
 def test_senseless_arguments_are_refused(seed: int, images: int, start: int, count: int) -> None:
     with pytest.raises(ValueError, match="needs"):
         order.indices(seed, images, start, count, True)
+
+
+def test_any_place_of_a_billion_records_costs_no_memory() -> None:
+    images = 10**9
+    tracemalloc.start()
+    found = np.concatenate(
+        [order.indices(3, images, start, 1000, True) for start in (0, images // 2, 5 * images - 500)]
+    )
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 1_000_000
+    assert found.min() >= 0 and found.max() < images
+    assert len(set(found.tolist())) > 2995  # stretches of different epochs may share a few
+    # Evenly over the range: chi-square of 30 equal parts, 29 degrees of freedom, 0.1 % point.
+    counts = np.bincount(found * 30 // images, minlength=30)
+    assert float(((counts - 100.0) ** 2 / 100.0).sum()) < 58.3

@@ -54,6 +54,21 @@ def test_defaults_and_units() -> None:
     assert [name for name, _ in schedule.files] == ["schedule.prototxt", "a.prototxt", "b.prototxt"]
 
 
+def test_an_evaluation_sees_the_channels_of_training_and_nothing_drawn() -> None:
+    drawn = (
+        "transform_param { channel_order: RGB mean_value: [3, 2, 1] std_value: [6, 5, 4] crop_size: 24 mirror: true"
+        " cutout_size: 8 lighting_std: 0.1 trivial_augment: true color_jitter_param { hue: 0.1 } rand_augment_param { }"
+        " random_resized_crop_param { } pad: 2 pad_mode: REFLECT }"
+    )
+    solver = read(a=A + drawn).stage("a").solver
+    assert solver.test_transform == recipe.Transform(
+        channel_order=recipe.ChannelOrder.RGB, mean_value=(3, 2, 1), std_value=(6, 5, 4), crop_size=24
+    )
+    assert solver.transform.random_resized_crop == recipe.RandomResizedCrop()
+    assert solver.transform.rand_augment == recipe.RandAugment()
+    assert solver.transform.color_jitter == recipe.ColorJitter(hue=0.1)
+
+
 def test_a_set_message_replaces_the_inherited_one_whole() -> None:
     solver = read(a=A + "transform_param { crop_size: 20 }").stage("a").solver
     assert solver.transform == recipe.Transform(crop_size=20)
