@@ -1,0 +1,17 @@
+"""JPEG to pixels: the header, the whole or a part, by the fastest way that the machine has."""
+
+from stagerun.data.jpeg.choice import TierState, make_decoder, tiers
+from stagerun.data.jpeg.decoder import Decoder
+from stagerun.data.jpeg.header import MAX_PIXELS, Buffer, Header, is_complete, read_header
+
+__all__ = [
+    "MAX_PIXELS",
+    "Buffer",
+    "Decoder",
+    "Header",
+    "TierState",
+    "is_complete",
+    "make_decoder",
+    "read_header",
+    "tiers",
+]

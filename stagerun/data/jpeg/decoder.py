@@ -1,0 +1,156 @@
+"""A JPEG, or a part of one, to pixels: what the tiers have in common, and the tier that is always there.
+
+The pixels are those of libjpeg-turbo's defaults (accurate DCT, smooth upsampling of colour), which every library named
+here uses, so the tier never changes a picture, only the time it takes. What a tier can't do, cv2.imdecode does: the
+whole picture, of which the part is cut out. Of a file whose scan is damaged, pixels come out as libjpeg makes them up;
+one that is damaged below the part may give the part in one tier and an error in another.
+"""
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from stagerun.data.jpeg.header import Buffer, Header, Reach, as_bytes
+from stagerun.data.rectangle import Rectangle
+from stagerun.errors import DataError
+
+Pixels = NDArray[np.uint8]
+
+_KEEP = 1 << 26  # bytes of scratch that are kept from one picture to the next
+
+_COLOR = {
+    1: cv2.IMREAD_COLOR,
+    2: cv2.IMREAD_REDUCED_COLOR_2,
+    4: cv2.IMREAD_REDUCED_COLOR_4,
+    8: cv2.IMREAD_REDUCED_COLOR_8,
+}
+_GREY = {
+    1: cv2.IMREAD_GRAYSCALE,
+    2: cv2.IMREAD_REDUCED_GRAYSCALE_2,
+    4: cv2.IMREAD_REDUCED_GRAYSCALE_4,
+    8: cv2.IMREAD_REDUCED_GRAYSCALE_8,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is wanted: rows top .. top + height of the picture reduced `shrink` times, likewise columns."""
+
+    channels: int
+    shrink: int
+    top: int
+    left: int
+    height: int
+    width: int
+
+    @property
+    def bottom(self) -> int:
+        return self.top + self.height
+
+    @property
+    def right(self) -> int:
+        return self.left + self.width
+
+
+class Scratch:
+    """Memory that is used again for the next picture."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(1 << 20, np.uint8)
+
+    def of(self, size: int) -> Pixels:
+        """uint8[size]; what was given before is overwritten."""
+        if size > _KEEP:
+            return np.empty(size, np.uint8)
+        if size > self._memory.size:
+            self._memory = np.empty(max(size, 2 * self._memory.size), np.uint8)
+        return self._memory[:size]
+
+
+class Decoder:
+    """Decodes with OpenCV alone. The other tiers override `fast`. One per thread: it isn't thread-safe."""
+
+    tier = "opencv"
+
+    def decode(
+        self, data: Buffer, header: Header, channels: int, part: Rectangle | None = None, shrink: int = 1
+    ) -> Pixels:
+        """uint8[height, width, channels], valid until the next call.
+
+        `channels` is 3 for B, G, R (a grey JPEG is repeated, CMYK converted as OpenCV does it), or 1, for grey JPEGs
+        only. `part` is in pixels of the file: exactly these pixels of the whole. `shrink` 2, 4 or 8 is libjpeg's
+        reduced picture, ceil(height / shrink) x ceil(width / shrink) pixels, of which a part is rows top // shrink and
+        the height // shrink - 1 after it, likewise columns. ValueError for arguments that don't fit `header`.
+
+        DataError, without a place, where libjpeg finds the file beyond decoding.
+        """
+        request = _request(header, channels, part, shrink)
+        if header.reach is not Reach.ODD:
+            pixels = self.fast(data, header, request)
+            if pixels is not None:
+                return pixels
+        return by_opencv(data, header, request)
+
+    def fast(self, data: Buffer, header: Header, request: Request) -> Pixels | None:
+        """The request fulfilled, or None if this tier can't."""
+        return None
+
+
+# What no picture's row is likely to be. A library that stops at an error after a warning can't be told from one that
+# warned and went on: where the last row is still this, it stopped. A picture that happens to have it is decoded by
+# OpenCV.
+_UNWRITTEN = (np.arange(3 * 65535) * 2654435761 >> 16).astype(np.uint8)
+
+
+def mark(pixels: Pixels) -> None:
+    """Prepares uint8[height, width, channels] for `is_written`."""
+    last = pixels[-1].reshape(-1)
+    last[:] = _UNWRITTEN[: last.size]
+
+
+def is_written(pixels: Pixels) -> bool:
+    """Whether the last row, and with it every one, was written since `mark`."""
+    last = pixels[-1].reshape(-1)
+    return not np.array_equal(last, _UNWRITTEN[: last.size])
+
+
+def scaled(pixels: int, shrink: int) -> int:
+    """Pixels of a side after the reduction."""
+    return -(-pixels // shrink)
+
+
+def _request(header: Header, channels: int, part: Rectangle | None, shrink: int) -> Request:
+    if channels != 3 and not (channels == 1 and header.components == 1):
+        raise ValueError(f"{channels} channels of a JPEG with {header.components} components")
+    if shrink not in _COLOR:
+        raise ValueError(f"shrink is {shrink}, not 1, 2, 4 or 8")
+    if part is None:
+        return Request(channels, shrink, 0, 0, scaled(header.height, shrink), scaled(header.width, shrink))
+    if part.top < 0 or part.left < 0 or part.height < shrink or part.width < shrink:
+        raise ValueError(f"{part}, reduced {shrink} times, has no pixels")
+    if part.top + part.height > header.height or part.left + part.width > header.width:
+        raise ValueError(f"{part} is not within {header.height} x {header.width} pixels")
+    top, left, height, width = part.top, part.left, part.height, part.width
+    return Request(channels, shrink, top // shrink, left // shrink, height // shrink, width // shrink)
+
+
+def by_opencv(data: Buffer, header: Header, request: Request) -> Pixels:
+    """The part cut from the whole picture; DataError if OpenCV can't decode it."""
+    flags = (_GREY if request.channels == 1 else _COLOR)[request.shrink] | cv2.IMREAD_IGNORE_ORIENTATION
+    try:
+        image = cv2.imdecode(np.frombuffer(as_bytes(data), np.uint8), flags)
+    except cv2.error as error:
+        raise DataError(f"the image can't be decoded: {error.err}") from None
+    if image is None:
+        raise DataError("the image can't be decoded: its file is damaged", "make the LMDB again from its source")
+    size = scaled(header.height, request.shrink), scaled(header.width, request.shrink)
+    if image.shape[:2] != size:
+        raise DataError(
+            f"the image can't be decoded: its header says {size[0]} x {size[1]} pixels (height x width), "
+            f"the picture has {image.shape[0]} x {image.shape[1]}",
+            "make the LMDB again from its source",
+        )
+    pixels = np.asarray(image, np.uint8).reshape(*size, request.channels)
+    return pixels[request.top : request.bottom, request.left : request.right]

@@ -1,0 +1,217 @@
+"""What a JPEG's header says, read without decoding; and whether a JPEG is complete.
+
+The walk over the markers is as forgiving as libjpeg's, so that no picture is refused here that it decodes. What is read
+only chooses the way: each decoder reads the header again by itself, and must find the same size.
+"""
+
+import enum
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagerun.errors import DataError
+
+Buffer = bytes | bytearray | memoryview | NDArray[np.uint8]
+
+# A picture is 3 bytes per pixel in memory: a file of a few bytes that claims more than this would take it all.
+MAX_PIXELS = 100_000_000
+# A progressive picture is gone over once per scan, and a scan of nothing takes a few bytes: a small file could keep a
+# core busy for hours. Encoders write about 10.
+MAX_SCANS = 100
+
+# Within a scan FF 00 is a byte of data, FF D0 .. FF D7 a restart, FF FF filling; anything else is the next marker.
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
+# Outside of one, bytes before a marker are skipped, as libjpeg does.
+_NEXT = re.compile(rb"\xff([^\x00\xff])", re.DOTALL)
+
+_SOI, _EOI, _SOS, _DRI, _TEM = 0xD8, 0xD9, 0xDA, 0xDD, 0x01
+_BASELINE, _EXTENDED, _PROGRESSIVE, _ARITHMETIC_PROGRESSIVE = 0xC0, 0xC1, 0xC2, 0xCA
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # these three are tables and an extension
+_ALONE = frozenset(range(0xD0, 0xD8)) | {_TEM}  # markers without a length
+
+_GREY = 1
+# Sampling factors (horizontal, vertical) of Y, Cb, Cr whose parts are known to decode as in the whole.
+SAMPLINGS = {
+    ((1, 1), (1, 1), (1, 1)): "4:4:4",
+    ((2, 1), (1, 1), (1, 1)): "4:2:2",
+    ((2, 2), (1, 1), (1, 1)): "4:2:0",
+    ((1, 2), (1, 1), (1, 1)): "4:4:0",
+    ((4, 1), (1, 1), (1, 1)): "4:1:1",
+}
+
+
+class Reach(enum.Enum):
+    """What of a picture can be decoded alone."""
+
+    PART = "one scan, top to bottom: any part"
+    WHOLE = "several scans, or an unusual sampling: only the whole"
+    ODD = "CMYK, arithmetic coding and the like: only the whole, by OpenCV"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """`components` is 1 (grey), 3 or 4 (CMYK). The rest below `restart_interval` is for the decoders.
+
+    `frame_at` is the place of the FF of the marker that holds the size, `scan_at` of the scan's first byte.
+    """
+
+    height: int
+    width: int
+    components: int
+    progressive: bool
+    restart_interval: int  # MCUs between restart markers; 0: there are none
+    sampling: tuple[tuple[int, int], ...]  # (horizontal, vertical) factor of each component
+    reach: Reach
+    frame_at: int
+    scan_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    at: int
+    code: int
+    height: int
+    width: int
+    sampling: tuple[tuple[int, int], ...]
+
+
+def read_header(data: Buffer) -> Header:
+    """The header of a JPEG.
+
+    DataError, without a place, for what is no JPEG, is cut off, has no pixels or more than MAX_PIXELS, other than 8
+    bits per channel, or more than MAX_SCANS scans.
+    """
+    view = as_bytes(data)
+    if view[:3] != b"\xff\xd8\xff":
+        raise DataError("the image is not a JPEG", "convert it before the LMDB is made")
+    frame, interval, at = None, 0, 2
+    while True:
+        code, at = _next_marker(view, at)
+        if code in _ALONE:
+            continue
+        length = _length(view, at)
+        if code in _FRAMES:
+            if frame is not None:
+                raise _damaged("it has two frame headers")
+            frame = _frame(view, at, length, code)
+        elif code == _DRI:
+            if length != 4:
+                raise _damaged("its restart interval is malformed")
+            interval = view[at + 2] << 8 | view[at + 3]
+        elif code == _SOS:
+            break
+        at += length
+    if frame is None:
+        raise _damaged("it has no frame header")
+    reach = _reach(frame, view[at + 2])
+    if reach is not Reach.PART and (scans := bytes(view).count(b"\xff\xda")) > MAX_SCANS:
+        raise DataError(f"the image has {scans} scans, more than {MAX_SCANS}", "leave it out, or encode it again")
+    return Header(
+        height=frame.height,
+        width=frame.width,
+        components=len(frame.sampling),
+        progressive=frame.code in (_PROGRESSIVE, _ARITHMETIC_PROGRESSIVE),
+        restart_interval=interval,
+        sampling=frame.sampling,
+        reach=reach,
+        frame_at=frame.at,
+        scan_at=at + length,
+    )
+
+
+def is_complete(data: Buffer) -> bool:
+    """Whether the data of a JPEG reach the picture's end marker.
+
+    Bytes after it don't matter. A file that ends in FF D9 is taken as complete at once: within a scan these bytes are
+    always that marker, and one that was cut behind a thumbnail's end has no scan, which `read_header` finds.
+    """
+    view = as_bytes(data)
+    if view[-2:] == b"\xff\xd9":
+        return True
+    at = 2
+    while True:
+        marker = _MARKER.search(view, at)
+        if marker is None:
+            return False
+        code, at = view[marker.end() - 1], marker.end()
+        if code == _EOI:
+            return True
+        # Every other marker here has a length that counts itself. After SOS comes the scan, where the search goes on.
+        length = int.from_bytes(view[at : at + 2], "big")
+        if length < 2:
+            return False
+        at += length
+
+
+def as_bytes(data: Buffer) -> memoryview:
+    """The buffer as a view of single bytes."""
+    view = memoryview(data)  # type: ignore[arg-type]  # types know numpy's arrays as buffers from Python 3.12 on
+    return view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")
+
+
+def _next_marker(view: memoryview, at: int) -> tuple[int, int]:
+    """(code, place after it). DataError at the end of the data, and for a marker that may not stand in a header."""
+    if at + 2 <= len(view) and view[at] == 0xFF and 0 < view[at + 1] < 0xFF:
+        code, at = view[at + 1], at + 2  # what nearly every marker is like, ten times faster
+    else:
+        found = _NEXT.search(view, at)
+        if found is None:
+            raise _cut_off()
+        code, at = view[found.end() - 1], found.end()
+    if code in (_SOI, _EOI):
+        raise _damaged("its header ends without a picture")
+    return code, at
+
+
+def _length(view: memoryview, at: int) -> int:
+    if at + 2 > len(view):
+        raise _cut_off()
+    length = view[at] << 8 | view[at + 1]
+    if length < 2:
+        raise _damaged("its header has a segment without a length")
+    # One byte must follow: what is read of a segment below is checked there, and there is a scan behind the last.
+    if at + length >= len(view):
+        raise _cut_off()
+    return length
+
+
+def _frame(view: memoryview, at: int, length: int, code: int) -> _Frame:
+    if length < 8 or length != 8 + 3 * view[at + 7]:
+        raise _damaged("its frame header is malformed")
+    bits, height, width = view[at + 2], view[at + 3] << 8 | view[at + 4], view[at + 5] << 8 | view[at + 6]
+    if bits != 8:
+        raise DataError(f"the image has {bits} bits per channel", "only images of 8 bits per channel are read")
+    if not height or not width:
+        raise _damaged(f"it is {height} x {width} pixels (height x width)")
+    if height * width > MAX_PIXELS:
+        raise DataError(
+            f"the image is {height} x {width} pixels (height x width), more than {MAX_PIXELS:,}",
+            "reduce it before the LMDB is made",
+        )
+    factors = view[at + 9 : at + length : 3]
+    if len(factors) not in (1, 3, 4):
+        raise _damaged(f"it has {len(factors)} colour components")
+    return _Frame(at - 2, code, height, width, tuple((f >> 4, f & 15) for f in factors))
+
+
+def _reach(frame: _Frame, in_scan: int) -> Reach:
+    """`in_scan` is how many components the first scan holds."""
+    if frame.code not in (_BASELINE, _EXTENDED, _PROGRESSIVE) or len(frame.sampling) == 4:
+        return Reach.ODD
+    usual = len(frame.sampling) == _GREY or frame.sampling in SAMPLINGS
+    if frame.code != _PROGRESSIVE and in_scan == len(frame.sampling) and usual:
+        return Reach.PART
+    return Reach.WHOLE
+
+
+def _cut_off() -> DataError:
+    return DataError(
+        "the image is cut off: JPEG data ends within its header",
+        "its file was incomplete when the LMDB was made; make the LMDB again from complete files",
+    )
+
+
+def _damaged(why: str) -> DataError:
+    return DataError(f"the image can't be decoded: {why}", "make the LMDB again from its source")
