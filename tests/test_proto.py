@@ -19,7 +19,9 @@ def test_generated_files_are_up_to_date(tmp_path: Path) -> None:
     script = [str(ROOT / "scripts" / "proto"), str(tmp_path)]
     subprocess.run(script, check=True, cwd=tmp_path, env={**os.environ, "PYTHON": sys.executable})
     made = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    assert made.keys() == {f"{n}_pb2.{e}" for n in ("stagerun", "caffe") for e in ("py", "pyi")} | {"manual.py"}
+    assert made.keys() == {f"{n}_pb2.{e}" for n in ("stagerun", "caffe", "tfexample") for e in ("py", "pyi")} | {
+        "manual.py"
+    }
     for name, content in made.items():
         assert (ROOT / "stagerun" / "proto" / name).read_bytes() == content, f"run scripts/proto: {name} is out of date"
 

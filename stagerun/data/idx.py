@@ -14,6 +14,7 @@ from stagerun.errors import DataError
 from stagerun.proto import caffe_pb2
 
 _UNSIGNED_BYTE = 0x08
+_LARGEST = 1 << 32  # bytes; all of MNIST's family have less than 1 GB
 
 
 def read_idx(path: str) -> NDArray[np.uint8]:
@@ -27,6 +28,8 @@ def read_idx(path: str) -> NDArray[np.uint8]:
                 raise DataError(f"{path}: not an IDX file of unsigned bytes", "give the file as it was published")
             dims = stream.read(4 * header[3])
             shape = tuple(int(n) for n in np.frombuffer(dims[: len(dims) // 4 * 4], ">u4"))
+            if math.prod(shape) > _LARGEST:
+                raise DataError(f"{path}: its header says {shape}, more than 4 GiB", "it is damaged; get it again")
             # One byte more than stated is asked for, so that a file that is too long is noticed as well.
             data = stream.read(math.prod(shape) + 1)
     except FileNotFoundError:

@@ -207,7 +207,7 @@ COMMENTS: dict[str, str] = {
         "Read and decoded anew in every epoch."
     ),
     "Cache.MEMORY": (
-        "Decoded once, and kept as pixels in the memory of each worker."
+        "Decoded once, and kept as pixels in the memory of each worker. Needs images of one size."
     ),
     "Cache.DEVICE": (
         "Kept as pixels on the device (of a CPU that is MEMORY) and padded, cropped and mirrored there, whole batches at once. Needs\n"
@@ -224,7 +224,7 @@ COMMENTS: dict[str, str] = {
         "Before training."
     ),
     "ScratchCopy.BESIDE": (
-        "While the first stage trains from `source`; the images come from the copy as soon as it is complete."
+        "While training goes on from `source`; the images come from the copy as soon as it is complete."
     ),
     "Source": (
         "One LMDB of Caffe Datum records, raw or encoded (JPEG, PNG)."
@@ -653,7 +653,8 @@ COMMENTS: dict[str, str] = {
         "Without anti-aliasing where the image shrinks."
     ),
     "ResizeParameter.InterpMode.ANTIALIAS": (
-        "Pillow's BILINEAR, which averages over all pixels where the image shrinks: what torchvision does to images by default."
+        "Pillow's BILINEAR (of every version up to 12), which averages over all pixels where the image shrinks: what torchvision does\n"
+        "to images by default."
     ),
     "ResizeParameter.InterpMode.AUTO": (
         "The fastest that does not alias: where the image shrinks to a half or less, JPEGs are decoded at 1/2, 1/4 or 1/8 of their\n"

@@ -1,0 +1,207 @@
+"""What an image file's first bytes say about it, by hand: format, size, channels, and what is odd about it. Pure.
+
+Formats: JPEG (ITU T.81, annex B), PNG (W3C, third edition), GIF89a, BMP, WebP (RFC 9649), TIFF 6, binary PGM and PPM.
+"""
+
+import re
+import struct
+from dataclasses import dataclass
+
+_MAGIC = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"GIF87a", "GIF"),
+    (b"GIF89a", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+    (b"P5", "PPM"),
+    (b"P6", "PPM"),
+)
+
+_BASELINE, _EXTENDED, _PROGRESSIVE = 0xC0, 0xC1, 0xC2
+_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # these three are tables and an extension
+_SOI, _EOI, _SOS, _APP1 = 0xD8, 0xD9, 0xDA, 0xE1
+_ALONE = {*range(0xD0, 0xD8), 0x01}  # markers without a length
+_MARKER = re.compile(rb"\xff[^\x00\xff]", re.DOTALL)
+_EXIF = b"Exif\0\0"
+_ORIENTATION = 0x0112
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    family: str  # "JPEG", "PNG", ...
+    kind: str  # "progressive grey JPEG", "grey PNG", "GIF", ...
+    height: int  # as stored, before any rotation
+    width: int
+    channels: int  # as stored: 4 is CMYK in a JPEG; 0 where the header doesn't say
+    plain: bool  # a JPEG or PNG of 8 bits, B, G, R or grey, without anything that must be taken out
+    oddities: tuple[str, ...] = ()  # what of odd.ODDITIES the header tells
+
+
+class Unknown(Exception):
+    """The header can't be used; `reason` is one of odd.REASONS."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason, self.message = reason, message
+
+
+def family(data: bytes) -> str:
+    """The format by the first bytes, or ''."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WebP"
+    return next((name for magic, name in _MAGIC if data.startswith(magic)), "")
+
+
+def read_header(data: bytes) -> Header:
+    """Unknown if it is none, cut off, or of a kind that can't be used."""
+    name = family(data)
+    readers = {"JPEG": _jpeg, "PNG": _png, "GIF": _gif, "BMP": _bmp, "WebP": _webp, "PPM": _ppm, "TIFF": _tiff}
+    if name not in readers:
+        raise Unknown("not an image", "not an image of a format that is read")
+    try:
+        return readers[name](data)
+    except (struct.error, IndexError):
+        raise Unknown("truncated", f"the {name} ends within its header") from None
+
+
+def _jpeg(data: bytes) -> Header:
+    frame: tuple[int, ...] | None = None
+    odd: tuple[str, ...] = ()
+    at = 2
+    while marker := _MARKER.search(data, at):  # bytes before a marker are skipped, as libjpeg does
+        code, at = marker[0][1], marker.end()
+        if code in _ALONE:
+            continue
+        if code in (_SOI, _EOI):
+            raise Unknown("damaged", "the JPEG has no picture in it")
+        (length,) = struct.unpack_from(">H", data, at)
+        if length < 2:
+            raise Unknown("damaged", f"the JPEG's segment at byte {at} has no length")
+        if code in _FRAMES:
+            frame = code, *struct.unpack_from(">BHHB", data, at + 2)
+        elif code == _APP1 and data[at + 2 : at + 8] == _EXIF and orientation(data[at + 8 : at + length]) > 1:
+            odd = ("EXIF rotation",)
+        elif code == _SOS:
+            break
+        at += length
+    else:
+        raise Unknown("truncated", "the JPEG ends within its header")
+    if frame is None:
+        raise Unknown("damaged", "the JPEG has no frame header")
+    code, bits, height, width, channels = frame
+    if bits != 8 or code not in (_BASELINE, _EXTENDED, _PROGRESSIVE) or channels not in (1, 3, 4):
+        what = f"{bits} bits, {channels} components, process {code - 0xC0} of ITU T.81"
+        raise Unknown("unsupported", f"a JPEG of an unusual kind ({what})")
+    colour = {1: "grey ", 3: "", 4: "CMYK "}[channels]
+    # "extended sequential" with 8 bits is baseline with more tables, and decoded alike
+    kind = f"{'progressive ' if code == _PROGRESSIVE else '' if colour else 'baseline '}{colour}JPEG"
+    return Header("JPEG", kind, height, width, channels, channels != 4, (*odd, *(("CMYK",) if channels == 4 else ())))
+
+
+def _png(data: bytes) -> Header:
+    length, kind, width, height, bits, colour = struct.unpack_from(">I4sIIBB", data, 8)
+    if kind != b"IHDR" or length != 13:
+        raise Unknown("damaged", "the PNG doesn't begin with its header")
+    odd = []
+    if colour == 3:
+        odd.append("palette")
+    elif bits == 16:
+        odd.append("16 bits")
+    elif bits < 8:
+        odd.append("fewer than 8 bits")
+    chunks = _png_chunks(data)
+    if colour in (4, 6) or b"tRNS" in chunks:
+        odd.append("alpha")
+    if b"acTL" in chunks:
+        odd.append("animated")
+    plain = not odd
+    if b"eXIf" in chunks and orientation(chunks[b"eXIf"]) > 1:
+        odd.append("EXIF rotation")
+    channels = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}.get(colour)
+    if channels is None:
+        raise Unknown("damaged", f"the PNG's colour type is {colour}")
+    name = "grey PNG" if channels == 1 else "PNG"
+    return Header("PNG", name, height, width, channels, plain, tuple(odd))
+
+
+def _png_chunks(data: bytes) -> dict[bytes, bytes]:
+    """The small chunks: nothing of the pixels."""
+    found: dict[bytes, bytes] = {}
+    at = 8
+    while at + 8 <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, at)
+        if kind not in (b"IDAT", b"IEND"):
+            found.setdefault(kind, data[at + 8 : at + 8 + min(length, 1 << 16)])
+        at += 12 + length
+    return found
+
+
+def _gif(data: bytes) -> Header:
+    width, height = struct.unpack_from("<HH", data, 6)
+    return Header("GIF", "GIF", height, width, 0, False, ("GIF",))
+
+
+def _bmp(data: bytes) -> Header:
+    (size,) = struct.unpack_from("<I", data, 14)
+    width, height = struct.unpack_from("<HH" if size == 12 else "<ii", data, 18)
+    return Header("BMP", "BMP", abs(height), width, 0, False, ("BMP",))
+
+
+def _webp(data: bytes) -> Header:
+    kind, flags = data[12:16], data[20]
+    odd = ["WebP"]
+    if kind == b"VP8X":  # canvas: 24 bits each, minus 1
+        width, height = 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+        if flags & 2:
+            odd.append("animated")
+    elif kind == b"VP8L":  # 14 bits each, minus 1, behind a signature byte
+        (bits,) = struct.unpack_from("<I", data, 21)
+        width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    elif kind == b"VP8 ":
+        width, height = (n & 0x3FFF for n in struct.unpack_from("<HH", data, 26))
+    else:
+        raise Unknown("damaged", "the WebP doesn't begin with a picture")
+    return Header("WebP", "WebP", height, width, 0, False, tuple(odd))
+
+
+def _ppm(data: bytes) -> Header:
+    found = re.match(rb"P[56](?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})\s", data[:4096])
+    if found is None:
+        raise Unknown("damaged", "the PGM or PPM doesn't begin with its size")
+    return Header("PPM", "PPM", int(found[2]), int(found[1]), 1 if data[1:2] == b"5" else 3, False, ("PPM",))
+
+
+def _tiff(data: bytes) -> Header:
+    order = "<" if data[:2] == b"II" else ">"
+    size = {0x100: 0, 0x101: 0}  # width, height
+    for tag, kind, _, at in _ifd(data, order):
+        if tag in size:
+            (size[tag],) = struct.unpack_from(order + ("H" if kind == 3 else "I"), data, at)
+    return Header("TIFF", "TIFF", size[0x101], size[0x100], 0, False, ("TIFF",))
+
+
+def _ifd(data: bytes, order: str) -> list[tuple[int, int, int, int]]:
+    """(tag, type, count, offset of the value) of the first directory of a TIFF."""
+    (start,) = struct.unpack_from(order + "I", data, 4)
+    (count,) = struct.unpack_from(order + "H", data, start)
+    return [
+        (*struct.unpack_from(order + "HHI", data, at), at + 8) for at in range(start + 2, start + 2 + 12 * count, 12)
+    ]
+
+
+def orientation(exif: bytes) -> int:
+    """1 .. 8, the orientation of Exif data (a TIFF without a picture, CIPA DC-008); 1 where it states none that is valid."""
+    exif = exif.removeprefix(_EXIF)
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
+    if order is None:
+        return 1
+    try:
+        for tag, kind, _, at in _ifd(exif, order):
+            if tag == _ORIENTATION and kind == 3:
+                (turned,) = struct.unpack_from(order + "H", exif, at)
+                return int(turned) if 1 <= turned <= 8 else 1
+    except struct.error:  # damaged Exif data, of which there is a lot, doesn't make a picture unusable
+        pass
+    return 1

@@ -1,0 +1,265 @@
+"""One image file judged by rule, as `stagerun data import` does with each: kept, converted, or bad. Pure, on bytes.
+
+A baseline, progressive or grey JPEG of 8 bits and a PNG of 8 bits, RGB or grey, are kept byte for byte. Whatever else
+Pillow reads safely becomes one of them, losslessly but for CMYK: ODDITIES is the table. What can't be used is a BadImage
+with a reason out of REASONS. Sizes are read from the header, and compared with the limit, before anything is decoded.
+"""
+
+import io
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import cv2
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import Image, ImageFile
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.PpmImagePlugin import PpmImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from stagerun.data import jpeg
+from stagerun.data.headers import Header, Unknown, family, read_header
+from stagerun.errors import DataError, listing
+
+ODDITIES = {
+    "CMYK": "a JPEG in CMYK or YCCK: B, G, R as OpenCV makes them, encoded again as JPEG of quality 95, 4:4:4",
+    "EXIF rotation": "not applied, as in Caffe and torchvision; the bytes are kept",
+    "JPEG with warnings": "damage, or an unusual kind, that OpenCV and Pillow both decode all the same, as in Caffe and torchvision; the bytes are kept",
+    "palette": "to RGB, as PNG",
+    "alpha": "dropped, the colours stay, whatever was transparent; as PNG",
+    "16 bits": "the upper 8 of the 16 bits, as PNG",
+    "fewer than 8 bits": "grey of 1, 2 or 4 bits to 8 bits, as PNG",
+    "animated": "the first frame, as PNG",
+    "CMYK TIFF": "to RGB as Pillow does it, as PNG",
+    "BMP": "to PNG",
+    "GIF": "to PNG",
+    "PPM": "binary PGM and PPM to PNG",
+    "TIFF": "to PNG; its orientation is part of the format, and applied",
+    "WebP": "to PNG",
+    "... named ...": "a file with another format's suffix, such as `PNG named .JPEG`: goes by its content",
+}
+
+REASONS = {
+    "empty": "no bytes",
+    "not an image": "neither JPEG, PNG, BMP, GIF, PPM, TIFF nor WebP",
+    "truncated": "the data ends before the picture does",
+    "damaged": "the decoder gives up, or a checksum is wrong",
+    "too many pixels": "above the limit, by the header",
+    "unsupported": "a kind that nobody trains on: 12-bit JPEG, floating-point TIFF, more than 100 scans, ...",
+}
+
+_SUFFIXES = {
+    ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".bmp": "BMP", ".gif": "GIF", ".tif": "TIFF", ".tiff": "TIFF",
+    ".webp": "WebP", ".ppm": "PPM", ".pgm": "PPM",
+}  # fmt: skip
+
+# Pillow's plugins by name, never Image.open: no other plugin (EPS starts a program) can come into play.
+_PILLOW: dict[str, Callable[[io.BytesIO], ImageFile.ImageFile]] = {
+    "BMP": BmpImageFile,
+    "GIF": GifImageFile,
+    "JPEG": JpegImageFile,
+    "PNG": PngImageFile,
+    "PPM": PpmImageFile,
+    "TIFF": TiffImageFile,
+    "WebP": WebPImageFile,
+}
+
+QUALITY = 95
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_pixels: int = 100_000_000
+
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judged:
+    """`data` is to be stored: what was given, or its conversion; `kind` says how `data` is encoded (as Facts.kinds)."""
+
+    kind: str  # "baseline JPEG", "progressive JPEG", "grey JPEG", "progressive grey JPEG", "PNG" or "grey PNG"
+    oddities: tuple[str, ...]  # names out of ODDITIES, or `PNG named .JPEG`
+    height: int
+    width: int
+    data: bytes
+    image: NDArray[np.uint8]  # `data` decoded: uint8[height, width, 3] B, G, R, or [height, width, 1]
+
+
+class BadImage(DataError):
+    """An image that can't be used; the message has no place in it. `reason` is one of REASONS, for counting."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message, "get the file again, or leave it out")
+        self.reason = reason
+
+
+def judge(data: bytes, name: str = "", limits: Limits = LIMITS) -> Judged:
+    """BadImage if the image can't be used. `name` is only looked at for its suffix. Memory: some 10 bytes per pixel."""
+    found = look(data, limits)
+    odd = list(found.oddities)
+    suffix = PurePosixPath(name).suffix
+    if _SUFFIXES.get(suffix.lower(), found.family) != found.family:
+        odd.append(f"{found.family} named {suffix}")
+    if found.family == "JPEG":
+        return _jpeg(data, found, odd, limits)
+    if found.family == "PNG" and found.plain:
+        _check_png(data, found)
+        image = _with_opencv(data, found)
+        return _judged(found.kind, odd, data, image)
+    image = _with_pillow(data, found, odd, limits)
+    kind = "PNG" if image.shape[2] == 3 else "grey PNG"
+    return _judged(kind, odd, _png(image), image)
+
+
+def _judged(kind: str, odd: list[str], data: bytes, image: NDArray[np.uint8]) -> Judged:
+    height, width = image.shape[:2]
+    return Judged(kind, tuple(odd), height, width, data, image)
+
+
+def look(data: bytes, limits: Limits = LIMITS) -> Header:
+    """What the header says: kind, size, oddities, all without decoding. BadImage if there is none, or too much in it."""
+    if not data:
+        raise BadImage("empty", "the file is empty")
+    if not family(data):
+        raise BadImage("not an image", f"the file is not {listing(tuple(_PILLOW))}")
+    try:
+        found = read_header(data)
+    except Unknown as error:
+        raise BadImage(error.reason, error.message) from None
+    _check_size(found.height, found.width, limits)
+    return found
+
+
+def _check_size(height: int, width: int, limits: Limits) -> None:
+    if height < 1 or width < 1:
+        raise BadImage("damaged", f"the header says {width} x {height} pixels")
+    if height * width > limits.max_pixels:
+        raise BadImage("too many pixels", f"{width} x {height} pixels are more than the limit of {limits.max_pixels}")
+
+
+def _jpeg(data: bytes, found: Header, odd: list[str], limits: Limits) -> Judged:
+    if not jpeg.is_complete(data):
+        raise BadImage("truncated", "the JPEG data ends before its end marker")
+    try:
+        jpeg.read_header(data)
+    except DataError as error:  # what the loader won't take must not get into an LMDB: more than 100 scans, ...
+        raise BadImage("unsupported", error.message) from None
+    if found.channels == 4:
+        image = _with_opencv(data, found)
+        data = simplejpeg.encode_jpeg(image, QUALITY, "BGR", "444")
+        return _judged("baseline JPEG", odd, data, simplejpeg.decode_jpeg(data, "BGR"))
+    colours = "GRAY" if found.channels == 1 else "BGR"
+    try:
+        image = simplejpeg.decode_jpeg(data, colours)
+    except ValueError:
+        # Strict decoding stops at a warning too, and without being strict it passes over errors. What OpenCV and Pillow
+        # both decode is what Caffe and torchvision train on.
+        image = _with_opencv(data, found)
+        _with_pillow(data, found, [], limits)
+        odd.append("JPEG with warnings")
+    if image.shape[:2] != (found.height, found.width):
+        raise BadImage("damaged", "the JPEG has several headers, of different sizes")
+    return _judged(found.kind, odd, data, image)
+
+
+def _check_png(data: bytes, found: Header) -> None:
+    """BadImage unless every chunk up to IEND is there with the right checksum: OpenCV decodes what is left of others."""
+    at, pixels = 8, 0
+    # Of 16 bits, uncompressed, and a byte per row. Decoders go through all of the data, needed or not: 1 MB of zeros can
+    # be 1 GB unpacked, which takes seconds, at every reading.
+    most = found.height * (2 * found.channels * found.width + 8) + (1 << 16)
+    while True:
+        length, kind = struct.unpack_from(">I4s", data, at) if at + 12 <= len(data) else (len(data), b"")
+        if at + 12 + length > len(data):
+            raise BadImage("truncated", "the PNG data ends before its last chunk")
+        end = at + 8 + length
+        if zlib.crc32(memoryview(data)[at + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+            raise BadImage("damaged", f"the PNG's chunk at byte {at} has a wrong checksum")
+        pixels += length if kind == b"IDAT" else 0
+        if pixels > most:
+            raise BadImage("damaged", f"the PNG has more data than {found.width} x {found.height} pixels can be")
+        if kind == b"IEND":
+            return
+        at = end + 4
+
+
+def _with_opencv(data: bytes, found: Header) -> NDArray[np.uint8]:
+    """As the loader will decode it."""
+    try:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    except cv2.error as error:
+        raise BadImage("damaged", f"the {found.family} can't be decoded: {error.err}") from None
+    channels = 1 if found.channels == 1 else 3
+    if image is None or image.dtype != np.uint8 or image.size != found.height * found.width * channels:
+        raise BadImage("damaged", f"the {found.family} can't be decoded")
+    return np.asarray(image, np.uint8).reshape(found.height, found.width, channels)
+
+
+def _with_pillow(data: bytes, found: Header, odd: list[str], limits: Limits) -> NDArray[np.uint8]:
+    if found.family == "PNG":
+        _check_png(data, found)  # Pillow leaves the rest black where a PNG is too short
+    try:
+        with _PILLOW[found.family](io.BytesIO(data)) as picture:
+            # A TIFF's size is first known here; a GIF's frame may be larger than its screen.
+            _check_size(picture.height, picture.width, limits)
+            if getattr(picture, "is_animated", False) and "animated" not in odd:
+                odd.append("animated")
+            picture.seek(0)
+            picture.load()
+            return _eight_bits(picture, odd)
+    except (BadImage, MemoryError):
+        raise
+    except Image.DecompressionBombError:
+        raise BadImage(
+            "too many pixels", "its first frame is larger than the picture, and than Pillow's limit"
+        ) from None
+    except Exception as error:
+        # A decoder of damaged bytes may stumble over anything: OSError, SyntaxError, struct.error, IndexError, ...
+        # Whatever it is, it says that this file can't be decoded.
+        reason = "truncated" if "truncated" in str(error) else "damaged"
+        raise BadImage(reason, f"the {found.family} can't be decoded: {error or type(error).__name__}") from None
+
+
+def _eight_bits(picture: Image.Image, odd: list[str]) -> NDArray[np.uint8]:
+    """B, G, R or grey of 8 bits; what had to be dropped is added to `odd`."""
+
+    def note(oddity: str) -> None:
+        if oddity not in odd:
+            odd.append(oddity)
+
+    if picture.mode in ("LA", "La", "PA", "RGBA", "RGBa", "RGBX") or "transparency" in picture.info:
+        note("alpha")
+        picture.info.pop("transparency", None)  # else convert() would mix it in
+    if picture.mode in ("I;16", "I;16B", "I;16L", "I;16N"):
+        note("16 bits")
+        return np.asarray(np.asarray(picture) >> 8, np.uint8)[:, :, None]
+    if picture.mode in ("P", "PA"):
+        note("palette")
+    if picture.mode == "CMYK":
+        note("CMYK TIFF")
+    if picture.mode in ("1", "L", "LA"):
+        if picture.mode == "1":
+            note("fewer than 8 bits")
+        return np.asarray(picture if picture.mode == "L" else picture.getchannel(0).convert("L"))[:, :, None].copy()
+    if picture.mode in ("I", "F"):
+        raise BadImage("unsupported", f"its pixels are numbers of 32 bits (Pillow's mode {picture.mode})")
+    if picture.mode == "RGBA":  # convert() would do the same; said here, since it is the rule: the colours stay
+        picture = Image.merge("RGB", picture.split()[:3])
+    return np.asarray(picture.convert("RGB"))[:, :, ::-1].copy()
+
+
+def _png(image: NDArray[np.uint8]) -> bytes:
+    done, data = cv2.imencode(".png", image)
+    if not done:
+        raise BadImage("damaged", "the picture can't be encoded as PNG")
+    return data.tobytes()

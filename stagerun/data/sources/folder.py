@@ -1,0 +1,124 @@
+"""A folder per class, with images in it at any depth: classes and images in torchvision's ImageFolder order.
+
+Class folders sorted by name are labels 0, 1, ...; within a class, folders sorted by path, files sorted by name. Hidden
+files and folders are left out. Links to files and folders are followed, but for those that lead back to where they are.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagerun.data.sources.files import can_not_open, read_whole
+from stagerun.data.sources.items import IMAGE_SUFFIXES, SPLITS, Item, Names, signature
+from stagerun.data.sources.truth import read_synsets
+from stagerun.errors import DataError, UsageError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Files:
+    """Images that are files below `root`."""
+
+    kind: str
+    root: str
+    classes: tuple[str, ...]
+    names: Names  # paths relative to root
+    labels: NDArray[np.int32]
+
+    @property
+    def signature(self) -> str:
+        """Over the names, not the files: asking a shared file system for a million sizes takes minutes."""
+        return signature(self.kind, os.path.realpath(self.root), self.names, self.labels, *self.classes)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def item(self, i: int) -> Item:
+        return Item(self.names[i], int(self.labels[i]))
+
+    def read(self, i: int) -> bytes:
+        return read_whole(os.path.join(self.root, self.names[i]))
+
+
+def is_image(name: str) -> bool:
+    return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
+
+
+def open_folder(root: str, synsets: str | None = None) -> Files:
+    """DataError if there are no class folders, or one of them has no images; UsageError if they are `train` and `val`.
+
+    With a synsets file, labels are as there, and the classes are all of its.
+    """
+    try:
+        folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
+        check_classes(root, folders)
+        names: list[str] = []
+        counts = []
+        for name in folders:
+            before = len(names)
+            names.extend(images_below(root, name))
+            counts.append(len(names) - before)
+    except OSError as error:
+        can_not_open(error.filename or root, error)
+    if empty := [name for name, count in zip(folders, counts, strict=True) if count == 0]:
+        shown = ", ".join(empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+        raise DataError(
+            f"{root}: no images in the class folder{'s' if len(empty) > 1 else ''} {shown}",
+            f"remove what is no class; images end in {', '.join(IMAGE_SUFFIXES)}",
+        )
+    classes, labels = classes_and_labels(root, folders, synsets)
+    return Files("folder", root, classes, Names(names), np.repeat(np.array(labels, np.int32), counts))
+
+
+def check_classes(root: str, classes: list[str]) -> None:
+    if not classes:
+        raise DataError(f"{root}: no class folders in it", "give a folder with one folder of images per class")
+    if {name.lower() for name in classes} <= {*SPLITS, "validation"}:
+        raise UsageError(
+            f"{root}: its folders are {', '.join(classes)}, which are no classes",
+            f"give one of them: {os.path.join(root, classes[0])}",
+        )
+
+
+def classes_and_labels(place: str, found: list[str], synsets: str | None) -> tuple[tuple[str, ...], list[int]]:
+    """(the classes, the label of each of the classes found): sorted, or as the synsets file has them."""
+    if synsets is None:
+        return tuple(found), list(range(len(found)))
+    known = read_synsets(synsets)
+    if strange := [name for name in found if name not in known.labels]:
+        raise DataError(f"{place}: the class {strange[0]} is not in {synsets}", "is it the file of another set?")
+    return known.classes, [known.labels[name] for name in found]
+
+
+def images_below(root: str, folder: str) -> Iterator[str]:
+    """Paths relative to root, POSIX. OSError if a folder can't be read."""
+    for place in sorted(_folders(root, folder, ())):
+        entries = os.scandir(os.path.join(root, place))
+        yield from (f"{place}/{name}" for name in sorted(e.name for e in entries if is_image(e.name) and e.is_file()))
+
+
+def _folders(root: str, folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
+    """The folder and all below it; `above` are those that it is in, by device and inode: a link to one is a loop."""
+    found = os.stat(os.path.join(root, folder))
+    here = (found.st_dev, found.st_ino)
+    if here in above:
+        return
+    yield folder
+    for entry in os.scandir(os.path.join(root, folder)):
+        if entry.name[0] != "." and entry.is_dir():
+            yield from _folders(root, f"{folder}/{entry.name}", (*above, here))
+
+
+def flat_images(folder: str) -> list[str]:
+    """The images in a folder itself, sorted."""
+    try:
+        return sorted(entry.name for entry in os.scandir(folder) if is_image(entry.name) and entry.is_file())
+    except OSError as error:
+        can_not_open(folder, error)
+
+
+def has_folders(folder: str) -> bool:
+    return any(entry.is_dir() and not entry.name.startswith(".") for entry in Path(folder).iterdir())

@@ -1,0 +1,56 @@
+"""A text of `path label` lines, as Caffe's convert_imageset reads it: the label is the last word, all before it the path.
+
+So file names may hold spaces. Paths are relative to a root folder; labels count from 0. Blank lines mean nothing.
+"""
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+
+from stagerun.data.sources.files import read_text
+from stagerun.data.sources.folder import Files
+from stagerun.data.sources.items import LARGEST_LABEL, Names
+from stagerun.data.sources.mistakes import MOST_MISTAKES, lines, problem_at, shown, stop
+from stagerun.errors import DataError, Problem
+
+
+def open_list(path: str, root: str | None) -> Files:
+    """RecipeError with the first 20 mistakes in the list, each with its place; DataError if there is nothing in it."""
+    text = read_text(path)
+    names: list[str] = []
+    labels: list[int] = []
+    problems: list[Problem] = []
+    for number, line in lines(text):
+        cut = max(line.rfind(" "), line.rfind("\t"))
+        name, label = line[: max(cut, 0)].strip(" \t"), line[cut + 1 :]
+        if not name:
+            problems.append(problem_at(path, number, line, 0, "a line needs a path and a label", "`path label`"))
+        elif problem := _mistake(label):
+            problems.append(problem_at(path, number, line, cut + 1, *problem))
+        else:
+            names.append(name)
+            labels.append(int(label))
+        if len(problems) > MOST_MISTAKES:
+            break
+    stop(problems)
+    if not names:
+        raise DataError(f"{path}: there are no images in it", "a line is `path label`")
+    folder = root if root is not None else str(Path(path).parent)
+    if not os.path.isdir(folder):
+        raise DataError(f"{folder}: no such folder", "give the folder that the list's paths start from (--root)")
+    return Files("list", folder, (), Names(names), np.array(labels, np.int32))
+
+
+def _mistake(label: str) -> tuple[str, str] | None:
+    """Message and hint."""
+    if re.fullmatch(r"[0-9]+", label):
+        if len(label.lstrip("0")) <= len(str(LARGEST_LABEL)) and int(label) <= LARGEST_LABEL:
+            return None
+        return f"the label {shown(label)} is larger than {LARGEST_LABEL}", "labels count from 0"
+    if re.fullmatch(r"-[0-9]+", label):
+        return f"the label {shown(label)} is below 0", "labels count from 0"
+    if re.fullmatch(r"[0-9]*\.[0-9]*|[0-9]+e[0-9]+", label, re.IGNORECASE):
+        return f"the label {shown(label)} is not a whole number", "labels are 0, 1, 2, ..."
+    return f"`{shown(label)}` is no label", "a line is `path label`, the label a number from 0"
