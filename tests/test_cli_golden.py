@@ -13,11 +13,19 @@ ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
 NOWHERE = "no-such-output-folder"  # so that nothing is done yet
 
+# `data` is a group of commands: `data import`, `data info` ...
+COMMANDS = {name: command for name, command in main.commands.items() if not isinstance(command, click.Group)} | {
+    f"{group} {name}": command
+    for group, commands in main.commands.items()
+    if isinstance(commands, click.Group)
+    for name, command in commands.commands.items()
+}
+
 CASES = {
     "plan/resnet50_72ep.txt": ["plan", "solvers/resnet50_72ep", "--out", NOWHERE],
     "plan/resnet50_72ep.json": ["plan", "solvers/resnet50_72ep", "--out", NOWHERE, "--json"],
     "cli/stagerun.txt": ["--help"],
-    **{f"cli/{name}.txt": [name, "--help"] for name in sorted(main.commands)},
+    **{f"cli/{name.replace(' ', '-')}.txt": [*name.split(), "--help"] for name in sorted({*main.commands, *COMMANDS})},
 }
 
 
@@ -49,10 +57,36 @@ def test_every_option_is_a_decision() -> None:
     """A new option must be written down here, too."""
     options = {
         name: sorted(o for p in command.params if isinstance(p, click.Option) for o in p.opts)
-        for name, command in main.commands.items()
+        for name, command in COMMANDS.items()
     }
     assert options == {
         "check": ["--set"],
+        "data import": [
+            "--format",
+            "--ground-truth",
+            "--labels",
+            "--limit",
+            "--max-bad",
+            "--no-shuffle",
+            "--quality",
+            "--raw",
+            "--resize-height",
+            "--resize-shorter",
+            "--resize-width",
+            "--restart",
+            "--root",
+            "--seed",
+            "--split",
+            "--synsets",
+            "--threads",
+        ],
+        "data index": ["--classes", "--force", "--no-mean", "--threads"],
+        "data info": ["--classes", "--json"],
+        "data prepare": ["--restart", "--threads"],
+        "data show": ["--first", "--number", "--output", "--random", "--set", "--size", "--stage", "--val"],
+        "data stage": ["--reserve", "--scratch", "--set", "--verify"],
+        "data unstage": ["--all", "--dry-run", "--scratch", "--set"],
+        "data verify": ["--decode", "--json", "--threads"],
         "eval": ["--data", "--device-batch", "--ema", "--json", "--out", "--set", "--stage", "--threads", "--views"],
         "export": ["--ema", "--force", "--onnx", "--out", "--output", "--rgb", "--safetensors", "--size", "--torch"],
         "help": [],

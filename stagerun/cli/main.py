@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 import stagerun
+from stagerun.cli.commands_data import data
 from stagerun.cli.commands_look import snapshots, status
 from stagerun.cli.commands_plan import check, help_command, plan
 from stagerun.cli.commands_rehearse import rehearse
@@ -54,10 +55,11 @@ def main() -> None:
     stagerun eval SNAPSHOT    top-1, top-5 and loss of what was trained
     stagerun export SNAPSHOT  its network as safetensors, for torch, or as ONNX
     stagerun report OUT       tables and curves of one run or several
+    stagerun data ...         makes, checks and shows the LMDBs that it reads
     stagerun help FIELD       the manual of the solver files
     """
 
 
-COMMANDS = (check, plan, rehearse, run, status, snapshots, eval_command, export, report, help_command)
+COMMANDS = (check, plan, rehearse, run, status, snapshots, eval_command, export, report, data, help_command)
 for command in COMMANDS:
     main.add_command(command)

@@ -4,14 +4,42 @@
     LMDB/stagerun-index.safetensors     this file: arrays with one row per record in key order, and facts as JSON
 
 It is data alone: arrays in safetensors' format, which can be mapped into memory and shared by all workers of a node, and JSON.
+It carries a digest of itself, and the size and transaction of the data.mdb that it was made from: a damaged one, or
+one of another state of the LMDB, is refused.
 """
 
-from dataclasses import dataclass
+import hashlib
+import json
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import save as to_safetensors
+
+from stagerun.data.lmdb_offsets import state_of
+from stagerun.data.write import sync_folder
+from stagerun.errors import DataError, PermissionDenied, StorageError
 
 SIDE_FILE = "stagerun-index.safetensors"
+_VERSION = 1
+_MADE_AGAIN = "make it again with `stagerun data index --force {folder}`"
+
+# The arrays of the file, in safetensors' words. `ends` is one longer than the records, `bytes` as long as all keys.
+_ARRAYS = {
+    "offsets": ("I64", "<i8"),
+    "lengths": ("I64", "<i8"),
+    "labels": ("I32", "<i4"),
+    "heights": ("I32", "<i4"),
+    "widths": ("I32", "<i4"),
+    "digests": ("U64", "<u8"),
+    "keys": ("U8", "u1"),
+    "key_ends": ("I64", "<i8"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +51,13 @@ class Facts:
     transaction: int
     fingerprint: str  # sha256 over keys and digests in key order, in hex: the same for every LMDB of the same records
     classes: tuple[str, ...] = ()  # names by label; () where nobody knows them
-    mean_bgr: tuple[float, ...] = ()  # mean of all pixels per channel (B, G, R; or one of grey images); () where unknown
-    kinds: tuple[tuple[str, int], ...] = ()  # ("baseline JPEG", 1281145), ("PNG", 1) ...: how the images are stored, most first
-    restart_interval: int = 0  # 4 where `prepare` made all JPEGs, 0 else
+    mean_bgr: tuple[
+        float, ...
+    ] = ()  # mean of all pixels per channel (B, G, R; or one of grey images); () where unknown
+    kinds: tuple[
+        tuple[str, int], ...
+    ] = ()  # ("baseline JPEG", 1281145), ("PNG", 1) ...: how the images are stored, most first
+    restart_interval: int = 0  # 4 where the JPEGs (99 % of them) are as `prepare` makes them, 0 else
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -44,3 +76,123 @@ class Index:
 
     def key(self, i: int) -> bytes:
         return self.keys[self.key_ends[i] : self.key_ends[i + 1]].tobytes()
+
+    def __len__(self) -> int:
+        return self.facts.records
+
+
+def fingerprint_of(keys: NDArray[np.uint8], key_ends: NDArray[np.int64], digests: NDArray[np.uint64]) -> str:
+    """`Facts.fingerprint`: sha256 over `key_ends`, `keys` and `digests`, little-endian, in hex."""
+    digest = hashlib.sha256(key_ends.astype("<i8").tobytes())
+    digest.update(keys.tobytes())
+    digest.update(digests.astype("<u8").tobytes())
+    return digest.hexdigest()
+
+
+def digest_of(record: bytes) -> int:
+    """The digest of one Datum, as in `Index.digests`."""
+    return int.from_bytes(hashlib.blake2b(record, digest_size=8).digest(), "little")
+
+
+def save(index: Index, folder: str) -> None:
+    """Writes the side file of the LMDB in `folder`, whole or not at all, in place of another. StorageError, PermissionDenied."""
+    file = Path(folder) / SIDE_FILE
+    arrays = {name: np.ascontiguousarray(getattr(index, name), kind) for name, (_, kind) in _ARRAYS.items()}
+    # One entry of metadata, since safetensors writes several in no order: the same index is the same bytes.
+    facts = json.dumps({"version": _VERSION, **asdict(index.facts)})
+    partial = file.with_name(f"{file.name}.partial-{os.getpid()}")
+    try:
+        try:
+            with partial.open("wb") as stream:
+                stream.write(to_safetensors(arrays, {"stagerun": f"{_digest(facts, arrays)} {facts}"}))
+                stream.flush()
+                os.fsync(stream.fileno())
+            partial.rename(file)
+            sync_folder(file.parent)
+        finally:
+            partial.unlink(missing_ok=True)
+    except PermissionError:
+        raise PermissionDenied(f"{folder}: may not be written", "ask the owner of the LMDB to make its index") from None
+    except OSError as error:
+        raise StorageError(f"{file}: can't be written: {error.strerror}", "free some space there") from None
+
+
+def load(folder: str) -> Index | None:
+    """The side file of the LMDB in `folder`, mapped into memory; None if there is none.
+
+    DataError if it is damaged, or was made for another state of data.mdb. The arrays can't be written to.
+    """
+    index = read(folder)
+    if index is None:
+        return None
+    state = state_of(folder)
+    if (state.file_size, state.transaction) != (index.facts.file_size, index.facts.transaction):
+        raise DataError(
+            f"{Path(folder) / SIDE_FILE}: belongs to another state of data.mdb: the LMDB was changed after its index was made",
+            f"if the change was meant, {_MADE_AGAIN.format(folder=folder)}",
+        )
+    return index
+
+
+def read(folder: str) -> Index | None:
+    """As `load`, whatever has happened to data.mdb since."""
+    file = Path(folder) / SIDE_FILE
+    try:
+        return _parse(_mapped(file))
+    except FileNotFoundError:
+        return None
+    except PermissionError:
+        raise PermissionDenied(f"{file}: may not be read", "ask its owner for read permission") from None
+    except OSError as error:
+        raise DataError(f"{file}: can't be read: {error.strerror}", "check the disk or the file server") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DataError(f"{file}: is damaged: {error}", _MADE_AGAIN.format(folder=folder)) from None
+
+
+def _mapped(file: Path) -> memoryview:
+    """The file's bytes. It is only ever replaced as a whole, so that it can't shrink under the mapping."""
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_READ) if size else b"")
+    finally:
+        os.close(fd)
+
+
+def _parse(data: memoryview) -> Index:
+    """ValueError, TypeError, KeyError or AttributeError if it is not what `save` writes."""
+    size = int.from_bytes(data[:8], "little")
+    if size > len(data) - 8:
+        raise ValueError("it is cut off")
+    header = json.loads(bytes(data[8 : 8 + size]))
+    digest, _, text = header["__metadata__"]["stagerun"].partition(" ")
+    said = json.loads(text)
+    if said["version"] != _VERSION:
+        raise ValueError(f"its version is {said['version']}, this stagerun knows {_VERSION}")
+    arrays = {name: _array(data[8 + size :], header[name], *kind) for name, kind in _ARRAYS.items()}
+    if _digest(text, arrays) != digest:
+        raise ValueError("its bytes are not those that were written")
+    facts = Facts(**{field.name: _value(said[field.name]) for field in fields(Facts)})
+    per_record = {name: len(array) for name, array in arrays.items() if name not in ("keys", "key_ends")}
+    if set(per_record.values()) != {facts.records} or len(arrays["key_ends"]) != facts.records + 1:
+        raise ValueError("its arrays are not of one length")
+    return Index(facts=facts, **arrays)
+
+
+def _array(data: memoryview, entry: Mapping[str, Any], name: str, kind: str) -> NDArray[Any]:
+    (count,), (begin, end) = entry["shape"], entry["data_offsets"]
+    if entry["dtype"] != name or not 0 <= begin <= end <= len(data) or end - begin != count * np.dtype(kind).itemsize:
+        raise ValueError("its header is not what its arrays are")
+    return np.frombuffer(data, kind, count, begin)
+
+
+def _digest(facts: str, arrays: Mapping[str, NDArray[Any]]) -> str:
+    digest = hashlib.blake2b(facts.encode(), digest_size=16)
+    for name in _ARRAYS:
+        digest.update(arrays[name].data)
+    return digest.hexdigest()
+
+
+def _value(value: Any) -> Any:
+    """JSON's lists as the tuples of `Facts`."""
+    return tuple(_value(v) for v in value) if isinstance(value, list) else value

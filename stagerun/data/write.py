@@ -1,5 +1,6 @@
 """An LMDB of Datum records, made complete or not at all."""
 
+import errno
 import os
 import shutil
 import uuid
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import lmdb
 
-from stagerun.data.lmdb_source import check_file
+from stagerun.data.lmdb_file import check_file
 from stagerun.errors import DataError, PermissionDenied, StorageError
 
 _FIRST_MAP_SIZE = 1 << 26
@@ -56,6 +57,10 @@ def sync_folder(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
+    except OSError as error:
+        # Some network file systems don't have this call for folders, and say so with EINVAL. No write has failed.
+        if error.errno != errno.EINVAL:
+            raise
     finally:
         os.close(fd)
 

@@ -38,10 +38,10 @@ class StopRequest:
     schedulers and torchrun's agent send several.
     """
 
-    def __init__(self, doing: str = "to save") -> None:
-        """`doing`: what is said to be done before the end."""
+    def __init__(self, doing: str = "to save", after: str = "this iteration") -> None:
+        """`doing`: what is said to be done before the end, `after`: what is finished first."""
         self.signal: signal.Signals | None = None
-        self._doing = doing
+        self._doing, self._after = doing, after
 
     def __call__(self) -> bool:
         return self.signal is not None
@@ -62,5 +62,5 @@ class StopRequest:
             os._exit(ExitCode.INTERRUPTED)
         if self.signal is None and speaks:
             with contextlib.suppress(OSError):  # nobody reads any more
-                os.write(2, f"\n{signal.Signals(number).name}: stopping after this iteration, {self._doing}\n".encode())
+                os.write(2, f"\n{signal.Signals(number).name}: stopping after {self._after}, {self._doing}\n".encode())
         self.signal = signal.Signals(number)

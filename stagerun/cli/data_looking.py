@@ -1,0 +1,169 @@
+"""`stagerun data index`, `info` and `verify`: an LMDB looked at."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from stagerun.cli.data_progress import Shown, threads_here
+from stagerun.cli.ending import tell
+from stagerun.data.describe import Description, Size, describe, schedule_line
+from stagerun.data.index import SIDE_FILE, read, save
+from stagerun.data.indexing import build
+from stagerun.data.verify import Verified, verify
+from stagerun.errors import DataError, ExitCode, PermissionDenied, UsageError
+from stagerun.text import columns, count, size
+
+_SHOWN = 20
+_ENDS = 3  # classes shown at each end of the histogram, and mistakes
+
+
+def make_index(folder: str, classes: str | None, pixels: bool, force: bool, threads: int | None) -> None:
+    names = _names(classes) if classes is not None else ()
+    if (Path(folder) / SIDE_FILE).exists():
+        if not force:
+            raise UsageError(f"{folder}/{SIDE_FILE} exists already", "add --force to make it again")
+        names = names or _old_names(folder)
+    with Shown("index", "records") as shown:
+        made = build(folder, shown.progress, threads=threads_here(threads), pixels=pixels, classes=names)
+    most = int(made.labels.max())
+    if names and most >= len(names):
+        raise DataError(
+            f"{folder}: there is a label {most}, but {count(len(names), 'class name')}",
+            "give --classes a file with a line for each label, the first one for label 0",
+        )
+    save(made, folder)
+    click.echo(f"{folder}/{SIDE_FILE}: {count(len(made), 'record')}{shown.rate(len(made))}")
+
+
+def _names(path: str) -> tuple[str, ...]:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except PermissionError:
+        raise PermissionDenied(f"{path}: may not be read", "ask its owner for read permission") from None
+    except OSError as error:
+        raise UsageError(f"{path}: can't be read: {error.strerror}", "give a text file, one name per line") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: is no text in UTF-8", "give a text file, one name per line") from None
+    names = tuple(line.strip() for line in lines)
+    if not names or not all(names):
+        raise UsageError(f"{path}: has an empty line, or none", "one name per line, the first one for label 0")
+    return names
+
+
+def _old_names(folder: str) -> tuple[str, ...]:
+    """Those of the side file that is to be replaced; the LMDB itself doesn't have them."""
+    try:
+        old = read(folder)
+    except DataError:
+        tell("note: the old side file is damaged; names of classes, if it had any, are lost")
+        return ()
+    return old.facts.classes if old is not None else ()
+
+
+def verify_lmdb(folder: str, decode: bool, threads: int | None, as_json: bool) -> None:
+    with Shown("verify", "records") as shown:
+        found = verify(folder, shown.progress, threads=threads_here(threads), decode=decode)
+    if as_json:
+        mistakes = [{"key": key, "what": what} for key, what in found.mistakes]
+        click.echo(json.dumps({**asdict(found), "mistakes": mistakes}, indent=1))
+    else:
+        click.echo(_verified(folder, found, shown))
+    if found.mistakes:
+        sys.exit(ExitCode.DATA)
+
+
+def _verified(folder: str, found: Verified, shown: Shown) -> str:
+    done = ["parsed"] + ["digests compared"] * found.digests + ["decoded"] * found.decoded
+    lines = [f"record `{key}`: {what}" if key else what for key, what in found.mistakes]
+    if len(lines) > _SHOWN:
+        lines = [*lines[:_SHOWN], f"and {len(lines) - _SHOWN} more; --json has them all"]
+    records = f"{count(found.records, 'record')}, {size(found.size)}, {', '.join(done)}{shown.rate(found.records)}"
+    verdict = f"{count(len(found.mistakes), 'mistake')}" if found.mistakes else "all is as it should be"
+    lines.append(f"{folder}: {records}: {verdict}")
+    if not found.digests:
+        lines.append(
+            f"note: there is no side file, so nothing to compare the bytes with: `stagerun data index {folder}`"
+        )
+    return "\n".join(lines)
+
+
+def show_info(folder: str, classes: bool, as_json: bool) -> None:
+    found = describe(folder)
+    if as_json:
+        click.echo(json.dumps({**asdict(found), "schedule": schedule_line(folder, found.records)}, indent=1))
+        return
+    click.echo("\n".join(_info(found, classes)))
+
+
+def _info(found: Description, all_classes: bool) -> list[str]:
+    some = found.looked_at < found.records
+    looked_at = f" (of {count(found.looked_at, 'record')} looked at)" if some else ""
+    rows = [
+        ("records", f"{found.records}, {size(found.record_bytes)}; data.mdb {size(found.file_size)}"),
+        ("images", (", ".join(f"{n} {kind}" for kind, n in found.kinds) or "none that can be used") + looked_at),
+        ("sizes", _sizes(found.smallest, found.median, found.largest) + looked_at),
+        ("prepared", _prepared(found)),
+        (
+            "mean pixel",
+            ", ".join(f"{v:.3f}" for v in found.mean_bgr) + _channels(found) if found.mean_bgr else "unknown",
+        ),
+        ("side file", found.index_state),
+    ]
+    if found.fingerprint:
+        rows.append(("fingerprint", found.fingerprint))
+    lines = columns(rows)
+    if found.mistakes:
+        lines += ["", f"{count(len(found.mistakes), 'record')} of those looked at can't be used:"]
+        lines += [f"  {text}" for text in found.mistakes[:_ENDS]]
+        lines += [f"`stagerun data verify {found.path}` names all there are"]
+    if found.labels:
+        lines += ["", *_histogram(found, all_classes)]
+    decoders = [(t.name, "yes" if t.available else "no", t.reason) for t in found.decoders]
+    lines += ["", "decoders here, fastest first:", *(f"  {line}" for line in columns(decoders))]
+    return [*lines, "", "in schedule.prototxt, under `data`:", f"  {schedule_line(found.path, found.records)}"]
+
+
+def _prepared(found: Description) -> str:
+    if found.prepared:
+        return "yes"
+    if not any("JPEG" in kind for kind, _ in found.kinds):
+        return "no, there are no JPEGs to prepare"
+    return "no; `stagerun data prepare` makes a copy that decodes faster"
+
+
+def _channels(found: Description) -> str:
+    return " (B, G, R)" if len(found.mean_bgr) == 3 else " (grey)"
+
+
+def _sizes(smallest: Size | None, median: Size | None, largest: Size | None) -> str:
+    if smallest is None or median is None or largest is None:
+        return "unknown"
+    if smallest == largest == median:
+        return f"{smallest.width} x {smallest.height} (width x height)"
+    words = (("smallest", smallest), ("median", median), ("largest", largest))
+    return ", ".join(f"{name} {s.width} x {s.height}" for name, s in words) + " (width x height)"
+
+
+def _histogram(found: Description, all_classes: bool) -> list[str]:
+    """All classes, or those with the most and the fewest images; those without any always."""
+
+    def line(label: int, n: int) -> tuple[str, str, str]:
+        return f"  {label}", str(n), found.classes[label] if label < len(found.classes) else ""
+
+    if all_classes:
+        return columns([("  class", "images", "name"), *(line(*pair) for pair in found.labels)])
+    by_count = sorted((pair for pair in found.labels if pair[1]), key=lambda pair: (-pair[1], pair[0]))
+    empty = [label for label, n in found.labels if not n]
+    lines = [f"classes: {len(by_count)}, from {by_count[-1][1]} to {by_count[0][1]} images each (--classes shows all)"]
+    if len(by_count) <= 2 * _ENDS:
+        lines += columns([line(*pair) for pair in by_count])
+    elif by_count[0][1] != by_count[-1][1]:
+        lines += columns(
+            [line(*p) for p in by_count[:_ENDS]] + [("  ...", "", "")] + [line(*p) for p in by_count[-_ENDS:]]
+        )
+    if empty:
+        lines.append(f"without images: {', '.join(map(str, empty[:_SHOWN]))}" + (" ..." if len(empty) > _SHOWN else ""))
+    return lines

@@ -1,0 +1,96 @@
+"""`stagerun data import` and `prepare`: what is asked for is checked, the engine does it, and what came out is told."""
+
+import sys
+from typing import Any
+
+import click
+
+from stagerun.cli.data_progress import Shown, threads_here
+from stagerun.cli.ending import tell
+from stagerun.data.describe import schedule_line
+from stagerun.data.importing.engine import Job, Result, Work, run
+from stagerun.data.importing.images import ImportOptions, ImportWork
+from stagerun.data.importing.partial import REPORT
+from stagerun.data.prepare import PrepareWork
+from stagerun.data.sources import SourceOptions, open_source
+from stagerun.errors import ExitCode, UsageError
+from stagerun.launch import StopRequest
+from stagerun.text import count
+
+
+def import_images(source: str, out: str, *, threads: int | None, max_bad: int, restart: bool, **given: Any) -> None:
+    options = _options(
+        **{name: given.pop(name) for name in list(given) if name not in SourceOptions.__dataclass_fields__}
+    )
+    tell(f"looking through {source}")
+    work = ImportWork(open_source(source, SourceOptions(**given)), source, options)
+    tell(f"{count(len(work), 'image')} for {out}")
+    _make(work, out, "import", threads, max_bad, restart)
+
+
+def prepare_lmdb(source: str, out: str, threads: int | None, restart: bool) -> None:
+    _make(PrepareWork(source), out, "prepare", threads, 0, restart)
+
+
+def _options(
+    *,
+    raw: bool,
+    resize_shorter: int | None,
+    resize_height: int | None,
+    resize_width: int | None,
+    quality: int | None,
+    seed: int | None,
+    no_shuffle: bool,
+    limit: int | None,
+) -> ImportOptions:
+    """UsageError for options that exclude each other."""
+    exact = None
+    if resize_height is not None and resize_width is not None:
+        exact = resize_height, resize_width
+    elif resize_height is not None or resize_width is not None:
+        raise UsageError(
+            "--resize-height and --resize-width go together",
+            "give both, or --resize-shorter, which keeps the picture's shape",
+        )
+    if exact is not None and resize_shorter is not None:
+        raise UsageError("--resize-shorter, and an exact size too", "give one of them")
+    if raw and quality is not None:
+        raise UsageError("--quality is for encoded images, --raw stores pixels", "leave one of them out")
+    if no_shuffle and seed is not None:
+        raise UsageError("--seed is for the shuffle, which --no-shuffle turns off", "leave one of them out")
+    if seed is None and not no_shuffle:
+        seed = 1
+    return ImportOptions(seed=seed, limit=limit, raw=raw, shorter=resize_shorter, exact=exact, quality=quality)
+
+
+def _make(work: Work, out: str, what: str, threads: int | None, max_bad: int, restart: bool) -> None:
+    stop = StopRequest("what is on disk stays", "this commit")
+    stop.install()
+    with Shown(what) as shown:
+        job = Job(
+            threads=threads_here(threads),
+            max_bad=max_bad,
+            restart=restart,
+            progress=shown.progress,
+            stop=stop,
+            tell=shown.say,
+        )
+        result = run(work, out, job)
+    if not result.complete:
+        tell(f"stopped: {count(result.records, 'record')} are in {out}.partial; the same command goes on")
+        sys.exit(ExitCode.SAVED)
+    click.echo(_text(result, out, shown))
+
+
+def _text(result: Result, out: str, shown: Shown) -> str:
+    line = f"  {schedule_line(out, result.records)}"
+    if result.already:
+        return f"nothing to do: {out} is complete\n{line}"
+    kinds = ", ".join(f"{n} {kind}" for kind, n in result.kinds)
+    lines = [f"{out}: {count(result.records, 'record')} ({kinds}){shown.rate(result.position)}"]
+    if result.counts:
+        lines.append(f"{out}/{REPORT} lists what was odd:")
+        lines += [f"  {n} {what}" for what, n in result.counts]
+    if result.bad:
+        lines.append(f"left out: {count(result.bad, 'image')}")
+    return "\n".join([*lines, "in schedule.prototxt, under `data`:", line])

@@ -1,0 +1,86 @@
+"""How far a command over many images is: a bar on a terminal, else a line every ten seconds. On stderr."""
+
+import os
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from stagerun.cli.ending import tell
+from stagerun.text import duration
+
+_LINE_EVERY_S = 10.0
+_REDRAWN_EVERY_S = 0.1
+
+
+class Shown:
+    """A context manager; `progress` and `say` are what the work calls.
+
+    The rate is that of this process: what an earlier one has done doesn't count.
+    """
+
+    def __init__(self, what: str, noun: str = "images") -> None:
+        console = Console(stderr=True)
+        self._noun = noun
+        self._begun: tuple[float, int] | None = None
+        self._next = 0.0
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            self._bar = Progress(
+                TextColumn(what), BarColumn(), TextColumn("{task.fields[text]}"), console=console, transient=True
+            )
+            self._task = self._bar.add_task(what, total=None, text="")
+
+    def __enter__(self) -> "Shown":
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def progress(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if self._begun is None:
+            self._begun = now, done
+            self._next = now + (_LINE_EVERY_S if self._bar is None else 0)
+        if now < self._next:
+            return
+        text = self._text(done, total, now)
+        if self._bar is None:
+            self._next = now + _LINE_EVERY_S
+            tell(text)
+        else:
+            self._next = now + _REDRAWN_EVERY_S
+            self._bar.update(self._task, completed=done, total=total, text=text)
+
+    def say(self, text: str) -> None:
+        if self._bar is None:
+            tell(text)
+        else:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def rate(self, done: int) -> str:
+        """`, 1480 images/s`, or '' where it is too soon to tell."""
+        if self._begun is None:
+            return ""
+        begun, first = self._begun
+        seconds = time.monotonic() - begun
+        return f", {(done - first) / seconds:.0f} {self._noun}/s" if seconds > 0.1 and done > first else ""
+
+    def _text(self, done: int, total: int, now: float) -> str:
+        assert self._begun is not None
+        begun, first = self._begun
+        text = f"{done} of {total} {self._noun}{self.rate(done)}"
+        if done > first and now - begun > 1:
+            text += f", {duration((total - done) * (now - begun) / (done - first))} left"
+        return text
+
+
+def threads_here(given: int | None) -> int:
+    """Those asked for, or as many as there are processors for this process."""
+    return given or len(os.sched_getaffinity(0))

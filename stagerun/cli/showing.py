@@ -1,0 +1,242 @@
+"""`stagerun data show`: from an LMDB or a stage to a contact sheet."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from stagerun import order, store
+from stagerun.data import contact_sheet, datum
+from stagerun.data.contact_sheet import Tile
+from stagerun.data.lmdb_source import LmdbSource
+from stagerun.data.loader import Augment, Job, Loader
+from stagerun.data.records import printable
+from stagerun.data.rectangle import Rectangle
+from stagerun.data.rectangular import RectangularLoader
+from stagerun.errors import DataError, PermissionDenied, StorageError, UsageError, listing, nearest
+from stagerun.plan import make_plan
+from stagerun.recipe import ChannelOrder, Schedule, Solver, Stage, Transform
+from stagerun.snapshots import Inventory
+from stagerun.spec import load
+from stagerun.spec.resolve import SCHEDULE_FILE
+from stagerun.text import count
+
+_MOST_MISTAKES_TOLD = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowOptions:
+    folder: str
+    overrides: tuple[str, ...]
+    stage: str | None
+    val: bool
+    number: int
+    first: int | None
+    random: int | None
+    box: int
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    """What goes on the sheet."""
+
+    heading: tuple[str, ...]
+    tiles: Sequence[Tile]
+
+
+def show_images(options: ShowOptions) -> None:
+    """Writes the sheet, and says so. DataError at the end if a record can't be used; UsageError, RecipeError, StorageError."""
+    if options.first is not None and options.random is not None:
+        raise UsageError("--first and --random exclude each other", "give one")
+    if contact_sheet.pixels_of(options.number, 3, options.box) > contact_sheet.MOST_PIXELS:
+        raise UsageError(
+            f"a sheet of {options.number} pictures of {options.box} pixels is too large", "lower --number or --size"
+        )
+    show = _show(options)
+    path = Path(options.output)
+    _write(path, contact_sheet.png(contact_sheet.sheet(show.tiles, show.heading, options.box)))
+    click.echo("\n".join((*show.heading, f"wrote {path}: {count(len(show.tiles), 'picture')}")))
+    wrong = [tile.wrong for tile in show.tiles if tile.wrong]
+    if len(wrong) == 1:
+        raise DataError(wrong[0])
+    if wrong:
+        more = [f"and {len(wrong) - _MOST_MISTAKES_TOLD} more"] if len(wrong) > _MOST_MISTAKES_TOLD else []
+        raise DataError("\n  ".join([f"{len(wrong)} images can't be used:", *wrong[:_MOST_MISTAKES_TOLD], *more]))
+
+
+def _show(options: ShowOptions) -> Show:
+    if not os.path.exists(Path(options.folder) / SCHEDULE_FILE):
+        if not os.path.exists(Path(options.folder) / "data.mdb"):
+            raise UsageError(
+                f"{options.folder} is neither a schedule's folder ({SCHEDULE_FILE}) nor an LMDB's (data.mdb)",
+                "give one of these",
+            )
+        for name, given in (("--stage", options.stage), ("--val", options.val), ("--set", options.overrides)):
+            if given:
+                raise UsageError(
+                    f"{options.folder} is no schedule's folder, and {name} is for one", f"leave {name} out"
+                )
+        return _stored(LmdbSource(options.folder), options)
+    schedule = load(options.folder, options.overrides)
+    source = schedule.data.val if options.val else schedule.data.train
+    if source is None:
+        raise UsageError("the schedule has no data.val", "leave --val out, or write `val { source: ... }` under `data`")
+    stage = None if options.stage is None else _stage(schedule, options.stage)
+    records = LmdbSource(source.path, source.images)
+    return _stored(records, options) if stage is None else _staged(schedule, stage, records, options)
+
+
+def _stage(schedule: Schedule, name: str) -> Stage:
+    names = [stage.name for stage in schedule.stages]
+    if name not in names:
+        raise UsageError(f"no stage is named `{name}`", nearest(name, names) or f"the stages are {listing(names)}")
+    return schedule.stage(name)
+
+
+def _choose(options: ShowOptions, images: int, noun: str, endless: bool = False) -> tuple[list[int], str]:
+    """Which of `images` to show, and the words for it. `endless`: they come round again, so that any number is one of them."""
+    if options.random is not None:
+        number = min(options.number, images)
+        chosen = order.indices(options.random, images, 0, number, True).tolist()
+        return chosen, f"{number} of {images:,} {noun}, drawn by seed {options.random}"
+    first = options.first or 0
+    if first >= images and not endless:
+        raise UsageError(f"--first {first}: there are {images} {noun}, numbered from 0", f"give at most {images - 1}")
+    end = first + options.number if endless else min(first + options.number, images)
+    return list(range(first, end)), f"{noun} {first} to {end - 1}" + ("" if endless else f" of {images:,}")
+
+
+def _stored(records: LmdbSource, options: ShowOptions) -> Show:
+    """The records as they are."""
+    chosen, words = _choose(options, len(records), "records")
+    classes = _classes(records)
+    tiles = [_stored_tile(records, i, classes) for i in chosen]
+    return Show((f"{records.name}: {words}",), tiles)
+
+
+def _stored_tile(records: LmdbSource, i: int, classes: Sequence[str]) -> Tile:
+    key = printable(records.key(i))
+    try:
+        fields = datum.parse(records.get(i)[1])
+        channels = 3 if fields.encoded or fields.channels not in (1, 3) else fields.channels
+        image = datum.picture_of(fields, channels).decode()
+    except DataError as error:
+        return Tile(None, (key,), f"{records.name}: record `{key}`: {error.message}")
+    shape = f"{image.shape[0]} high, {image.shape[1]} wide"
+    return Tile(image, (key, _label(fields.label, classes), shape))
+
+
+def _staged(schedule: Schedule, stage: Stage, records: LmdbSource, options: ShowOptions) -> Show:
+    """Images as the stage's network gets them."""
+    solver, train = stage.solver, not options.val
+    transform = solver.transform if train else solver.test_transform
+    if train:
+        start = next(s.position for s in make_plan(schedule, Inventory()).stages if s.stage.name == stage.name)
+        chosen, words = _choose(options, len(records), "images", endless=True)
+        heading = f"{schedule.name}, stage {stage.name}, training: {words}, counted from its start"
+    else:
+        start = 0
+        chosen, words = _choose(options, len(records), "images")
+        heading = f"{schedule.name}, stage {stage.name}, evaluation: {words}"
+    loader = _loader(schedule, solver, records, train)
+    classes, zero = _classes(records), _zero(transform)
+    tiles = []
+    for job, n in _jobs(loader, [start + i for i in chosen], solver if transform.rectangular else None):
+        tiles.append(_staged_tile(records, job, n, classes, zero))
+    return Show((heading, *_approximations(solver, transform, train)), tiles)
+
+
+def _loader(schedule: Schedule, solver: Solver, records: LmdbSource, train: bool) -> Loader:
+    model = schedule.model
+    if not train and solver.test_transform.rectangular:
+        return RectangularLoader(
+            records,
+            solver.test_transform,
+            batch_size=solver.test_batch_size,
+            channels=model.channels,
+            num_classes=model.num_classes,
+        )
+    return Loader(
+        records,
+        solver.transform if train else solver.test_transform,
+        train=train,
+        channels=model.channels,
+        num_classes=model.num_classes,
+        seed=solver.random_seed,
+        images=len(records),
+        shuffle=train and schedule.data.shuffle,
+        augment=_augment(solver.transform) if train else None,
+    )
+
+
+def _augment(transform: Transform) -> Augment | None:
+    if not (transform.color_jitter or transform.rand_augment or transform.trivial_augment):
+        return None
+    from stagerun.engine.augment import make_augment  # imports torch
+
+    return make_augment(transform)
+
+
+def _jobs(loader: Loader, positions: Sequence[int], rectangular: Solver | None) -> Iterator[tuple[Job, int]]:
+    """(a batch, the place in it) of each position. Rectangular crops belong to whole batches."""
+    if rectangular is None:
+        yield from ((loader.plan(position, 1), 0) for position in positions)
+        return
+    size = rectangular.test_batch_size
+    for position in positions:
+        start = position - position % size
+        yield loader.plan(start, min(size, len(loader.records) - start)), position - start
+
+
+def _staged_tile(records: LmdbSource, job: Job, n: int, classes: Sequence[str], zero: Sequence[float]) -> Tile:
+    key = printable(records.key(job.indices[n]))
+    try:
+        job.fill(n, n + 1)
+    except DataError as error:
+        return Tile(None, (key,), error.message)
+    batch = job.batch()
+    image = contact_sheet.as_trained(
+        batch.images[n],
+        None if batch.lighting is None else batch.lighting[n],
+        None if batch.cutout is None else Rectangle(*batch.cutout[n].tolist()),
+        zero,
+    )
+    return Tile(image.copy(), (key, _label(int(batch.labels[n]), classes)))
+
+
+def _zero(transform: Transform) -> tuple[float, ...]:
+    """The colour (B, G, R, or one number) that is 0 for the network."""
+    mean = transform.mean_value or (0.0,)
+    return mean[::-1] if transform.channel_order is ChannelOrder.RGB else mean
+
+
+def _approximations(solver: Solver, transform: Transform, train: bool) -> list[str]:
+    """What the sheet shows otherwise than the network sees it."""
+    told = []
+    if train and transform.lighting_std:
+        told.append("lighting is rounded and clipped to 0 .. 255")
+    if train and transform.cutout_size:
+        told.append("cutout has the colour that is 0 for the network")
+    names = ("mixup_alpha", "cutmix_alpha", "label_smoothing")
+    left_out = [name for name in names if train and getattr(solver, name)]
+    if left_out:
+        told.append(f"not shown: {', '.join(left_out)}")
+    return ["; ".join(told)] if told else []
+
+
+def _classes(records: LmdbSource) -> Sequence[str]:
+    return records.index.facts.classes if records.index is not None else ()
+
+
+def _label(label: int, classes: Sequence[str]) -> str:
+    return f"{label} {classes[label]}" if 0 <= label < len(classes) else f"label {label}"
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        store.write_atomic(store.LocalDisk(), path, data)
+    except (StorageError, PermissionDenied) as error:
+        raise type(error)(error.message, "choose another file with --output") from error

@@ -1,0 +1,132 @@
+"""What is in an LMDB, for `stagerun data info`: from its side file, or, without one, from some of its records."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagerun.data import jpeg
+from stagerun.data.index import Index, read
+from stagerun.data.lmdb_offsets import Offsets, offsets_of
+from stagerun.data.lmdb_source import LmdbSource
+from stagerun.data.records import printable, spread
+from stagerun.data.rows import ROW, Rows, is_prepared, kinds_of, look, parse
+from stagerun.errors import DataError
+
+SAMPLES = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """`looked_at` is how many records sizes, kinds and mistakes are of; labels and the mean need a side file."""
+
+    path: str
+    records: int
+    file_size: int
+    record_bytes: int
+    looked_at: int
+    index_state: str  # "up to date", or what is wrong with it
+    fingerprint: str  # '' without a side file, as are those below
+    classes: tuple[str, ...]
+    labels: tuple[tuple[int, int], ...]  # (label, records of it), by label, every class that has a name too
+    mean_bgr: tuple[float, ...]
+    smallest: Size | None  # by their number of pixels
+    median: Size | None  # of widths, and of heights
+    largest: Size | None
+    kinds: tuple[tuple[str, int], ...]
+    prepared: bool
+    mistakes: tuple[str, ...]
+    decoders: tuple[jpeg.TierState, ...]
+
+
+def describe(path: str) -> Description:
+    """DataError if the LMDB in folder `path` can't be read. Of records that can't be, `mistakes` tells."""
+    offsets = offsets_of(path)
+    index, state = _index(path, offsets)
+    mistakes: tuple[str, ...] = ()
+    if index is not None:
+        kinds, prepared = index.facts.kinds, index.facts.restart_interval > 0
+        looked_at, sizes = len(index), _sizes(index.heights, index.widths)
+    else:
+        rows, mistakes = _sample(path) if len(offsets) else (np.empty(0, ROW), ())
+        kinds, prepared = kinds_of(rows), is_prepared(rows)
+        looked_at, sizes = len(rows) + len(mistakes), _sizes(rows["height"], rows["width"])
+    return Description(
+        path=path,
+        records=len(offsets),
+        file_size=offsets.file_size,
+        record_bytes=int(offsets.lengths.sum()),
+        looked_at=looked_at,
+        index_state=state,
+        fingerprint=index.facts.fingerprint if index else "",
+        classes=index.facts.classes if index else (),
+        labels=_labels(index) if index else (),
+        mean_bgr=index.facts.mean_bgr if index else (),
+        smallest=sizes[0],
+        median=sizes[1],
+        largest=sizes[2],
+        kinds=kinds,
+        prepared=prepared,
+        mistakes=mistakes,
+        decoders=jpeg.tiers(),
+    )
+
+
+def _index(path: str, offsets: Offsets) -> tuple[Index | None, str]:
+    """The side file if it can be used, and what there is to say about it."""
+    try:
+        index = read(path)
+    except DataError as error:
+        return None, error.message
+    if index is None:
+        return None, f"there is none; `stagerun data index {path}` makes it"
+    if (index.facts.file_size, index.facts.transaction) != (offsets.file_size, offsets.transaction):
+        return None, f"of another state of the LMDB; `stagerun data index --force {path}` makes it again"
+    return index, "up to date"
+
+
+def _sample(path: str) -> tuple[Rows, tuple[str, ...]]:
+    """Rows of some records, and what is wrong with others of them."""
+    source = LmdbSource(path, side_file=False)
+    rows, mistakes = bytearray(), []
+    for i in spread(len(source), SAMPLES):
+        key, record = source.get(i)
+        try:
+            datum = parse(record)
+            rows += look(datum, False).row(datum.label, 0)
+        except DataError as error:
+            mistakes.append(f"record `{printable(key)}`: {error.message}")
+    return np.frombuffer(bytes(rows), ROW), tuple(mistakes)
+
+
+def _sizes(heights: NDArray[np.int32], widths: NDArray[np.int32]) -> tuple[Size | None, Size | None, Size | None]:
+    """Smallest, median, largest."""
+    if not len(heights):
+        return None, None, None
+    area = heights.astype(np.int64) * widths
+    small, large, middle = int(area.argmin()), int(area.argmax()), (len(area) - 1) // 2
+    return (
+        Size(int(widths[small]), int(heights[small])),
+        Size(int(np.sort(widths)[middle]), int(np.sort(heights)[middle])),
+        Size(int(widths[large]), int(heights[large])),
+    )
+
+
+def _labels(index: Index) -> tuple[tuple[int, int], ...]:
+    labels, counts = np.unique(index.labels, return_counts=True)
+    found = dict.fromkeys(range(len(index.facts.classes)), 0)
+    found.update(zip(labels.tolist(), counts.tolist(), strict=True))
+    return tuple(sorted(found.items()))
+
+
+def schedule_line(path: str, records: int) -> str:
+    """What to write under `data` in schedule.prototxt."""
+    name = str(Path(path).resolve()).replace("\\", "\\\\").replace('"', '\\"')
+    return f'source: "{name}"  images: {records}'

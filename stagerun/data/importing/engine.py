@@ -1,0 +1,367 @@
+"""Records in, an LMDB with its side file out: in order, in parallel, and going on where it was killed.
+
+Every record is a function of its position alone, and commits lie after fixed numbers of records and bytes. So the LMDB has
+the same records at the same places, and the same side file, for any number of threads and however often it was interrupted.
+"""
+
+import errno
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import cv2
+import lmdb
+
+from stagerun.data.importing.journal import Journal, Note
+from stagerun.data.importing.parallel import in_order
+from stagerun.data.importing.partial import REPORT, Partial, identity_digest, is_complete
+from stagerun.data.index import digest_of, save
+from stagerun.data.lmdb_file import check_file
+from stagerun.data.lmdb_offsets import offsets_of
+from stagerun.data.rows import LEFT_OUT, Look, Rows, index_of
+from stagerun.errors import DataError, PermissionDenied, StorageError
+from stagerun.text import count
+
+RECORDS_PER_COMMIT = 1000
+BYTES_PER_COMMIT = 1 << 26
+_FIRST_MAP_SIZE = 1 << 26
+# So many images that can't be used, above those allowed, and the source is taken for a wrong one.
+_HOPELESS = 1000
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a position gives: a record, or None if it is left out, which a bad note explains."""
+
+    key: bytes
+    record: bytes | None
+    label: int = 0
+    look: Look | None = None
+    notes: tuple[Note, ...] = ()
+
+
+class Work(Protocol):
+    """What is to be made. `make` is called by many threads at once, and may be called again for the same position."""
+
+    @property
+    def title(self) -> str:
+        """One line for the report."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """JSON values that decide every record: where they are the same, an unfinished import goes on."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    @property
+    def mean_bgr(self) -> tuple[float, ...] | None:
+        """The mean pixel where it is known before; None: from the sums of every `look`."""
+
+    def __len__(self) -> int: ...
+
+    def make(self, position: int) -> Made:
+        """Keys rise with the position. An error that is raised ends the import; it can go on later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """How it is done; none of it decides what comes out, but `max_bad` whether it does."""
+
+    threads: int
+    max_bad: int = 0
+    restart: bool = False
+    progress: Callable[[int, int], None] = lambda done, total: None  # positions
+    stop: Callable[[], bool] = lambda: False
+    tell: Callable[[str], None] = lambda text: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """`complete` is False where `stop` ended it; `records` are then those on disk, and `position` where it goes on."""
+
+    complete: bool
+    records: int
+    position: int
+    total: int
+    counts: tuple[tuple[str, int], ...] = ()  # of notes by what they say, most first
+    bad: int = 0
+    kinds: tuple[tuple[str, int], ...] = ()
+    begun_at: int = 0  # position where this process began
+    already: bool = False  # nothing was to be done
+
+
+def run(work: Work, out: str, job: Job) -> Result:
+    """Makes the LMDB in folder `out`, or goes on with it.
+
+    DataError if `out` exists, if there is nothing to write, or for more bad images than allowed; FolderInUseError;
+    ResumeRefused if what is unfinished is another work; StorageError, PermissionDenied. What was made stays in OUT.partial.
+    """
+    target = Path(out)
+    if not target.name or target.name == "..":
+        raise DataError(f"{out}: exists already", "give the name of a new folder")
+    cv2.setNumThreads(1)  # one image, one thread: the images are what is parallel
+    with _explained(out):
+        if target.exists() and not Partial(target).folder.exists():
+            return _existing(work, target)
+        return _run(work, target, job)
+
+
+def _run(work: Work, target: Path, job: Job) -> Result:
+    with Partial(target) as partial:
+        if target.exists():
+            # What a crash between the last rename and the sweeping left has no LMDB in it.
+            if not partial.lmdb.exists():
+                partial.remove()
+            return _existing(work, target)
+        partial.begin(work.identity, job.restart, _make_empty)
+        with closing(Journal(partial.folder)) as journal:
+            position, records = _resume(partial, journal)
+            begun_at = position
+            if position:
+                job.tell(f"goes on behind {count(records, 'record')} in {partial.folder}")
+            bad = sum(1 for _, note in journal.notes() if note.bad)
+            if not _walk(work, partial, journal, position, bad, job):
+                position, records = _resume(partial, journal)
+                return Result(complete=False, records=records, position=position, total=len(work), begun_at=begun_at)
+            result = _finish(work, partial, journal, job.max_bad, begun_at)
+        partial.finish()
+        return result
+
+
+def _existing(work: Work, out: Path) -> Result:
+    if not is_complete(out, work.identity):
+        raise DataError(f"{out}: exists already", "remove it, or give another folder")
+    records = check_file(str(out))
+    return Result(complete=True, records=records, position=len(work), total=len(work), already=True)
+
+
+@contextmanager
+def _explained(out: str) -> Iterator[None]:
+    try:
+        yield
+    except PermissionError as error:
+        raise PermissionDenied(
+            f"{error.filename or out}: may not be written", "give a folder that you may write to"
+        ) from None
+    except OSError as error:
+        raise StorageError(f"{error.filename or out}: {error.strerror}", _storage_hint(error.errno)) from None
+    except lmdb.Error as error:
+        # After a sync that failed, pages may be lost though the kernel calls them clean. No commit refers to them: its
+        # meta page is written after the sync, so they are written again.
+        raise StorageError(f"{out}: can't be written: {error}", _storage_hint(None)) from None
+
+
+def _storage_hint(number: int | None) -> str:
+    if number in (errno.EIO, errno.EROFS):
+        return "check the disk; the same command goes on"
+    return "free some space there; the same command goes on"
+
+
+def _open(folder: Path) -> lmdb.Environment:
+    # Nobody else knows the folder, and one process at a time has OUT.partial's lock: none of LMDB's own is needed.
+    return lmdb.open(str(folder), map_size=_FIRST_MAP_SIZE, lock=False)
+
+
+def _make_empty(folder: Path) -> None:
+    with _open(folder) as env:
+        env.sync(True)
+
+
+def _resume(partial: Partial, journal: Journal) -> tuple[int, int]:
+    """(first position to do, records in the LMDB), the journal cut back to the LMDB."""
+    try:
+        records = check_file(str(partial.lmdb))
+    except DataError as error:
+        raise DataError(error.message, "something changed it; add --restart to begin anew") from None
+    stored = journal.rows()["stored"].cumsum(dtype="int64")
+    if records and (not len(stored) or stored[-1] < records):
+        raise DataError(
+            f"{partial.folder}: the LMDB in it holds {records} records, but the journal doesn't know them all",
+            "something changed its files; add --restart to begin anew",
+        )
+    # The shortest stretch with so many records. What was left out right behind it is looked at again.
+    position = int(stored.searchsorted(records)) + 1 if records else 0
+    journal.cut(position)
+    return position, records
+
+
+def _walk(work: Work, partial: Partial, journal: Journal, position: int, bad: int, job: Job) -> bool:
+    """Does the rest; False where it was stopped before the end."""
+    total = len(work)
+    shown = bad
+    with (
+        _open(partial.lmdb) as env,
+        closing(_Writer(env, journal)) as writer,
+        closing(in_order(lambda at: _with_row(work.make(at)), position, total, job.threads)) as made,
+    ):
+        chunk = _Chunk()
+        job.progress(position, total)
+        for at in range(position, total):
+            if job.stop():
+                # What isn't committed is made again: a commit at another place would put the records at other places.
+                writer.wait()
+                return False
+            item, row = next(made)
+            chunk.add(at, item, row)
+            for note in item.notes:
+                if note.bad:
+                    bad += 1
+                    if shown < _SHOWN:
+                        job.tell(f"left out: {_line(note)}")
+                        shown += 1
+            if bad > job.max_bad + _HOPELESS:
+                writer.wait()
+                raise DataError(
+                    f"{count(bad, 'image')} of {at + 1} can't be used; more than {job.max_bad} are not allowed (--max-bad)",
+                    "is this the right source?",
+                )
+            if chunk.is_full():
+                writer.write(chunk)
+                chunk = _Chunk()
+            job.progress(at + 1, total)
+        writer.write(chunk)
+        writer.wait()
+    return True
+
+
+def _with_row(made: Made) -> tuple[Made, bytes]:
+    if made.record is None or made.look is None:
+        return made, LEFT_OUT
+    return made, made.look.row(made.label, digest_of(made.record))
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """What one commit holds."""
+
+    records: list[tuple[bytes, bytes]] = field(default_factory=list)
+    size: int = 0
+    rows: bytearray = field(default_factory=bytearray)
+    notes: list[tuple[int, Note]] = field(default_factory=list)
+
+    def add(self, position: int, made: Made, row: bytes) -> None:
+        self.notes += [(position, note) for note in made.notes]
+        self.rows += row
+        if made.record is not None:
+            self.records.append((made.key, made.record))
+            self.size += len(made.record)
+
+    def is_full(self) -> bool:
+        # By what is stored alone: those left out at the end of a commit may be counted before it or after it.
+        return len(self.records) >= RECORDS_PER_COMMIT or self.size >= BYTES_PER_COMMIT
+
+    def most_bytes(self, page: int) -> int:
+        """No less than what they take in the file: overflow pages, and pages of the tree for each."""
+        values = sum(-(-(len(value) + 16) // page) * page for _, value in self.records)
+        return values + 2 * page * len(self.records) + (1 << 22)
+
+
+class _Writer:
+    """Commits one chunk in a thread of its own, while the next one is made."""
+
+    def __init__(self, env: lmdb.Environment, journal: Journal) -> None:
+        self._env, self._journal = env, journal
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="writer")
+        self._under_way: Future[None] | None = None
+
+    def write(self, chunk: _Chunk) -> None:
+        """Waits for the one before."""
+        self.wait()
+        self._under_way = self._pool.submit(self._commit, chunk)
+
+    def wait(self) -> None:
+        """Returns when all is on disk; what went wrong is raised here."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.result()
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def _commit(self, chunk: _Chunk) -> None:
+        self._journal.append(bytes(chunk.rows), chunk.notes)
+        if not chunk.records:
+            return
+        self._make_room(chunk)
+        with self._env.begin(write=True) as txn:
+            for key, record in chunk.records:
+                txn.put(key, record, append=True)
+
+    def _make_room(self, chunk: _Chunk) -> None:
+        """Doubles the map until the chunk fits. The size is a function of what the file and the chunk hold."""
+        found = self._env.info()
+        page = int(self._env.stat()["psize"])
+        size = max(_FIRST_MAP_SIZE, int(found["map_size"]))
+        while size < (int(found["last_pgno"]) + 1) * page + chunk.most_bytes(page):
+            size = 1 << size.bit_length()
+        if size > found["map_size"]:
+            self._env.set_mapsize(size)
+
+
+def _finish(work: Work, partial: Partial, journal: Journal, max_bad: int, begun_at: int) -> Result:
+    """Side file and report beside the records; DataError if too much, or all, was left out."""
+    rows = journal.rows()
+    kept: Rows = rows[rows["stored"] == 1]
+    notes = [note for _, note in journal.notes()]
+    counts = Counter(note.what for note in notes)
+    bad = [note for note in notes if note.bad]
+    if len(bad) > max_bad:
+        partial.write(REPORT, _report(work, len(kept), notes, {}))
+        raise DataError(
+            f"{count(len(bad), 'image')} of {len(work)} can't be used; more than {max_bad} are not allowed:\n  "
+            + "\n  ".join(
+                [_line(note) for note in bad[:_SHOWN]] + [f"and {len(bad) - _SHOWN} more"] * (len(bad) > _SHOWN)
+            ),
+            f"all of them are listed in {partial.folder / REPORT}; to go without them add --max-bad {len(bad)}, "
+            "which goes on from here; or repair the source and add --restart",
+        )
+    if not len(kept):
+        raise DataError(f"{partial.out}: there is nothing to write into it", "check where the images come from")
+    offsets = offsets_of(str(partial.lmdb))
+    if len(offsets) != len(kept):
+        raise DataError(
+            f"{partial.folder}: holds {len(offsets)} records, the journal says {len(kept)}",
+            "something changed its files; add --restart to begin anew",
+        )
+    for path in partial.lmdb.iterdir():  # of an earlier end that was interrupted
+        if path.name != "data.mdb":
+            path.unlink()
+    index = index_of(offsets, kept, work.classes, work.mean_bgr)
+    save(index, str(partial.lmdb))
+    partial.write(f"{partial.lmdb.name}/{REPORT}", _report(work, len(kept), notes, dict(index.facts.kinds)))
+    return Result(
+        complete=True,
+        records=len(kept),
+        position=len(work),
+        total=len(work),
+        counts=tuple(counts.most_common()),
+        bad=len(bad),
+        kinds=index.facts.kinds,
+        begun_at=begun_at,
+    )
+
+
+def _report(work: Work, records: int, notes: list[Note], kinds: Mapping[str, int]) -> bytes:
+    """Without times, so that the same images give the same text."""
+    identity = work.identity
+    lines = [work.title, f"identity {identity_digest(identity)}"]
+    lines += [f"{name}: {value}" for name, value in identity.items()]
+    lines += ["", f"records: {records}", *(f"  {kind}: {n}" for kind, n in kinds.items())]
+    for title, wanted in (("left out", True), ("taken by rule", False)):
+        chosen = [note for note in notes if note.bad is wanted]
+        lines += ["", f"{title}: {len(chosen)}"]
+        lines += [f"  {what}: {n}" for what, n in Counter(note.what for note in chosen).most_common()]
+        lines += [f"{note.what}\t{_line(note)}" for note in chosen]
+    return "".join(line + "\n" for line in lines).encode(errors="surrogateescape")
+
+
+def _line(note: Note) -> str:
+    text = f"{note.name}: {note.text}" if note.text else note.name
+    # Names come from others' archives: a line break in one would look like a line of ours.
+    return "".join(c if c.isprintable() or "\udc80" <= c <= "\udcff" else "?" for c in text)

@@ -1,0 +1,183 @@
+"""The folder of an unfinished import, OUT.partial: one process writes it, and knows whether it is its own work.
+
+    OUT.partial/lock                 held (flock) by the process that works on it
+    OUT.partial/import.json          what the work is: source, options, version; without it the rest is nothing
+    OUT.partial/rows, notes.jsonl    the journal
+    OUT.partial/stagerun-import.txt  the report, where too much was left out
+    OUT.partial/lmdb/                becomes OUT by one rename, when it is complete and on disk
+
+What is left of OUT.partial after that rename is swept away; a crash between the two leaves a folder without `lmdb` beside a
+complete OUT, which the next import into OUT removes.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from stagerun.data.importing.journal import NOTES, ROWS
+from stagerun.data.write import sync_folder
+from stagerun.errors import DataError, FolderInUseError, ResumeRefused, StorageError
+
+IDENTITY, LOCK, LMDB = "import.json", "lock", "lmdb"
+# The report of a complete import, in OUT; its second line holds the identity.
+REPORT = "stagerun-import.txt"
+
+_OURS = {IDENTITY, LOCK, LMDB, ROWS, NOTES, REPORT}
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+
+
+def identity_digest(identity: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def is_complete(out: Path, identity: Mapping[str, Any]) -> bool:
+    """Whether OUT is what this very work makes."""
+    try:
+        with (out / REPORT).open("rb") as stream:
+            lines = stream.read(4096).splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return len(lines) > 1 and lines[1].decode(errors="replace") == f"identity {identity_digest(identity)}"
+
+
+class Partial:
+    """OUT.partial, locked from `__enter__` to `__exit__`. OSErrors are the caller's to explain."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.folder = out.with_name(f"{out.name}.partial")
+        self.lmdb = self.folder / LMDB
+        self._lock = -1
+
+    def __enter__(self) -> "Partial":
+        while self._lock < 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = self._try()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._lock)
+
+    def _try(self) -> int:
+        """The lock's descriptor; -1 where another process finished and swept the folder away in between."""
+        path = self.folder / LOCK
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:
+            return -1
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever had it before may have deleted the file: then this is a lock on nothing.
+            if not os.path.exists(path) or not os.path.samestat(os.fstat(fd), os.stat(path)):
+                raise FileNotFoundError
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
+            return fd
+        except FileNotFoundError:
+            os.close(fd)
+            return -1
+        except BlockingIOError:
+            holder = os.pread(fd, 200, 0).decode(errors="replace")
+            os.close(fd)
+            raise FolderInUseError(
+                f"{self.folder}: another import works on it: {holder or 'it has just begun'}",
+                "wait for it, stop it, or give another folder",
+            ) from None
+        except OSError as error:
+            os.close(fd)
+            if error.errno in _NO_LOCKS:
+                raise StorageError(
+                    f"{self.folder}: its file system has no locks: {error.strerror}",
+                    "give a folder on another file system, and copy the result",
+                ) from None
+            raise
+
+    def begin(self, identity: Mapping[str, Any], restart: bool, make_lmdb: Callable[[Path], None]) -> None:
+        """Makes the folder ready: what is there goes on if it is the same work. ResumeRefused if it is another.
+
+        `make_lmdb` makes an empty LMDB in a folder, on disk when it returns.
+        """
+        if restart:
+            self.clear()
+        path = self.folder / IDENTITY
+        try:
+            found = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            self.clear()
+            self.lmdb.mkdir()
+            make_lmdb(self.lmdb)
+            sync_folder(self.lmdb)
+            # The last of it: where this file is, the LMDB is one that can be opened, and where not, nothing is lost.
+            self.write(IDENTITY, json.dumps(identity, sort_keys=True, indent=1).encode())
+        except ValueError:
+            raise ResumeRefused(f"{path}: is damaged", "add --restart to begin anew") from None
+        else:
+            _require_same(self.folder, found, identity)
+
+    def write(self, name: str, data: bytes) -> None:
+        """A file, whole or not at all, and on disk."""
+        partial = self.folder / f"{name}.partial"
+        with partial.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.rename(self.folder / name)
+        sync_folder((self.folder / name).parent)
+
+    def finish(self) -> None:
+        """The LMDB's folder becomes OUT. FileExistsError if there is one by now that isn't empty."""
+        sync_folder(self.lmdb)
+        self.lmdb.rename(self.out)
+        sync_folder(self.out.parent)
+        self.remove()
+
+    def clear(self) -> None:
+        """Takes everything away but the lock. DataError, with nothing gone, if there is what no import has made."""
+        for name in os.listdir(self.folder):
+            if name.removesuffix(".partial") not in _OURS:
+                raise DataError(
+                    f"{self.folder}: holds `{name}`, which is not from an import",
+                    "move it away, or give another name than that for the result",
+                )
+        self._delete()
+
+    def remove(self) -> None:
+        """All of it, the lock last: as long as it has its name nobody else can have it. What isn't ours stays."""
+        self._delete()
+        (self.folder / LOCK).unlink()
+        try:
+            self.folder.rmdir()
+        except OSError as error:
+            # Or the next import has just made its lock in it.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                raise
+
+    def _delete(self) -> None:
+        # import.json first: without it the rest counts as nothing, should this be interrupted.
+        (self.folder / IDENTITY).unlink(missing_ok=True)
+        sync_folder(self.folder)
+        if self.lmdb.exists():
+            shutil.rmtree(self.lmdb)
+        for path in self.folder.iterdir():
+            name = path.name.removesuffix(".partial")
+            if name in _OURS and name != LOCK:
+                path.unlink()
+
+
+def _require_same(folder: Path, found: Any, wanted: Mapping[str, Any]) -> None:
+    if found == wanted:
+        return
+    said = found if isinstance(found, dict) else {}
+    words = [f"{name}: {said.get(name)} then, {value} now" for name, value in wanted.items() if said.get(name) != value]
+    words += [f"{name}: {value} then, not given now" for name, value in said.items() if name not in wanted]
+    raise ResumeRefused(
+        f"{folder}: an unfinished import of something else:\n  " + "\n  ".join(words),
+        "give the command as it was to go on with it, or add --restart to begin anew",
+    )

@@ -1,0 +1,203 @@
+"""What the side file knows about one record: read from its header, and, where the mean is wanted, from its pixels."""
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from stagerun.data import headers, jpeg
+from stagerun.data.datum import Image
+from stagerun.data.index import Facts, Index, fingerprint_of
+from stagerun.data.lmdb_offsets import Offsets
+from stagerun.errors import DataError
+from stagerun.proto import caffe_pb2
+
+# One record as the journal keeps it; little-endian, without gaps. `channels` is 0 where the pixels weren't looked at.
+ROW = np.dtype(
+    [
+        ("stored", "u1"),  # 0: left out; the rest is 0 then
+        ("channels", "u1"),
+        ("interval", "<u2"),
+        ("label", "<i4"),
+        ("height", "<i4"),
+        ("width", "<i4"),
+        ("digest", "<u8"),
+        ("sums", "<u8", (3,)),
+        ("kind", "S32"),
+    ]
+)
+Rows = NDArray[np.void]
+
+_LARGEST_PREPARED = 7  # MCUs: the divisor of any number that is nearest to 4 is one of 1 .. 7
+
+_NEARLY_ALL = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How an image is stored: its kind in words, size in pixels as stored, and restart interval (JPEG; 0: none).
+
+    `sums` are those of B, G and R over all pixels, three times the same for a grey image; `channels` is how many there
+    really are, 1 or 3, or 0 where nobody decoded it.
+    """
+
+    kind: str
+    height: int
+    width: int
+    interval: int = 0
+    channels: int = 0
+    sums: tuple[int, int, int] = (0, 0, 0)
+
+    def row(self, label: int, digest: int) -> bytes:
+        values = (
+            1,
+            self.channels,
+            self.interval,
+            label,
+            self.height,
+            self.width,
+            digest,
+            self.sums,
+            self.kind.encode(),
+        )
+        return np.array([values], ROW).tobytes()
+
+
+LEFT_OUT = np.zeros(1, ROW).tobytes()
+
+
+def parse(record: bytes) -> caffe_pb2.Datum:
+    """The Datum of a record. DataError without a place if it is none, holds no image, or has a label below 0."""
+    try:
+        datum = caffe_pb2.Datum.FromString(record)
+    except DecodeError:
+        raise DataError("the record is not a Caffe Datum") from None
+    if not datum.data:
+        raise DataError("the Datum holds no image")
+    if datum.label < 0:
+        raise DataError(f"the label is {datum.label}, below 0")
+    return datum
+
+
+def look(datum: caffe_pb2.Datum, pixels: bool, image: Image | None = None) -> Look:
+    """What there is to know about a Datum's image. With `pixels` it is decoded, unless the caller has done so: `image`.
+
+    DataError without a place for what a loader couldn't use: damaged, cut off, neither JPEG nor PNG.
+    """
+    found = _look_encoded(datum.data) if datum.encoded else _look_raw(datum)
+    if not pixels:
+        return found
+    return _with_sums(found, decode_any(datum) if image is None else image)
+
+
+def decode_any(datum: caffe_pb2.Datum) -> Image:
+    """uint8[height, width, 3], B, G, R, or [height, width, 1]; EXIF rotation not applied. DataError without a place."""
+    data = datum.data
+    if not datum.encoded:
+        planes = np.frombuffer(data, np.uint8).reshape(datum.channels, datum.height, datum.width)
+        return np.ascontiguousarray(planes.transpose(1, 2, 0))
+    flags = cv2.IMREAD_ANYCOLOR | cv2.IMREAD_IGNORE_ORIENTATION
+    try:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    except cv2.error as error:
+        raise DataError(f"the image can't be decoded: {error.err}") from None
+    if image is None:
+        raise DataError("the image can't be decoded: its file is damaged")
+    return np.asarray(image, np.uint8).reshape(*image.shape[:2], -1)
+
+
+def encode_png(image: Image) -> bytes:
+    done, data = cv2.imencode(".png", image)
+    if not done:
+        raise DataError("the picture can't be encoded as PNG")
+    return data.tobytes()
+
+
+def index_of(
+    offsets: Offsets, rows: Rows, classes: tuple[str, ...], mean_bgr: tuple[float, ...] | None = None
+) -> Index:
+    """The side file's content: rows of the stored records, in key order. `mean_bgr` where somebody knows it already."""
+    digests = rows["digest"].astype(np.uint64)
+    facts = Facts(
+        records=len(rows),
+        file_size=offsets.file_size,
+        transaction=offsets.transaction,
+        fingerprint=fingerprint_of(offsets.keys, offsets.key_ends, digests),
+        classes=classes,
+        mean_bgr=_mean(rows) if mean_bgr is None else mean_bgr,
+        kinds=kinds_of(rows),
+        restart_interval=4 if is_prepared(rows) else 0,
+    )
+    return Index(
+        facts=facts,
+        offsets=offsets.offsets,
+        lengths=offsets.lengths,
+        labels=rows["label"].astype(np.int32),
+        heights=rows["height"].astype(np.int32),
+        widths=rows["width"].astype(np.int32),
+        digests=digests,
+        keys=offsets.keys,
+        key_ends=offsets.key_ends,
+    )
+
+
+def _look_raw(datum: caffe_pb2.Datum) -> Look:
+    c, h, w = datum.channels, datum.height, datum.width
+    if c not in (1, 3):
+        raise DataError(f"the Datum has {c} channels; images have 1 or 3")
+    if h < 1 or w < 1 or c * h * w != len(datum.data):
+        raise DataError(
+            f"the Datum says {c} x {h} x {w} (channels x height x width) bytes, but holds {len(datum.data)}"
+        )
+    return Look("raw", h, w)
+
+
+def _look_encoded(data: bytes) -> Look:
+    try:
+        found = headers.read_header(data)
+    except headers.Unknown as error:
+        raise DataError(error.message) from None
+    if found.family == "PNG":
+        if refused := [odd for odd in ("alpha", "16 bits") if odd in found.oddities]:
+            raise DataError(f"the image is a PNG with {' and '.join(refused)}, which loaders don't read")
+        if found.height * found.width > jpeg.MAX_PIXELS:
+            raise DataError(f"the PNG says that it has {found.width} x {found.height} pixels")
+        return Look(found.kind, found.height, found.width)
+    if found.family != "JPEG":
+        raise DataError(f"the encoded image is neither JPEG nor PNG, but {found.family}")
+    header = jpeg.read_header(data)
+    if not jpeg.is_complete(data):
+        raise DataError("the image is cut off: JPEG data ends before its end marker")
+    return Look(found.kind, header.height, header.width, header.restart_interval)
+
+
+def _with_sums(found: Look, image: Image) -> Look:
+    channels = 1 if image.ndim == 2 or image.shape[2] == 1 else 3
+    sums = [round(value) for value in cv2.sumElems(image)[:3]]  # in double, exact far beyond 100 million pixels
+    b, g, r = sums if channels == 3 else sums[:1] * 3
+    return Look(found.kind, found.height, found.width, found.interval, channels, (b, g, r))
+
+
+def _mean(rows: Rows) -> tuple[float, ...]:
+    if not len(rows) or not rows["channels"].all():
+        return ()
+    pixels = int((rows["height"].astype(np.int64) * rows["width"]).sum())
+    mean = tuple(int(total) / pixels for total in rows["sums"].sum(axis=0))
+    return mean if (rows["channels"] == 3).any() else mean[:1]
+
+
+def kinds_of(rows: Rows) -> tuple[tuple[str, int], ...]:
+    """(kind, how many), most first."""
+    names, counts = np.unique(rows["kind"], return_counts=True)
+    found = [(name.decode(), int(n)) for name, n in zip(names, counts, strict=True)]
+    return tuple(sorted(found, key=lambda kind: (-kind[1], kind[0])))
+
+
+def is_prepared(rows: Rows) -> bool:
+    """Whether nearly all JPEGs have a short restart interval. `prepare` can't do CMYK, and some that are damaged."""
+    is_jpeg = np.array([b"JPEG" in kind for kind in rows["kind"].tolist()], bool)
+    intervals = rows["interval"][is_jpeg]
+    short = (intervals > 0) & (intervals <= _LARGEST_PREPARED)
+    return len(intervals) > 0 and bool(short.mean() >= _NEARLY_ALL)

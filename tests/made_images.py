@@ -1,0 +1,35 @@
+"""Small pictures, and folders of them, for the tests of `stagerun data`."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+
+
+def picture(seed: int, height: int = 40, width: int = 56, channels: int = 3) -> NDArray[np.uint8]:
+    """uint8[height, width, channels]: soft spots and some grain."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (4, 5, channels), dtype=np.uint8)
+    soft = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_LINEAR).reshape(height, width, channels)
+    return np.clip(soft + rng.normal(0, 6, soft.shape), 0, 255).astype(np.uint8)
+
+
+def jpeg(seed: int, height: int = 40, width: int = 56, channels: int = 3) -> bytes:
+    image = picture(seed, height, width, channels)
+    colours = ("BGR", "420") if channels == 3 else ("GRAY", "Gray")
+    return bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(image), 90, *colours))
+
+
+def png(seed: int, height: int = 40, width: int = 56, channels: int = 3) -> bytes:
+    return cv2.imencode(".png", picture(seed, height, width, channels))[1].tobytes()
+
+
+def class_folders(root: Path, images: int = 30, classes: int = 3) -> Path:
+    """JPEGs of several sizes, image i in class i modulo `classes`."""
+    for i in range(images):
+        folder = root / f"n{i % classes:08d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{i}.JPEG").write_bytes(jpeg(i, 30 + i, 70 - i))
+    return root

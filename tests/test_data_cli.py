@@ -1,0 +1,268 @@
+"""`stagerun data import | index | info | verify | prepare` as a user meets them: what is printed, and the exit codes."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import lmdb
+import made_images
+import pytest
+from click.testing import CliRunner, Result
+
+from stagerun.cli import commands_data, data_progress
+from stagerun.cli.main import main
+from stagerun.data import index, sources
+from stagerun.data.jpeg import transcode
+from stagerun.proto.caffe_pb2 import Datum
+
+ROOT = Path(__file__).parent.parent
+
+
+def data(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, ["data", *map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `images` and the `lmdb` made of them; not to be changed."""
+    root = tmp_path_factory.mktemp("imported")
+    made_images.class_folders(root / "images")
+    result = data("import", root / "images", root / "lmdb", "--threads", 2)
+    assert result.exit_code == 0, result.output
+    return root
+
+
+@pytest.fixture
+def copy(imported: Path, tmp_path: Path) -> Path:
+    shutil.copytree(imported / "lmdb", tmp_path / "lmdb")
+    return tmp_path / "lmdb"
+
+
+def flip(lmdb_folder: Path, record: int) -> None:
+    """One bit inside a record's image."""
+    found = index.load(str(lmdb_folder))
+    assert found is not None
+    with (lmdb_folder / "data.mdb").open("r+b") as file:
+        file.seek(int(found.offsets[record] + found.lengths[record] - 40))
+        byte = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte[0] ^ 16]))
+
+
+def test_import_says_what_it_made_and_what_to_write(imported: Path, tmp_path: Path) -> None:
+    result = data("import", imported / "images", tmp_path / "out")
+    assert result.exit_code == 0
+    assert f"{tmp_path}/out: 30 records (30 baseline JPEG)" in result.stdout
+    assert f'source: "{tmp_path.resolve()}/out"  images: 30' in result.stdout
+    again = data("import", imported / "images", tmp_path / "out")
+    assert again.exit_code == 0 and "nothing to do" in again.stdout
+    other = data("import", imported / "images", tmp_path / "out", "--seed", 2)
+    assert other.exit_code == 65 and "exists already" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--resize-height", "5"], "go together"),
+        (["--resize-shorter", "5", "--resize-height", "5", "--resize-width", "5"], "give one of them"),
+        (["--raw", "--quality", "90"], "--raw stores pixels"),
+        (["--no-shuffle", "--seed", "1"], "--no-shuffle turns off"),
+        (["--quality", "101"], "101"),
+        (["--limit", "0"], "0"),
+        (["--threads", "0"], "0"),
+        (["--max-bad", "-1"], "-1"),
+        (["--format", "zip"], "zip"),
+    ],
+)
+def test_mistakes_on_the_command_line(imported: Path, tmp_path: Path, words: list[str], said: str) -> None:
+    result = data("import", imported / "images", tmp_path / "out", *words)
+    assert result.exit_code == 64 and said in result.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_bad_images_are_listed_before_anything_is_decided(imported: Path, tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    shutil.copytree(imported / "images", images)
+    (images / "n00000001" / "cut.JPEG").write_bytes(made_images.jpeg(1)[:300])
+    (images / "n00000002" / "empty.JPEG").touch()
+    refused = data("import", images, tmp_path / "out")
+    assert refused.exit_code == 65 and "2 images of 32" in refused.stderr and "--max-bad 2" in refused.stderr
+    assert "left out: n00000002/empty.JPEG: the file is empty" in refused.stderr
+    allowed = data("import", images, tmp_path / "out", "--max-bad", 2)
+    assert allowed.exit_code == 0 and "left out: 2 images" in allowed.stdout
+    assert "goes on behind 30 records" in allowed.stderr
+
+
+def test_verify_and_info_of_what_was_imported(imported: Path) -> None:
+    verified = data("verify", imported / "lmdb", "--decode")
+    assert verified.exit_code == 0
+    assert "30 records" in verified.stdout and "digests compared, decoded" in verified.stdout
+    info = data("info", imported / "lmdb")
+    for words in ("30 baseline JPEG", "smallest 70 x 30", "largest 50 x 50", "classes: 3, from 10 to 10", "up to date"):
+        assert words in info.stdout
+    found = json.loads(data("info", imported / "lmdb", "--json").stdout)
+    assert found["records"] == 30 and found["labels"] == [[0, 10], [1, 10], [2, 10]]
+    assert len(found["mean_bgr"]) == 3 and found["decoders"] and not found["prepared"]
+    full = data("info", imported / "lmdb", "--classes").stdout
+    assert "  2      10      n00000002\n" in full
+
+
+def test_verify_names_every_damaged_record(copy: Path) -> None:
+    found = index.load(str(copy))
+    assert found is not None
+    keys = [found.key(i).decode() for i in (3, 17)]
+    for i in (3, 17):
+        flip(copy, i)
+    result = data("verify", copy)
+    assert result.exit_code == 65 and result.stdout.count("record `") == 2 and "2 mistakes" in result.stdout
+    assert all(f"record `{key}`: its bytes are not those" in result.stdout for key in keys)
+    assert [m["key"] for m in json.loads(data("verify", copy, "--json").stdout)["mistakes"]] == keys
+
+
+def test_verify_and_info_without_a_side_file(copy: Path) -> None:
+    (copy / index.SIDE_FILE).unlink()
+    verified = data("verify", copy)
+    assert verified.exit_code == 0 and "no side file" in verified.stdout
+    info = data("info", copy)
+    assert info.exit_code == 0 and f"`stagerun data index {copy}` makes it" in info.stdout
+    assert "30 baseline JPEG" in info.stdout
+
+
+def test_index_makes_what_was_lost(copy: Path, imported: Path, tmp_path: Path) -> None:
+    (copy / index.SIDE_FILE).unlink()
+    names = tmp_path / "names.txt"
+    names.write_text("n00000000\nn00000001\nn00000002\n")
+    assert data("index", copy, "--classes", names).exit_code == 0
+    whole = (imported / "lmdb" / index.SIDE_FILE).read_bytes()
+    assert (copy / index.SIDE_FILE).read_bytes() == whole
+    refused = data("index", copy)
+    assert refused.exit_code == 64 and "--force" in refused.stderr
+    assert data("index", copy, "--force", "--threads", 3).exit_code == 0
+    assert (copy / index.SIDE_FILE).read_bytes() == whole  # the names too
+    names.write_text("one\ntwo\n")
+    short = data("index", copy, "--force", "--classes", names)
+    assert short.exit_code == 65 and "label 2, but 2 class names" in short.stderr
+    assert data("index", copy, "--force", "--classes", tmp_path).exit_code == 64
+
+
+def test_a_changed_lmdb_is_said_by_all(copy: Path) -> None:
+    with lmdb.open(str(copy), map_size=1 << 27) as env, env.begin(write=True) as txn:
+        txn.put(b"99999999", Datum(data=made_images.jpeg(1), encoded=True, label=1).SerializeToString())
+    verified = data("verify", copy)
+    assert verified.exit_code == 65 and "stagerun data index --force" in verified.stderr
+    info = data("info", copy)
+    assert info.exit_code == 0 and "of another state" in info.stdout and "images: 31" in info.stdout
+    assert data("index", copy, "--force", "--no-mean").exit_code == 0
+    assert data("verify", copy).exit_code == 0
+    assert "unknown" in data("info", copy).stdout
+
+
+def test_a_cut_off_lmdb_is_an_error_for_all(copy: Path, tmp_path: Path) -> None:
+    os.truncate(copy / "data.mdb", 40_000)
+    for words in (["info"], ["verify"], ["index", "--force"]):
+        result = data(*words, copy)
+        assert result.exit_code == 65 and "is cut off" in result.stderr, words
+    for words in (["info"], ["verify"], ["index"]):
+        assert data(*words, tmp_path / "nowhere").exit_code == 65
+
+
+@pytest.mark.skipif(bool(transcode.can_prepare()), reason="needs the extra `fast`")
+def test_prepare(imported: Path, tmp_path: Path) -> None:
+    result = data("prepare", imported / "lmdb", tmp_path / "out")
+    assert result.exit_code == 0 and f"{tmp_path}/out: 30 records" in result.stdout
+    assert "prepared     yes" in data("info", tmp_path / "out").stdout
+    assert data("verify", tmp_path / "out", "--decode").exit_code == 0
+    assert data("prepare", tmp_path / "nowhere", tmp_path / "none").exit_code == 65
+
+
+def test_prepare_without_its_extra(imported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transcode, "can_prepare", lambda: "no transcoder: pip install 'stagerun[fast]'")
+    result = data("prepare", imported / "lmdb", tmp_path / "out")
+    assert result.exit_code == 64 and "stagerun[fast]" in result.stderr and os.listdir(tmp_path) == []
+
+
+SIGNALLED = """
+import os, sys
+from stagerun.cli.main import main
+from stagerun.data.importing import engine
+commits, number = map(int, sys.argv[1:3])
+sys.argv[:3] = ["stagerun"]
+engine.RECORDS_PER_COMMIT = 5
+whole = engine._Writer._commit
+def commit(self, chunk):
+    global commits
+    whole(self, chunk)
+    commits -= 1
+    if commits == 0:
+        os.kill(os.getpid(), number)
+engine._Writer._commit = commit
+main()
+"""
+
+
+def signalled(commits: int, number: int, *words: str | Path) -> tuple[int, str]:
+    """(exit code, stderr) of a command that gets the signal behind so many commits; with 0 it gets none."""
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, str(commits), str(int(number)), "data", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    return done.returncode, done.stderr
+
+
+def test_killed_stopped_and_gone_on_with(tmp_path: Path) -> None:
+    rng = random.Random(4)
+    images = made_images.class_folders(tmp_path / "images", 40)
+    for i in range(40, 400):  # the same pictures, under other names
+        (images / f"n{i % 3:08d}" / f"{i}.JPEG").write_bytes(made_images.jpeg(i % 7))
+    words = ("import", images, tmp_path / "out", "--threads", "2")
+    assert signalled(rng.randint(3, 12), signal.SIGKILL, *words)[0] == -signal.SIGKILL
+    for number in (signal.SIGTERM, signal.SIGINT):
+        code, errors = signalled(rng.randint(3, 12), number, *words)
+        assert code == 75 and "goes on behind" in errors and "the same command goes on" in errors
+    assert signalled(0, 0, *words)[0] == 0
+    assert signalled(0, 0, *words[:2], tmp_path / "whole", "--threads", "1")[0] == 0
+    assert (tmp_path / "out" / index.SIDE_FILE).read_bytes() == (tmp_path / "whole" / index.SIDE_FILE).read_bytes()
+    assert data("verify", tmp_path / "out").exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out", "whole"]
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(data_progress.time, "monotonic", lambda: now)
+    with data_progress.Shown("import") as shown:
+        for done in range(1000, 6000):  # an earlier process made 1000
+            shown.progress(done, 101_000)
+            now += 0.01
+    # 100 a second from 1000 on: after 10 s 2000 are done, and 99,000 take 990 s.
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 4
+    assert lines[0].startswith("2000 of 101000 images, 100 images/s, 16 min 30 s left")
+
+
+def test_the_choices_are_those_of_the_sources() -> None:
+    assert (commands_data.FORMATS, commands_data.SPLITS) == (sources.FORMATS, sources.SPLITS)
+
+
+def test_data_commands_need_no_torch(imported: Path) -> None:
+    program = (
+        "import sys\nfrom stagerun.cli.main import main\n"
+        f"sys.argv = ['stagerun', 'data', 'info', {str(imported / 'lmdb')!r}]\n"
+        "try:\n main()\nexcept SystemExit as end:\n assert not end.code\n"
+        "assert not {'torch', 'torchvision'} & set(sys.modules)"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )

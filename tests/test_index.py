@@ -1,0 +1,244 @@
+"""Where records lie, and the side file: right for every layout, and refused when it is not."""
+
+import os
+import random
+from pathlib import Path
+
+import cv2
+import lmdb
+import made_images
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stagerun.data import index
+from stagerun.data.indexing import build
+from stagerun.data.lmdb_offsets import offsets_of
+from stagerun.errors import DataError, PermissionDenied, StorageError
+from stagerun.proto.caffe_pb2 import Datum
+
+SIZES = (
+    0,
+    1,
+    784,
+    2030,
+    2040,
+    2041,
+    4079,
+    4080,
+    4081,
+    9000,
+)  # around what fits into a page, and into one overflow page
+
+
+def write(folder: Path, records: dict[bytes, bytes], per_commit: int = 7) -> str:
+    pairs = list(records.items())
+    with lmdb.open(str(folder), map_size=1 << 26, sync=False) as env:
+        for start in range(0, len(pairs), per_commit):
+            with env.begin(write=True) as txn:
+                for key, value in pairs[start : start + per_commit]:
+                    txn.put(key, value)
+    return str(folder)
+
+
+def found_by_offset(path: str) -> dict[bytes, bytes]:
+    offsets, data = offsets_of(path), (Path(path) / "data.mdb").read_bytes()
+    places = zip(offsets.offsets.tolist(), offsets.lengths.tolist(), strict=True)
+    return {offsets.key(i): data[at : at + length] for i, (at, length) in enumerate(places)}
+
+
+def test_every_record_lies_where_it_is_said_to(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    names = rng.sample(range(10**6), 1500)  # not in order: pages split in the middle
+    records = {b"%08d_%s" % (n, b"x" * rng.randrange(200)): rng.randbytes(rng.choice(SIZES)) for n in names}
+    path = write(tmp_path / "db", records)
+    assert list(found_by_offset(path).items()) == sorted(records.items())
+    some = sorted(records)[::3]
+    with lmdb.open(path, map_size=1 << 26) as env, env.begin(write=True) as txn:
+        for key in some:
+            txn.delete(key)
+    assert found_by_offset(path).keys() == records.keys() - set(some)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_few_records_or_none(tmp_path: Path, count: int) -> None:
+    records = {b"%d" % i: b"v" * i for i in range(count)}
+    assert found_by_offset(write(tmp_path / "db", records)) == records
+
+
+def test_another_kind_of_lmdb_is_refused(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path / "named"), max_dbs=1) as env:
+        env.open_db(b"inner")
+    with pytest.raises(DataError, match="named databases"):
+        offsets_of(str(tmp_path / "named"))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 255)), min_size=1, max_size=5), st.randoms())
+def test_a_damaged_file_is_an_error_or_gives_places_inside_it(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]], rng: random.Random
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "hostile"
+    if not folder.exists():
+        write(folder, {b"%04d" % i: bytes(i % 3 * 1500) for i in range(300)})
+        (folder / "whole").write_bytes((folder / "data.mdb").read_bytes())
+    data = bytearray((folder / "whole").read_bytes())
+    for at, value in changes:
+        # Page headers and nodes are small numbers near a page's ends: most changes go there.
+        data[rng.choice([at % len(data), at % 8192, at // 4096 % (len(data) // 4096) * 4096 + at % 64])] = value
+    (folder / "data.mdb").write_bytes(data)
+    try:
+        offsets = offsets_of(str(folder))
+    except DataError:
+        return
+    assert (offsets.offsets >= 0).all() and (offsets.offsets + offsets.lengths <= len(data)).all()
+
+
+def test_a_tree_that_names_a_page_again_and_again_ends(tmp_path: Path) -> None:
+    """A branch whose children are itself would otherwise grow with every level."""
+    path = write(tmp_path / "db", {b"%06d%s" % (i, b"k" * 400): b"" for i in range(2000)}, per_commit=500)
+    file = Path(path) / "data.mdb"
+    data = bytearray(file.read_bytes())
+    for meta in (0, 4096):
+        root = int.from_bytes(data[meta + 128 : meta + 136], "little")
+        nodes = (int.from_bytes(data[root * 4096 + 12 : root * 4096 + 14], "little") - 16) // 2
+        for n in range(nodes):
+            at = root * 4096 + int.from_bytes(data[root * 4096 + 16 + 2 * n :][:2], "little")
+            data[at : at + 6] = root.to_bytes(6, "little")
+        data[meta + 88 + 6 : meta + 88 + 8] = (30).to_bytes(2, "little")
+    file.write_bytes(data)
+    with pytest.raises(DataError, match="damaged"):
+        offsets_of(path)
+
+
+def datum(i: int) -> bytes:
+    if i % 4 == 3:
+        return Datum(channels=1, height=2, width=3, data=bytes(range(i, i + 6)), label=i).SerializeToString()
+    data = made_images.png(i) if i % 4 == 2 else made_images.jpeg(i, 20 + i, 30, 1 if i % 4 == 1 else 3)
+    return Datum(data=data, label=i, encoded=True).SerializeToString()
+
+
+def caffes(folder: Path, count: int = 8) -> str:
+    return write(folder, {b"%08d_%d.JPEG" % (i, i): datum(i) for i in range(count)})
+
+
+def test_the_side_file_of_an_lmdb_of_caffes(tmp_path: Path) -> None:
+    path = caffes(tmp_path / "db")
+    assert index.load(path) is None
+    steps: list[tuple[int, int]] = []
+    built = build(path, lambda done, total: steps.append((done, total)), threads=3, classes=tuple("abcdefgh"))
+    index.save(built, path)
+    loaded = index.load(path)
+    assert loaded is not None and loaded.facts == built.facts and steps[-1] == (8, 8)
+    assert loaded.facts.classes == tuple("abcdefgh")
+    assert dict(loaded.facts.kinds) == {"baseline JPEG": 2, "grey JPEG": 2, "PNG": 2, "raw": 2}
+    data = (Path(path) / "data.mdb").read_bytes()
+    for i in range(8):
+        record = data[loaded.offsets[i] : loaded.offsets[i] + loaded.lengths[i]]
+        assert record == datum(i) and index.digest_of(record) == loaded.digests[i]
+        assert loaded.key(i) == b"%08d_%d.JPEG" % (i, i) and loaded.labels[i] == i
+    assert loaded.heights.tolist()[:4] == [20, 21, 40, 2] and loaded.widths.tolist()[:4] == [30, 30, 56, 3]
+    with pytest.raises(ValueError):
+        loaded.labels[0] = 1
+
+
+def test_the_mean_is_that_of_all_pixels(tmp_path: Path) -> None:
+    """Large images count more than small ones, and grey ones three times alike."""
+    images = [made_images.picture(1, 10, 10), made_images.picture(2, 40, 30), made_images.picture(3, 20, 20, 1)]
+    datums = []
+    for image in images:
+        h, w, c = image.shape
+        datums.append(Datum(channels=c, height=h, width=w, data=image.transpose(2, 0, 1).tobytes()).SerializeToString())
+    path = write(tmp_path / "db", {b"%d" % i: value for i, value in enumerate(datums)})
+    pixels = np.concatenate([np.broadcast_to(i, (*i.shape[:2], 3)).reshape(-1, 3) for i in images]).astype(float)
+    assert build(path).facts.mean_bgr == pytest.approx(tuple(pixels.mean(axis=0)), abs=1e-9)
+    assert build(path, pixels=False).facts.mean_bgr == ()
+    grey = write(tmp_path / "grey", {b"0": datums[2]})
+    assert build(grey).facts.mean_bgr == pytest.approx((images[2].mean(),), abs=1e-9)
+
+
+def test_the_fingerprint_is_the_records_alone(tmp_path: Path) -> None:
+    records = {b"%08d" % i: datum(i) for i in range(8)}
+    one = build(write(tmp_path / "one", records)).facts
+    other = build(write(tmp_path / "other", records, per_commit=2)).facts
+    assert one.fingerprint == other.fingerprint and one.transaction != other.transaction
+    moved = {b"%08d" % i: datum(7 - i) for i in range(8)}
+    assert build(write(tmp_path / "moved", moved)).facts.fingerprint != one.fingerprint
+
+
+def test_records_that_no_stage_could_use_are_all_named(tmp_path: Path) -> None:
+    whole, png = made_images.jpeg(0), made_images.png(0)
+    enormous = png[:16] + (60_000).to_bytes(4, "big") * 2 + png[24:]
+    bad = {
+        b"a": b"\xff\xff",
+        b"b": Datum(label=1).SerializeToString(),
+        b"c": Datum(data=whole[:-50], encoded=True).SerializeToString(),
+        b"d": Datum(data=whole).SerializeToString(),
+        b"e": Datum(data=b"GIF89a" + bytes(20), encoded=True).SerializeToString(),
+        b"i": Datum(data=whole, encoded=True, label=-1).SerializeToString(),
+        b"j": Datum(data=enormous, encoded=True).SerializeToString(),
+        b"g": Datum(
+            data=cv2.imencode(".png", np.zeros((3, 3, 4), np.uint8))[1].tobytes(), encoded=True
+        ).SerializeToString(),
+        b"h": Datum(
+            data=cv2.imencode(".png", np.zeros((3, 3), np.uint16))[1].tobytes(), encoded=True
+        ).SerializeToString(),
+    }
+    path = write(tmp_path / "db", {**bad, b"f": datum(0)})
+    with pytest.raises(DataError) as error:
+        build(path, threads=2)
+    assert "9 records of 10" in error.value.message
+    assert all(f"record `{key.decode()}`" in error.value.message for key in bad)
+
+
+def test_a_side_file_of_another_state_is_refused(tmp_path: Path) -> None:
+    path = caffes(tmp_path / "db")
+    index.save(build(path), path)
+    with lmdb.open(path, map_size=1 << 26) as env, env.begin(write=True) as txn:
+        txn.put(b"00000003_3.JPEG", datum(2))
+    with pytest.raises(DataError, match="another state") as error:
+        index.load(path)
+    assert "stagerun data index --force" in error.value.hint
+
+
+def test_any_changed_byte_of_the_side_file_is_noticed(tmp_path: Path) -> None:
+    path = caffes(tmp_path / "db")
+    built = build(path)
+    index.save(built, path)
+    file = Path(path) / index.SIDE_FILE
+    whole = file.read_bytes()
+    rng = random.Random(1)
+    for at in [*range(100), *(rng.randrange(len(whole)) for _ in range(400))]:
+        # Replaced, not written into: an earlier one is still mapped.
+        file.unlink()
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << rng.randrange(8))]) + whole[at + 1 :])
+        try:
+            loaded = index.load(path)
+        except DataError:
+            continue
+        # Only blanks around the header's JSON are nobody's.
+        assert loaded is not None and loaded.facts == built.facts and (loaded.offsets == built.offsets).all()
+    for length in (0, 7, 8, 100, len(whole) - 1):
+        file.unlink()
+        file.write_bytes(whole[:length])
+        with pytest.raises(DataError, match="damaged"):
+            index.load(path)
+
+
+def test_a_folder_that_may_not_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = caffes(tmp_path / "db")
+    built = build(path)
+    before = sorted(os.listdir(path))
+    for error, kind in (
+        (PermissionError(13, "Permission denied"), PermissionDenied),
+        (OSError(28, "full"), StorageError),
+    ):
+
+        def fail(fd: int, error: OSError = error) -> None:
+            raise error
+
+        with monkeypatch.context() as patch, pytest.raises(kind):
+            patch.setattr(os, "fsync", fail)
+            index.save(built, path)
+        assert sorted(os.listdir(path)) == before
