@@ -1,26 +1,54 @@
-"""scratch: one complete copy per node, whoever asks and whatever is killed."""
+"""scratch: one complete copy per node, whoever asks, whatever is killed, full or damaged; and nothing else is touched."""
 
+import errno
+import fcntl
+import hashlib
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections import namedtuple
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from stagerun.data import scratch
+from stagerun.data.index import SIDE_FILE
 from stagerun.data.lmdb_source import LmdbSource
-from stagerun.data.scratch import stage_in
+from stagerun.data.scratch import (
+    Copy,
+    CopyStopped,
+    Found,
+    How,
+    Progress,
+    blocks,
+    copies_of,
+    layout,
+    locks,
+    look,
+    room,
+    stage,
+    staging,
+    unstage,
+)
 from stagerun.data.write import write_lmdb
 from stagerun.errors import DataError, PermissionDenied, StagerunError, StorageError
+
+BLOCK = 1 << 16
+SMALL_BLOCKS = f"from stagerun.data.scratch import *; from stagerun.data.scratch import blocks, layout; blocks.BLOCK = layout.BLOCK = {BLOCK}\n"
+HOME = f"stagerun-{os.getuid()}"
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", BLOCK)
+    monkeypatch.setattr(layout, "BLOCK", BLOCK)
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> str:
-    write_lmdb(str(tmp_path / "db"), [bytes(10_000) for _ in range(500)])
-    return str(tmp_path / "db")
+    return make(tmp_path / "db", 500)
 
 
 @pytest.fixture
@@ -29,135 +57,459 @@ def disk(tmp_path: Path) -> Path:
     return tmp_path / "scratch"
 
 
-def copies(disk: Path) -> list[str]:
-    home = disk / f"stagerun-{os.getuid()}"
-    return sorted(path.name for path in home.iterdir() if path.is_dir())
+def make(folder: Path, records: int = 100) -> str:
+    write_lmdb(str(folder), [i.to_bytes(4, "little") * 500 for i in range(records)])
+    return str(folder)
+
+
+def one(source: str, disk: Path, **options: object) -> Copy:
+    [copy] = stage([look(source)], str(disk), 0, **options)  # type: ignore[arg-type]
+    return copy
+
+
+def folders(disk: Path) -> list[str]:
+    return sorted(path.name for path in (disk / HOME).iterdir() if path.is_dir())
+
+
+def data(folder: str) -> bytes:
+    return Path(folder, "data.mdb").read_bytes()
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as stream:
+        stream.seek(at)
+        byte = stream.read(1)
+        stream.seek(at)
+        stream.write(bytes([byte[0] ^ 1]))
+
+
+def python(program: str, *arguments: object) -> "subprocess.Popen[str]":
+    words = [sys.executable, "-c", SMALL_BLOCKS + program, *map(str, arguments)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+
+# -- copies
 
 
 def test_a_copy_is_made_once_and_used_again(source: str, disk: Path) -> None:
-    calls: list[tuple[int, int]] = []
-    copy = stage_in(source, str(disk), lambda done, total: calls.append((done, total)))
+    calls: list[Progress] = []
+    copy = one(source, disk, watch=calls.append)
     size = Path(source, "data.mdb").stat().st_size
-    assert calls[-1] == (size, size)
-    assert Path(copy, "data.mdb").read_bytes() == Path(source, "data.mdb").read_bytes()
-    assert len(LmdbSource(copy, 500)) == 500
+    assert calls[-1] == Progress(size, size) and (copy.how, copy.bytes) == (How.COPIED, size)
+    assert data(copy.path) == data(source) and len(LmdbSource(copy.path, 500)) == 500
+    assert (disk / HOME).stat().st_mode & 0o777 == 0o700
     calls.clear()
-    assert stage_in(source, str(disk), lambda done, total: calls.append((done, total))) == copy
-    assert not calls and copies(disk) == [Path(copy).name]
-    assert (disk / f"stagerun-{os.getuid()}").stat().st_mode & 0o777 == 0o700
+    again = one(source, disk, watch=calls.append)
+    assert (again.path, again.how, again.bytes, calls) == (copy.path, How.THERE, 0, [])
+    assert folders(disk) == [Path(copy.path).name]
+
+
+def test_the_manifest_has_the_sha256_of_each_block(source: str, disk: Path) -> None:
+    manifest = layout.read_manifest(Path(one(source, disk).path))
+    assert manifest is not None and manifest.source == os.path.realpath(source)
+    whole = data(source)
+    expected = [hashlib.sha256(whole[i : i + BLOCK]).hexdigest() for i in range(0, len(whole), BLOCK)]
+    assert list(manifest.blocks) == expected and len(expected) > 4
 
 
 def test_a_changed_source_gets_a_copy_of_its_own(source: str, disk: Path) -> None:
-    first = stage_in(source, str(disk))
+    first = one(source, disk)
     os.utime(Path(source, "data.mdb"), ns=(1, 1))
-    second = stage_in(source, str(disk))
-    assert first != second and len(copies(disk)) == 2
+    second = one(source, disk)
+    assert first.path != second.path and len(folders(disk)) == 2
+    assert {str(found.folder) for found in copies_of(str(disk), source)} == {first.path, second.path}
 
 
-def test_a_copy_of_the_wrong_size_is_made_again(source: str, disk: Path) -> None:
-    copy = stage_in(source, str(disk))
-    os.truncate(Path(copy, "data.mdb"), 4096)
-    assert stage_in(source, str(disk)) == copy
-    assert len(LmdbSource(copy, 500)) == 500
+def test_the_side_file_follows_the_sources(source: str, disk: Path) -> None:
+    copy = one(source, disk)
+    for content in (b"first", b"second", None):
+        if content is None:
+            Path(source, SIDE_FILE).unlink()
+        else:
+            Path(source, SIDE_FILE).write_bytes(content)
+        assert one(source, disk).how is How.THERE
+        there = Path(copy.path, SIDE_FILE)
+        assert (there.read_bytes() if there.exists() else None) == content
 
 
 def test_many_processes_at_once_make_one_copy(source: str, disk: Path) -> None:
-    program = (
-        "import sys\n"
-        "from stagerun.data.scratch import stage_in\n"
-        "made = []\n"
-        "path = stage_in(sys.argv[1], sys.argv[2], lambda done, total: made.append(done))\n"
-        "print(path, bool(made))\n"
-    )
-    command = [sys.executable, "-c", program, source, str(disk)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(5)]
+    program = "import sys; c, = stage([look(sys.argv[1])], sys.argv[2], 0); print(c.path, c.how.name)"
+    running = [python(program, source, disk) for _ in range(4)]
     lines = [process.communicate(timeout=60)[0].split() for process in running]
-    assert len({path for path, _ in lines}) == 1
-    assert sorted(copied for _, copied in lines) == ["False"] * 4 + ["True"]
-    assert len(copies(disk)) == 1
+    assert len({path for path, _ in lines}) == 1 and len(folders(disk)) == 1
+    assert sorted(how for _, how in lines) == ["COPIED"] + ["THERE"] * 3
 
 
-def test_a_killed_copy_is_swept_and_made_again(source: str, disk: Path) -> None:
+def test_jobs_with_the_same_sets_in_another_order_dont_wait_for_each_other(
+    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = [look(source), look(make(disk.parent / "other"))]
+    taken: list[str] = []
+    held = staging.held
+
+    def noted(path: Path, *others: Any) -> AbstractContextManager[None]:
+        taken.append(path.name)
+        return held(path, *others)
+
+    monkeypatch.setattr(staging, "held", noted)
+    orders = []
+    for wanted in (sets, sets[::-1]):
+        assert [copy.original for copy in stage(wanted, str(disk), 0)] == wanted
+        orders.append(taken[:2])
+        taken.clear()
+    assert orders[0] == orders[1] and len(set(orders[0])) == 2
+
+
+# -- interrupted
+
+
+def test_a_killed_copy_is_gone_on_from(source: str, disk: Path) -> None:
+    program = """
+import sys, threading
+def watch(progress):
+    if progress.done > 5 * blocks.BLOCK:
+        print("half", flush=True)
+        threading.Event().wait()
+stage([look(sys.argv[1])], sys.argv[2], 0, watch=watch, beside=True)
+"""
+    with python(program, source, disk) as process:
+        assert process.stdout is not None and process.stdout.readline() == "half\n"
+        assert folders(disk) == [look(source).name + ".partial"]
+        process.send_signal(signal.SIGKILL)
+    copy = one(source, disk)
+    size = look(source).size
+    assert size - 6 * BLOCK <= copy.bytes <= size - 5 * BLOCK, "what was written and checked is not copied again"
+    assert data(copy.path) == data(source) and folders(disk) == [look(source).name]
+
+
+def test_what_a_killed_copy_left_is_not_believed(source: str, disk: Path) -> None:
+    stop_after(source, disk, 4 * BLOCK)
+    partial = disk / HOME / f"{look(source).name}.partial"
+    flip(partial / "data.mdb", 100)
+    with (partial / "blocks").open("a") as journal:
+        journal.write(f"8 {'0' * 64}\n99999 {'0' * 64}\nnonsense\n\xe9 ".encode().decode("latin-1") + "7 abc")
+    assert data(one(source, disk).path) == data(source)
+
+
+def stop_after(source: str, disk: Path, count: int) -> None:
+    done = [0]
+
+    def watch(progress: Progress) -> None:
+        done[0] = progress.done
+
+    with pytest.raises(CopyStopped):
+        one(source, disk, watch=watch, stop=lambda: done[0] >= count, beside=True)
+
+
+def test_a_stop_keeps_what_is_there(source: str, disk: Path) -> None:
+    stop_after(source, disk, 4 * BLOCK)
+    assert folders(disk) == [look(source).name + ".partial"]
+    size = look(source).size
+    assert one(source, disk).bytes <= size - 3 * BLOCK
+
+
+def test_waiting_ends_when_the_other_is_killed_or_one_is_told_to_stop(source: str, disk: Path) -> None:
+    (disk / HOME).mkdir(mode=0o700)
+    lock = disk / HOME / f"{look(source).name}.lock"
     program = (
-        "import sys, time\n"
-        "from stagerun.data import scratch\n"
-        "scratch._CHUNK = 1 << 20\n"
-        "def progress(done, total):\n"
-        "    print(done, flush=True)\n"
-        "    time.sleep(60)\n"
-        "scratch.stage_in(sys.argv[1], sys.argv[2], progress)\n"
+        "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print(1, flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", program, source, str(disk)], stdout=subprocess.PIPE) as process:
+    with python(program, lock) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        assert [".partial-" in name for name in copies(disk)] == [True]
-        # A copy that is being made belongs to a living process and is left alone by other sources' runs.
-        write_lmdb(source + "2", [b"x"])
-        stage_in(source + "2", str(disk))
-        assert sum(".partial-" in name for name in copies(disk)) == 1
-        process.send_signal(signal.SIGKILL)
-    os.utime(Path(source + "2", "data.mdb"), ns=(1, 1))
-    stage_in(source + "2", str(disk))
-    assert not any(".partial-" in name for name in copies(disk))
-    assert len(LmdbSource(stage_in(source, str(disk)), 500)) == 500
+        seen: list[Progress] = []
+        with pytest.raises(CopyStopped):
+            one(source, disk, watch=seen.append, stop=lambda: len(seen) > 1)
+        assert seen[0] == Progress(0, look(source).size, waiting=True)
+
+        def kill(progress: Progress) -> None:
+            process.kill()
+
+        copy = one(source, disk, watch=kill)
+    assert copy.how is How.COPIED
 
 
-def test_no_room_is_said_before_anything_is_written(source: str, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(scratch.shutil, "disk_usage", lambda _: usage(10**9, 10**9, 1000))
-    with pytest.raises(StorageError, match=r"0\.0 GB free") as error:
-        stage_in(source, str(disk))
-    assert "scratch" in error.value.hint and copies(disk) == []
+# -- what is wrong with a copy
 
 
-def test_a_failing_disk_leaves_no_copy(source: str, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(fd: int) -> None:
-        raise OSError(28, "No space left on device")
+def test_verifying_mends_only_what_is_wrong(source: str, disk: Path) -> None:
+    copy = one(source, disk)
+    assert one(source, disk, verify=True).how is How.CHECKED
+    flip(Path(copy.path, "data.mdb"), 3 * BLOCK + 17)
+    with open(Path(copy.path, "data.mdb"), "rb") as reader:  # a run that has it open
+        assert one(source, disk).how is How.THERE, "only --verify reads a copy whole"
+        mended = one(source, disk, verify=True)
+        assert (mended.how, mended.bytes) == (How.MENDED, BLOCK)
+        assert reader.read() == data(source)
+    assert one(source, disk, verify=True).how is How.CHECKED
 
-    monkeypatch.setattr(scratch.os, "fsync", fail)
-    with pytest.raises(StorageError, match="No space left"):
-        stage_in(source, str(disk))
-    assert copies(disk) == []
+
+@pytest.mark.parametrize("damage", ["cut off", "deleted", "manifest", "suspect"])
+def test_a_copy_that_is_seen_to_be_damaged_is_mended_before_it_is_used(source: str, disk: Path, damage: str) -> None:
+    copy = one(source, disk)
+    copy.close()
+    file = Path(copy.path, "data.mdb")
+    if damage == "cut off":
+        os.truncate(file, 5 * BLOCK + 1)
+    elif damage == "deleted":
+        file.unlink()
+    elif damage == "manifest":
+        Path(copy.path, layout.MANIFEST).write_text('{"version": 1, "source": [')
+    else:
+        flip(file, 9)
+        copy.suspect()
+    again = one(source, disk)
+    assert again.how is (How.COPIED if damage == "manifest" else How.MENDED)
+    assert data(again.path) == data(source) and one(source, disk).how is How.THERE
 
 
-def test_a_source_that_is_not_whole_is_not_copied(source: str, disk: Path) -> None:
-    os.truncate(Path(source, "data.mdb"), 1 << 20)
+def test_a_disk_that_gives_back_other_bytes_is_named(source: str, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, bad = os.pwrite, [1]
+
+    def pwrite(fd: int, piece: memoryview, at: int) -> int:
+        if at >= BLOCK and bad[0]:
+            bad[0] -= 1
+            return write(fd, bytes(len(piece)), at)
+        return write(fd, piece, at)
+
+    monkeypatch.setattr(blocks.os, "pwrite", pwrite)
+    copy = one(source, disk)  # once may have been a bit in memory: it is written again
+    assert data(copy.path) == data(source)
+    copy.close()
+    unstage(str(disk), None)
+    bad[0] = 10**6
+    with pytest.raises(StorageError, match="gives back other bytes than were written"):
+        one(source, disk)
+    assert folders(disk) == []
+
+
+# -- room
+
+
+def with_free(monkeypatch: pytest.MonkeyPatch, disk: Path, free: int) -> None:
+    """A disk of which `free` bytes are free while no copy is on it."""
+
+    def free_bytes(home: Path) -> int:
+        return free - sum(f.stat().st_blocks * 512 for f in disk.rglob("data.mdb"))
+
+    monkeypatch.setattr(room, "free_bytes", free_bytes)
+
+
+def test_both_sets_must_fit_before_the_first_byte(source: str, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = make(disk.parent / "other", 400)
+    sizes = look(source).size + look(other).size
+    with_free(monkeypatch, disk, sizes + 10**6 - 1)
+    with pytest.raises(StorageError, match=r"no room for the images: .* needed, .* free; 1.0 MB stay free") as error:
+        stage([look(source), look(other)], str(disk), 0.001)
+    assert "`scratch`" in error.value.hint and folders(disk) == []
+    with_free(monkeypatch, disk, sizes + 10**6)
+    assert len(stage([look(source), look(other)], str(disk), 0.001)) == 2
+
+
+def test_the_longest_unused_goes_first_and_nothing_in_use(
+    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, newer, used = (one(make(disk.parent / name), disk) for name in ("old", "newer", "used"))
+    for seconds, copy in enumerate((used, old, newer)):
+        if copy is not used:
+            copy.close()
+        os.utime(copy.path, (seconds, seconds))
+    foreign = [disk / "mine", disk / HOME / "notes", disk / HOME / ("0" * 64)]
+    for folder in foreign:
+        folder.mkdir()
+        (folder / "data.mdb").write_bytes(b"x")
+    each = look(str(disk.parent / "old")).size
+    with_free(monkeypatch, disk, look(source).size + 2 * each + 10_000 * 3)
+    removed: list[Found] = []
+    copy = one(source, disk, removed=removed.append)
+    assert [str(found.folder) for found in removed] == [old.path] and removed[0].manifest.source == old.original.path
+    assert not Path(old.path).exists() and Path(newer.path).exists() and Path(used.path).exists()
+    copy.close()
+    with_free(monkeypatch, disk, look(source).size + each)
+    with pytest.raises(StorageError, match="are copies in use"):
+        os.utime(Path(source, "data.mdb"), ns=(1, 1))
+        hold = [Copy(Path(path), look(source), How.THERE, 0, 0) for path in (newer.path, copy.path)]
+        one(source, disk)
+    assert len(hold) == 2 and Path(newer.path).exists() and Path(copy.path).exists(), "nothing is removed in vain"
+    assert all((folder / "data.mdb").exists() for folder in foreign)
+
+
+def test_room_promised_to_another_copy_is_not_given_twice(
+    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = make(disk.parent / "other", 400)
+    with_free(monkeypatch, disk, look(source).size + look(other).size - 1)
+    refused: list[StorageError] = []
+
+    def meanwhile(progress: Progress) -> None:
+        if not refused and progress.done < progress.total // 2:
+            with pytest.raises(StorageError, match="are promised to copies being made") as error:
+                one(other, disk)
+            refused.append(error.value)
+
+    one(source, disk, watch=meanwhile)
+    assert refused
+
+
+def test_interrupted_copies_of_others_make_room_first(source: str, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    complete = one(make(disk.parent / "complete"), disk)
+    complete.close()
+    os.utime(complete.path, (1, 1))
+    stop_after(make(disk.parent / "other", 400), disk, 4 * BLOCK)
+    with_free(monkeypatch, disk, look(source).size + look(complete.original.path).size + 50_000)
+    copy = one(source, disk)
+    assert folders(disk) == sorted([Path(copy.path).name, Path(complete.path).name])
+
+
+# -- what fails
+
+
+def failing(number: int) -> Callable[..., int]:
+    def fail(*arguments: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_full_or_failing_disk_leaves_no_copy(
+    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(blocks.os, "pwrite", failing(number))
+    with pytest.raises(StorageError, match=os.strerror(number)) as error:
+        one(source, disk)
+    assert folders(disk) == [] and "scratch" in error.value.hint
+
+
+def test_a_source_that_fails_half_way_keeps_what_is_there(
+    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, reads = os.preadv, [0]
+
+    def preadv(fd: int, buffers: object, at: int) -> int:
+        if os.readlink(f"/proc/self/fd/{fd}").startswith(source):
+            reads[0] += 1
+            if reads[0] > 4:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(fd, buffers, at)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(blocks.os, "preadv", preadv)
+    with pytest.raises(DataError, match=r"db/data.mdb: can't be read: Input/output error"):
+        one(source, disk, beside=True)
+    monkeypatch.undo()
+    monkeypatch.setattr(blocks, "BLOCK", BLOCK)
+    monkeypatch.setattr(layout, "BLOCK", BLOCK)
+    assert one(source, disk).bytes == look(source).size - 4 * BLOCK
+
+
+def test_a_source_that_changes_meanwhile_is_refused(source: str, disk: Path) -> None:
+    with pytest.raises(DataError, match="the LMDB was changed while it was copied"):
+        one(source, disk, watch=lambda progress: os.utime(Path(source, "data.mdb"), ns=(1, 1)))
+    assert folders(disk) == []
+    before = look(source)
+    os.utime(Path(source, "data.mdb"), ns=(2, 2))
+    with pytest.raises(DataError, match="the LMDB was changed"):
+        stage([before], str(disk), 0)
+
+
+def test_a_source_that_is_gone_or_not_whole_is_not_copied(source: str, tmp_path: Path) -> None:
+    os.truncate(Path(source, "data.mdb"), 1 << 19)
     with pytest.raises(DataError, match="is cut off"):
-        stage_in(source, str(disk))
+        look(source)
+    with pytest.raises(DataError, match="no such folder"):
+        look(str(tmp_path / "gone"))
+
+
+def test_a_read_only_disk_and_one_without_locks_are_named(
+    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(locks.os, "open", failing(errno.EROFS))
+        with pytest.raises(StorageError, match=r"Read-only file system"):
+            stage([look(source)], str(disk), 0)
+    monkeypatch.setattr(locks.fcntl, "flock", failing(errno.ENOLCK))
+    with pytest.raises(StorageError, match="has no locks") as error:
+        one(source, disk)
+    assert "a disk of the node itself" in error.value.hint
 
 
 def test_scratch_must_exist_and_be_ours(source: str, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="no such folder"):
-        stage_in(source, str(tmp_path / "nowhere"))
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (shared / f"stagerun-{os.getuid()}").symlink_to(elsewhere)
-    with pytest.raises(PermissionDenied, match="belongs to another user, or is no folder"):
-        stage_in(source, str(shared))
-
-
-def test_waiting_for_another_copy_ends_when_it_is_killed(source: str, disk: Path) -> None:
-    home = disk / f"stagerun-{os.getuid()}"
-    home.mkdir(mode=0o700)
-    lock = home / f"{scratch._fingerprint(Path(source, 'data.mdb'))}.lock"
-    program = (
-        "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print(1, flush=True); time.sleep(60)"
-    )
-    with subprocess.Popen([sys.executable, "-c", program, str(lock)], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        command = f"from stagerun.data.scratch import stage_in; stage_in({source!r}, {str(disk)!r})"
-        with subprocess.Popen([sys.executable, "-c", command]) as waiting:
-            time.sleep(0.5)
-            assert waiting.poll() is None
-            process.kill()
-            assert waiting.wait(30) == 0
-    assert len(copies(disk)) == 1
-
-
-def test_errors_are_stageruns_own(source: str, tmp_path: Path) -> None:
+        one(source, tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
     with pytest.raises(StagerunError):
-        stage_in(source, str(tmp_path / "file"))
+        one(source, tmp_path / "file")
+    shared, elsewhere = tmp_path / "shared", tmp_path / "elsewhere"
+    shared.mkdir()
+    elsewhere.mkdir()
+    (shared / HOME).symlink_to(elsewhere)
+    with pytest.raises(PermissionDenied, match="belongs to another user, or is no folder"):
+        one(source, shared)
+    (shared / HOME).unlink()
+    (shared / HOME).mkdir()
+    (shared / HOME / look(source).name).symlink_to(elsewhere)
+    (elsewhere / "data.mdb").write_text("keep")
+    with pytest.raises(StorageError, match="is a link"):
+        one(source, shared)
+    assert (elsewhere / "data.mdb").read_text() == "keep"
+
+
+# -- taking them away
+
+
+def test_unstage_removes_what_is_unused_and_says_why_the_rest_stays(source: str, disk: Path) -> None:
+    one(source, disk).close()
+    os.utime(Path(source, "data.mdb"), ns=(1, 1))
+    used = one(source, disk)
+    other = one(make(disk.parent / "other"), disk)
+    other.close()
+    stop_after(make(disk.parent / "third", 400), disk, BLOCK)
+    Path(source, "data.mdb").unlink()  # it need not be there any more
+    planned = unstage(str(disk), [source], dry_run=True)
+    assert len(folders(disk)) == 4
+    done = unstage(str(disk), [source])
+    assert sorted(r.kept for r in planned) == sorted(r.kept for r in done) == ["", "is in use"]
+    assert [str(r.copy.folder) for r in done if r.kept] == [used.path]
+    (Path(other.path) / "notes").write_text("mine")
+    assert [r.kept for r in unstage(str(disk), None)].count("") == 2
+    assert os.listdir(other.path) == ["notes"]
+    used.close()
+    unstage(str(disk), None)
+    assert sorted(p.name for p in (disk / HOME).iterdir()) == sorted(["lock", Path(other.path).name])
+    assert unstage(str(disk.parent), None) == [], "nothing is made where there was nothing"
+
+
+def test_a_copy_in_use_by_a_process_that_died_is_free(source: str, disk: Path) -> None:
+    program = "import sys, time; c = stage([look(sys.argv[1])], sys.argv[2], 0); print(1, flush=True); time.sleep(60)"
+    with python(program, source, disk) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert [r.kept for r in unstage(str(disk), None)] == ["is in use"]
+        process.kill()
+    assert [r.kept for r in unstage(str(disk), None)] == [""]
+
+
+def test_a_lock_whose_file_was_removed_is_not_taken_for_held(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    fd = os.open(path, os.O_CREAT | os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    with locks.held_now(path) as held:
+        assert not held
+    path.unlink()
+    with locks.held_now(path) as held:
+        assert held and path.exists()
+    os.close(fd)
+
+
+def test_a_lock_whose_file_is_removed_just_before_it_is_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, flock, removed = tmp_path / "lock", locks._flock, [False]
+
+    def remove_first(fd: int, kind: int) -> bool:
+        if not removed[0]:
+            removed[0] = True
+            path.unlink()
+        return flock(fd, kind)
+
+    monkeypatch.setattr(locks, "_flock", remove_first)
+    with locks.held_now(path) as held, locks.held_now(path) as again:
+        assert (held, again) == (True, False), "the lock is that of the file with the name"

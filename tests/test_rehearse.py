@@ -195,6 +195,11 @@ def test_what_would_run_out_is_said_first() -> None:
     assert [line.split(":")[:2] for line in lines] == [
         ["WOULD RUN OUT", f" {what}"] for what in ("disk", "memory", "GPU memory", "scratch")
     ]
+    reserved = replace(ROOM, scratch="/nvme", scratch_free=10, data_bytes=6, scratch_reserve=5)
+    assert (
+        "WOULD RUN OUT: scratch: the images (6 B) go to /nvme of each node, 10 B free, of which 5 B stay so"
+        in render_needs(needs(plan, figures(TREE), reserved))
+    )
     unknown = render_needs(needs(plan, figures(TREE), replace(ROOM, scratch="/nvme")))
     assert "not known: scratch: the images (not on this machine) go to /nvme" in unknown
 

@@ -202,6 +202,7 @@ def room(schedule: Schedule, out: Path) -> Room:
         scratch=scratch,
         scratch_free=shutil.disk_usage(scratch).free if scratch and os.path.isdir(scratch) else None,
         data_bytes=data_bytes,
+        scratch_reserve=round(schedule.data.scratch_reserve * 10**9),
     )
 
 

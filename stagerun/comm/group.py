@@ -16,7 +16,7 @@ from stagerun.errors import PeerError
 from stagerun.world import World
 
 # Longest silence of a collective before the peers are given up. It covers what one rank does while the others wait: rank 0
-# verifying a snapshot, a node copying its data to scratch. A copy that takes longer is found by the next run.
+# verifying a snapshot, making synthetic images. While images are copied to scratch the ranks meet once a second.
 TIMEOUT = timedelta(minutes=30)
 
 

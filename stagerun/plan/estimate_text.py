@@ -22,6 +22,7 @@ class Room:
     scratch: str | None
     scratch_free: int | None
     data_bytes: int | None  # of the LMDBs, where they are
+    scratch_reserve: int = 0  # of the scratch disk, stays free
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,11 @@ def needs(plan: Plan, figures: Figures, room: Room) -> list[Need]:
         known = room.data_bytes is not None and room.scratch_free is not None
         data = size(room.data_bytes) if room.data_bytes is not None else "not on this machine"
         free = f"{size(room.scratch_free)} free" if room.scratch_free is not None else "no such folder here"
-        enough = (room.data_bytes or 0) <= (room.scratch_free or 0) if known else None
-        text = f"scratch: the images ({data}) go to {room.scratch} of each node, {free}; copying was not rehearsed"
+        enough = (room.data_bytes or 0) + room.scratch_reserve <= (room.scratch_free or 0) if known else None
+        keep = f", of which {size(room.scratch_reserve)} stay so" if room.scratch_reserve else ""
+        text = (
+            f"scratch: the images ({data}) go to {room.scratch} of each node, {free}{keep}; copying was not rehearsed"
+        )
         found.append(Need(text, enough))
     return found
 

@@ -1,0 +1,213 @@
+"""The bytes of one copy: block by block, several at once, each read back from the disk and compared before it counts."""
+
+import contextlib
+import hashlib
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stagerun.data.scratch.layout import BLOCK, JOURNAL, Original, SourceChanged, blocks_in, reading
+from stagerun.data.scratch.locks import CopyStopped
+from stagerun.errors import DataError, PermissionDenied, StorageError
+
+_PIECE = 1 << 22
+# Blocks on their way at once: a file server gives one reader a part of what it has.
+_STREAMS = 4
+_LOWEST_PRIORITY = 19
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Of all copies asked for at once, in bytes. `waiting`: another process makes them."""
+
+    done: int
+    total: int
+    waiting: bool = False
+
+
+class Tally:
+    """Adds up what several threads do, and reports it, one report at a time."""
+
+    def __init__(self, total: int, report: Callable[[Progress], None]) -> None:
+        self.done, self.total, self.copied = 0, total, 0
+        self._report, self._lock = report, threading.Lock()
+
+    def add(self, count: int, copied: bool) -> None:
+        with self._lock:
+            self.done += count
+            self.copied += count if copied else 0
+            self._report(Progress(self.done, self.total))
+
+
+def known_blocks(folder: Path) -> dict[int, str]:
+    """Number -> sha256 of the blocks that an interrupted copy has written. OSError.
+
+    A line cut off by a kill is passed over; whatever stands here, the block is read back and compared before it counts.
+    """
+    known = {}
+    try:
+        text = (folder / JOURNAL).read_text(encoding="ascii", errors="replace")
+    except FileNotFoundError:
+        return {}
+    for line in text.splitlines():
+        number, _, digest = line.partition(" ")
+        if number.isascii() and number.isdigit() and len(number) < 10 and len(digest) == 64:
+            known[int(number)] = digest
+    return known
+
+
+class BlockCopy:
+    """Brings `target` to the bytes of `original`. `known`: digests of blocks that may be there already.
+
+    With `beside` it is to disturb others on the machine as little as it can: one thread, at the lowest priority.
+    """
+
+    def __init__(
+        self,
+        original: Original,
+        target: Path,
+        known: dict[int, str],
+        tally: Tally,
+        stop: Callable[[], bool],
+        beside: bool,
+    ) -> None:
+        self.original, self.target, self.known, self.tally, self.beside = original, target, known, tally, beside
+        self.digests: dict[int, str] = {}
+        self.rewritten = 0  # blocks that were known and not there
+        self._stop = stop
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._todo = iter(range(blocks_in(original.size)))
+
+    def run(self) -> tuple[str, ...]:
+        """The digests of all blocks, which are on the disk then. Once only.
+
+        CopyStopped, with the journal saying what is there; StagerunError about the source; OSError of the scratch disk,
+        StorageError if it gives back something else than was written.
+        """
+        file = Path(self.original.path) / "data.mdb"
+        with contextlib.ExitStack() as stack:
+            with reading(file):
+                self._source = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, self._source)
+            self._target = os.open(self.target, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, self._target)
+            self._journal = os.open(
+                self.target.with_name(JOURNAL),
+                os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC,
+                0o600,
+            )
+            stack.callback(os.close, self._journal)
+            if os.fstat(self._target).st_size != self.original.size:
+                os.ftruncate(self._target, self.original.size)
+            os.write(self._journal, b"\n")  # ends a line that a kill cut off
+            # Daemons: a file server that hangs must not keep a process from ending. They use the descriptors above, so that
+            # these are closed only when all have ended.
+            threads = [threading.Thread(target=self._work, name="copy", daemon=True) for _ in range(self._streams())]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            if self._error is not None:
+                raise self._error
+            os.fsync(self._target)
+        return tuple(self.digests[n] for n in range(blocks_in(self.original.size)))
+
+    def _streams(self) -> int:
+        return 1 if self.beside else min(_STREAMS, blocks_in(self.original.size))
+
+    def _work(self) -> None:
+        if self.beside:
+            with contextlib.suppress(OSError):  # Linux keeps it per thread; the disk's scheduler goes by it as well
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        room = memoryview(bytearray(_PIECE))
+        try:
+            while True:
+                with self._lock:
+                    number = next(self._todo, None)
+                if number is None:
+                    return
+                digest = self._block(number, room)
+                with self._lock:
+                    self.digests[number] = digest
+        except BaseException as error:  # whatever it is, it belongs to who called `run`
+            with self._lock:
+                self._error = self._error or error
+
+    def _block(self, number: int, room: memoryview) -> str:
+        known = self.known.get(number)
+        if known is not None:
+            if self._read_back(number, room) == known:
+                self.tally.add(self._size(number), copied=False)
+                return known
+            with self._lock:
+                self.rewritten += 1
+        for _ in range(2):
+            digest = self._copy(number, room)
+            os.fdatasync(
+                self._target
+            )  # each for itself, so that at the end, or at a stop, no backlog is left to wait for
+            if self._read_back(number, room) == digest:
+                os.write(self._journal, f"{number} {digest}\n".encode())
+                return digest
+            self.tally.add(-self._size(number), copied=True)
+        raise StorageError(
+            f"{self.target}: the disk gives back other bytes than were written to it",
+            "the disk is failing: leave this node out, or change `scratch` under `data`",
+        )
+
+    def _size(self, number: int) -> int:
+        return min(BLOCK, self.original.size - number * BLOCK)
+
+    def _copy(self, number: int, room: memoryview) -> str:
+        digest = hashlib.sha256()
+        at, end = number * BLOCK, number * BLOCK + self._size(number)
+        while at < end:
+            self._ask()
+            piece = room[: min(_PIECE, end - at)]
+            with reading(Path(self.original.path) / "data.mdb"):
+                count = os.preadv(self._source, (piece,), at)
+            if count == 0:
+                raise SourceChanged(self.original)
+            digest.update(piece[:count])
+            written = 0
+            while written < count:  # a full disk first writes less than it was given, then fails
+                written += os.pwrite(self._target, piece[written:count], at + written)
+            at += count
+            self.tally.add(count, copied=True)
+        if not self.beside:
+            # What was copied is not read there again; the memory is better used for the copy. Beside training others read it.
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._source, number * BLOCK, self._size(number), os.POSIX_FADV_DONTNEED)
+        return digest.hexdigest()
+
+    def _read_back(self, number: int, room: memoryview) -> str:
+        """The digest of the block as the disk has it: the kernel is asked to forget its own copy first, which it does for
+        what is written and not mapped. What the drive itself still has in memory can't be told apart."""
+        digest = hashlib.sha256()
+        at, end = number * BLOCK, number * BLOCK + self._size(number)
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(self._target, at, end - at, os.POSIX_FADV_DONTNEED)
+        while at < end:
+            self._ask()
+            piece = room[: min(_PIECE, end - at)]
+            try:
+                count = os.preadv(self._target, (piece,), at)
+            except OSError:  # a bad block may be well again when it is written anew
+                return ""
+            if count == 0:
+                return ""
+            digest.update(piece[:count])
+            at += count
+        return digest.hexdigest()
+
+    def _ask(self) -> None:
+        if self._error is not None or self._stop():
+            raise CopyStopped
+
+
+def worth_keeping(error: BaseException) -> bool:
+    """Whether what is copied so far is of use to the next who tries: after a stop, or where only the source failed."""
+    return isinstance(error, CopyStopped | DataError | PermissionDenied) and not isinstance(error, SourceChanged)

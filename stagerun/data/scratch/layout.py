@@ -1,0 +1,240 @@
+"""Names and files of the scratch folder, and what a manifest says."""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from stagerun.data.index import SIDE_FILE
+from stagerun.data.lmdb_file import check_file, data_file
+from stagerun.data.write import sync_folder
+from stagerun.errors import DataError, PermissionDenied, StorageError
+
+BLOCK = 1 << 26
+DATA, MANIFEST, JOURNAL, SUSPECT = "data.mdb", "stagerun-copy.json", "blocks", "suspect"
+# All that is ever deleted, in this order: the manifest last, so that a half removed copy is still known as one.
+OWN_FILES = (DATA, SIDE_FILE, f"{SIDE_FILE}.new", JOURNAL, SUSPECT, f"{MANIFEST}.new", MANIFEST)
+PARTIAL = ".partial"
+
+_NAME = re.compile(r"[0-9a-f]{64}")
+_ENDS = 1 << 20
+_VERSION = 1
+_MOST_MANIFEST_BYTES = 1 << 26
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF}
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """One state of an LMDB that is copied. `path` as it was given; `size` and `mtime_ns` are those of data.mdb."""
+
+    path: str
+    real: str
+    size: int
+    mtime_ns: int
+    name: str  # of its copies
+
+
+def look(path: str) -> Original:
+    """The LMDB in folder `path` as it is now. DataError if it is not whole, PermissionDenied.
+
+    Its state is known by its real path, size, time of change, and the bytes at both ends of data.mdb: LMDB's first two pages
+    change with every commit.
+    """
+    check_file(path)
+    file = data_file(path)
+    with reading(file), file.open("rb") as stream:
+        found = os.fstat(stream.fileno())
+        real = str(file.resolve())
+        digest = hashlib.sha256(f"{real}\0{found.st_size}\0{found.st_mtime_ns}\0".encode(errors="surrogateescape"))
+        digest.update(stream.read(_ENDS))
+        stream.seek(max(0, found.st_size - _ENDS))
+        digest.update(stream.read(_ENDS))
+    return Original(path, str(Path(real).parent), found.st_size, found.st_mtime_ns, digest.hexdigest())
+
+
+@contextlib.contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Errors of reading the LMDB that is copied."""
+    try:
+        yield
+    except PermissionError:
+        raise PermissionDenied(f"{file}: may not be read", "ask its owner for read permission") from None
+    except OSError as error:
+        raise DataError(f"{file}: can't be read: {error.strerror}", "check the disk or the file server") from None
+
+
+@contextlib.contextmanager
+def writing(scratch: str) -> Iterator[None]:
+    """Errors of the scratch disk: StorageError, PermissionDenied."""
+    hint = "check the disk, or change `scratch` under `data`"
+    try:
+        yield
+    except PermissionError as error:
+        raise PermissionDenied(
+            f"{error.filename or scratch}: no permission", "give a `scratch` folder under `data` that you may write to"
+        ) from None
+    except OSError as error:
+        place = error.filename or scratch
+        if error.errno in _NO_LOCKS:
+            raise StorageError(
+                f"{place}: the file system has no locks, or can't be used as scratch: {error.strerror}",
+                "give a `scratch` folder on a disk of the node itself",
+            ) from None
+        if error.errno in _FULL:
+            hint = "free some space there, change `scratch` under `data`, or leave it out to read the data where it is"
+        raise StorageError(f"{place}: {error.strerror}", hint) from None
+
+
+def home_of(scratch: str, make: bool = True) -> Path:
+    """The folder of this user's copies. StorageError if there is no folder `scratch`, PermissionDenied if it isn't ours."""
+    try:
+        there = Path(scratch).is_dir()
+    except OSError:
+        there = False
+    if not there:
+        raise StorageError(f"{scratch}: no such folder", "make it on every node, or change `scratch` under `data`")
+    home = Path(scratch) / f"stagerun-{os.getuid()}"
+    if make:
+        home.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        found = home.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise PermissionDenied(
+                f"{home}: belongs to another user, or is no folder", "remove it, or change `scratch` under `data`"
+            )
+    return home
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Of a copy. A partial one has no `blocks` yet."""
+
+    source: str  # real path of the LMDB's folder
+    size: int  # of data.mdb
+    mtime_ns: int
+    blocks: tuple[str, ...] = ()  # sha256 in hex of each BLOCK bytes of data.mdb, the last one shorter
+    side: tuple[int, int] | None = None  # size and mtime_ns of the source's side file
+    made: str = ""  # date and time
+    seconds: float = 0.0
+    stagerun: str = ""
+
+
+def blocks_in(size: int) -> int:
+    return -(-size // BLOCK)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Whole or not at all. OSError."""
+    new = folder / f"{MANIFEST}.new"
+    with open(new, "w", encoding="ascii") as stream:
+        stream.write(json.dumps({"version": _VERSION, **asdict(manifest)}, indent=1))
+        stream.flush()
+        os.fsync(stream.fileno())
+    new.rename(folder / MANIFEST)
+    sync_folder(folder)
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """None if there is none, or it isn't what `write_manifest` writes. OSError if the disk fails."""
+    try:
+        fd = os.open(folder / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    with open(fd, "rb") as stream:
+        data = stream.read(_MOST_MANIFEST_BYTES)
+    try:
+        said = json.loads(data)
+        side = said["side"]
+        manifest = Manifest(
+            source=str(said["source"]),
+            size=int(said["size"]),
+            mtime_ns=int(said["mtime_ns"]),
+            blocks=tuple(str(digest) for digest in said["blocks"]),
+            side=(int(side[0]), int(side[1])) if side is not None else None,
+            made=str(said["made"]),
+            seconds=float(said["seconds"]),
+            stagerun=str(said["stagerun"]),
+        )
+        known = said["version"] == _VERSION and len(manifest.blocks) in (0, blocks_in(manifest.size))
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError, OverflowError):
+        return None
+    return manifest if known and manifest.size >= 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A folder of stagerun's in the scratch folder."""
+
+    folder: Path
+    manifest: Manifest
+    partial: bool
+    bytes: int  # taken on the disk
+    used: float  # last use, seconds since the epoch
+
+    @property
+    def lock(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name.removesuffix(PARTIAL)}.lock")
+
+
+def survey(home: Path) -> list[Found]:
+    """The copies, complete and partial, longest unused first. OSError."""
+    found = []
+    for folder in home.iterdir() if home.is_dir() else ():
+        if not _NAME.fullmatch(folder.name.removesuffix(PARTIAL)):
+            continue
+        try:
+            status = folder.lstat()
+            manifest = read_manifest(folder) if stat.S_ISDIR(status.st_mode) else None
+            if manifest is not None:
+                partial = folder.name.endswith(PARTIAL)
+                found.append(Found(folder, manifest, partial, taken(folder), status.st_mtime))
+        except FileNotFoundError:  # another process has just removed it
+            continue
+    return sorted(found, key=lambda one: one.used)
+
+
+def file_size(folder: Path) -> int | None:
+    """Of data.mdb; None if there is none. OSError."""
+    try:
+        return (folder / DATA).lstat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def taken(folder: Path) -> int:
+    """Bytes that the files of a copy take on the disk; what is not written yet takes none."""
+    total = 0
+    for name in (DATA, SIDE_FILE):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            total += (folder / name).lstat().st_blocks * 512
+    return total
+
+
+def remove(folder: Path) -> None:
+    """Deletes stagerun's files in it, and the folder unless it holds something else. OSError."""
+    for name in OWN_FILES:
+        with contextlib.suppress(FileNotFoundError):
+            (folder / name).unlink()
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+
+
+class SourceChanged(DataError):
+    def __init__(self, original: Original) -> None:
+        super().__init__(
+            f"{original.path}: the LMDB was changed while it was copied",
+            "wait until it is complete, then run the same command again",
+        )

@@ -1,0 +1,244 @@
+"""Copies of the images on the nodes' own disks: before training, while all ranks wait together, or beside it.
+
+Every rank asks for the copies, in a thread; which rank of a node makes them is settled by locks on the node's disk, so it
+doesn't matter how ranks are numbered. The ranks meanwhile meet once a second: nobody stays in a collective for as long as a
+copy takes, a request to stop reaches all, and rank 0 knows how far each node is.
+"""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict
+
+import torch
+
+from stagerun.comm import Comm
+from stagerun.data.scratch import Copy, CopyStopped, Found, How, Original, Progress, look, stage
+from stagerun.data.switching import SwitchingRecords
+from stagerun.errors import PeerError, StagerunError
+from stagerun.events import Note
+from stagerun.recipe import Data, ScratchCopy
+from stagerun.runner.copying_text import Told, as_notes, progress_text
+from stagerun.runner.together import everyone
+
+_MEET_EVERY_S = 1.0
+# A note on progress: the first after 5 seconds, then less and less often, once a minute in the end.
+_FIRST_NOTE_S, _RARELY_S = 5.0, 60.0
+# How long a copy that is told to stop may take. It asks between two pieces of 4 MB; a file server that hangs may never answer,
+# and then the thread is left behind.
+_PATIENCE_S = 10.0
+
+# What a rank tells the others while it waits: these, bytes done, bytes in all, whether its own process was told to stop.
+_RUNNING, _WAITING, _DONE, _STOPPED, _FAILED = range(5)
+
+
+class Copier(threading.Thread):
+    """Has the copies of this node made, or waits for another process that makes them."""
+
+    def __init__(
+        self, originals: Sequence[Original], data: Data, then: Callable[[list[Copy]], None] | None = None
+    ) -> None:
+        """`then` is called with the copies, in the thread. With it the copying is to disturb others as little as can be."""
+        super().__init__(name="copier", daemon=True)
+        assert data.scratch is not None
+        self.scratch: str = data.scratch
+        self.copies: list[Copy] | None = None
+        self.error: BaseException | None = None
+        self.progress = Progress(0, 0, waiting=True)
+        self.removed: list[Found] = []
+        self._originals, self._reserve, self._then = originals, data.scratch_reserve, then
+        self._stop_asked = threading.Event()
+        self._stopped_at = 0.0
+
+    def run(self) -> None:
+        try:
+            copies = stage(
+                self._originals,
+                self.scratch,
+                self._reserve,
+                stop=self._stop_asked.is_set,
+                watch=self._watch,
+                removed=self.removed.append,
+                beside=self._then is not None,
+            )
+            if self._then is not None:
+                self._then(copies)
+            self.copies = copies
+        except BaseException as error:  # whatever it is, it belongs to the rank
+            self.error = error
+
+    def _watch(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def stop(self) -> None:
+        if not self._stop_asked.is_set():
+            self._stopped_at = time.monotonic()
+            self._stop_asked.set()
+
+    def status(self) -> int:
+        if self.is_alive():
+            late = self._stop_asked.is_set() and time.monotonic() > self._stopped_at + _PATIENCE_S
+            return _STOPPED if late else _WAITING if self.progress.waiting else _RUNNING
+        if self.error is not None:
+            return _STOPPED if isinstance(self.error, CopyStopped) else _FAILED
+        return _DONE
+
+    def close(self) -> None:
+        """Ends it, and lets go of the copies."""
+        self.stop()
+        if self.ident is not None:
+            self.join(_PATIENCE_S)
+        for copy in self.copies or ():
+            copy.close()
+
+
+class Copying:
+    """The copies of a schedule's LMDBs on this rank's node, for a run."""
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+        self._host = socket.gethostname()
+        self._originals: list[Original] = []
+        self._copier: Copier | None = None
+        self._records: list[SwitchingRecords] = []
+        self._told = False  # how the copying beside training ended
+        self._said: set[tuple[str, str]] = set()  # (host, text) of what was told
+
+    def first(self, comm: Comm, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
+        """Looks at the LMDBs and, unless they are to be copied beside training, has every node's copies made; True if told to
+        stop meanwhile. Collective. DataError, StorageError, PermissionDenied."""
+        everyone(comm, self._look)
+        if self._data.scratch_copy is ScratchCopy.BESIDE:
+            yield Note(text=f"the images are read where they are, and copied to {self._data.scratch} meanwhile")
+            return False
+        self._copier = copier = Copier(self._originals, self._data)
+        copier.start()
+        stopped = yield from _meet(copier, comm, stop)
+        everyone(comm, lambda: _raise(copier.error))
+        if not stopped:
+            yield from as_notes(_gathered(comm, self._results()), copier.scratch, beside=False)
+        return stopped
+
+    def records(self) -> list[SwitchingRecords]:
+        """What to read: of the training images, then of the others. DataError, StorageError."""
+        sources = [self._data.train, *([self._data.val] if self._data.val else [])]
+        copies = self._copier.copies if self._copier is not None else None
+        self._records = [
+            SwitchingRecords(original, source.images, copies[n] if copies else None)
+            for n, (original, source) in enumerate(zip(self._originals, sources, strict=True))
+        ]
+        return self._records
+
+    def begin_beside(self) -> None:
+        """Starts to copy beside training, where that is asked for; when the copies are there, they are read."""
+        if self._data.scratch_copy is ScratchCopy.BESIDE:
+            self._copier = Copier(self._originals, self._data, self._switch)
+            self._copier.start()
+
+    def news(self) -> list[Note]:
+        """What has happened on this rank's node since the last call."""
+        return self._notes(self._news())
+
+    def news_of_all(self, comm: Comm) -> list[Note]:
+        """What has happened on all nodes since the last call. Collective."""
+        return self._notes(_gathered(comm, self._news()))
+
+    def _notes(self, told: list[Told]) -> list[Note]:
+        """Of a node's ranks, which all say how it went, the first one heard is passed on."""
+        new = [one for one in told if (one.host, one.text) not in self._said]
+        self._said |= {(one.host, one.text) for one in new}
+        return as_notes(new, str(self._data.scratch), beside=True)
+
+    def close(self) -> None:
+        """Stops what is still being copied; the next run goes on from there."""
+        if self._copier is not None:
+            self._copier.close()
+
+    def _look(self) -> None:
+        paths = [self._data.train.path, *([self._data.val.path] if self._data.val else [])]
+        self._originals = [look(path) for path in paths]
+
+    def _switch(self, copies: list[Copy]) -> None:
+        for records, copy in zip(self._records, copies, strict=True):
+            records.switch(copy)
+
+    def _results(self) -> list[Told]:
+        assert self._copier is not None and self._copier.copies is not None
+        copies = self._copier.copies
+        mended = [copy for copy in copies if copy.how is How.MENDED]
+        done = Told(
+            host=self._host,
+            bytes=sum(copy.bytes for copy in copies),
+            seconds=sum(copy.seconds for copy in copies),
+        )
+        removed = [
+            f"removed {found.folder}, to make room: a copy of {found.manifest.source}" for found in self._copier.removed
+        ]
+        return [
+            done,
+            *(Told(host=self._host, text=text, warning=False) for text in removed),
+            *(Told(host=self._host, text=f"{copy.path}: {copy.how.value}") for copy in mended),
+        ]
+
+    def _news(self) -> list[Told]:
+        copier, found = self._copier, list[Told]()
+        beside = self._data.scratch_copy is ScratchCopy.BESIDE
+        if beside and not self._told and copier is not None and not copier.is_alive():
+            self._told = True
+            if copier.error is None:
+                found += self._results()
+            elif isinstance(copier.error, StagerunError):
+                text = f"the images are read where they are: {copier.error.message}"
+                found.append(Told(host=self._host, text=text))
+            else:
+                _raise(copier.error)
+        for records in self._records:
+            while records.trouble:
+                found.append(Told(host=self._host, text=records.trouble.pop(0)))
+        return found
+
+
+def _raise(error: BaseException | None) -> None:
+    if error is not None and not isinstance(error, CopyStopped):
+        raise error
+
+
+def _gathered(comm: Comm, mine: list[Told]) -> list[Told]:
+    told = comm.gather_bytes(json.dumps([asdict(one) for one in mine]).encode())
+    return [Told(**one) for rank in told for one in json.loads(rank)]
+
+
+def _meet(copier: Copier, comm: Comm, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
+    """Until every rank's copier has ended, one way or another. Collective. True if it was a request to stop.
+
+    One rank's error, or request, ends all.
+    """
+    hosts = [host.decode() for host in comm.gather_bytes(socket.gethostname().encode())]
+    begun = time.monotonic()
+    next_note, pause = _FIRST_NOTE_S, 0.02
+    while True:
+        copier.join(pause)
+        pause = min(_MEET_EVERY_S, 2 * pause)
+        table = torch.zeros((comm.size, 4), dtype=torch.int64)
+        progress = copier.progress
+        table[comm.rank] = torch.tensor([copier.status(), progress.done, progress.total, int(stop())])
+        try:
+            comm.all_reduce(table)()
+        except PeerError as error:
+            raise PeerError(
+                f"lost the other workers while images were copied: {error.message.rpartition(': ')[2]}",
+                "run the same command again: the copy goes on where it was",
+            ) from error
+        rows = table.tolist()
+        states = {row[0] for row in rows}
+        if not states & {_RUNNING, _WAITING}:
+            return _STOPPED in states and _FAILED not in states
+        if _FAILED in states or any(row[3] for row in rows):
+            copier.stop()
+        elapsed = time.monotonic() - begun
+        if comm.rank == 0 and elapsed > next_note:
+            next_note = elapsed + min(_RARELY_S, max(_FIRST_NOTE_S, elapsed / 4))
+            ranks = [(host, row[0] == _RUNNING, row[1], row[2]) for host, row in zip(hosts, rows, strict=True)]
+            yield Note(text=progress_text(ranks, copier.scratch, elapsed))

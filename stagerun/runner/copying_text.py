@@ -1,0 +1,81 @@
+"""What is said about copies on scratch disks: how far each node is, and how it ended."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stagerun.events import Note
+from stagerun.text import count, duration, size
+
+_MOST_NODES_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What one rank has to say: how many bytes it has copied itself, in how long; or `text`."""
+
+    host: str
+    bytes: int = 0
+    seconds: float = 0.0
+    text: str = ""
+    warning: bool = True
+
+
+def progress_text(ranks: Sequence[tuple[str, bool, int, int]], scratch: str, elapsed: float) -> str:
+    """`ranks`: (host, whether this rank is the one that copies, bytes done, bytes in all) of each rank that has begun."""
+    nodes: dict[str, tuple[int, int]] = {}
+    waiting = set()
+    for host, copying, done, total in ranks:
+        if copying:
+            nodes[host] = done, total
+        elif total:
+            waiting.add(host)
+    begun = f"copying the images to {scratch}"
+    if not nodes:
+        names = sorted(waiting)
+        return f"{begun}: {_names(names)} wait{'s' if len(names) == 1 else ''} for a copy that another run makes"
+    share = {host: done / total if total else 1.0 for host, (done, total) in nodes.items()}
+    slowest = min(share, key=lambda host: (share[host], host))
+    done, total = nodes[slowest]
+    text = f"{size(done)} of {size(total)}, {size(done / elapsed)}/s"
+    if done:
+        text += f", {duration((total - done) * elapsed / done)} left"
+    everybody = {host for host, *_ in ranks}
+    if len(everybody) == 1:
+        return f"{begun}: {text}"
+    each = ""
+    if len(nodes) <= _MOST_NODES_NAMED:
+        each = ": " + ", ".join(f"{host} {100 * share[host]:.0f} %" for host in sorted(share))
+    return f"{begun} of {len(nodes)} of {count(len(everybody), 'node')}{each}; slowest {slowest}: {text}"
+
+
+def as_notes(told: Sequence[Told], scratch: str, beside: bool) -> list[Note]:
+    """One note about all copies, and one for each thing else, with the nodes where it was so."""
+    notes = []
+    done = [one for one in told if not one.text]
+    if done:
+        notes.append(Note(text=_ended(done, scratch) + (", and are read there from now on" if beside else "")))
+    for text, warning in dict.fromkeys((one.text, one.warning) for one in told if one.text):
+        hosts = list(dict.fromkeys(one.host for one in told if one.text == text))
+        notes.append(Note(text=f"{_names(hosts)}: {text}", warning=warning))
+    return notes
+
+
+def _ended(done: Sequence[Told], scratch: str) -> str:
+    hosts = {one.host for one in done}
+    # Of a node's ranks one has copied.
+    copied = {one.host: one for one in done if one.bytes}
+    if not copied:
+        return f"the images are in {scratch}" + (f" of all {len(hosts)} nodes" if len(hosts) > 1 else "")
+    slowest = max(copied.values(), key=lambda one: (one.seconds, one.host))
+    text = f"{size(slowest.bytes)} in {duration(slowest.seconds)}"
+    if slowest.seconds:
+        text += f", {size(slowest.bytes / slowest.seconds)}/s"
+    if len(hosts) == 1:
+        return f"the images were copied to {scratch}: {text}"
+    there = f"; {count(len(hosts) - len(copied), 'node')} had them" if len(hosts) > len(copied) else ""
+    return f"the images were copied to {scratch} of {count(len(copied), 'node')}, slowest {slowest.host}: {text}{there}"
+
+
+def _names(hosts: Sequence[str]) -> str:
+    more = len(hosts) - _MOST_NODES_NAMED
+    return ", ".join(hosts[:_MOST_NODES_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,124 @@
+"""`stagerun data stage` and `unstage`, as a user types them."""
+
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import small
+import tiny
+from click.testing import CliRunner, Result
+
+from stagerun.cli.main import main
+from stagerun.data.scratch import look, stage, unstage
+
+HOME = f"stagerun-{os.getuid()}"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("scratch_cli")
+    tiny.make_data(base / "data")
+    small.make_schedule(base / "schedule", base / "data")
+    return base
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    (tmp_path / "scratch").mkdir()
+    return tmp_path / "scratch"
+
+
+def data(*words: object) -> Result:
+    before = {
+        number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+    }
+    try:
+        return CliRunner().invoke(main, ["data", *map(str, words)])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_a_schedules_images_ahead_of_its_run_and_away_again(base: Path, disk: Path) -> None:
+    schedule, scratch = base / "schedule", f'data.scratch="{disk}"'
+    done = data("stage", schedule, "--set", scratch, "--reserve", 0)
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert [re.sub(r"\d+ s, [\d.]+ .B/s", "T", line).partition(": copied, ")[0] for line in lines] == [
+        str(base / "data" / f"{kind}_lmdb") for kind in ("train", "val")
+    ]
+    assert all(Path(line.rpartition(": ")[2], "data.mdb").exists() for line in lines)
+    again = data("stage", schedule, "--scratch", disk, "--reserve", 0)
+    assert again.output.count(": was there, ") == 2
+    verified = data("stage", schedule, "--scratch", disk, "--reserve", 0, "--verify")
+    assert verified.output.count("was there, and every byte is right, ") == 2
+    planned = data("unstage", schedule, "--set", scratch, "--dry-run")
+    assert planned.output.count("would be removed: copy of ") == 2
+    removed = data("unstage", schedule, "--set", scratch)
+    assert (
+        removed.exit_code == 0
+        and removed.output.count("\nremoved: copy of ") + removed.output.startswith("removed") == 2
+    )
+    assert list((disk / HOME).glob("*/*")) == []
+    assert data("unstage", schedule, "--set", scratch).output == f"nothing to remove in {disk}\n"
+
+
+def test_one_lmdb_used_by_another_and_all_of_them(base: Path, disk: Path) -> None:
+    train, val = base / "data" / "train_lmdb", base / "data" / "val_lmdb"
+    assert data("stage", train, "--scratch", disk, "--reserve", 0).exit_code == 0
+    [used] = stage([look(str(val))], str(disk), 0)
+    kept = data("unstage", "--all", "--scratch", disk)
+    assert f"kept: it is in use: copy of {val}, " in kept.output and f"removed: copy of {train}, " in kept.output
+    assert kept.exit_code == 0
+    used.close()
+    assert data("unstage", val, "--scratch", disk).output.startswith(f"removed: copy of {val}")
+
+
+def test_mistakes(base: Path, disk: Path, tmp_path: Path) -> None:
+    schedule, train = base / "schedule", base / "data" / "train_lmdb"
+    (tmp_path / "empty").mkdir()
+    for words, code, text in [
+        (("stage", schedule), 64, "has no `scratch` under `data`"),
+        (("stage", train), 64, "an LMDB needs --scratch"),
+        (("stage", train, "--scratch", disk, "--set", "seed=1"), 64, "--set is for schedules"),
+        (("stage", tmp_path / "nowhere", "--scratch", disk), 65, "nowhere: no such folder"),
+        (("stage", tmp_path / "empty", "--scratch", disk), 64, "schedule.prototxt"),
+        (("stage", train, "--scratch", disk / "nowhere"), 74, "nowhere: no such folder"),
+        (("stage", train, "--scratch", disk, "--reserve", 1e8), 74, "100000.0 TB stay free"),
+        (("stage", train, "--scratch", disk, "--reserve", -1), 64, "--reserve"),
+        (("unstage",), 64, "give DIR or --all"),
+        (("unstage", train, "--all", "--scratch", disk), 64, "give DIR or --all"),
+        (("unstage", "--all"), 64, "--all needs --scratch"),
+    ]:
+        done = data(*words)
+        assert (done.exit_code, text in done.output) == (code, True), (words, done.output)
+    assert not list(disk.glob("*/*/*"))
+
+
+def test_a_signal_stops_it_and_the_same_command_goes_on(base: Path, disk: Path) -> None:
+    train = base / "data" / "train_lmdb"
+    words = ["data", "stage", str(train), "--scratch", str(disk), "--reserve", "0"]
+    home = disk / HOME
+    home.mkdir(mode=0o700)
+    held = os.open(home / "lock", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stagerun", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    end = time.monotonic() + 60
+    while not (home / f"{look(str(train)).name}.lock").exists():  # then it has its handlers, and waits for ours
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    os.close(held)
+    assert process.returncode == 75 and out == "", err
+    assert "stopped; the same command goes on where it was" in err and "Traceback" not in err
+    assert data(*words[1:]).exit_code == 0
+    assert [removal.kept for removal in unstage(str(disk), None)] == [""]
