@@ -58,6 +58,8 @@ class Batch:
     images: np.ndarray
     labels: np.ndarray
     positions: np.ndarray
+    lighting: None = None
+    cutout: None = None
 
 
 def make_batches(case: Case, count: int = 8) -> list[Batch]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from stagerun.comm import Comm, make_reducer, runs_of
 from stagerun.engine.images import Normalise
+from stagerun.engine.mixture import Mixing
 from stagerun.engine.state import TrainState, make_state, momentum
 from stagerun.engine.update import Arithmetic, Outcome, update
 from stagerun.knobs import Knobs
@@ -42,6 +43,8 @@ class Batch:
     images: np.ndarray
     labels: np.ndarray
     positions: np.ndarray
+    lighting: np.ndarray | None = None
+    cutout: np.ndarray | None = None
 
 
 def dataset(n: int, size: int = 6, channels: int = 1, classes: int = 3, seed: int = 0) -> Batch:
@@ -95,6 +98,8 @@ def arithmetic(solver: Solver, **changes: object) -> Arithmetic:
         precision=solver.precision,
         clip_gradients=solver.clip_gradients,
         forward_seed=lambda position: position,
+        mixing=Mixing(solver.random_seed, solver.mixup_alpha, solver.cutmix_alpha),
+        label_smoothing=solver.label_smoothing,
     )
     return replace(how, **changes)
 

@@ -3,8 +3,12 @@
 import cv2
 import numpy as np
 import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
 
-from stagerun.data.datum import decode
+from stagerun.data.datum import Fields, decode, parse, picture_of
+from stagerun.data.rectangle import Rectangle
 from stagerun.errors import DataError
 from stagerun.proto.caffe_pb2 import Datum
 
@@ -123,3 +127,57 @@ def test_labels_outside_the_classes_are_refused() -> None:
     text = refused(record(encode(PHOTO), label=10))
     assert "label is 10" in text and "num_classes is 10" in text and "schedule.prototxt" in text
     assert "below 0" in refused(record(encode(PHOTO), label=-1))
+
+
+def usual(fields: Fields) -> tuple[object, ...]:
+    return (bytes(fields.data), fields.channels, fields.height, fields.width, fields.label, fields.encoded)
+
+
+def by_protobuf(value: bytes) -> tuple[object, ...] | None:
+    try:
+        datum = Datum.FromString(value)
+    except DecodeError:
+        return None
+    return datum.data, datum.channels, datum.height, datum.width, datum.label, datum.encoded
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "channels": st.integers(-(2**31), 2**31 - 1), "height": st.integers(0, 1 << 20), "width": st.integers(0, 300),
+            "data": st.binary(max_size=300), "label": st.integers(-(2**31), 2**31 - 1), "encoded": st.booleans(),
+            "float_data": st.lists(st.floats(width=32, allow_nan=False), max_size=3),
+        },
+    )
+)  # fmt: skip
+def test_fields_are_read_as_protobuf_reads_them(fields: dict[str, object]) -> None:
+    value = Datum(**fields).SerializeToString()  # type: ignore[arg-type]
+    if value:
+        assert usual(parse(value)) == by_protobuf(value)
+        assert parse(value).has_floats == bool(fields.get("float_data"))
+
+
+@given(st.lists(st.sampled_from([b"\x08\x03", b"\x28\x07", b"\x22\x02ab", b"\x38\x01", b"\x38\x80\x02", b"\x10\x85\x80\x00",
+    b"\x48\x05", b"\x22\x05ab", b"\x28\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x28\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
+    b"\x28", b"\x35\0\0\x80\x3f", b"\x32\x04\0\0\x80\x3f", b"\x0b", b"\xa8\x00\x01", b"\x00"]), min_size=1, max_size=6).map(b"".join))  # fmt: skip
+def test_odd_bytes_are_what_protobuf_says_they_are(value: bytes) -> None:
+    expected = by_protobuf(value)
+    if expected is None:
+        with pytest.raises(DataError, match="not a Caffe Datum"):
+            parse(value)
+    else:
+        assert usual(parse(value)) == expected
+
+
+def test_a_png_that_claims_more_pixels_than_anybody_has_is_refused_unread() -> None:
+    png = bytearray(encode(PHOTO, ".png"))
+    png[16:24] = (60_000).to_bytes(4, "big") + (60_000).to_bytes(4, "big")
+    assert "60000 x 60000 pixels" in refused(record(bytes(png)))
+
+
+def test_a_part_of_any_kind_of_picture_is_that_part_of_the_whole() -> None:
+    part = Rectangle(11, 30, 20, 41)
+    for value in (raw(PHOTO), record(encode(PHOTO)), record(encode(PHOTO, ".png")), record(encode(GREY))):
+        whole, _ = decode(value, 3, 10)
+        assert np.array_equal(picture_of(parse(value), 3).decode(part), whole[11:31, 30:71])

@@ -1,6 +1,8 @@
 """LMDBs: written whole or not at all, read in key order, and never opened when something is missing."""
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,11 +13,21 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from stagerun.data import index
+from stagerun.data.indexing import build
 from stagerun.data.lmdb_source import LmdbSource, check_file
+from stagerun.data.records import Room
 from stagerun.data.write import write_lmdb
 from stagerun.errors import DataError, StorageError
+from stagerun.proto.caffe_pb2 import Datum
 
 VALUES = [bytes([i % 251]) * (100 + i) for i in range(300)]
+
+
+RECORDS = [
+    Datum(channels=1, height=5, width=7 + i, data=bytes([i % 251]) * 5 * (7 + i), label=i % 9).SerializeToString()
+    for i in range(300)
+]
 
 
 @pytest.fixture
@@ -185,3 +197,66 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError):
         write_lmdb(str(tmp_path / "file" / "db"), VALUES)
+
+
+def test_the_side_file_says_where_records_are_and_a_stale_one_is_refused(made: str) -> None:
+    shutil.rmtree(made)
+    write_lmdb(made, RECORDS)
+    index.save(build(made), made)
+    source = LmdbSource(made)
+    assert source.index is not None
+    assert [source.get(i) for i in range(300)] == [(b"%08d" % i, value) for i, value in enumerate(RECORDS)]
+    with lmdb.open(made) as env, env.begin(write=True) as txn:
+        txn.put(b"99999999", b"one more")
+    with pytest.raises(DataError) as error:
+        LmdbSource(made)
+    assert "stagerun data index" in error.value.hint
+
+
+def test_a_file_that_is_cut_off_while_it_is_read_is_an_error_with_the_key(made: str) -> None:
+    source, file = LmdbSource(made), Path(made, "data.mdb")
+    stamp = file.stat()
+    os.truncate(file, 3 * 4096)
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # a server that tells no new time
+    with pytest.raises(DataError, match="record `00000299`: the file ends before it"):
+        source.get(299)
+
+
+def test_an_lmdb_that_is_written_to_while_it_is_read_is_an_error(made: str) -> None:
+    source = LmdbSource(made)
+    os.utime(Path(made, "data.mdb"))
+    assert source.get(7)[1] == VALUES[7]  # touched, but not changed
+    with lmdb.open(made) as env, env.begin(write=True) as txn:
+        txn.delete(b"00000003")
+    with pytest.raises(DataError, match="was changed while it was read"):
+        source.get(7)
+
+
+def test_a_file_that_is_removed_stays_readable(made: str) -> None:
+    source = LmdbSource(made)
+    Path(made, "data.mdb").unlink()
+    assert source.get(250)[1] == VALUES[250]
+
+
+def test_a_disk_that_fails_is_a_storage_error_with_the_key(made: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    source = LmdbSource(made)
+    monkeypatch.setattr(os, "preadv", fails)
+    with pytest.raises(StorageError, match="record `00000007`: can't be read: Input/output error"):
+        source.get(7)
+
+
+def test_reads_in_parts_are_put_together(made: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: whole(fd, [buffers[0][:37]], at))
+    source = LmdbSource(made)
+    assert source.get(123)[1] == VALUES[123]
+
+
+def test_one_room_serves_records_of_any_size(made: str) -> None:
+    source, room = LmdbSource(made), Room()
+    for i in (5, 299, 0, 150):
+        assert bytes(source.read(i, room)) == VALUES[i]
+    source.expect([1, 2, 299])

@@ -155,7 +155,7 @@ def test_an_interpreter_with_an_open_stream_exits() -> None:
     program = (
         "import numpy as np\n"
         "from test_data_loader import endless, loader\n"
-        "stream = loader(depth=1).stream(endless())\n"
+        "stream = loader(depth=1, threads=3).stream(endless())\n"
         "next(stream)\n"
         "print('done')\n"
     )

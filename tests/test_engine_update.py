@@ -302,7 +302,7 @@ def test_a_loss_that_is_not_finite_changes_nothing_on_any_rank(workers):
         class Poison:
             dtype, device, labels = normalise.dtype, normalise.device, normalise.labels
 
-            def __call__(self, images):
+            def __call__(self, images, *drawn: object):
                 x = normalise(images)
                 return x * float("inf") if (images == 7).all() else x
 

@@ -87,6 +87,29 @@ def test_torchvisions_own_network_takes_the_file_and_what_is_printed(
     assert not torch.allclose(found, answers(resnet18, images, not ema), rtol=1e-2)
 
 
+def test_a_network_trained_on_rgb_with_std_value_takes_rgb_whatever_is_asked(tmp_path: Path) -> None:
+    """torchvision's own normalisation: it is printed, the weights are as they were, and --rgb changes nothing."""
+    means = "channel_order: RGB mean_value: [123.675, 116.28, 103.53] std_value: [58.395, 57.12, 57.375] crop_size: 40"
+    folder = snapshot(tmp_path / "out", solver=f"transform_param {{ {means} }}")
+    said = [
+        export(folder, "--torch", "--output", tmp_path / f"{i}.pth", *["--rgb"] * i).replace(f"{i}.pth", "")
+        for i in (0, 1)
+    ]
+    assert said[0] == said[1]
+    files = [torch.load(tmp_path / f"{i}.pth", weights_only=True) for i in (0, 1)]
+    assert all(torch.equal(files[0][name], tensor) for name, tensor in files[1].items())
+    assert "RGB: (0..255 - [123.675, 116.28, 103.53]) * 1 / [58.395, 57.12, 57.375], which torchvision" in said[0]
+    assert "Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]) of 0..1" in said[0]
+    net = torchvision_models().get_model("resnet18", num_classes=7)
+    net.load_state_dict(torch.load(tmp_path / "0.pth", weights_only=True), strict=True)
+    images, _ = stored_help.pictures(3, 40, 40, 3, 7)
+    x = torch.from_numpy(images[..., ::-1].copy()).permute(0, 3, 1, 2).float() / 255
+    mean, std = (torch.tensor(v).reshape(1, 3, 1, 1) for v in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    with torch.no_grad():
+        found = net.eval()((x - mean) / std)
+    torch.testing.assert_close(found, answers(folder, images), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["squeezenet1_1", "regnet_y_400mf", "shufflenet_v2_x0_5"])
 def test_rgb_swaps_the_inputs_of_the_first_convolution(tmp_path: Path, name: str) -> None:
     folder = snapshot(tmp_path / "out", f'name: "{name}" num_classes: 4')
@@ -127,6 +150,7 @@ def test_metadata_says_what_the_network_expects(resnet18: Path, tmp_path: Path) 
     assert facts["bgr"]["snapshot_id"] == ref.id and facts["bgr"]["snapshot"] == "only-00000003-a0001"
     assert (facts["bgr"]["schedule"], facts["bgr"]["stage"], facts["bgr"]["iter"]) == ("stored", "only", "3")
     assert facts["bgr"]["crop_size"] == "40" and facts["bgr"]["scale"] == "0.017"
+    assert facts["bgr"]["std_value"] == "1.0, 1.0, 1.0"
     assert (facts["bgr"]["channel_order"], facts["bgr"]["mean_value"]) == ("BGR", "104.0, 117.0, 124.0")
     assert (facts["rgb"]["channel_order"], facts["rgb"]["mean_value"]) == ("RGB", "124.0, 117.0, 104.0")
     assert (facts["bgr"]["weights"], facts["rgb"]["weights"]) == ("trained", "averaged")
@@ -150,6 +174,11 @@ def test_what_is_done_before(tmp_path: Path) -> None:
     assert f"before: {steps}\n" in said
     with safe_open(tmp_path / "a", "pt") as file:
         assert file.metadata()["before"] == steps
+    mirrored = "test_transform_param { pad: 2 pad_mode: REFLECT }"
+    folder = snapshot(tmp_path / "mirrored", TINY, f"{GREY} {mirrored}")
+    assert "before: 2 pixels of the mirrored image on each side\n" in export(
+        folder, "--torch", "--output", tmp_path / "b"
+    )
 
 
 def test_a_network_trained_in_64_bits_is_said_to_take_them(tmp_path: Path) -> None:
@@ -224,6 +253,21 @@ def test_an_onnx_graph_takes_bytes_and_normalises_itself(onnx: object, tiny: Pat
 @pytest.mark.parametrize("options", [[], ["--rgb"]], ids=["bgr", "rgb"])
 def test_an_onnx_graph_of_a_colour_network(onnx: object, resnet18: Path, tmp_path: Path, options: list[str]) -> None:
     check_onnx(resnet18, tmp_path / "net.onnx", 40, *options)
+
+
+@pytest.mark.parametrize("options", [[], ["--rgb"]], ids=["as it is", "rgb"])
+@pytest.mark.parametrize("order", ["BGR", "RGB"])
+def test_an_onnx_graph_divides_by_std_value(onnx: object, tmp_path: Path, order: str, options: list[str]) -> None:
+    """Images in the order that `input` says, whichever the network was trained on."""
+    solver = f"channel_order: {order} mean_value: [120, 110, 100] std_value: [60, 50, 40] scale: 2 crop_size: 32"
+    folder = snapshot(tmp_path / "out", 'name: "resnet_small" num_classes: 7', f"transform_param {{ {solver} }}")
+    said = export(folder, "--onnx", "--output", tmp_path / "net.onnx", *options)
+    takes_rgb = order == "RGB" or bool(options)
+    assert f"3], {'RGB' if takes_rgb else 'BGR'}, 0..255" in said
+    images, _ = stored_help.pictures(3, 32, 32, 3, 7)
+    found = run_onnx(tmp_path / "net.onnx", images[..., ::-1].copy() if takes_rgb else images)
+    own = answers(folder, images).numpy()
+    assert np.abs(found - own).max() <= 1e-5 * max(1.0, np.abs(own).max())
 
 
 def test_an_onnx_graph_of_a_network_trained_in_64_bits(onnx: object, tmp_path: Path) -> None:

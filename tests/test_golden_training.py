@@ -37,6 +37,8 @@ class Batch:
     images: np.ndarray
     labels: np.ndarray
     positions: np.ndarray
+    lighting: None = None
+    cutout: None = None
 
 
 @pytest.fixture(scope="module")

@@ -1,51 +1,120 @@
-"""One record: the bytes of a Caffe Datum -> image and label.
+"""One record: the bytes of a Caffe Datum -> its fields, and through `picture` image and label.
 
 Errors are DataErrors without a place; the loader puts the LMDB and the key in front.
 """
 
-import re
+from dataclasses import dataclass
 
-import cv2
-import numpy as np
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 
+from stagerun.data.jpeg import Decoder
+from stagerun.data.picture import Image, Picture, coded_picture, encoded_hint, raw_picture
 from stagerun.errors import DataError
 from stagerun.proto import caffe_pb2
 
-Image = NDArray[np.uint8]
+__all__ = ["Fields", "Image", "check_label", "decode", "parse", "picture_of"]
 
-_JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
-
-# Within a scan FF 00 is a byte of data, FF D0 .. FF D7 a restart, FF FF filling; anything else is the next marker.
-_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
-_EOI = 0xD9
+# Tags of Datum's fields as they stand on the wire: number << 3 | wire type (0 varint, 2 bytes).
+_CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _ENCODED = 0x08, 0x10, 0x18, 0x22, 0x28, 0x38
+_BYTES_OF_AN_INT32 = 5
 
 
-def decode(record: bytes, channels: int, num_classes: int) -> tuple[Image, int]:
+@dataclass(slots=True)
+class Fields:
+    """A Datum. `data` is a view of the record, valid as long as that."""
+
+    data: memoryview
+    channels: int = 0
+    height: int = 0
+    width: int = 0
+    label: int = 0
+    encoded: bool = False
+    has_floats: bool = False
+
+
+def decode(
+    record: bytes | memoryview, channels: int, num_classes: int, decoder: Decoder | None = None
+) -> tuple[Image, int]:
     """The image as uint8[height, width, channels], channels in the order B, G, R, and its label, 0 .. num_classes-1.
 
     Raw bytes (channels x height x width) must have exactly `channels` channels. Encoded images are JPEG or PNG with 8
     bits per channel; where 3 channels are wanted a grey one is repeated three times (Caffe stops there; ILSVRC has
     some), and CMYK becomes B, G, R as OpenCV does it. Orientation in EXIF data is not applied, as in Caffe. A missing
     label is 0, as in Caffe. What can't be told: bytes changed inside a JPEG's scan, which decode to a wrong picture.
+    With `decoder` the image is valid until its next use.
     """
-    if not record:
+    fields = parse(record)
+    check_label(fields.label, num_classes)
+    return picture_of(fields, channels, decoder).decode(), fields.label
+
+
+def parse(record: bytes | memoryview) -> Fields:
+    """The fields of a Datum. DataError for what is none."""
+    view = memoryview(record)
+    if not len(view):
         raise DataError("the record is empty", "make the LMDB again from its source")
+    fields = _parse_usual(view)
+    return _parse_any(view) if fields is None else fields
+
+
+def _parse_usual(view: memoryview) -> Fields | None:
+    """The fields, in any order, if all are as Caffe writes them; 3 us, where protobuf copies the image too. None: ask protobuf."""
+    fields = Fields(view[:0])
+    at, end = 0, len(view)
     try:
-        datum = caffe_pb2.Datum.FromString(record)
+        while at < end:
+            tag, value, shift, start = view[at], 0, 0, at + 1
+            at = start
+            while True:
+                byte = view[at]
+                at += 1
+                value |= (byte & 0x7F) << shift
+                if byte < 0x80:
+                    break
+                shift += 7
+            if tag == _DATA:
+                if value > end - at:
+                    return None
+                fields.data = view[at : at + value]
+                at += value
+                continue
+            if at - start > _BYTES_OF_AN_INT32 or value >= 1 << 31:
+                return None
+            if tag == _LABEL:
+                fields.label = value
+            elif tag == _HEIGHT:
+                fields.height = value
+            elif tag == _WIDTH:
+                fields.width = value
+            elif tag == _CHANNELS:
+                fields.channels = value
+            elif tag == _ENCODED:
+                fields.encoded = value != 0
+            else:
+                return None
+    except IndexError:  # it ends within a field
+        return None
+    return fields
+
+
+def _parse_any(view: memoryview) -> Fields:
+    try:
+        datum = caffe_pb2.Datum.FromString(bytes(view))
     except DecodeError:
         raise DataError("the record is not a Caffe Datum", "stagerun reads LMDBs of Caffe's Datum messages") from None
-    _check_label(datum.label, num_classes)
-    if not datum.data:
-        if datum.float_data:
-            raise DataError("the Datum holds float_data", "only images of 8 bits per channel (field `data`) are read")
-        raise DataError("the Datum holds no image", "make the LMDB again from its source")
-    image = _decode_image(datum.data, channels) if datum.encoded else _raw_image(datum, channels)
-    return image, datum.label
+    return Fields(
+        memoryview(datum.data),
+        datum.channels,
+        datum.height,
+        datum.width,
+        datum.label,
+        datum.encoded,
+        bool(datum.float_data),
+    )
 
 
-def _check_label(label: int, num_classes: int) -> None:
+def check_label(label: int, num_classes: int) -> None:
+    """DataError for a label that isn't one of 0 .. num_classes-1."""
     if label < 0:
         raise DataError(
             f"the label is {label}, below 0", "labels count from 0; make the LMDB again with labels that do"
@@ -57,91 +126,23 @@ def _check_label(label: int, num_classes: int) -> None:
         )
 
 
-def _raw_image(datum: caffe_pb2.Datum, channels: int) -> Image:
-    c, h, w = datum.channels, datum.height, datum.width
-    if c < 1 or h < 1 or w < 1 or c * h * w != len(datum.data):
+def picture_of(fields: Fields, channels: int, decoder: Decoder | None = None) -> Picture:
+    """The Datum's picture, its size known, its pixels not yet decoded. DataError if it can't give `channels` channels."""
+    if not len(fields.data):
+        if fields.has_floats:
+            raise DataError("the Datum holds float_data", "only images of 8 bits per channel (field `data`) are read")
+        raise DataError("the Datum holds no image", "make the LMDB again from its source")
+    if fields.encoded:
+        return coded_picture(fields.data, channels, decoder)
+    c, h, w = fields.channels, fields.height, fields.width
+    if c < 1 or h < 1 or w < 1 or c * h * w != len(fields.data):
         raise DataError(
-            f"the Datum says {c} x {h} x {w} (channels x height x width) bytes, but holds {len(datum.data)}",
-            _encoded_hint(datum.data),
+            f"the Datum says {c} x {h} x {w} (channels x height x width) bytes, but holds {len(fields.data)}",
+            encoded_hint(fields.data),
         )
     if c != channels:
         raise DataError(
             f"the image has {c} channel{'s' if c != 1 else ''}, the network takes {channels}",
             f"set `channels: {c}` under `model` in schedule.prototxt" if c in (1, 3) else "the network takes 1 or 3",
         )
-    planes = np.frombuffer(datum.data, np.uint8).reshape(c, h, w)
-    # cv2.merge interleaves ten times faster than numpy copies a transposed array.
-    return planes.reshape(h, w, 1) if c == 1 else np.asarray(cv2.merge(list(planes)), np.uint8)
-
-
-def _encoded_hint(data: bytes) -> str:
-    if data.startswith((_JPEG, _PNG)):
-        return "the bytes are a JPEG or PNG file: the Datum lacks `encoded: true`"
-    return "make the LMDB again from its source"
-
-
-def _decode_image(data: bytes, channels: int) -> Image:
-    _check_complete(data)
-    try:
-        # UNCHANGED as in Caffe: no EXIF rotation, and nothing dropped without a word (alpha, 16 bits).
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
-    except cv2.error as error:
-        raise DataError(f"the image can't be decoded: {error.err}") from None
-    if image is None:
-        raise DataError("the image can't be decoded: its file is damaged", "make the LMDB again from its source")
-    if image.dtype != np.uint8:
-        raise DataError("the image has 16 bits per channel", "only images of 8 bits per channel are read")
-    found = 1 if image.ndim == 2 else image.shape[2]
-    if found == channels:
-        return np.asarray(image, np.uint8).reshape(image.shape[0], image.shape[1], channels)
-    if found == 1:
-        return np.asarray(cv2.cvtColor(image, cv2.COLOR_GRAY2BGR), np.uint8)
-    if found == 4:
-        raise DataError("the image has an alpha channel", "make the LMDB from images without transparency")
-    raise DataError(
-        f"the image has {found} channels, the network takes {channels}",
-        f"set `channels: {found}` under `model` in schedule.prototxt, or make the LMDB from grey images",
-    )
-
-
-def _check_complete(data: bytes) -> None:
-    """DataError for a JPEG or PNG that ends early: OpenCV fills what is missing of it with grey and says nothing."""
-    if data.startswith(_JPEG):
-        complete = _jpeg_is_complete(data)
-    elif data.startswith(_PNG):
-        complete = _png_is_complete(data)
-    else:
-        raise DataError("the encoded image is neither JPEG nor PNG", "convert it before the LMDB is made")
-    if not complete:
-        raise DataError(
-            f"the image is cut off: {'JPEG' if data.startswith(_JPEG) else 'PNG'} data ends before its end marker",
-            "its file was incomplete when the LMDB was made; make the LMDB again from complete files",
-        )
-
-
-def _jpeg_is_complete(data: bytes) -> bool:
-    """Whether the markers lead to the picture's EOI. Bytes after it don't matter; a thumbnail's EOI doesn't count."""
-    at = 2
-    while True:
-        marker = _MARKER.search(data, at)
-        if marker is None:
-            return False
-        code, at = data[marker.end() - 1], marker.end()
-        if code == _EOI:
-            return True
-        # Every other marker here has a length that counts itself. After SOS comes the scan, where the search goes on.
-        length = int.from_bytes(data[at : at + 2], "big")
-        if length < 2:
-            return False
-        at += length
-
-
-def _png_is_complete(data: bytes) -> bool:
-    """Whether the chunks lead to IEND."""
-    at = len(_PNG)
-    while at + 12 <= len(data):  # a chunk: length, type, so many bytes, checksum
-        length, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
-        at += 12 + length
-        if kind == b"IEND":
-            return at <= len(data)
-    return False
+    return raw_picture(fields.data, c, h, w)

@@ -1,42 +1,80 @@
-"""Positions -> batches. What a batch holds depends on the seed and its positions alone, not on who asks or when."""
+"""Positions -> batches. What a batch holds depends on the seed and its positions alone, not on who asks or when.
 
-import contextlib
-import queue
-import threading
-import weakref
-from collections.abc import Iterable, Iterator
+So the state of a loader is (seed, position), two numbers, and going on somewhere is asking for that position: nothing is
+replayed, and it is the same for any number of workers and threads, for any way of decoding, and with or without memory.
+"""
+
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stagerun import order
-from stagerun.data import datum, transform
-from stagerun.data.records import Records, printable, spread
+from stagerun.data import transform
+from stagerun.data.bad_records import Bad, BadRecords, Undecodable, allowed
+from stagerun.data.batch import Batch, Buffers
+from stagerun.data.memory import Decoded
+from stagerun.data.picture import Image
+from stagerun.data.pictures import Pictures, finished_size
+from stagerun.data.records import Records, spread
+from stagerun.data.stream import Stream
 from stagerun.errors import DataError
 from stagerun.recipe import Transform
 
-_MOST_MISTAKES_SHOWN = 3
+__all__ = ["Augment", "Batch", "Loader", "Stream"]
 
-# What the background thread hands over: batches, then an exception, or None at the end.
-_Made: TypeAlias = "queue.Queue[Batch | BaseException | None]"
+T = TypeVar("T")
+
+_MOST_MISTAKES_SHOWN = 3
+# Records tried in the place of a bad one; each is bad with a probability of a thousandth at most.
+_REPLACEMENTS = 16
+
+
+class Augment(Protocol):
+    """What is done to an image's colours. `numbers` is how many random numbers it takes per image."""
+
+    @property
+    def numbers(self) -> int: ...
+
+    def __call__(self, image: Image, numbers: order.UInt64) -> Image:
+        """uint8[height, width, 3] -> the same shape, both B, G, R. From several threads at once."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """`images` is uint8[n, height, width, channels], contiguous, in the order B, G, R; the others are int64[n]."""
+class Job:
+    """A batch being made: `indices` are the records at its positions, `numbers` and `colours` uint64[count, ...]."""
 
-    images: NDArray[np.uint8]
-    labels: NDArray[np.int64]
-    positions: NDArray[np.int64]
+    loader: "Loader"
+    made: Batch
+    indices: list[int]
+    positions: list[int]
+    numbers: order.UInt64 | None
+    colours: order.UInt64 | None
+
+    @property
+    def count(self) -> int:
+        return len(self.indices)
+
+    def expect(self, first: int, last: int) -> None:
+        self.loader.expect(self.indices[first:last])
+
+    def fill(self, first: int, last: int) -> None:
+        for n in range(first, last):
+            self.loader.make(self, n)
+
+    def batch(self) -> Batch:
+        return self.made
 
 
 class Loader:
     """The images of one LMDB under one stage's transform. `train`: drawn at random; else an evaluation's centre crops.
 
     `images` is the length of an epoch and must be the number of records; `depth` is how many batches `stream` may hold
-    ready, 1 or more. DataError for a transform that can't be carried out.
+    ready, 1 or more (of batches smaller than 16 images per thread more), `threads` how many make them. `augment` is done last. `memory` keeps pixels between epochs, `bad` puts up
+    with some bad records in training. `tier` forces a way of decoding.
     """
 
     def __init__(
@@ -51,161 +89,167 @@ class Loader:
         images: int,
         shuffle: bool,
         depth: int = 4,
+        threads: int = 1,
+        augment: Augment | None = None,
+        memory: Decoded | None = None,
+        bad: BadRecords | None = None,
+        tier: str | None = None,
     ) -> None:
         if images != len(records):
             raise DataError(
                 f"{records.name}: holds {len(records)} records, but the schedule says images: {images}",
                 f"write `images: {len(records)}` beside its `source` in schedule.prototxt",
             )
-        if depth < 1:
-            raise ValueError("depth is 1 or more")
-        transform.check(transform_param, train)
+        if depth < 1 or threads < 1:
+            raise ValueError("depth and threads are 1 or more")
         self.records = records
-        self.depth = depth
+        self.depth, self.threads = depth, threads
         self._transform, self._train = transform_param, train
-        self._channels, self._num_classes = channels, num_classes
         self._seed, self._shuffle = seed, shuffle
+        self._augment, self._bad = augment, bad if train else None
+        self._pictures = Pictures(records, transform_param, channels, num_classes, memory, tier)
+        self.expect = self._pictures.expect
+        # One with the consumer, one in the making, the others ready; with many threads more are in the making.
+        self._buffers = Buffers(depth + 2 + threads)
 
     def batch(self, position: int, count: int) -> Batch:
-        """The `count` (1 or more) images from `position` on. DataError names the LMDB, the key and what is wrong."""
-        positions = np.arange(position, position + count, dtype=np.int64)
-        indices = order.indices(self._seed, len(self.records), position, count, self._shuffle)
-        numbers = self._numbers(positions)
-        batch: NDArray[np.uint8] | None = None
-        labels = np.empty(count, np.int64)
-        for n, i in enumerate(indices):
-            image, labels[n] = self._image(int(i), None if numbers is None else numbers[n])
-            if batch is None:
-                batch = np.empty((count, *image.shape), np.uint8)
-            self._check_shape(int(i), image.shape, batch.shape[1:])
-            batch[n] = image
-        if batch is None:
-            raise ValueError("a batch has at least one image")
-        return Batch(batch, labels, positions)
+        """The `count` (1 or more) images from `position` on. DataError, StorageError name LMDB, key and what is wrong."""
+        job = self.plan(position, count)
+        job.fill(0, count)
+        return job.batch()
 
-    def stream(self, requests: Iterable[tuple[int, int]]) -> "Stream":
-        """The batches of (position, count), in order, made ahead by one background thread, which also walks `requests`.
+    def stream(self, requests: Iterable[tuple[int, int]]) -> Stream:
+        """The batches of (position, count), in order, made ahead by background threads, which also walk `requests`.
 
         What goes wrong there is raised by the `next` that would have given the batch.
         """
         return Stream(self, requests)
 
-    def preflight(self, samples: int = 32) -> None:
-        """Looks at some records: the first, the last and evenly spaced ones. DataError with all mistakes found."""
-        mistakes: list[DataError] = []
-        shape: tuple[int, ...] | None = None
-        for i in spread(len(self.records), samples):
-            numbers = self._numbers(np.array([i], dtype=np.int64))
-            try:
-                image, _ = self._image(i, None if numbers is None else numbers[0])
-                shape = shape or image.shape
-                self._check_shape(i, image.shape, shape)
-            except DataError as mistake:
-                mistakes.append(mistake)
-        if len(mistakes) == 1:
-            raise mistakes[0]
-        if mistakes:
-            shown = [mistake.message for mistake in mistakes[:_MOST_MISTAKES_SHOWN]]
-            if len(mistakes) > len(shown):
-                shown.append(f"and {len(mistakes) - len(shown)} more")
-            hints = dict.fromkeys(mistake.hint for mistake in mistakes if mistake.hint)
-            looked_at = min(len(self.records), samples)
-            raise DataError(
-                f"{len(mistakes)} of {looked_at} records looked at can't be used:\n  " + "\n  ".join(shown),
-                "; ".join(hints),
-            )
+    def plan(self, position: int, count: int) -> Job:
+        """The batch of `count` images from `position` on, still empty. For `Stream`."""
+        if count < 1:
+            raise ValueError("a batch has at least one image")
+        positions = np.arange(position, position + count, dtype=np.int64)
+        indices = order.indices(self._seed, len(self.records), position, count, self._shuffle)
+        return self._job(positions, indices, self._shape(int(indices[0]), position))
+
+    def _job(self, positions: NDArray[np.int64], indices: NDArray[np.int64], shape: tuple[int, int]) -> Job:
+        count = len(positions)
+        made = Batch(
+            self._buffers.array((count, *shape, self._pictures.channels)),
+            np.empty(count, np.int64),
+            positions,
+            np.zeros((count, 3), np.float32) if self._train and self._transform.lighting_std else None,
+            np.zeros((count, 4), np.int32) if self._train and self._transform.cutout_size else None,
+        )
+        colours = None
+        if self._augment is not None:
+            colours = order.draws(self._seed, positions, self._augment.numbers, order.Purpose.COLOUR)
+        return Job(self, made, indices.tolist(), positions.tolist(), self._numbers(positions), colours)
 
     def _numbers(self, positions: NDArray[np.int64]) -> order.UInt64 | None:
         return order.draws(self._seed, positions, transform.numbers_needed(self._transform)) if self._train else None
 
-    def _image(self, i: int, numbers: order.UInt64 | None) -> tuple[datum.Image, int]:
-        key, record = self.records.get(i)
+    def make(self, job: Job, n: int) -> None:
+        """Image n of the batch, in its place."""
+        self._or_another(job.indices[n], job.positions[n], lambda i: self._make(job, n, i))
+
+    def _make(self, job: Job, n: int, i: int) -> None:
+        """Record i as image n of the batch."""
+        made, out = job.made, job.made.images[n]
+        picture, label = self._pictures.open(i)
+        draw = self._pictures.draw(i, picture, None if job.numbers is None else job.numbers[n])
+        self._check_shape(i, finished_size(draw, picture), out.shape)
+        if self._augment is None or job.colours is None:
+            self._pictures.finish(i, picture, draw, out)
+        else:
+            image = np.ascontiguousarray(self._pictures.finish(i, picture, draw))
+            out[...] = self._augment(image, job.colours[n])
+        made.labels[n] = label
+        if made.lighting is not None and draw.lighting is not None:
+            made.lighting[n] = draw.lighting
+        if made.cutout is not None and (cut := draw.cutout) is not None:
+            made.cutout[n] = cut.top, cut.left, cut.height, cut.width
+
+    def _or_another(self, i: int, position: int, use: Callable[[int], T]) -> T:
+        """`use(i)`; where i is a bad record and may be replaced, `use` of another, drawn from the seed and the position."""
         try:
-            image, label = datum.decode(record, self._channels, self._num_classes)
-            drawn = transform.draw(self._transform, numbers, image.shape[0], image.shape[1])
-        except DataError as error:
-            raise DataError(f"{self._place(key)}: {error.message}", error.hint) from None
-        return transform.apply(image, drawn), label
+            return use(i)
+        except Undecodable as error:
+            if self._bad is None:
+                raise _at(error, position) if self._train else error from None
+            self._bad.add(Bad(i, position, f"{error.message} (at position {position})"))
+        numbers = order.draws(self._seed, np.array([position], np.int64), _REPLACEMENTS, order.Purpose.REPLACEMENT)[0]
+        for number in numbers:
+            other = order.randint(number, len(self.records))
+            try:
+                return use(other)
+            except Undecodable as error:
+                self._bad.add(Bad(other, position, f"{error.message} (at position {position})"))
+        raise DataError(
+            f"{self._pictures.place(i)}: is bad, and so are the {_REPLACEMENTS} drawn in its place (at position {position})",
+            "look into the LMDB: `stagerun data verify` names all bad records; make it again without them",
+        )
+
+    def _shape(self, i: int, position: int) -> tuple[int, int]:
+        """(height, width) of the finished images of a batch whose first one is record i: all must be like that one."""
+        side = self._transform.crop_size
+        if side is not None:
+            return side, side
+        numbers = self._numbers(np.array([position], np.int64))
+
+        def shape(i: int) -> tuple[int, int]:
+            picture, _ = self._pictures.open(i)
+            return finished_size(self._pictures.draw(i, picture, None if numbers is None else numbers[0]), picture)
+
+        return self._or_another(i, position, shape)
 
     def _check_shape(self, i: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
-        if shape != expected:
-            key, _ = self.records.get(i)
+        if shape[:2] != expected[:2]:
             raise DataError(
-                f"{self._place(key)}: the image is {shape[0]} x {shape[1]} pixels (height x width), others are "
+                f"{self._pictures.place(i)}: the image is {shape[0]} x {shape[1]} pixels (height x width), others are "
                 f"{expected[0]} x {expected[1]}",
                 "images of different sizes need `crop_size` in transform_param",
             )
 
-    def _place(self, key: bytes) -> str:
-        return f"{self.records.name}: record `{printable(key)}`"
+    def preflight(self, samples: int = 32) -> None:
+        """Looks at some records: the first, the last and evenly spaced ones. DataError with all mistakes found.
+
+        Bad records that a run would put up with are no mistakes.
+        """
+        mistakes: list[DataError] = []
+        shape: tuple[int, ...] | None = None
+        for i in spread(len(self.records), samples):
+            try:
+                found = self._look(i)
+                shape = shape or found
+                self._check_shape(i, found, shape)
+            except DataError as mistake:
+                mistakes.append(mistake)
+        if self._bad is not None and len(mistakes) <= allowed(len(self.records)):
+            mistakes = [mistake for mistake in mistakes if not isinstance(mistake, Undecodable)]
+        if len(mistakes) == 1:
+            raise mistakes[0]
+        if mistakes:
+            raise _together(mistakes, min(len(self.records), samples))
+
+    def _look(self, i: int) -> tuple[int, ...]:
+        """Makes record i into an image and says its shape."""
+        numbers = self._numbers(np.array([i], np.int64))
+        picture, _ = self._pictures.open(i)
+        draw = self._pictures.draw(i, picture, None if numbers is None else numbers[0])
+        return self._pictures.finish(i, picture, draw).shape[:2]
 
 
-class Stream(Iterator[Batch]):
-    """Batches made ahead in a daemon thread, which ends with the last of them, at an error, or at `close`, which
-    waits for the batch in the making.
-
-    Closed by itself when it is no longer referred to, and at the interpreter's exit.
-    """
-
-    def __init__(self, loader: Loader, requests: Iterable[tuple[int, int]]) -> None:
-        made: _Made = queue.Queue(loader.depth)
-        stop = threading.Event()
-        # The thread must not refer to this object, or it would never be collected.
-        thread = threading.Thread(target=_make, args=(loader, requests, made, stop), name="loader", daemon=True)
-        self._made = made
-        # Also runs at exit, before the interpreter is taken down: the thread must not be inside OpenCV then.
-        self.close = weakref.finalize(self, _end, thread, made, stop)
-        thread.start()
-
-    def __next__(self) -> Batch:
-        if not self.close.alive:
-            raise StopIteration
-        item = self._made.get()
-        if isinstance(item, Batch):
-            return item
-        self.close()
-        if item is None:
-            raise StopIteration
-        raise item
-
-    def __enter__(self) -> "Stream":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+def _at(error: Undecodable, position: int) -> Undecodable:
+    return Undecodable(f"{error.message} (at position {position})", error.hint)
 
 
-def _make(loader: Loader, requests: Iterable[tuple[int, int]], made: _Made, stop: threading.Event) -> None:
-    last: BaseException | None = None
-    try:
-        for position, count in requests:
-            if not _put(made, loader.batch(position, count), stop):
-                return
-    except BaseException as error:  # whatever it is, it belongs to the consumer
-        last = error
-    _put(made, last, stop)
-
-
-def _put(made: _Made, item: Batch | BaseException | None, stop: threading.Event) -> bool:
-    """Waits for room; False if the stream was closed meanwhile."""
-    while not stop.is_set():
-        try:
-            made.put(item, timeout=0.1)
-            return True
-        except queue.Full:
-            continue
-    return False
-
-
-def _end(thread: threading.Thread, made: _Made, stop: threading.Event) -> None:
-    stop.set()
-    # Makes room, so that a thread that waits for it sees `stop` at once.
-    with contextlib.suppress(queue.Empty):
-        while True:
-            made.get_nowait()
-    # The garbage collector may run this in the very thread that is to end.
-    if thread is not threading.current_thread():
-        thread.join()
-    # Wakes a consumer that waits in another thread than the one that closes.
-    with contextlib.suppress(queue.Full):
-        made.put_nowait(None)
+def _together(mistakes: list[DataError], looked_at: int) -> DataError:
+    shown = [mistake.message for mistake in mistakes[:_MOST_MISTAKES_SHOWN]]
+    if len(mistakes) > len(shown):
+        shown.append(f"and {len(mistakes) - len(shown)} more")
+    hints = dict.fromkeys(mistake.hint for mistake in mistakes if mistake.hint)
+    return DataError(
+        f"{len(mistakes)} of {looked_at} records looked at can't be used:\n  " + "\n  ".join(shown), "; ".join(hints)
+    )

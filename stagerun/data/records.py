@@ -1,36 +1,81 @@
 """What a loader reads from: numbered records with keys. A small interface, and a list behind it."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from stagerun.data.index import Index
+
+if TYPE_CHECKING:
+    from stagerun.data.index import Index
+
+
+class Room:
+    """Memory that one thread reads records into, one after the other; it grows to the largest."""
+
+    def __init__(self) -> None:
+        self._view = memoryview(bytearray(0))
+
+    def of(self, size: int) -> memoryview:
+        """`size` bytes to write to, the same memory each time."""
+        if len(self._view) < size:
+            self._view = memoryview(bytearray(max(size, 2 * len(self._view))))
+        return self._view[:size]
+
 
 class Records(Protocol):
-    """Numbered records. `name` is what messages call the whole, a path as a rule."""
+    """Numbered records. `name` is what messages call the whole, a path as a rule. Any thread may call."""
 
     @property
     def name(self) -> str: ...
 
+    @property
+    def index(self) -> "Index | None":
+        """The side file, where there is one."""
+        ...
+
     def __len__(self) -> int: ...
 
+    def key(self, i: int) -> bytes: ...
+
     def get(self, i: int) -> tuple[bytes, bytes]:
-        """(key, value) of record i, 0 <= i < len. DataError if it can't be read. May be called from any thread."""
+        """(key, value) of record i, 0 <= i < len. DataError, StorageError if it can't be read."""
+        ...
+
+    def read(self, i: int, room: Room) -> memoryview:
+        """The value of record i, valid until the next read into `room`. Errors as of `get`."""
+        ...
+
+    def expect(self, indices: list[int]) -> None:
+        """These records will be read soon, in this order."""
         ...
 
 
 class ListRecords:
     """Records held in memory, with the keys that `write_lmdb` gives."""
 
+    index: "Index | None" = None
+
     def __init__(self, values: Sequence[bytes], name: str = "memory") -> None:
         self.name = name
+        self.index: Index | None = None
         self._values = values
 
     def __len__(self) -> int:
         return len(self._values)
 
+    def key(self, i: int) -> bytes:
+        return b"%08d" % i
+
     def get(self, i: int) -> tuple[bytes, bytes]:
-        return b"%08d" % i, self._values[i]
+        return self.key(i), self._values[i]
+
+    def read(self, i: int, room: Room) -> memoryview:
+        return memoryview(self._values[i])
+
+    def expect(self, indices: list[int]) -> None:
+        """They are here."""
 
 
 def printable(key: bytes) -> str:

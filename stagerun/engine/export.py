@@ -1,17 +1,19 @@
 """A trained network for other programs: safetensors, torch's state_dict, ONNX.
 
-Images in Caffe's LMDBs are B, G, R with values 0..255, and a network is trained on (pixel - mean_value) * scale. The weights
-are exported as they are, so whoever uses them must feed them the same; `facts` of each export say what that is. Into
-the first convolution only the order of the channels can be folded (`for_rgb`), and exactly. Scale and mean can't be: the
-product of a weight and the scale is rounded, and a mean leaves an offset that padding with zeros doesn't have at the
-border. Nor need they be, since subtracting and dividing is what preprocessing does anyway. The ONNX graph does it itself.
+Images in Caffe's LMDBs are B, G, R with values 0..255, and a network is trained on (pixel - mean_value) * scale / std_value, in
+the channel_order of its transform. The weights are exported as they are, so whoever uses them must feed them the same; `facts`
+of each export say what that is. Into the first convolution only the order of the channels can be folded (`for_rgb`), and
+exactly. Scale and mean can't be: the product of a weight and the scale is rounded, and a mean leaves an offset that padding
+with zeros doesn't have at the border. Nor need they be, since subtracting and dividing is what preprocessing does anyway. The
+ONNX graph does it itself.
 """
 
 import enum
 import io
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from safetensors.torch import save
@@ -37,11 +39,34 @@ def for_rgb(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor
     return {**weights, first: weights[first].flip(1).contiguous()}
 
 
-def channel_means(transform: Transform, channels: int, rgb: bool) -> list[float]:
-    """mean_value for each channel, in the order in which the exported network takes them."""
-    mean = list(transform.mean_value or (0.0,))
-    mean = mean * channels if len(mean) == 1 else mean
-    return mean[::-1] if rgb else mean
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """What a network takes: channels in this order (`grey`, `BGR` or `RGB`), each (0..255 - mean) * scale / std, with means and
+    stds in that order; `turned` if it was trained on the other one."""
+
+    order: str
+    means: tuple[float, ...]
+    scale: float
+    stds: tuple[float, ...]
+    turned: bool
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """What each channel is multiplied by, less its mean."""
+        return tuple(self.scale / std for std in self.stds)
+
+
+def pixels_of(transform: Transform, channels: int, rgb: bool) -> Pixels:
+    """With `rgb` those of the network that `for_rgb` makes where it was trained on B, G, R."""
+    trained = transform.channel_order.value
+    turned = channels == 3 and rgb and trained != "RGB"
+
+    def ordered(values: tuple[float, ...], default: float) -> tuple[float, ...]:
+        each = values if len(values) == channels else (values or (default,)) * channels
+        return each[::-1] if turned else each
+
+    order = "grey" if channels == 1 else "RGB" if turned else trained
+    return Pixels(order, ordered(transform.mean_value, 0.0), transform.scale, ordered(transform.std_value, 1.0), turned)
 
 
 def to_safetensors(weights: Mapping[str, Tensor], facts: Mapping[str, str]) -> bytes:
@@ -60,15 +85,21 @@ class Deployed(nn.Module):
     """uint8 [N, H, W, channels] -> logits float32 [N, classes]: the network behind its normalisation."""
 
     mean: Tensor
+    factor: Tensor
 
-    def __init__(self, model: nn.Module, mean: list[float], scale: float) -> None:
+    def __init__(self, model: nn.Module, pixels: Pixels) -> None:
         super().__init__()
-        self.model, self.scale = model, scale
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).reshape(1, -1, 1, 1))
+        self.model = model
+        self.register_buffer("mean", _along_channels(pixels.means))
+        self.register_buffer("factor", _along_channels(pixels.factors))
 
     def forward(self, images: Tensor) -> Tensor:
         x = images.permute(0, 3, 1, 2).to(torch.float32)
-        return self.model((x - self.mean) * self.scale)
+        return self.model((x - self.mean) * self.factor)
+
+
+def _along_channels(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32).reshape(1, -1, 1, 1)
 
 
 def to_onnx(network: Deployed, channels: int, side: int, facts: Mapping[str, str]) -> bytes:

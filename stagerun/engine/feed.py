@@ -18,11 +18,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
-    """A batch whose images (uint8 [N, H, W, C]) and labels (int64 [N]) are on their way to the device. `positions` stay here."""
+    """A batch that is on its way to the device, but for its positions. Fields as of `Batch`."""
 
     images: Tensor
     labels: Tensor
     positions: np.ndarray
+    lighting: Tensor | None
+    cutout: Tensor | None
     copied: torch.cuda.Event
 
 
@@ -60,11 +62,15 @@ class Copier(Iterator[DeviceBatch]):
         batch = next(self._batches)
         torch.cuda.set_device(self._device)  # of this thread
         with torch.cuda.stream(self._stream):
-            images, labels = (
-                torch.from_numpy(array).pin_memory().to(self._device, non_blocking=True)
-                for array in (batch.images, batch.labels)
-            )
-            return DeviceBatch(images, labels, batch.positions, self._stream.record_event())
+            images, labels = self._copy(batch.images), self._copy(batch.labels)
+            lighting = None if batch.lighting is None else self._copy(batch.lighting)
+            cutout = None if batch.cutout is None else self._copy(batch.cutout)
+            return DeviceBatch(images, labels, batch.positions, lighting, cutout, self._stream.record_event())
+
+    def _copy(self, values: np.ndarray | Tensor) -> Tensor:
+        """On the present stream."""
+        host = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+        return host.pin_memory().to(self._device, non_blocking=True)
 
 
 class Fed(Iterator[Batch]):
@@ -77,8 +83,9 @@ class Fed(Iterator[Batch]):
         batch = next(self._ahead)
         present = torch.cuda.current_stream()
         present.wait_event(batch.copied)
-        for tensor in (batch.images, batch.labels):
-            tensor.record_stream(present)
+        for tensor in (batch.images, batch.labels, batch.lighting, batch.cutout):
+            if tensor is not None:
+                tensor.record_stream(present)
         return batch
 
 

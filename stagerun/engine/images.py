@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stagerun.recipe import Transform
+from stagerun.recipe import ChannelOrder, Transform
 
 
 class Batch(Protocol):
-    """What the engine needs to know of a batch: images uint8 [N, H, W, C], labels int64 [N], positions int64 [N]. The first
-    two may lie on the device already (`engine.feed`)."""
+    """What the engine needs to know of a batch: images uint8 [N, H, W, C] in B, G, R, labels int64 [N], positions int64 [N].
+    All but the positions may lie on the device already (`engine.feed`, `engine.resident`)."""
 
     @property
     def images(self) -> np.ndarray | Tensor: ...
@@ -20,32 +20,101 @@ class Batch(Protocol):
     def labels(self) -> np.ndarray | Tensor: ...
     @property
     def positions(self) -> np.ndarray: ...
+    @property
+    def lighting(self) -> np.ndarray | Tensor | None:
+        """float32 [N, 3], in B, G, R: added to all pixels of an image, in units of 0..255."""
+
+    @property
+    def cutout(self) -> np.ndarray | Tensor | None:
+        """int32 [N, 4]: top, left, height, width of the rectangle of an image that is 0 for the network."""
 
 
 class Normalise:
-    """(pixel - mean_value) * scale on the device, in the network's dtype and memory format."""
+    """(pixel + lighting - mean_value) * scale / std_value on the device, then cutout, in the network's dtype and memory format.
+
+    The channels of what comes out, mean_value and std_value are in the transform's channel_order.
+    """
 
     def __init__(
         self, transform: Transform, channels: int, device: torch.device, dtype: torch.dtype, channels_last: bool
     ) -> None:
+        def per_channel(values: Sequence[float]) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device).expand(channels)
+
         mean: Sequence[float] = transform.mean_value or (0.0,)
-        self.mean = torch.tensor(mean, dtype=dtype, device=device).expand(channels).reshape(1, channels, 1, 1)
-        self.scale = transform.scale
+        self.mean = per_channel(mean) if any(mean) else None
+        # One factor, rounded once; without std_value it is the scale.
+        std = [s for s in transform.std_value if s != 1.0] and transform.std_value
+        self.factor: float | Tensor = per_channel([transform.scale / s for s in std]) if std else transform.scale
         self.device, self.dtype = device, dtype
         self.format = torch.channels_last if channels_last else torch.contiguous_format
-        self.shifted = any(mean)
+        swapped = transform.channel_order is ChannelOrder.RGB and channels == 3
+        self.swap = torch.tensor([2, 1, 0], device=device) if swapped else None
 
-    def __call__(self, images: np.ndarray | Tensor) -> Tensor:
-        """uint8 [N, H, W, C] -> [N, C, H, W], scaled."""
-        pixels = self._placed(images).permute(0, 3, 1, 2)
-        x = pixels.to(self.dtype, memory_format=self.format)
-        if self.shifted:
-            x.sub_(self.mean)
-        return x.mul_(self.scale) if self.scale != 1.0 else x
+    def __call__(
+        self,
+        images: np.ndarray | Tensor,
+        lighting: np.ndarray | Tensor | None = None,
+        cutout: np.ndarray | Tensor | None = None,
+    ) -> Tensor:
+        """uint8 [N, H, W, C] -> [N, C, H, W], any H and W."""
+        pixels = self._placed(images)
+        if self.swap is not None:
+            pixels = pixels.index_select(3, self.swap)  # as bytes: a quarter of what it would be to move numbers
+        x = pixels.permute(0, 3, 1, 2).to(self.dtype, memory_format=self.format)
+        shift = self.mean if lighting is None else self._shift(lighting)
+        if shift is not None:
+            self._lines(x).sub_(self._line(shift, x.shape[3]))
+        if isinstance(self.factor, Tensor):
+            self._lines(x).mul_(self._line(self.factor, x.shape[3]))
+        elif self.factor != 1.0:
+            x.mul_(self.factor)
+        return x if cutout is None else cut_out(x, cutout)
 
     def labels(self, labels: np.ndarray | Tensor) -> Tensor:
         """int64 [N] on the device."""
         return self._placed(labels)
 
+    def _shift(self, lighting: np.ndarray | Tensor) -> Tensor:
+        """What is taken off each image's channels, [N, C]."""
+        light = self._placed(lighting).to(self.dtype)
+        light = light if self.swap is None else light.index_select(1, self.swap)
+        return -light if self.mean is None else self.mean - light
+
+    def _lines(self, x: Tensor) -> Tensor:
+        """A view of images [N, C, H, W] in which lines are long: [N, H, W * C] of channels_last, else as they are.
+
+        A CPU goes over a line of three channels five times slower than over a line of numbers as they lie in memory.
+        """
+        if self.format is not torch.channels_last:
+            return x
+        lines = x.permute(0, 2, 3, 1)
+        return lines.view(*lines.shape[:2], -1)
+
+    def _line(self, values: Tensor, width: int) -> Tensor:
+        """Values per channel ([C]), or per image and channel ([N, C]), in the shape that `_lines` needs."""
+        if self.format is not torch.channels_last:
+            return values[..., None, None]
+        return values.repeat(*[1] * (values.ndim - 1), width).unsqueeze(-2)
+
     def _placed(self, values: np.ndarray | Tensor) -> Tensor:
         return (torch.from_numpy(values) if isinstance(values, np.ndarray) else values).to(self.device)
+
+
+def cut_out(x: Tensor, cutout: np.ndarray | Tensor) -> Tensor:
+    """`x` [N, C, H, W] with the rectangles (int32 [N, 4]: top, left, height, width) set to 0, in place."""
+    if x.device.type == "cpu":
+        # Slices touch the rectangles alone, a mask goes over everything.
+        for image, (top, left, height, width) in zip(x.numpy(), cutout.tolist(), strict=True):
+            image[:, top : top + height, left : left + width] = 0
+        return x
+    placed = (torch.from_numpy(cutout) if isinstance(cutout, np.ndarray) else cutout).to(x.device)
+    return x.masked_fill_(inside(placed, x.shape[2], x.shape[3]), 0)
+
+
+def inside(cutout: Tensor, height: int, width: int) -> Tensor:
+    """bool [N, 1, height, width]: which pixels lie in an image's rectangle."""
+    top, left, high, wide = cutout[:, :, None].unbind(1)
+    rows, columns = (torch.arange(n, device=cutout.device) for n in (height, width))
+    in_rows, in_columns = (rows >= top) & (rows < top + high), (columns >= left) & (columns < left + wide)
+    return in_rows[:, None, :, None] & in_columns[:, None, None, :]

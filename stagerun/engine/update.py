@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from stagerun.comm import Reducer
 from stagerun.engine.device import autocast, seed, synchronize
 from stagerun.engine.images import Batch, Normalise
+from stagerun.engine.mix import blend, placed, training_loss
+from stagerun.engine.mixture import NO_MIXING, Mixing
 from stagerun.engine.state import TrainState
 from stagerun.errors import UsageError
 from stagerun.knobs import Knobs
@@ -28,11 +29,14 @@ class Arithmetic:
     precision: Precision
     clip_gradients: float | None
     forward_seed: Callable[[int], int]  # position of a device batch's first image -> seed of dropout and the like
+    mixing: Mixing = NO_MIXING
+    label_smoothing: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the ranks agree on after an update: mean loss over the global batch, and whether any of them asks to stop."""
+    """What the ranks agree on after an update: mean loss over the global batch, that of mixed images and smoothed labels where
+    there are any, and whether any of them asks to stop."""
 
     loss: float
     stop: bool
@@ -57,10 +61,7 @@ def update(
     statistics = state.statistics
     tail = torch.zeros(statistics.n + 2, dtype=torch.float64, device=how.normalise.device)
     for worker, batch, last in pieces:
-        seed(how.forward_seed(int(batch.positions[0])), how.normalise.device)
-        with autocast(how.precision, how.normalise.device), explained(len(batch.labels)):
-            logits = state.model(how.normalise(batch.images))
-        loss = F.cross_entropy(logits.to(how.normalise.dtype), how.normalise.labels(batch.labels))
+        loss = _loss(state, batch, how)
         tail[: statistics.n].copy_(statistics.batch)
         tail[-2].copy_(loss.detach())
         tail[-1].fill_(last and stop())
@@ -80,6 +81,21 @@ def update(
         if state.average is not None:
             state.average.follow(state.iter)
     return Outcome(loss_mean, stopping > 0, time.monotonic() - begun)
+
+
+def _loss(state: TrainState, batch: Batch, how: Arithmetic) -> Tensor:
+    """Of one device batch, after the forward pass."""
+    normalise, position = how.normalise, int(batch.positions[0])
+    seed(how.forward_seed(position), normalise.device)
+    with explained(len(batch.labels)):
+        images = normalise(batch.images, batch.lighting, batch.cutout)
+        mixed = placed(how.mixing.draw(position, len(images), images.shape[2], images.shape[3]), normalise.device)
+        if mixed is not None:
+            blend(images, mixed)
+        with autocast(how.precision, normalise.device):
+            logits = state.model(images)
+    labels = normalise.labels(batch.labels)
+    return training_loss(logits.to(normalise.dtype), labels, how.label_smoothing, mixed)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""torchvision, imported so that its models work beside a torch build that its wheel was not made for."""
+"""torchvision, imported so that it works beside a torch build that its wheel was not made for."""
 
 import importlib
 import sys
@@ -8,15 +8,20 @@ import torch
 
 
 def torchvision_models() -> ModuleType:
-    """`torchvision.models`.
+    """`torchvision.models`."""
+    return torchvision_part("torchvision.models")
+
+
+def torchvision_part(module: str) -> ModuleType:
+    """A module of torchvision, by its dotted name.
 
     The wheel on PyPI is the CUDA build. Beside a CPU build of torch its compiled extension does not load, and the import
     fails where a Python file registers a fake for the operator `torchvision::nms` that nobody defined. That one error is
-    answered by defining the operators and importing again; models need none of them. Defining them first would break
-    a matching pair, which defines them itself.
+    answered by defining the operators and importing again; neither models nor transforms need them. Defining them first would
+    break a matching pair, which defines them itself.
     """
     try:
-        return importlib.import_module("torchvision.models")
+        return importlib.import_module(module)
     except RuntimeError as error:
         if "torchvision::nms" not in str(error):
             raise
@@ -27,4 +32,4 @@ def torchvision_models() -> ModuleType:
         "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     ):
         torch.library.define(f"torchvision::{schema.split('(')[0]}", schema[schema.index("(") :])
-    return importlib.import_module("torchvision.models")
+    return importlib.import_module(module)

@@ -16,6 +16,7 @@ from stagerun.engine.images import Batch, Normalise
 from stagerun.engine.views import Averaged, Views
 from stagerun.errors import DataError, UsageError
 from stagerun.recipe import Schedule
+from stagerun.runner.images import default_loader_threads, evaluation_loader
 from stagerun.runner.stored import Stored, load_network
 
 DATA_HINT = "name the folder of an LMDB with --data"
@@ -53,7 +54,7 @@ def score(stored: Stored, wanted: Wanted, device: torch.device, watch: Watch) ->
 
     UsageError, DataError, ResumeRefused, PermissionDenied.
     """
-    solver, loader = stored.stage.solver, _loader(stored, wanted)
+    solver, loader = stored.stage.solver, _loader(stored, wanted, device)
     loader.preflight()
     model: nn.Module = load_network(stored, device, wanted.ema)
     if wanted.views is not Views.ONE:
@@ -77,21 +78,20 @@ def score(stored: Stored, wanted: Wanted, device: torch.device, watch: Watch) ->
     return found
 
 
-def _loader(stored: Stored, wanted: Wanted) -> Loader:
+def _loader(stored: Stored, wanted: Wanted, device: torch.device) -> Loader:
     model, solver = stored.schedule.model, stored.stage.solver
     records = _records(stored, wanted)
+    threads = default_loader_threads(device.type, torch.get_num_threads())
     if wanted.views is Views.TEN_CROP:
-        return CropLoader(records, solver.test_transform, channels=model.channels, num_classes=model.num_classes)
-    return Loader(
-        records,
-        solver.test_transform,
-        train=False,
-        channels=model.channels,
-        num_classes=model.num_classes,
-        seed=solver.random_seed,
-        images=len(records),
-        shuffle=False,
-    )
+        return CropLoader(
+            records,
+            solver.test_transform,
+            channels=model.channels,
+            num_classes=model.num_classes,
+            threads=threads,
+        )
+    size = wanted.batch or solver.test_batch_size
+    return evaluation_loader(records, stored.schedule, stored.stage, batch_size=size, threads=threads)
 
 
 def _records(stored: Stored, wanted: Wanted) -> LmdbSource:

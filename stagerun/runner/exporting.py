@@ -1,16 +1,17 @@
 """One snapshot as a file for other programs, and what must be known to use it: `stagerun export`."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
 import stagerun
 from stagerun.engine.device import dtype_of
-from stagerun.engine.export import Deployed, Format, channel_means, for_rgb, to_onnx, to_safetensors, to_torch
+from stagerun.engine.export import Deployed, Format, Pixels, for_rgb, pixels_of, to_onnx, to_safetensors, to_torch
 from stagerun.engine.state import restore
 from stagerun.errors import UsageError
 from stagerun.models.catalog import ARGUMENTS
-from stagerun.recipe import Model, Transform
+from stagerun.recipe import Model, PadMode, Transform
 from stagerun.runner.stored import Stored, load_network, saved_weights
 from stagerun.spec.networks import NETWORKS, TORCHVISION
 from stagerun.text import count
@@ -36,14 +37,14 @@ def export(stored: Stored, wanted: Wanted) -> tuple[bytes, list[str]]:
     side = _side(stored, wanted) if wanted.format is Format.ONNX else None
     network = load_network(stored, torch.device("cpu"), wanted.ema)
     weights = saved_weights(stored, wanted.ema)
-    if wanted.rgb:
+    pixels = pixels_of(transform, model.channels, wanted.rgb)
+    if pixels.turned:
         weights = for_rgb(weights, network)
         restore(dict(network.state_dict()), weights)
     facts = facts_of(stored, wanted, side)
     lines = [f"{name}: {facts[name]}" for name in ("input", "before", "output") if facts[name]]
     if side is not None:
-        means = channel_means(transform, model.channels, wanted.rgb)
-        return to_onnx(Deployed(network, means, transform.scale), model.channels, side, facts), lines
+        return to_onnx(Deployed(network, pixels), model.channels, side, facts), lines
     data = to_torch(weights) if wanted.format is Format.TORCH else to_safetensors(weights, facts)
     return data, [*lines, in_torchvision(model)]
 
@@ -66,8 +67,7 @@ def _side(stored: Stored, wanted: Wanted) -> int:
 def facts_of(stored: Stored, wanted: Wanted, side: int | None) -> dict[str, str]:
     """What goes into the file's metadata, as text. `side` for ONNX."""
     model, transform = stored.schedule.model, stored.stage.solver.test_transform
-    order = "grey" if model.channels == 1 else "RGB" if wanted.rgb else "BGR"
-    means = channel_means(transform, model.channels, wanted.rgb)
+    pixels = pixels_of(transform, model.channels, wanted.rgb)
     # The graph computes in 32 bits, whatever the network was trained in.
     dtype = "float32" if side is not None else str(dtype_of(stored.stage.solver.precision)).removeprefix("torch.")
     return {
@@ -82,13 +82,14 @@ def facts_of(stored: Stored, wanted: Wanted, side: int | None) -> dict[str, str]
         "model": model.name,
         "num_classes": str(model.num_classes),
         "channels": str(model.channels),
-        "channel_order": order,
-        "mean_value": ", ".join(f"{v!r}" for v in means),
+        "channel_order": pixels.order,
+        "mean_value": ", ".join(f"{v!r}" for v in pixels.means),
         "scale": repr(transform.scale),
+        "std_value": ", ".join(f"{v!r}" for v in pixels.stds),
         "crop_size": "" if transform.crop_size is None else str(transform.crop_size),
         "batch_norm_eps": "" if NETWORKS[model.name].batch_norm is None else repr(model.eps),
         "blur_pool": "true" if model.blur_pool else "false",
-        "input": _input(model, order, means, transform.scale, dtype) if side is None else _bytes(model, order, side),
+        "input": _input(model, pixels, dtype) if side is None else _bytes(model, pixels.order, side),
         "before": _before(transform),
         "output": f"logits {dtype} [N, {model.num_classes}]",
     }
@@ -99,24 +100,32 @@ def _bytes(model: Model, order: str, side: int) -> str:
     return f"uint8 [N, {side}, {side}, {model.channels}], {order}, 0..255; mean and scale are in the graph"
 
 
-def _input(model: Model, order: str, means: list[float], scale: float, dtype: str) -> str:
-    mean = ", ".join(f"{v:.9g}" for v in means)
-    # Normalize takes values of 0..1: (v/255 - mean/255) / (1/(255 scale)) = (v - mean) * scale.
-    shown = [[f"{v / 255:.9g}" for v in means], [f"{1 / (255 * scale):.9g}"] * len(means)]
+def _input(model: Model, pixels: Pixels, dtype: str) -> str:
+    mean = _list(pixels.means)
+    # Normalize takes values of 0..1: (v/255 - mean/255) / (std/(255 scale)) = (v - mean) * scale / std.
+    shown = [_list(v / 255 for v in pixels.means), _list(1 / (255 * f) for f in pixels.factors)]
+    divided = f" / {_list(pixels.stds)}" if any(std != 1.0 for std in pixels.stds) else ""
     return (
-        f"{dtype} [N, {model.channels}, H, W], {order}: (0..255 - [{mean}]) * {scale:.9g}, which torchvision writes as "
-        f"Normalize(mean=[{', '.join(shown[0])}], std=[{', '.join(shown[1])}]) of 0..1"
+        f"{dtype} [N, {model.channels}, H, W], {pixels.order}: (0..255 - {mean}) * {pixels.scale:.9g}{divided}, which torchvision "
+        f"writes as Normalize(mean={shown[0]}, std={shown[1]}) of 0..1"
     )
+
+
+def _list(values: Iterable[float]) -> str:
+    return f"[{', '.join(f'{v:.9g}' for v in values)}]"
 
 
 def _before(transform: Transform) -> str:
     """What an evaluation does to an image first; nothing if it takes it as it is."""
     steps = []
     if transform.pad:
-        steps.append(f"{transform.pad} pixels of zeros on each side")
+        what = "the mirrored image" if transform.pad_mode is PadMode.REFLECT else "zeros"
+        steps.append(f"{transform.pad} pixels of {what} on each side")
     if (resize := transform.random_resize) is not None:
         steps.append(f"shorter side resized to {resize.min_size} ({resize.interp_mode.value})")
-    if transform.crop_size is not None:
+    if transform.rectangular:
+        steps.append(f"a rectangle of about its own shape cut from the centre, shorter side {transform.crop_size}")
+    elif transform.crop_size is not None:
         steps.append(f"{transform.crop_size} x {transform.crop_size} cut from the centre")
     return ", ".join(steps)
 

@@ -3,8 +3,10 @@
 import math
 import time
 from collections.abc import Generator, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+
+import torch
 
 from stagerun.comm import runs_of
 from stagerun.engine.device import dtype_of
@@ -15,7 +17,7 @@ from stagerun.engine.state import TrainState
 from stagerun.engine.update import explained
 from stagerun.events import Event, StageFinished, Stopped, Tested
 from stagerun.plan.hazards import augmentation
-from stagerun.recipe import Transform
+from stagerun.recipe import Solver, Transform
 from stagerun.runner.results import tested_on, write_result
 from stagerun.runner.start import StageRun
 from stagerun.runner.together import rank0
@@ -61,7 +63,7 @@ def _test(run: StageRun, state: TrainState, test_iter: int | None, ema: bool) ->
     # Nothing is yielded in here: whoever stops listening leaves the model with its own weights.
     weights = state.average.in_place() if ema and state.average is not None else nullcontext()
     too_large = explained(size, "test_batch_size")
-    with too_large, weights, loader.stream(asked) as batches, feed(batches, run.device) as fed:
+    with too_large, weights, _as_code(solver), loader.stream(asked) as batches, feed(batches, run.device) as fed:
         score = evaluate(
             state.model,
             zip(mine, fed, strict=False),
@@ -83,6 +85,14 @@ def _test(run: StageRun, state: TrainState, test_iter: int | None, ema: bool) ->
             ema=ema,
         )
     return score
+
+
+def _as_code(solver: Solver) -> AbstractContextManager[object]:
+    """How the network is computed in an evaluation: as in training; but where every batch has a shape of its own, torch.compile
+    would take a minute for each and then give up."""
+    if solver.compile and solver.test_transform.rectangular:
+        return torch.compiler.set_stance("force_eager")
+    return nullcontext()
 
 
 def finish_stage(run: StageRun, state: TrainState) -> Iterator[Event]:

@@ -1,61 +1,194 @@
 """The images of a schedule as this rank reads them."""
 
+import json
+import os
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from dataclasses import astuple, replace
+
+import torch
+
 from stagerun.comm import Comm
+from stagerun.data.bad_records import Bad, BadRecords, allowed, check, listed
 from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.loader import Loader
-from stagerun.data.scratch import stage_in
-from stagerun.errors import DataError
-from stagerun.recipe import Schedule, Source, Stage
+from stagerun.data.memory import Decoded, make_memory
+from stagerun.data.records import Records
+from stagerun.data.rectangular import RectangularLoader
+from stagerun.data.scratch import copies_of
+from stagerun.engine.augment import make_augment
+from stagerun.engine.resident import Resident
+from stagerun.errors import DataError, StagerunError
+from stagerun.events import Note
+from stagerun.recipe import Data, OnBadRecord, Schedule, Stage, Transform
+from stagerun.runner.copying import Copying
 from stagerun.runner.together import everyone
 from stagerun.world import World
+
+_CPU = torch.device("cpu")
+_MOST_THREADS = 8
+
+
+def default_loader_threads(device: str, threads: int) -> int:
+    """On a CPU one, which is a few hundredths of what training takes; beside a GPU all of the worker's threads but the one that
+    feeds it, 8 at most."""
+    return 1 if device == "cpu" else max(1, min(_MOST_THREADS, threads - 1))
+
+
+def evaluation_loader(
+    records: Records, schedule: Schedule, stage: Stage, *, batch_size: int, threads: int = 1
+) -> Loader:
+    """The images of an evaluation, each once: in key order, or by their shape where the transform is `rectangular`."""
+    model, solver = schedule.model, stage.solver
+    if solver.test_transform.rectangular:
+        return RectangularLoader(
+            records,
+            solver.test_transform,
+            batch_size=batch_size,
+            channels=model.channels,
+            num_classes=model.num_classes,
+            threads=threads,
+        )
+    return Loader(
+        records,
+        solver.test_transform,
+        train=False,
+        channels=model.channels,
+        num_classes=model.num_classes,
+        seed=solver.random_seed,
+        images=len(records),
+        shuffle=False,
+        threads=threads,
+    )
 
 
 class Images:
     """Opens the LMDBs, copied to scratch first where the schedule says so. Made after the process was forked."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, device: torch.device = _CPU) -> None:
         self.schedule = schedule
-        self.train: LmdbSource | None = None
-        self.val: LmdbSource | None = None
+        self.train: Records | None = None
+        self.val: Records | None = None
+        self._copying = Copying(schedule.data) if schedule.data.scratch is not None else None
+        replaces = schedule.data.on_bad_record is OnBadRecord.REPLACE
+        self._bad = BadRecords(schedule.data.train.images) if replaces else None
+        self._threads = schedule.data.loader_threads or default_loader_threads(device.type, torch.get_num_threads())
+        self._sharers = 1  # workers of this node
+        self._memory: Decoded | None = None
+        self._memory_made = False
+        # Filled by runner.resident.
+        self.resident: Resident | None = None
+        self.resident_decided = False
 
-    def open(self, comm: Comm, world: World) -> None:
-        """Collective. One rank of each node copies, the others find the copy. DataError, StorageError, on every rank."""
-        if self.schedule.data.scratch is not None:
-            everyone(comm, lambda: self._open() if world.local_rank == 0 else None)
-        everyone(comm, self._open)
+    def open(self, comm: Comm, world: World, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
+        """Collective; once. True if told to stop before all nodes had their copies. DataError, StorageError, on every rank."""
+        self._sharers = world.local_size
+        if self._copying is not None:
+            stopped = yield from self._copying.first(comm, stop)
+            if stopped:
+                return True
+        everyone(comm, self.open_here)
+        if self._copying is not None:
+            self._copying.begin_beside()
+        return False
 
-    def _open(self) -> None:
+    def open_here(self) -> None:
+        """Opens the LMDBs where they are, or the copies that were made. DataError, StorageError."""
         data = self.schedule.data
-        if self.train is None:
-            self.train = self._source(data.train)
-        if self.val is None and data.val is not None:
-            self.val = self._source(data.val)
+        if self._copying is not None:
+            self.train, *val = self._copying.records()
+            self.val = val[0] if val else None
+            return
+        self.train = LmdbSource(data.train.path, data.train.images)
+        if data.val is not None:
+            self.val = LmdbSource(data.val.path, data.val.images)
 
-    def _source(self, source: Source) -> LmdbSource:
-        scratch = self.schedule.data.scratch
-        path = source.path if scratch is None else stage_in(source.path, scratch)
-        return LmdbSource(path, source.images)
+    def copied(self, comm: Comm, all_nodes: bool = False) -> Iterator[Note]:
+        """What became of the copies in scratch since the last call: on rank 0's node, or, collectively, on all of them."""
+        if self._copying is not None and all_nodes:
+            yield from self._copying.news_of_all(comm)
+        elif self._copying is not None and comm.rank == 0:
+            yield from self._copying.news()
+
+    def close(self) -> None:
+        """Ends what is still being copied, and lets go of the copies."""
+        if self._copying is not None:
+            self._copying.close()
 
     def loader(self, stage: Stage) -> Loader:
         """Training images, from any position on."""
         assert self.train is not None
-        return self._loader(self.train, stage, train=True)
-
-    def test_loader(self, stage: Stage) -> Loader | None:
-        """Validation images in key order; None without data.val."""
-        return None if self.val is None else self._loader(self.val, stage, train=False)
-
-    def _loader(self, records: LmdbSource, stage: Stage, train: bool) -> Loader:
-        model, solver = self.schedule.model, stage.solver
+        model, data, solver = self.schedule.model, self.schedule.data, stage.solver
         return Loader(
-            records,
-            solver.transform if train else solver.test_transform,
-            train=train,
+            self.train,
+            solver.transform,
+            train=True,
             channels=model.channels,
             num_classes=model.num_classes,
             seed=solver.random_seed,
-            images=len(records),
-            shuffle=train and self.schedule.data.shuffle,
+            images=len(self.train),
+            shuffle=data.shuffle,
+            threads=self._threads,
+            augment=make_augment(solver.transform),
+            memory=self.memory(),
+            bad=self._bad,
+        )
+
+    def whole_images(self) -> Loader:
+        """The training images in key order, as they are in the LMDB."""
+        assert self.train is not None
+        model, records = self.schedule.model, len(self.train)
+        return Loader(
+            self.train,
+            Transform(),
+            train=False,
+            channels=model.channels,
+            num_classes=model.num_classes,
+            seed=0,
+            images=records,
+            shuffle=False,
+            threads=self._threads,
+        )
+
+    def memory(self) -> Decoded | None:
+        """Where the training images stay once they are decoded, the same for all stages; None if they don't."""
+        if not self._memory_made:
+            assert self.train is not None
+            self._memory = make_memory(
+                self.train, self.schedule.model.channels, self.schedule.data.cache, self._sharers
+            )
+            self._memory_made = True
+        return self._memory
+
+    def test_loader(self, stage: Stage) -> Loader | None:
+        """Validation images, each once; None without data.val."""
+        if self.val is None:
+            return None
+        solver = stage.solver
+        return evaluation_loader(
+            self.val, self.schedule, stage, batch_size=solver.test_batch_size, threads=self._threads
+        )
+
+    def replaced(self) -> Iterator[Note]:
+        """A warning for each bad record that this rank has met and replaced since the last call."""
+        if self._bad is not None:
+            for bad in self._bad.fresh():
+                yield Note(text=f"another record is taken in the place of a bad one: {bad.text}", warning=True)
+
+    def replaced_by_all(self, comm: Comm) -> Note | None:
+        """The bad records that all ranks together have met in this process's life. Collective.
+
+        DataError when they are too many, though no rank alone has met as many.
+        """
+        if self._bad is None:
+            return None
+        mine = json.dumps([astuple(bad) for bad in self._bad.all()]).encode()
+        met = {bad.index: bad for rank in comm.gather_bytes(mine) for bad in (Bad(*row) for row in json.loads(rank))}
+        everyone(comm, lambda: check(list(met.values()), allowed(self.schedule.data.train.images)))
+        if not met:
+            return None
+        return Note(
+            text=f"bad training records replaced so far: {len(met)}\n  {listed(list(met.values()))}", warning=True
         )
 
     def preflight(self) -> None:
@@ -78,8 +211,23 @@ class Images:
 
 def preflight(schedule: Schedule) -> None:
     """Opens the LMDBs where they are and looks at some records: what can be known before anything is started."""
-    images = Images(schedule)
-    images.train = LmdbSource(schedule.data.train.path, schedule.data.train.images)
-    if schedule.data.val is not None:
-        images.val = LmdbSource(schedule.data.val.path, schedule.data.val.images)
+    images = Images(replace(schedule, data=replace(schedule.data, scratch=None)))
+    try:
+        images.open_here()
+    except DataError as error:
+        raise DataError(error.message, _copies_left(schedule.data) or error.hint) from None
     images.preflight()
+
+
+def _copies_left(data: Data) -> str:
+    """A hint at the copies of LMDBs that are gone themselves."""
+    sources = [data.train, *([data.val] if data.val else [])]
+    found = []
+    for source in sources:
+        if data.scratch is not None and not os.path.exists(source.path):
+            with suppress(StagerunError):
+                found += [(source.path, one) for one in copies_of(data.scratch, source.path)]
+    return "; ".join(
+        f"a copy of {path}, made {one.manifest.made}, is in {one.folder}: it can be given as `source`"
+        for path, one in found
+    )

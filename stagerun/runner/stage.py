@@ -1,16 +1,19 @@
 """One stage on one rank: the loop of the engine with images, snapshots and evaluations around it."""
 
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 
 import stagerun
 from stagerun import order
 from stagerun.comm import make_reducer, runs_of
 from stagerun.data.transform import pixels_made_by
+from stagerun.engine.augment import colours_made_by
 from stagerun.engine.device import differences, environment
-from stagerun.engine.feed import feed
 from stagerun.engine.loop import StageLoop, train
+from stagerun.engine.mixture import Mixing
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import Arithmetic
+from stagerun.errors import DataError, StagerunError, StorageError
 from stagerun.events import (
     Event,
     Iterated,
@@ -27,6 +30,7 @@ from stagerun.plan.render import carried_over
 from stagerun.recipe import Determinism
 from stagerun.runner.finish import finish_stage, normalise_for, test
 from stagerun.runner.keeper import Progress
+from stagerun.runner.resident import keep, training_batches
 from stagerun.runner.snapshotter import Snapshotter
 from stagerun.runner.start import StageRun, restored
 from stagerun.runner.together import rank0
@@ -42,6 +46,7 @@ def train_stage(run: StageRun) -> Iterator[Event]:
     bits = environment(run.device, run.comm.size, reducer.layout) | {
         "stagerun": stagerun.__version__,
         "image library": pixels_made_by(),
+        "colour library": colours_made_by(),
     }
     yield StageStarted(
         stage=run.stage.name,
@@ -66,15 +71,24 @@ def train_stage(run: StageRun) -> Iterator[Event]:
     loop = make_loop(run)
     try:
         asked = requests(loop, state.iter, solver.device_batch_size)
-        with run.images.loader(run.stage).stream(asked) as batches, feed(batches, run.device) as fed:
+        resident = yield from keep(run)
+        with training_batches(run, resident, asked) as fed:
             for event in train(loop, state, fed, reducer, run.stop):
                 stopped = yield from _handle(run, state, snapshotter, event)
                 if stopped:
                     return
+                yield from run.images.replaced()
+                yield from run.images.copied(run.comm)
         yield from _save(run, state, snapshotter)
+    except (DataError, StorageError):
+        yield from _save_what_is_trained(run, state, snapshotter)
+        raise
     finally:
         if snapshotter is not None:
             snapshotter.wait()
+    if note := run.images.replaced_by_all(run.comm):
+        yield note
+    yield from run.images.copied(run.comm, all_nodes=True)
     yield from finish_stage(run, state)
 
 
@@ -97,6 +111,8 @@ def make_loop(run: StageRun) -> StageLoop:
             precision=solver.precision,
             clip_gradients=solver.clip_gradients,
             forward_seed=lambda position: order.dropout_seed(solver.random_seed, position),
+            mixing=Mixing(solver.random_seed, solver.mixup_alpha, solver.cutmix_alpha),
+            label_smoothing=solver.label_smoothing,
         ),
     )
 
@@ -159,6 +175,21 @@ def _begin_snapshot(
         solver = run.stage.solver
         position = run.planned.position + state.iter * solver.batch_size
         yield from snapshotter.start(state.iter, Progress(position, run.seconds, list(run.losses)))
+
+
+def _save_what_is_trained(
+    run: StageRun, state: TrainState, snapshotter: Snapshotter | None
+) -> Iterator[SnapshotWritten | SnapshotFailed | Note]:
+    """After images that can't be used, or a disk that fails: on rank 0, if it was the one that met them.
+
+    `state` is that of the last whole update: the images of an update come before anything of it is applied. No rank waits
+    for another here; what keeps the snapshot from being written is less than what went wrong before.
+    """
+    if snapshotter is None or run.saved == state.iter or state.iter == run.planned.iter:
+        return
+    with suppress(StagerunError):
+        yield from _begin_snapshot(run, state, snapshotter)
+        yield from snapshotter.wait()
 
 
 def _save(

@@ -5,7 +5,8 @@ a path of its own: it is how every stage starts.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import torch
@@ -56,7 +57,24 @@ def run(
     """
     begun = time.monotonic()
     _same_schedule(comm, schedule)
-    images = Images(schedule)
+    with closing(Images(schedule, device)) as images:
+        trained = yield from _walk(schedule, out, comm, world, device, keeper, stop, final_test_iter, images)
+    if trained is not None:
+        yield RunFinished(trained=trained, seconds=time.monotonic() - begun)
+
+
+def _walk(
+    schedule: Schedule,
+    out: str,
+    comm: Comm,
+    world: World,
+    device: torch.device,
+    keeper: Keeper | None,
+    stop: Callable[[], bool],
+    final_test_iter: int | None,
+    images: Images,
+) -> Generator[Event, None, bool | None]:
+    """Whether there was anything to do; None after Stopped."""
     opened = False
     yield from _opening(schedule, out, comm, device, keeper)
     for name in keeper.inventory().damaged if keeper is not None else ():
@@ -67,9 +85,11 @@ def run(
         if step is None:
             break
         if not opened:
-            if schedule.data.scratch is not None:
-                yield Note(text=f"copying the images to {schedule.data.scratch}, if they are not there yet")
-            images.open(comm, world)
+            stopped = yield from images.open(comm, world, stop)
+            if stopped:
+                reason = "asked to stop while the images were copied; the copy goes on where it was"
+                yield Stopped(stage=step.planned.stage.name, iter=step.planned.iter, reason=reason)
+                return None
             everyone(comm, images.preflight)
             opened = True
         stage_run = StageRun(
@@ -92,8 +112,8 @@ def run(
             for event in events:
                 yield event
                 if isinstance(event, Stopped):
-                    return
-    yield RunFinished(trained=opened, seconds=time.monotonic() - begun)
+                    return None
+    return opened
 
 
 def _opening(schedule: Schedule, out: str, comm: Comm, device: torch.device, keeper: Keeper | None) -> Iterator[Event]:

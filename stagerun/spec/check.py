@@ -57,6 +57,7 @@ class Shared:
     channels: int | None
     has_val: bool | None
     val_images: int | None
+    on_device: bool = False  # `cache: DEVICE`
 
 
 def check_required(block: Block, problems: Problems) -> None:
@@ -94,7 +95,10 @@ def check_stage(name: str, view: View, shared: Shared, problems: Problems) -> No
             continue
         if transform:
             check_transform(transform, shared.channels, problems)
-            (check_drawn if field == "test_transform_param" else check_training)(transform, problems)
+            if field == "test_transform_param":
+                check_drawn(transform, problems)
+            else:
+                check_training(transform, shared.on_device, problems)
 
 
 def _required_settings(stage: str, view: View, problems: Problems) -> None:

@@ -182,7 +182,11 @@ def _shared(view: View) -> check.Shared:
         has_val: bool | None = view.inside("data").has("val")
     except Doubtful:
         has_val = None
-    return check.Shared(known(("model",), "channels"), has_val, known(("data", "val"), "images"))
+    try:
+        on_device = view.inside("data").text("cache") == "DEVICE"
+    except Doubtful:
+        on_device = False
+    return check.Shared(known(("model",), "channels"), has_val, known(("data", "val"), "images"), on_device)
 
 
 def _build(

@@ -24,6 +24,11 @@ DRAWN: dict[str, Callable[[View], bool]] = {
     "cutout_size": lambda view: bool(view.whole("cutout_size")),
     **COLOURED,
 }
+# What is done to an image before the device has it, so that its pixels can't be kept there.
+NOT_ON_DEVICE: dict[str, Callable[[View], bool]] = {
+    **{name: lambda view, name=name: view.has(name) for name in GEOMETRIES},  # type: ignore[misc]
+    **{name: has for name, has in COLOURED.items() if name != "lighting_std"},
+}
 
 
 def check_transform(view: View, channels: int | None, problems: Problems) -> None:
@@ -112,7 +117,13 @@ def _magnitude(view: View, channels: int | None, problems: Problems) -> None:
         problems.add(place, message, f"it goes from 0 to {bins - 1}")
 
 
-def check_training(view: View, problems: Problems) -> None:
+def check_training(view: View, on_device: bool, problems: Problems) -> None:
+    """`on_device`: with `cache: DEVICE`."""
+    for name, has in NOT_ON_DEVICE.items():
+        with contextlib.suppress(Doubtful):
+            if on_device and has(view):
+                message = f"`cache: DEVICE` needs a transform that neither resizes nor changes colours: `{name}`"
+                problems.add(view.place(name), message, "write `cache: AUTO` under `data`, or remove it here")
     with contextlib.suppress(Doubtful):
         if view.flag("rectangular"):
             message = "`rectangular` is for an evaluation, not for training"

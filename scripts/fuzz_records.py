@@ -1,0 +1,250 @@
+"""Damaged records through the loader's decoding: each must give an image, or a DataError that names its key.
+
+Records of all kinds that the loader reads are made, and mutated: bytes changed, cut out, put in, doubled, pieces of another record put
+in their place, sizes and restart intervals of a JPEG overwritten, the fields of the Datum damaged. Each goes through every way of
+decoding that this machine has, in a process that may take 2 GB beyond what it starts with and 20 seconds per record. A
+process that dies, hangs or meets another exception is named with the number of the record, which `--first` makes again. Exit code 1 then.
+"""
+
+import argparse
+import io
+import json
+import os
+import resource
+import signal
+import struct
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from stagerun.data import jpeg
+from stagerun.data.jpeg import transcode
+from stagerun.data.loader import Loader
+from stagerun.data.records import ListRecords
+from stagerun.errors import DataError
+from stagerun.proto.caffe_pb2 import Datum
+from stagerun.recipe import InterpMode, RandomResize, RandomResizedCrop, Transform
+
+ROOM, SECONDS = 2 << 30, 20
+KEY = b"the key"
+TRANSFORMS = (
+    Transform(crop_size=32, mirror=True, random_resized_crop=RandomResizedCrop()),
+    Transform(crop_size=16, mirror=True, random_resized_crop=RandomResizedCrop(interp_mode=InterpMode.AUTO)),
+    Transform(crop_size=48, mirror=True),
+    Transform(crop_size=24, pad=2, random_resize=RandomResize(min_size=24, max_size=40, interp_mode=InterpMode.AREA)),
+)
+
+
+def photo(height: int = 90, width: int = 120) -> np.ndarray:
+    rng = np.random.default_rng(1)
+    smooth = cv2.resize(rng.integers(0, 256, (9, 12, 3), np.uint8), (width, height), interpolation=cv2.INTER_CUBIC)
+    return cv2.addWeighted(smooth, 0.8, rng.integers(0, 256, smooth.shape, np.uint8), 0.2, 0)
+
+
+def pictures() -> Iterator[bytes]:
+    """Encoded images of all kinds."""
+    image, whole = photo(), Image.fromarray(photo()[:, :, ::-1])
+    for sampling in ("4:4:4", "4:2:2", "4:2:0"):
+        for more in ({}, {"progressive": True}, {"restart_marker_blocks": 3}, {"restart_marker_rows": 1}):
+            yield saved(whole, "JPEG", quality=85, subsampling=sampling, **more)
+    yield saved(whole.convert("L"), "JPEG", restart_marker_blocks=4)
+    yield saved(whole.convert("CMYK"), "JPEG")
+    yield saved(whole, "JPEG", exif=b"Exif\0\0" + bytes(60), icc_profile=bytes(500))
+    if not transcode.can_prepare():
+        yield from [transcode.prepare(saved(whole, "JPEG", quality=q, subsampling="4:2:0")) for q in (60, 90)]
+    for mode in ("RGB", "L", "P", "RGBA", "I;16", "1"):
+        yield saved(whole.convert("L").convert("I").convert(mode) if mode == "I;16" else whole.convert(mode), "PNG")
+    yield cv2.imencode(".png", image, [cv2.IMWRITE_PNG_BILEVEL, 0])[1].tobytes()
+
+
+def saved(image: Image.Image, kind: str, **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def whole_records() -> list[bytes]:
+    found = [Datum(data=data, label=3, encoded=True).SerializeToString() for data in pictures()]
+    found.append(Datum(channels=3, height=90, width=120, data=photo().transpose(2, 0, 1).tobytes()).SerializeToString())
+    found.append(Datum(channels=1, height=90, width=120, data=photo()[:, :, 0].tobytes()).SerializeToString())
+    return found
+
+
+Mutation = Callable[[bytearray, np.random.Generator, bytes], None]
+
+
+def changed(data: bytearray, rng: np.random.Generator, other: bytes) -> None:
+    for _ in range(int(rng.integers(1, 9))):
+        data[int(rng.integers(len(data)))] = int(rng.integers(256))
+
+
+def flipped(data: bytearray, rng: np.random.Generator, other: bytes) -> None:
+    data[int(rng.integers(len(data)))] ^= 1 << int(rng.integers(8))
+
+
+def early(data: bytearray, rng: np.random.Generator, other: bytes) -> None:
+    """Where the headers are."""
+    for _ in range(int(rng.integers(1, 4))):
+        data[int(rng.integers(min(700, len(data))))] = int(rng.choice([0, 1, 2, 4, 8, 16, 127, 128, 254, 255]))
+
+
+def cut(data: bytearray, rng: np.random.Generator, other: bytes) -> None:
+    at = int(rng.integers(len(data)))
+    del data[at : at + int(rng.integers(1, 1 + min(3000, len(data) - at)))]
+
+
+def ended(data: bytearray, rng: np.random.Generator, other: bytes) -> None:
+    del data[int(rng.integers(len(data))) :]
+    data += b"\xff\xd9" if rng.integers(2) else b""
+
+
+def put_in(data: bytearray, rng: np.random.Generator, other: bytes) -> None:
+    at = int(rng.integers(len(data)))
+    data[at:at] = rng.integers(0, 256, int(rng.integers(1, 300)), np.uint8).tobytes()
+
+
+def doubled(data: bytearray, rng: np.random.Generator, other: bytes) -> None:
+    at = int(rng.integers(len(data)))
+    data[at:at] = data[at : at + int(rng.integers(1, 2000))]
+
+
+def spliced(data: bytearray, rng: np.random.Generator, other: bytes) -> None:
+    at, place, length = int(rng.integers(len(data))), int(rng.integers(len(other))), int(rng.integers(1, 2000))
+    data[at : at + length] = other[place : place + length]
+
+
+def marked(data: bytearray, rng: np.random.Generator, other: bytes) -> None:
+    """A marker where there was none."""
+    at = int(rng.integers(len(data)))
+    data[at : at + 2] = bytes(
+        [0xFF, int(rng.choice([0xC0, 0xC2, 0xC4, 0xD0, 0xD3, 0xD7, 0xD8, 0xD9, 0xDA, 0xDB, 0xDD, 0xFF]))]
+    )
+
+
+def resized(data: bytearray, rng: np.random.Generator, other: bytes) -> None:
+    """Another size in the frame header of a JPEG, or in the first chunk of a PNG."""
+    sides = [int(rng.choice([0, 1, 7, 8, 91, 119, 121, 500, 3000, 8000, 65535])) for _ in range(2)]
+    for marker in (b"\xff\xc0", b"\xff\xc2"):
+        if (at := data.find(marker)) >= 0:
+            data[at + 5 : at + 9] = struct.pack(">HH", *sides)
+    if (at := data.find(b"IHDR")) >= 0:
+        data[at + 4 : at + 12] = struct.pack(">II", *sides)
+
+
+def resampled(data: bytearray, rng: np.random.Generator, other: bytes) -> None:
+    """Other sampling factors, or another restart interval."""
+    for marker in (b"\xff\xc0", b"\xff\xc2"):
+        if (at := data.find(marker)) >= 0 and rng.integers(2) and at + 17 < len(data):
+            data[at + 11 + 3 * int(rng.integers(3))] = int(rng.choice([0x11, 0x12, 0x21, 0x22, 0x41, 0x44, 0x00, 0xFF]))
+    if (at := data.find(b"\xff\xdd")) >= 0:
+        data[at + 4 : at + 6] = struct.pack(">H", int(rng.choice([0, 1, 2, 3, 5, 40, 65535])))
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    changed, flipped, early, cut, ended, put_in, doubled, spliced, marked, resized, resampled,
+)  # fmt: skip
+
+
+def record(whole: list[bytes], seed: int, number: int) -> bytes:
+    """Record `number`: three of four damaged inside the image, the others anywhere."""
+    rng = np.random.default_rng([seed, number])
+    original, other = (whole[int(i)] for i in rng.integers(0, len(whole), 2))
+    datum = Datum.FromString(original)
+    inside = rng.integers(4) > 0
+    data = bytearray(datum.data if inside else original)
+    for _ in range(int(rng.choice([1, 1, 1, 2, 4]))):
+        if data:
+            MUTATIONS[int(rng.integers(len(MUTATIONS)))](data, rng, other)
+    if not inside:
+        return bytes(data)
+    datum.data = bytes(data)
+    return datum.SerializeToString()
+
+
+def child(seed: int, first: int, last: int) -> None:
+    """Tells each record's number before it begins, and its counts at the end, on stdout."""
+    whole, tiers = whole_records(), [tier.name for tier in jpeg.tiers() if tier.available]
+    counts: Counter[str] = Counter()
+    value = [whole[0]]
+    records = ListRecords(value, "fuzzed")
+    records.key = lambda i: KEY  # type: ignore[method-assign]
+    loaders = [
+        Loader(
+            records, param, train=True, channels=channels, num_classes=10, seed=seed, images=1, shuffle=False, tier=tier
+        )
+        for tier in tiers
+        for param in TRANSFORMS
+        for channels in ((1, 3) if param.random_resized_crop is None else (3,))
+    ]
+    for one in loaders:  # what is loaded or compiled at first use is no part of a record's memory
+        with suppress(DataError):
+            one.batch(0, 1)
+    resource.setrlimit(resource.RLIMIT_AS, (ROOM + virtual_memory(),) * 2)
+    for number in range(first, last):
+        print(number, flush=True)
+        signal.alarm(SECONDS)  # its default is to end the process, in the midst of a library too
+        value[0] = record(whole, seed, number)
+        for one in loaders:
+            try:
+                one.batch(number % 5, 1)
+                counts["image"] += 1
+            except DataError as error:
+                if KEY.decode() not in error.message:
+                    raise
+                counts["error"] += 1
+    signal.alarm(0)
+    print(json.dumps(counts), flush=True)
+
+
+def virtual_memory() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def run(seed: int, first: int, last: int) -> tuple[Counter[str], int, str]:
+    """Counts of a child's records; where it failed the number after the record that it failed at, and how."""
+    command = [sys.executable, __file__, "--child", str(seed), str(first), str(last)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    lines = done.stdout.splitlines()
+    if done.returncode == 0:
+        return Counter(json.loads(lines[-1])), last, ""
+    how = done.stderr.strip().splitlines()[-1:] or ["nothing on stderr"]
+    if done.returncode < 0:
+        how = [f"ended by {signal.Signals(-done.returncode).name}"]
+    number = int(lines[-1]) if lines else first
+    return Counter(), number + 1, f"record {number} of seed {seed}: {how[0]}"
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--child"]:
+        child(*map(int, sys.argv[2:5]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="number of the first record")
+    options = parser.parse_args()
+    counts: Counter[str] = Counter()
+    failures: list[str] = []
+    at, end = options.first, options.first + options.count
+    while at < end:
+        found, at, failure = run(options.seed, at, min(end, at + 10_000))
+        counts += found
+        if failure:
+            print(failure, flush=True)
+            failures.append(failure)
+    tries = "ways of decoding, transforms and channels together"
+    print(
+        f"{options.count} records: {counts['image']} images, {counts['error']} errors ({tries}), {len(failures)} failures"
+    )
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""What is done to an image's colours at random, by torchvision's own functions on Pillow images.
+
+ColorJitter is that of torchvision (pytorch/vision: torchvision/transforms/transforms.py), RandAugment (Cubuk et al.,
+arXiv:1909.13719) and TrivialAugment (Mueller and Hutter, arXiv:2103.10158) are torchvision's with their ranges
+(pytorch/vision: torchvision/transforms/autoaugment.py) and its defaults: pixels are not interpolated, and what comes in from
+outside is black. Only the drawing is not torchvision's: all that is decided comes of the numbers that an image is given, so that
+it is the same whichever thread or worker makes the image. Nothing here touches torch's or Python's own random states.
+"""
+
+import functools
+import importlib.metadata
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import PIL
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from stagerun.models.vision import torchvision_part
+from stagerun.order import UInt64, randint, uniform
+from stagerun.recipe import ColorJitter, RandAugment, Transform
+
+# A picture in R, G, B and its numbers -> the picture.
+Step: TypeAlias = Callable[[Image.Image, UInt64], Image.Image]
+
+TRIVIAL_BINS = 31
+
+
+@dataclass(frozen=True, slots=True)
+class Strength:
+    """What an operation's magnitudes go to; they start without effect. `signed`: half of them are negative."""
+
+    randaugment: float = 0.0
+    trivial: float = 0.0
+    signed: bool = False
+
+
+# torchvision's 14 operations, in its order. Of translations RandAugment's is a part of the picture's side, TrivialAugment's
+# counts pixels; of Posterize it is bits that are dropped, of 8; of Solarize what the threshold falls by, from 255.
+OPERATIONS = {
+    "Identity": Strength(),
+    "ShearX": Strength(0.3, 0.99, signed=True),
+    "ShearY": Strength(0.3, 0.99, signed=True),
+    "TranslateX": Strength(150.0 / 331.0, 32.0, signed=True),
+    "TranslateY": Strength(150.0 / 331.0, 32.0, signed=True),
+    "Rotate": Strength(30.0, 135.0, signed=True),
+    "Brightness": Strength(0.9, 0.99, signed=True),
+    "Color": Strength(0.9, 0.99, signed=True),
+    "Contrast": Strength(0.9, 0.99, signed=True),
+    "Sharpness": Strength(0.9, 0.99, signed=True),
+    "Posterize": Strength(4, 6),
+    "Solarize": Strength(255.0, 255.0),
+    "AutoContrast": Strength(),
+    "Equalize": Strength(),
+}
+_NAMES = tuple(OPERATIONS)
+
+
+class Augment:
+    """The steps of a transform, one after the other, on images in B, G, R. `numbers`: how many random ones an image needs.
+
+    May be called from several threads at once: nothing is remembered but tables.
+    """
+
+    def __init__(self, steps: Sequence[tuple[int, Step]]) -> None:
+        self.numbers = sum(count for count, _ in steps)
+        ends = list(itertools.accumulate(count for count, _ in steps))
+        self._steps = [(slice(end - count, end), step) for end, (count, step) in zip(ends, steps, strict=True)]
+
+    def __call__(self, image: NDArray[np.uint8], numbers: UInt64) -> NDArray[np.uint8]:
+        """uint8[height, width, 3] and uint64[`numbers`] -> uint8[height, width, 3]."""
+        height, width = image.shape[:2]
+        picture = Image.frombytes("RGB", (width, height), image.tobytes(), "raw", "BGR")
+        for part, step in self._steps:
+            picture = step(picture, numbers[part])
+        return np.frombuffer(picture.tobytes("raw", "BGR"), np.uint8).reshape(height, width, 3)
+
+
+def colours_made_by() -> str:
+    """The libraries that change colours: other versions may give other pixels."""
+    return f"torchvision {importlib.metadata.version('torchvision')}, pillow {PIL.__version__}"
+
+
+def make_augment(transform: Transform) -> Augment | None:
+    """What the transform does to colours; None where it leaves them alone."""
+    steps: list[tuple[int, Step]] = []
+    if transform.color_jitter:
+        steps.append((JITTER_NUMBERS, functools.partial(jitter, transform.color_jitter)))
+    if transform.rand_augment:
+        steps.append((2 * transform.rand_augment.num_ops, functools.partial(rand_augment, transform.rand_augment)))
+    if transform.trivial_augment:
+        steps.append((TRIVIAL_NUMBERS, trivial_augment))
+    if not steps:
+        return None
+    _functional()  # imported here and not by the first of several threads
+    return Augment(steps)
+
+
+# Numbers of ColorJitter: the order, then each factor.
+JITTER_NUMBERS = 5
+_ORDERS = tuple(itertools.permutations(range(4)))
+
+
+def jitter(ranges: ColorJitter, picture: Image.Image, numbers: UInt64) -> Image.Image:
+    f = _functional()
+    # Function, centre of the factor, how far it goes, its least value.
+    parts = (
+        (f.adjust_brightness, 1.0, ranges.brightness, 0.0),
+        (f.adjust_contrast, 1.0, ranges.contrast, 0.0),
+        (f.adjust_saturation, 1.0, ranges.saturation, 0.0),
+        (f.adjust_hue, 0.0, ranges.hue, -0.5),
+    )
+    for i in _ORDERS[randint(numbers[0], len(_ORDERS))]:
+        adjust, centre, reach, least = parts[i]
+        if reach:
+            low, high = max(least, centre - reach), centre + reach
+            picture = adjust(picture, low + (high - low) * uniform(numbers[1 + i]))
+    return picture
+
+
+def rand_augment(settings: RandAugment, picture: Image.Image, numbers: UInt64) -> Image.Image:
+    for which, sign in zip(numbers[::2], numbers[1::2], strict=True):
+        name = _NAMES[randint(which, len(_NAMES))]
+        end = OPERATIONS[name].randaugment
+        if name in ("TranslateX", "TranslateY"):
+            end *= picture.width if name == "TranslateX" else picture.height
+        picture = operate(picture, name, magnitudes(name, end, settings.num_magnitude_bins)[settings.magnitude], sign)
+    return picture
+
+
+# Numbers of TrivialAugment: the operation, its strength, its sign.
+TRIVIAL_NUMBERS = 3
+
+
+def trivial_augment(picture: Image.Image, numbers: UInt64) -> Image.Image:
+    name = _NAMES[randint(numbers[0], len(_NAMES))]
+    strengths = magnitudes(name, OPERATIONS[name].trivial, TRIVIAL_BINS)
+    return operate(picture, name, strengths[randint(numbers[1], TRIVIAL_BINS)], numbers[2])
+
+
+@functools.lru_cache(1024)
+def magnitudes(name: str, end: float, bins: int) -> tuple[float, ...]:
+    """The `bins` magnitudes of an operation, by torch's own arithmetic in 32 bits, which decides how they are rounded."""
+    if name == "Posterize":
+        found = 8 - (torch.arange(bins) / ((bins - 1) / end)).round()
+    elif name == "Solarize":
+        found = torch.linspace(end, 0.0, bins)
+    else:
+        found = torch.linspace(0.0, end, bins)
+    return tuple(found.tolist())
+
+
+def operate(picture: Image.Image, name: str, magnitude: float, sign: int) -> Image.Image:
+    """One operation. An odd `sign` turns the magnitude of a signed one round."""
+    if OPERATIONS[name].signed and randint(sign, 2):
+        magnitude = -magnitude
+    f = _functional()
+    match name:
+        case "ShearX" | "ShearY":
+            # About the corner, by the tangent itself.
+            degrees = math.degrees(math.atan(magnitude))
+            shear = [degrees, 0.0] if name == "ShearX" else [0.0, degrees]
+            return f.affine(picture, 0.0, [0, 0], 1.0, shear, center=[0, 0])
+        case "TranslateX" | "TranslateY":
+            offset = [int(magnitude), 0] if name == "TranslateX" else [0, int(magnitude)]
+            return f.affine(picture, 0.0, offset, 1.0, [0.0, 0.0])
+        case "Rotate":
+            return f.rotate(picture, magnitude)
+        case "Brightness":
+            return f.adjust_brightness(picture, 1.0 + magnitude)
+        case "Color":
+            return f.adjust_saturation(picture, 1.0 + magnitude)
+        case "Contrast":
+            return f.adjust_contrast(picture, 1.0 + magnitude)
+        case "Sharpness":
+            return f.adjust_sharpness(picture, 1.0 + magnitude)
+        case "Posterize":
+            return f.posterize(picture, int(magnitude))
+        case "Solarize":
+            return f.solarize(picture, magnitude)
+        case "AutoContrast":
+            return f.autocontrast(picture)
+        case "Equalize":
+            return f.equalize(picture)
+        case _:
+            return picture
+
+
+@functools.cache
+def _functional():  # type: ignore[no-untyped-def]
+    """torchvision.transforms.functional; imported where colours are changed, since it takes a second."""
+    return torchvision_part("torchvision.transforms.functional")

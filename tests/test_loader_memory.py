@@ -1,0 +1,104 @@
+"""Where the images of small sets stay: who decides what, and that nothing else changes."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from stagerun.data import memory
+from stagerun.data.loader import Loader
+from stagerun.data.memory import Decoded, available_memory, make_memory
+from stagerun.data.records import ListRecords, Room
+from stagerun.errors import DataError
+from stagerun.proto.caffe_pb2 import Datum
+from stagerun.recipe import Cache, InterpMode, RandomResizedCrop, Transform
+from stagerun.runner.images import default_loader_threads
+
+
+def png(i: int, height: int = 20, width: int = 30) -> bytes:
+    image = np.random.default_rng(i).integers(0, 256, (height, width, 3), np.uint8)
+    return Datum(data=cv2.imencode(".png", image)[1].tobytes(), label=i % 10, encoded=True).SerializeToString()
+
+
+ALIKE = ListRecords([png(i) for i in range(50)], "/data/alike")
+UNLIKE = ListRecords([png(i, 20 + i % 2) for i in range(50)], "/data/unlike")
+NEEDED = 50 * 20 * 30 * 3
+
+
+def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: size)
+
+
+def test_small_sets_stay_in_memory_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, 8 * NEEDED)
+    made = make_memory(ALIKE, 3, Cache.AUTO)
+    assert made is not None and made.images.shape == (50, 20, 30, 3)
+    assert make_memory(ALIKE, 3, Cache.AUTO, sharers=2) is None
+    assert make_memory(ALIKE, 3, Cache.DISK) is None
+    assert make_memory(UNLIKE, 3, Cache.AUTO) is None
+    assert make_memory(ALIKE, 3, Cache.DEVICE) is not None  # of a CPU that is memory
+
+
+def test_what_was_asked_for_and_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, NEEDED)
+    assert make_memory(ALIKE, 3, Cache.MEMORY) is not None
+    with pytest.raises(DataError, match=r"/data/alike: decoded it takes 90.0 kB .* 45.0 kB are free"):
+        make_memory(ALIKE, 3, Cache.MEMORY, sharers=2)
+    with pytest.raises(DataError, match="/data/unlike: its images are not of one size") as error:
+        make_memory(UNLIKE, 3, Cache.MEMORY)
+    assert "cache: AUTO" in error.value.hint
+
+
+def test_free_memory_is_the_machines_or_the_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert available_memory() > 1 << 20
+    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:   8000 kB\n")
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    assert available_memory() == 8000 * 1024
+    (tmp_path / "memory.current").write_text("1000000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory() == 8000 * 1024
+    (tmp_path / "memory.max").write_text("3000000\n")
+    assert available_memory() == 2000000
+
+
+class Counting(ListRecords):
+    """Counts the reads."""
+
+    reads = 0
+
+    def read(self, i: int, room: Room) -> memoryview:
+        self.reads += 1
+        return super().read(i, room)
+
+
+def test_each_record_is_read_and_decoded_once() -> None:
+    source = Counting([png(i) for i in range(50)])
+    kept = Decoded(50, 20, 30, 3)
+    one = Loader(
+        source, Transform(pad=1, crop_size=18, mirror=True), train=True, channels=3, num_classes=10, seed=1, images=50,
+        shuffle=True, memory=kept,
+    )  # fmt: skip
+    for n in range(20):
+        one.batch(n * 10, 10)
+    assert source.reads == 50 and all(kept.has(i) for i in range(50))
+
+
+def test_jpegs_that_auto_reduces_are_the_same_with_memory() -> None:
+    picture = cv2.resize(np.random.default_rng(1).integers(0, 256, (9, 12, 3), np.uint8), (120, 90))
+    value = Datum(data=cv2.imencode(".jpg", picture)[1].tobytes(), encoded=True).SerializeToString()
+    batches = []
+    for kept in (None, Decoded(4, 90, 120, 3)):
+        one = Loader(
+            ListRecords([value] * 4),
+            Transform(crop_size=16, random_resized_crop=RandomResizedCrop(interp_mode=InterpMode.AUTO)),
+            train=True, channels=3, num_classes=10, seed=1, images=4, shuffle=True, memory=kept,
+        )  # fmt: skip
+        batches.append([one.batch(n * 8, 8).images for n in range(3)])
+    assert np.array_equal(*batches)
+
+
+def test_threads_by_default() -> None:
+    assert [default_loader_threads("cpu", n) for n in (1, 8)] == [1, 1]
+    assert [default_loader_threads("cuda", n) for n in (1, 2, 6, 64)] == [1, 1, 5, 8]

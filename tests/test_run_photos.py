@@ -1,0 +1,98 @@
+"""From a folder of JPEGs to a trained network: imported, indexed, and trained with everything that can be done to an image."""
+
+import json
+from pathlib import Path
+
+import photos
+import pytest
+import small
+from safetensors.numpy import load_file
+
+SCHEDULE = """
+name: "photos"
+model {{ name: "resnet_small" num_classes: 3 }}
+data {{
+  train {{ source: "{data}/train_lmdb" images: 72 }}
+  val {{ source: "{data}/val_lmdb" images: 24 }}
+  {settings}
+}}
+solver {{
+  batch_size: 16
+  device_batch_size: 4
+  momentum: 0.9
+  display: 1
+}}
+stage {{ name: "trunk" }}
+stage {{ name: "collapse" }}
+"""
+TRUNK = """
+base_lr: 0.05 lr_policy: "poly_cyc" power: 1 max_iter: 6 lr_iter: 12
+mixup_alpha: 0.2 cutmix_alpha: 1 label_smoothing: 0.1
+transform_param {
+  channel_order: RGB mean_value: [123.675, 116.28, 103.53] std_value: [58.395, 57.12, 57.375]
+  crop_size: 32 mirror: true random_resized_crop_param { resize_param { interp_mode: AUTO } }
+  color_jitter_param { brightness: 0.2 hue: 0.1 } rand_augment_param { } lighting_std: 0.1 cutout_size: 8
+}
+test_transform_param {
+  channel_order: RGB mean_value: [123.675, 116.28, 103.53] std_value: [58.395, 57.12, 57.375]
+  crop_size: 32 random_resize_param { min_size: 36 } rectangular: true
+}
+"""
+COLLAPSE = """
+base_lr: 0.01 lr_policy: "poly" power: 2 max_iter: 3
+transform_param { crop_size: 32 mirror: true mean_value: [104, 117, 123] scale: 0.017 pad: 2 pad_mode: REFLECT }
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    for name, per_class, seed in (("train", 24, 1), ("val", 8, 2)):
+        photos.make_folder(folder / name, per_class, seed=seed)
+        done = small.stagerun("data", "import", folder / name, folder / f"{name}_lmdb")
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def schedule(folder: Path, data: Path, settings: str = "") -> Path:
+    folder.mkdir()
+    (folder / "schedule.prototxt").write_text(SCHEDULE.format(data=data, settings=settings))
+    (folder / "trunk.prototxt").write_text(TRUNK)
+    (folder / "collapse.prototxt").write_text(COLLAPSE)
+    return folder
+
+
+def weights(out: Path) -> dict[str, bytes]:
+    """Name -> bytes of every tensor at both stages' ends."""
+    found: dict[str, bytes] = {}
+    for stage in ("trunk", "collapse"):
+        (snapshot,) = sorted((out / "snapshots").glob(f"{stage}-*"))[-1:]
+        found |= {f"{stage} {k}": v.tobytes() for k, v in load_file(snapshot / "model.safetensors").items()}
+    return found
+
+
+def images_per_evaluation(out: Path) -> list[int]:
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [line["images"] for line in lines if line["event"] == "Tested"]
+
+
+def test_any_way_of_reading_trains_the_same(tmp_path: Path, data: Path) -> None:
+    """Several threads, scratch before or beside training, prepared files: the same bits with as many workers."""
+    done = small.run(schedule(tmp_path / "plain", data), tmp_path / "a", nproc=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert images_per_evaluation(tmp_path / "a") == [24, 24]
+    expected = weights(tmp_path / "a")
+
+    scratch, prepared = tmp_path / "scratch", tmp_path / "prepared"
+    scratch.mkdir()
+    prepared.mkdir()
+    done = small.stagerun("data", "prepare", data / "train_lmdb", prepared / "train_lmdb")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (prepared / "val_lmdb").symlink_to(data / "val_lmdb")
+    for name, folder, settings in (
+        ("copied", data, f'loader_threads: 3 scratch: "{scratch}" scratch_reserve: 0.01'),
+        ("beside", prepared, f'scratch: "{scratch}" scratch_reserve: 0.01 scratch_copy: BESIDE'),
+    ):
+        done = small.run(schedule(tmp_path / name, folder, settings), tmp_path / f"out-{name}", nproc=2)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert weights(tmp_path / f"out-{name}") == expected, name
