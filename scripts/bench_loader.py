@@ -11,8 +11,8 @@ of processes from one moment of rest to the next. Printed: the medians, and the 
   opencv         the same with cv2.imdecode and cv2.resize (linear)
   bare decode    simplejpeg in threads: the whole picture, and nothing else
 
-The two give tensors of 3 x 224 x 224, as their users do; stagerun's 224 x 224 x 3 is what torch calls channels_last. The
-rivals have their files in memory; stagerun reads its LMDB. Other things to measure: --cold, --order, --wait.
+The two give tensors of 3 x 224 x 224, as their users do; stagerun's 224 x 224 x 3 is what torch calls channels_last. Both
+read the LMDB that stagerun reads, through py-lmdb; the bare decode has its files in memory. Other things to measure: --cold, --order, --wait.
 """
 
 import argparse
@@ -99,11 +99,12 @@ def rectangle(height: int, width: int) -> tuple[int, int, int, int]:
 
 
 class WithPillow:
-    """As a user of torchvision writes it: uint8[3, 224, 224] and a label."""
+    """As a user of torchvision writes it: uint8[3, 224, 224] and a label, from the same LMDB."""
 
-    def __init__(self, files: list[bytes]) -> None:
+    def __init__(self, path: str) -> None:
         transforms = torchvision_part("torchvision.transforms")
-        self._files = files
+        self._path = path
+        self._env: lmdb.Environment | None = None
         self._transform = transforms.Compose(
             [transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip(), transforms.PILToTensor()]
         )
@@ -112,7 +113,14 @@ class WithPillow:
         return 1 << 24
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
-        return self._transform(Image.open(io.BytesIO(self._files[i % len(self._files)])).convert("RGB")), i % 1000
+        record = self._record(i)
+        return self._transform(Image.open(io.BytesIO(record.data)).convert("RGB")), record.label
+
+    def _record(self, i: int) -> Datum:
+        if self._env is None:  # in the worker: an environment doesn't go through a fork
+            self._env = lmdb.open(self._path, readonly=True, lock=False)
+        with self._env.begin(buffers=True) as txn:
+            return Datum.FromString(txn.get(b"%08d" % (i % self._env.stat()["entries"])))
 
 
 class WithOpenCV(WithPillow):
@@ -120,18 +128,19 @@ class WithOpenCV(WithPillow):
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
         cv2.setNumThreads(0)
-        image = cv2.imdecode(np.frombuffer(self._files[i % len(self._files)], np.uint8), cv2.IMREAD_COLOR)
+        record = self._record(i)
+        image = cv2.imdecode(np.frombuffer(record.data, np.uint8), cv2.IMREAD_COLOR)
         top, left, height, width = rectangle(*image.shape[:2])
         image = cv2.resize(image[top : top + height, left : left + width], (SIDE, SIDE), interpolation=cv2.INTER_LINEAR)
         if random.random() < 0.5:
             image = cv2.flip(image, 1)
-        return torch.from_numpy(image).permute(2, 0, 1), i % 1000
+        return torch.from_numpy(image).permute(2, 0, 1), record.label
 
 
 def data_loader(setting: Setting, data: type[WithPillow]) -> Counted:
     torch.set_num_threads(1)
     workers = setting.threads
-    for _, labels in DataLoader(data(setting.files), BATCH, shuffle=False, num_workers=workers):  # type: ignore[arg-type, var-annotated]
+    for _, labels in DataLoader(data(setting.plain), BATCH, shuffle=False, num_workers=workers):  # type: ignore[arg-type, var-annotated]
         yield len(labels)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from stagerun.data.jpeg import Decoder
-from stagerun.data.picture import Image, Picture, coded_picture, encoded_hint, raw_picture
+from stagerun.data.jpeg import make_decoder
+from stagerun.data.picture import Image, MakeDecoder, Picture, coded_picture, encoded_hint, raw_picture
 from stagerun.errors import DataError
 from stagerun.proto import caffe_pb2
 
@@ -33,7 +33,7 @@ class Fields:
 
 
 def decode(
-    record: bytes | memoryview, channels: int, num_classes: int, decoder: Decoder | None = None
+    record: bytes | memoryview, channels: int, num_classes: int, decoder: MakeDecoder = make_decoder
 ) -> tuple[Image, int]:
     """The image as uint8[height, width, channels], channels in the order B, G, R, and its label, 0 .. num_classes-1.
 
@@ -126,7 +126,7 @@ def check_label(label: int, num_classes: int) -> None:
         )
 
 
-def picture_of(fields: Fields, channels: int, decoder: Decoder | None = None) -> Picture:
+def picture_of(fields: Fields, channels: int, decoder: MakeDecoder = make_decoder) -> Picture:
     """The Datum's picture, its size known, its pixels not yet decoded. DataError if it can't give `channels` channels."""
     if not len(fields.data):
         if fields.has_floats:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stagerun.data import datum, jpeg
+from stagerun.data import datum
 from stagerun.data.picture import Image, Picture
 from stagerun.data.records import Records, Room, spread
 from stagerun.errors import DataError
@@ -99,11 +99,11 @@ def _size(records: Records, channels: int) -> tuple[int, int] | None:
     if records.index is not None:
         sizes = set(zip(records.index.heights.tolist(), records.index.widths.tolist(), strict=True))
     else:
-        decoder, room = jpeg.make_decoder(), Room()
+        room = Room()
         sizes = set()
         for i in spread(len(records), _LOOKED_AT):
             try:
-                picture = datum.picture_of(datum.parse(records.read(i, room)), channels, decoder)
+                picture = datum.picture_of(datum.parse(records.read(i, room)), channels)
             except DataError:  # the one who uses the record tells, or replaces it
                 continue
             sizes.add((picture.height, picture.width))

@@ -4,7 +4,8 @@ A JPEG is decoded no further than the part that is wanted reaches, and at a redu
 DataErrors without a place.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 import cv2
 import numpy as np
@@ -15,6 +16,8 @@ from stagerun.data.rectangle import Rectangle
 from stagerun.errors import DataError
 
 Image = NDArray[np.uint8]
+# Called when the first JPEG is met: to load and try the fastest decoder takes half a second, which raw images don't need.
+MakeDecoder: TypeAlias = Callable[[], jpeg.Decoder]
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 
@@ -84,7 +87,7 @@ def raw_picture(data: memoryview, channels: int, height: int, width: int) -> Pic
     return _Planes(np.frombuffer(data, np.uint8).reshape(channels, height, width))
 
 
-def coded_picture(data: memoryview, channels: int, decoder: jpeg.Decoder | None) -> Picture:
+def coded_picture(data: memoryview, channels: int, decoder: MakeDecoder) -> Picture:
     """A JPEG or PNG that gives `channels` channels, 1 or 3. DataError for what is neither, cut off, or of other channels."""
     if data[:3] == _JPEG:
         if not jpeg.is_complete(data):
@@ -92,7 +95,7 @@ def coded_picture(data: memoryview, channels: int, decoder: jpeg.Decoder | None)
         header = jpeg.read_header(data)
         if channels == 1 and header.components != 1:
             raise _other_channels(3, channels)  # CMYK is decoded to three as well
-        return _Jpeg(data, header, channels, decoder or jpeg.make_decoder())
+        return _Jpeg(data, header, channels, decoder())
     if data[:8] == _PNG:
         return _Whole(_decode_png(data, channels))
     raise DataError("the encoded image is neither JPEG nor PNG", "convert it before the LMDB is made")

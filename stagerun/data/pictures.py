@@ -19,7 +19,13 @@ class _Hand(threading.local):
 
     def __init__(self, tier: str | None) -> None:
         self.room = Room()
-        self.decoder = jpeg.make_decoder(tier)
+        self._tier = tier
+        self._decoder: jpeg.Decoder | None = None
+
+    def decoder(self) -> jpeg.Decoder:
+        if self._decoder is None:
+            self._decoder = jpeg.make_decoder(self._tier)
+        return self._decoder
 
 
 class Pictures:

@@ -84,6 +84,8 @@ class Decoder:
         reduced picture, ceil(height / shrink) x ceil(width / shrink) pixels, of which a part is rows top // shrink and
         the height // shrink - 1 after it, likewise columns. ValueError for arguments that don't fit `header`.
 
+        Where `data` can be written to, it may be while this goes on (and is as it was afterwards): it is this thread's.
+
         DataError, without a place, where libjpeg finds the file beyond decoding.
         """
         request = _request(header, channels, part, shrink)

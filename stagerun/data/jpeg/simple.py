@@ -30,20 +30,25 @@ class SimpleDecoder(Decoder):
             pixels = self._decode(sliced, window.height, window.width, request)
             y, x = request.top - window.top // request.shrink, request.left - window.left // request.shrink
         else:
-            source, height = self._shorten(source, header, request)
-            pixels = self._decode(source, height, header.width, request)
+            pixels = self._decode_upper(source, header, request)
             y, x = request.top, request.left
         return None if pixels is None else pixels[y : y + request.height, x : x + request.width]
 
-    def _shorten(self, source: Pixels, header: Header, request: Request) -> tuple[Pixels, int]:
-        """(file, height): a height that ends below the part, where that leaves something out."""
+    def _decode_upper(self, source: Pixels, header: Header, request: Request) -> Pixels | None:
+        """The picture down to below the part, where that leaves something out."""
         height = (request.bottom + 1) * request.shrink  # one row more: the colour is smoothed with it
         if height >= header.height or header.reach is not Reach.PART:
-            return source, header.height
-        data = self._scratch.of(source.size)
-        data[:] = source
-        slices.write_size(data, header.frame_at, height, header.width)
-        return data, height
+            return self._decode(source, header.height, header.width, request)
+        if not source.flags.writeable:
+            data = self._scratch.of(source.size)
+            data[:] = source
+            source = data
+        # In memory that may be written to, the height is put right again: the next call may ask for another part.
+        slices.write_size(source, header.frame_at, height, header.width)
+        try:
+            return self._decode(source, height, header.width, request)
+        finally:
+            slices.write_size(source, header.frame_at, header.height, header.width)
 
     def _decode(self, source: Pixels, height: int, width: int, request: Request) -> Pixels | None:
         """The whole of a file that should be height x width; None if simplejpeg thinks otherwise or can't."""
