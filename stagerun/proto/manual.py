@@ -657,7 +657,7 @@ COMMENTS: dict[str, str] = {
         "to images by default."
     ),
     "ResizeParameter.InterpMode.AUTO": (
-        "The fastest that does not alias: where the image shrinks to a half or less, JPEGs are decoded at 1/2, 1/4 or 1/8 of their\n"
-        "size first; then LINEAR where the sides shrink by less than 1.5, else AREA."
+        "For large JPEGs: where the image shrinks to a half or less, they are decoded at 1/2, 1/4 or 1/8 of their size, which is\n"
+        "quick; then LINEAR where the sides shrink by less than 1.5, else AREA."
     ),
 }

@@ -13,7 +13,7 @@ from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.mixture import Mixing
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import Arithmetic
-from stagerun.errors import DataError, StagerunError, StorageError
+from stagerun.errors import DataError, PeerError, StagerunError, StorageError
 from stagerun.events import (
     Event,
     Iterated,
@@ -80,7 +80,7 @@ def train_stage(run: StageRun) -> Iterator[Event]:
                 yield from run.images.replaced()
                 yield from run.images.copied(run.comm)
         yield from _save(run, state, snapshotter)
-    except (DataError, StorageError):
+    except (DataError, StorageError, PeerError):
         yield from _save_what_is_trained(run, state, snapshotter)
         raise
     finally:
@@ -180,10 +180,10 @@ def _begin_snapshot(
 def _save_what_is_trained(
     run: StageRun, state: TrainState, snapshotter: Snapshotter | None
 ) -> Iterator[SnapshotWritten | SnapshotFailed | Note]:
-    """After images that can't be used, or a disk that fails: on rank 0, if it was the one that met them.
+    """On rank 0, after images that can't be used, a disk that fails, or a peer that is gone, perhaps because it met such.
 
-    `state` is that of the last whole update: the images of an update come before anything of it is applied. No rank waits
-    for another here; what keeps the snapshot from being written is less than what went wrong before.
+    `state` is that of the last whole update: the images of an update, and the sum of all gradients, come before anything of it
+    is applied. No rank waits for another here; what keeps the snapshot from being written is less than what went wrong before.
     """
     if snapshotter is None or run.saved == state.iter or state.iter == run.planned.iter:
         return
