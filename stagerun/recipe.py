@@ -189,6 +189,10 @@ class Transform:
     trivial_augment: bool = False
     rectangular: bool = False
 
+    @property
+    def changes_colours(self) -> bool:
+        return bool(self.color_jitter or self.rand_augment or self.trivial_augment)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamRule:

@@ -14,14 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import ImageFont
 
+from stagerun.cli import showing
 from stagerun.cli.main import main
 from stagerun.cli.showing import ShowOptions, _show
 from stagerun.data import contact_sheet, datum, index, indexing
+from stagerun.data.bad_records import BadRecords
 from stagerun.data.contact_sheet import Tile, as_trained, columns_of, sheet
 from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.loader import Loader
+from stagerun.data.loaders import training_loader
 from stagerun.data.rectangle import Rectangle
 from stagerun.data.write import write_lmdb
+from stagerun.errors import StorageError
 from stagerun.proto import caffe_pb2
 from stagerun.spec import load
 
@@ -210,6 +214,57 @@ def test_a_bad_record_is_told_of_and_the_others_are_shown(tmp_path: Path) -> Non
     assert staged.exit_code == 65 and "record `00000001`" in staged.output
 
 
+def test_a_bad_record_is_replaced_as_in_training(tmp_path: Path) -> None:
+    """With `on_bad_record: REPLACE` the sheet has what the loader of a run gives at each position; the bad one is named."""
+    folder, path = tmp_path / "lmdb", tmp_path / "sheet.png"
+    cut_off = caffe_pb2.Datum(encoded=True, data=b"\x89PNG\r\n\x1a\n12", label=1).SerializeToString()
+    write_lmdb(str(folder), [cut_off if i == 5 else record(i) for i in range(12)])
+    schedule_folder = make_schedule(tmp_path / "schedule", folder)
+    replace_it = ("data.on_bad_record=REPLACE",)
+    schedule = load(schedule_folder, replace_it)
+    records = LmdbSource(str(folder))
+    met = BadRecords(12)
+    loader = training_loader(records, schedule, schedule.stages[0].solver, bad=met)
+    batch = loader.batch(0, 12)
+    [bad] = met.all()
+    made = _show(options(schedule_folder, overrides=replace_it, stage="one", number=12))
+    assert [tile.lines[1] for tile in made.tiles] == [f"label {label}" for label in batch.labels]
+    for n, tile in enumerate(made.tiles):
+        plain = np.clip(np.rint(batch.images[n] + batch.lighting[n]), 0, 255).astype(np.uint8)
+        top, left, side, _ = batch.cutout[n].tolist()
+        plain[top : top + side, left : left + side] = (104, 116, 124)
+        assert np.array_equal(tile.picture, plain)
+    taken = made.tiles[bad.position]
+    assert taken.lines[2] == "for 00000005, which is bad" and taken.lines[0] != "00000005"
+
+    words = (schedule_folder, "--stage", "one", "--number", 12, "--output", path)
+    shown = show(*words, "--set", *replace_it)
+    assert shown.exit_code == 0 and "another record is shown" in shown.stderr and "record `00000005`" in shown.stderr
+    stopped = show(*words)
+    assert stopped.exit_code == 65 and "record `00000005`" in stopped.stderr
+
+
+def test_more_bad_records_than_a_run_puts_up_with_are_an_error(tmp_path: Path) -> None:
+    folder, path = tmp_path / "lmdb", tmp_path / "sheet.png"
+    cut_off = caffe_pb2.Datum(encoded=True, data=b"\x89PNG\r\n\x1a\n12", label=1).SerializeToString()
+    write_lmdb(str(folder), [cut_off if i in (5, 6) else record(i) for i in range(12)])
+    words = (make_schedule(tmp_path / "schedule", folder), "--stage", "one", "--number", 12, "--output", path)
+    shown = show(*words, "--set", "data.on_bad_record=REPLACE")
+    assert shown.exit_code == 65 and path.exists()
+    assert "2 bad records" in shown.stderr and "`00000005`" in shown.stderr and "`00000006`" in shown.stderr
+
+
+def test_without_crop_size_the_sheet_goes_on_behind_a_bad_record(tmp_path: Path) -> None:
+    folder = tmp_path / "lmdb"
+    cut_off = caffe_pb2.Datum(encoded=True, data=b"\x89PNG\r\n\x1a\n12", label=1).SerializeToString()
+    write_lmdb(str(folder), [record(1), cut_off, *[record(1)] * 10])
+    schedule = make_schedule(tmp_path / "schedule", folder)
+    overrides = ("one.transform_param={ mirror: true }",)
+    tiles = _show(options(schedule, overrides=overrides, stage="one", number=12)).tiles
+    [wrong] = [tile.wrong for tile in tiles if tile.wrong]
+    assert len(tiles) == 12 and "record `00000001`" in wrong
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -219,6 +274,13 @@ def test_a_bad_record_is_told_of_and_the_others_are_shown(tmp_path: Path) -> Non
         (["LMDB", "--stage", "one"], "--stage is for one"),
         (["LMDB", "--val"], "--val is for one"),
         (["LMDB", "--set", "seed=2"], "--set is for one"),
+        (["LMDB", "--first", "99999999999999999999"], "numbered up to 2**62"),
+        (["SCHEDULE", "--stage", "one", "--first", "99999999999999999999"], "numbered up to 2**62"),
+        (["SCHEDULE", "--stage", "two", "--first", str(2**62 - 40)], "numbered up to 2**62"),
+        (
+            ["SCHEDULE", "--stage", "two", "--random", "1", "--set", "one.max_iter=9000000000000000000"],
+            "fewer iterations",
+        ),
         (["NOTHING"], "neither a schedule's folder"),
         (["LMDB", "--number", "0"], "0 is not in the range"),
         (["LMDB", "--number", "10000", "--size", "2000"], "too large"),
@@ -235,9 +297,17 @@ def test_mistakes_are_told_before_anything_is_written(
     assert not path.exists()
 
 
-def test_a_sheet_that_cannot_be_written_is_told_of(lmdb: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    shown = show(lmdb, "--output", tmp_path / "file" / "sheet.png")
+def test_a_sheet_that_cannot_be_written_is_told_of(lmdb: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (tmp_path / "nowhere", lmdb / "data.mdb"):
+        shown = show(lmdb, "--output", folder / "sheet.png")
+        assert shown.exit_code == 64 and f"there is no folder {folder}" in shown.output
+    assert not (tmp_path / "nowhere").exists()
+
+    def full(path: Path, data: bytes) -> None:
+        raise StorageError("no space")
+
+    monkeypatch.setattr(showing.store, "write_atomic", lambda disk, path, data: full(path, data))
+    shown = show(lmdb, "--output", tmp_path / "sheet.png")
     assert shown.exit_code == 74 and "choose another file with --output" in shown.output
 
 

@@ -1,5 +1,7 @@
 """`stagerun data import | index | info | verify | prepare` as a user meets them: what is printed, and the exit codes."""
 
+import errno
+import io
 import json
 import os
 import random
@@ -12,11 +14,15 @@ from pathlib import Path
 import lmdb
 import made_images
 import pytest
+import small
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from stagerun.cli import commands_data, data_progress
 from stagerun.cli.main import main
 from stagerun.data import index, sources
+from stagerun.data.disk_errors import hint_for
+from stagerun.data.importing.partial import Partial
 from stagerun.data.jpeg import transcode
 from stagerun.proto.caffe_pb2 import Datum
 
@@ -77,6 +83,9 @@ def test_import_says_what_it_made_and_what_to_write(imported: Path, tmp_path: Pa
         (["--threads", "0"], "0"),
         (["--max-bad", "-1"], "-1"),
         (["--format", "zip"], "zip"),
+        (["--split", "train"], "--split means nothing for the format `folder`"),
+        (["--labels", "x"], "--labels means nothing"),
+        (["--root", "x"], "--root means nothing"),
     ],
 )
 def test_mistakes_on_the_command_line(imported: Path, tmp_path: Path, words: list[str], said: str) -> None:
@@ -150,6 +159,21 @@ def test_index_makes_what_was_lost(copy: Path, imported: Path, tmp_path: Path) -
     assert data("index", copy, "--force", "--classes", tmp_path).exit_code == 64
 
 
+def test_index_with_a_record_that_cannot_be_used(copy: Path) -> None:
+    (copy / index.SIDE_FILE).unlink()
+    with lmdb.open(str(copy), map_size=1 << 30) as env, env.begin(write=True) as txn:
+        whole = made_images.jpeg(0)
+        txn.put(b"99999999_cut.JPEG", Datum(data=whole[:-50], encoded=True, label=1).SerializeToString())
+    refused = data("index", copy)
+    assert refused.exit_code == 65 and not (copy / index.SIDE_FILE).exists()
+    assert "record `99999999_cut.JPEG`: the image is cut off" in refused.stderr and "--max-bad 1" in refused.stderr
+    made = data("index", copy, "--max-bad", 1)
+    assert made.exit_code == 0 and "1 record can't be used:\n  record `99999999_cut.JPEG`: " in made.stdout
+    assert "1 unusable" in data("info", copy).stdout
+    verified = data("verify", copy)
+    assert verified.exit_code == 65 and "`99999999_cut.JPEG`" in verified.stdout
+
+
 def test_a_changed_lmdb_is_said_by_all(copy: Path) -> None:
     with lmdb.open(str(copy), map_size=1 << 27) as env, env.begin(write=True) as txn:
         txn.put(b"99999999", Datum(data=made_images.jpeg(1), encoded=True, label=1).SerializeToString())
@@ -167,8 +191,60 @@ def test_a_cut_off_lmdb_is_an_error_for_all(copy: Path, tmp_path: Path) -> None:
     for words in (["info"], ["verify"], ["index", "--force"]):
         result = data(*words, copy)
         assert result.exit_code == 65 and "is cut off" in result.stderr, words
-    for words in (["info"], ["verify"], ["index"]):
-        assert data(*words, tmp_path / "nowhere").exit_code == 65
+
+
+def test_what_is_no_lmdb_is_told_in_words_that_fit_the_command(imported: Path, tmp_path: Path) -> None:
+    """The hint at schedule.prototxt is for LMDBs that a schedule names."""
+    (tmp_path / "empty").mkdir()
+    for words in (["info"], ["verify"], ["index"], ["prepare", tmp_path / "out"]):
+        for name, said in (("nowhere", "no such folder"), ("empty", "no data.mdb in it")):
+            result = data(words[0], tmp_path / name, *words[1:])
+            assert result.exit_code == 65 and said in result.stderr, (words, name)
+            assert "hint: give the folder of an LMDB" in result.stderr and "schedule" not in result.stderr
+        result = data(words[0], tmp_path / ("n" * 300), *words[1:])
+        assert result.exit_code == 65 and "too long" in result.stderr, words
+    result = data("info", imported / "lmdb" / "data.mdb")
+    assert result.exit_code == 65 and "give the folder that holds data.mdb" in result.stderr
+    schedule = small.make_schedule(tmp_path / "schedule", tmp_path / "nowhere")
+    for words in (["show", schedule], ["stage", schedule, "--scratch", tmp_path]):
+        result = data(*words)
+        assert result.exit_code == 65 and "check `source` under `data` in schedule.prototxt" in result.stderr, words
+
+
+def test_where_nothing_can_be_written_the_hint_says_why(
+    imported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    for out, code, hint in [
+        (Path("/proc/no-such"), 74, "no folder can be made there"),
+        (tmp_path / "file" / "out", 74, "a part of that path is a file"),
+        (tmp_path / ("n" * 300), 74, "give a shorter name"),
+    ]:
+        result = data("import", imported / "images", out)
+        assert (result.exit_code, hint in result.stderr) == (code, True), result.stderr
+        assert "space" not in result.stderr and str(out) in result.stderr
+
+    for number, code, hint in [
+        (errno.ENOSPC, 74, "free some space"),
+        (errno.EDQUOT, 74, "quota"),
+        (errno.EROFS, 74, "only be read"),
+        (errno.EIO, 74, "check the disk"),
+        (errno.EACCES, 77, "that you may write to"),
+    ]:
+
+        def failing(*_: object, number: int = number) -> None:
+            raise OSError(number, os.strerror(number), str(tmp_path / "out"))
+
+        monkeypatch.setattr(Partial, "begin", failing)
+        result = data("import", imported / "images", tmp_path / "out")
+        assert (result.exit_code, hint in result.stderr) == (code, True), result.stderr
+        monkeypatch.undo()
+
+
+def test_what_lmdb_says_of_the_disk_has_the_same_hints() -> None:
+    full = hint_for(OSError(errno.ENOSPC, "x"))
+    assert hint_for(lmdb.Error(f"mdb_txn_commit: {os.strerror(errno.ENOSPC)}")) == full
+    assert hint_for(lmdb.Error(f"mdb_txn_commit: {os.strerror(errno.EIO)}")) != full
 
 
 @pytest.mark.skipif(bool(transcode.can_prepare()), reason="needs the extra `fast`")
@@ -246,7 +322,43 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
     # 100 a second from 1000 on: after 10 s 2000 are done, and 99,000 take 990 s.
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 4
-    assert lines[0].startswith("2000 of 101000 images, 100 images/s, 16 min 30 s left")
+    assert lines[0].startswith("import: 2000 of 101000 images, 100 images/s, 16 min 30 s left")
+
+
+def test_bytes_and_what_others_do_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(data_progress.time, "monotonic", lambda: now)
+    with data_progress.Shown("copying to /x [b] {y}", data_progress.BYTES) as shown:
+        shown.progress(0, 10**9, "another process has copied")
+        now += 20
+        shown.progress(5 * 10**8, 10**9, "another process has copied")
+        now += 20
+        shown.progress(7 * 10**8, 10**9)
+    # From then on it is this process: 200 MB in 20 s.
+    assert capsys.readouterr().err.splitlines() == [
+        "copying to /x [b] {y}: another process has copied 500.0 MB of 1.0 GB",
+        "copying to /x [b] {y}: 700.0 MB of 1.0 GB, 10.0 MB/s, 30 s left",
+    ]
+
+
+def test_a_bar_takes_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal; braces and brackets in a folder's name are no markup."""
+    monkeypatch.setattr(data_progress, "Console", lambda stderr: Console(file=written, force_terminal=True, width=200))
+    written = io.StringIO()
+    with data_progress.Shown("copying to /x [b] {y}", data_progress.BYTES) as shown:
+        shown.progress(5 * 10**8, 10**9, "another process has copied")
+        shown.say("said [b]")
+    text = written.getvalue()
+    assert "copying to /x [b] {y}" in text and "another process has copied 500.0 MB of 1.0 GB" in text
+    assert "said [b]" in text
+
+
+def test_commands_are_listed_in_the_order_of_their_use() -> None:
+    listed = [line.split()[0] for line in data("--help").output.partition("Commands:")[2].splitlines() if line.strip()]
+    listed = [word for word in listed if word in commands_data.data.commands]
+    assert listed == ["import", "index", "info", "verify", "prepare", "show", "stage", "unstage"]
 
 
 def test_the_choices_are_those_of_the_sources() -> None:

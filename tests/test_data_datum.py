@@ -7,7 +7,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagerun.data.datum import Fields, decode, parse, picture_of
+from stagerun.data.datum import Fields, _parse_usual, decode, parse, picture_of
+from stagerun.data.picture import OtherChannels
 from stagerun.data.rectangle import Rectangle
 from stagerun.errors import DataError
 from stagerun.proto.caffe_pb2 import Datum
@@ -181,3 +182,27 @@ def test_a_part_of_any_kind_of_picture_is_that_part_of_the_whole() -> None:
     for value in (raw(PHOTO), record(encode(PHOTO)), record(encode(PHOTO, ".png")), record(encode(GREY))):
         whole, _ = decode(value, 3, 10)
         assert np.array_equal(picture_of(parse(value), 3).decode(part), whole[11:31, 30:71])
+
+
+def test_a_number_without_an_end_is_found_at_once() -> None:
+    """Its value would grow with every byte: twenty seconds for a megabyte, and four times as long for two."""
+
+    class Counted(bytes):
+        reads = 0
+
+        def __getitem__(self, at: object) -> object:
+            self.reads += 1
+            return super().__getitem__(at)  # type: ignore[index]
+
+    value = Counted(b"\x28" + b"\xff" * (2 << 20))
+    assert _parse_usual(value) is None and value.reads < 20  # type: ignore[arg-type]
+    assert "not a Caffe Datum" in refused(bytes(value))
+    assert parse(b"\x28" + b"\xff" * 9 + b"\x01").label == -1  # ten bytes are the longest there are
+
+
+def test_other_channels_are_the_recipes_mistake() -> None:
+    for value in (record(encode(PHOTO)), record(encode(PHOTO, ".png")), raw(PHOTO)):
+        with pytest.raises(OtherChannels, match="3 channels, the network takes 1"):
+            decode(value, 1, 10)
+    with pytest.raises(OtherChannels, match="1 channel, the network takes 3"):
+        decode(raw(GREY[:, :, None]), 3, 10)

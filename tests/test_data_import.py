@@ -53,7 +53,7 @@ def test_damaged_idx_files_are_refused(tmp_path: Path) -> None:
         "another ": whole + b"\0",
         "not an IDX": b"",
         "not an IDX ": b"\0\0\x0d\1" + whole[4:],
-        "another  ": whole[:6],
+        "ends within its header": whole[:6],
         "can't be read": zipped[:-9],
         "can't be read ": zipped[:20] + b"\xff\xff" + zipped[22:],
     }

@@ -156,6 +156,9 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path, made: str) -> None:
     with pytest.raises(DataError, match="exists already"):
         write_lmdb(made, [b"x"])
     assert len(LmdbSource(made)) == 300
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    with pytest.raises(DataError, match="link: exists already"):
+        write_lmdb(str(tmp_path / "link"), (pytest.fail("it has begun") for _ in range(1)))
 
 
 def test_a_kill_half_way_leaves_no_lmdb_under_the_final_name(tmp_path: Path) -> None:

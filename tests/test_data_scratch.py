@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +265,34 @@ def test_a_copy_that_is_seen_to_be_damaged_is_mended_before_it_is_used(source: s
     assert data(again.path) == data(source) and one(source, disk).how is How.THERE
 
 
+@pytest.mark.parametrize("said", ['{"version": 1, "source": [', "no blocks"])
+def test_a_copy_in_use_is_not_removed_whatever_its_manifest_says(source: str, disk: Path, said: str) -> None:
+    copy = one(source, disk)
+    manifest = layout.read_manifest(Path(copy.path))
+    assert manifest is not None
+    if said == "no blocks":  # found to be of other bytes than the source has now
+        layout.write_manifest(Path(copy.path), replace(manifest, blocks=()))
+    else:
+        Path(copy.path, layout.MANIFEST).write_text(said)
+    with pytest.raises(StorageError, match="is no complete copy any more, and in use"):
+        one(source, disk)
+    assert data(copy.path) == data(source)
+    copy.close()
+    assert one(source, disk).how is How.COPIED
+
+
+@pytest.mark.parametrize("end", ["", ".partial"])
+def test_what_another_version_made_is_left_to_it(source: str, disk: Path, end: str) -> None:
+    folder = disk / HOME / f"{look(source).name}{end}"
+    folder.mkdir(parents=True)
+    (folder / layout.MANIFEST).write_text('{"version": 2, "pieces": []}')
+    (folder / "data.mdb").write_bytes(b"theirs")
+    with pytest.raises(StorageError, match="made by another version of stagerun") as error:
+        one(source, disk)
+    assert str(folder) in error.value.message and "unstage" in error.value.hint
+    assert (folder / "data.mdb").read_bytes() == b"theirs" and unstage(str(disk), None) == []
+
+
 def test_a_disk_that_gives_back_other_bytes_is_named(source: str, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, bad = os.pwrite, [1]
 
@@ -381,6 +411,32 @@ def test_a_full_or_failing_disk_leaves_no_copy(
     assert folders(disk) == [] and "scratch" in error.value.hint
 
 
+@pytest.mark.parametrize("allowed", [1, 3])
+def test_no_thread_outlives_the_descriptors_that_it_writes_to(
+    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
+) -> None:
+    """Where the machine allows fewer threads, those that run must not write into the next file that is opened."""
+    started: list[threading.Thread] = []
+    start, write, go = threading.Thread.start, os.pwrite, threading.Event()
+
+    def some(thread: threading.Thread) -> None:
+        if len(started) == allowed:
+            go.set()
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    def late(fd: int, piece: memoryview, at: int) -> int:
+        go.wait()  # until the start of the next thread has failed
+        return write(fd, piece, at)
+
+    monkeypatch.setattr(threading.Thread, "start", some)
+    monkeypatch.setattr(blocks.os, "pwrite", late)
+    with pytest.raises(StorageError, match="can't start new thread"):
+        one(source, disk)
+    assert len(started) == allowed and not any(thread.is_alive() for thread in started) and folders(disk) == []
+
+
 def test_a_source_that_fails_half_way_keeps_what_is_there(
     source: str, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -423,10 +479,11 @@ def test_a_source_that_is_gone_or_not_whole_is_not_copied(source: str, tmp_path:
 def test_a_read_only_disk_and_one_without_locks_are_named(
     source: str, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    looked_at = look(source)
     with monkeypatch.context() as patch:
         patch.setattr(locks.os, "open", failing(errno.EROFS))
         with pytest.raises(StorageError, match=r"Read-only file system"):
-            stage([look(source)], str(disk), 0)
+            stage([looked_at], str(disk), 0)
     monkeypatch.setattr(locks.fcntl, "flock", failing(errno.ENOLCK))
     with pytest.raises(StorageError, match="has no locks") as error:
         one(source, disk)
@@ -447,6 +504,12 @@ def test_scratch_must_exist_and_be_ours(source: str, tmp_path: Path) -> None:
         one(source, shared)
     (shared / HOME).unlink()
     (shared / HOME).mkdir()
+    for mode in (0o777, 0o775):
+        (shared / HOME).chmod(mode)
+        with pytest.raises(PermissionDenied, match=f"others may write to it \\(mode {mode:04o}\\)") as error:
+            one(source, shared)
+        assert "chmod 700" in error.value.hint
+    (shared / HOME).chmod(0o755)
     (shared / HOME / look(source).name).symlink_to(elsewhere)
     (elsewhere / "data.mdb").write_text("keep")
     with pytest.raises(StorageError, match="is a link"):

@@ -86,15 +86,24 @@ def test_mistakes(base: Path, disk: Path, tmp_path: Path) -> None:
     for words, code, text in [
         (("stage", schedule), 64, "has no `scratch` under `data`"),
         (("stage", train), 64, "an LMDB needs --scratch"),
-        (("stage", train, "--scratch", disk, "--set", "seed=1"), 64, "--set is for schedules"),
+        (("stage", train, "--scratch", disk, "--set", "seed=1"), 64, "--set is for schedules, and there is no"),
         (("stage", tmp_path / "nowhere", "--scratch", disk), 65, "nowhere: no such folder"),
-        (("stage", tmp_path / "empty", "--scratch", disk), 64, "schedule.prototxt"),
+        (
+            ("stage", tmp_path / "empty", "--scratch", disk),
+            64,
+            "(there is no schedule.prototxt in it) nor an LMDB's (no data.mdb)",
+        ),
+        (("stage", train / "data.mdb", "--scratch", disk), 64, "data.mdb: is no folder"),
+        (("stage", train, "--scratch", disk, "--reserve", "nan"), 64, "nan is no number"),
+        (("stage", train, "--scratch", disk, "--reserve", "inf"), 64, "not in the range"),
         (("stage", train, "--scratch", disk / "nowhere"), 74, "nowhere: no such folder"),
         (("stage", train, "--scratch", disk, "--reserve", 1e8), 74, "100000.0 TB stay free"),
         (("stage", train, "--scratch", disk, "--reserve", -1), 64, "--reserve"),
         (("unstage",), 64, "give DIR or --all"),
         (("unstage", train, "--all", "--scratch", disk), 64, "give DIR or --all"),
         (("unstage", "--all"), 64, "--all needs --scratch"),
+        (("unstage", "--all", "--scratch", disk, "--set", "seed=1"), 64, "--all reads none"),
+        (("unstage", tmp_path / "nowhere"), 64, "and an LMDB needs --scratch"),
     ]:
         done = data(*words)
         assert (done.exit_code, text in done.output) == (code, True), (words, done.output)

@@ -18,6 +18,7 @@ import tiny
 import torch
 
 from stagerun import store
+from stagerun.data import index, indexing
 from stagerun.data.crops import five_crops
 from stagerun.engine.images import Batch
 from stagerun.runner.evaluating import Wanted, score
@@ -197,6 +198,32 @@ def test_crops_are_taken_from_the_resized_image(tmp_path: Path) -> None:
     schedule = stored_help.make_schedule(tmp_path / "schedule", MODEL, solver, data, 7)
     snapshot = stored_help.make_snapshot(tmp_path / "out", schedule)
     assert evaluated(snapshot, "--views", "10crop")[0]["images"] == 7
+
+
+def test_rectangles_are_those_of_the_recipe_with_any_device_batch(tmp_path: Path) -> None:
+    """Images are cropped as batches of test_batch_size (5) have it, however many go through the network at a time."""
+    data, made = tmp_path / "data", []
+    for n, (height, width) in enumerate([(30, 60), (60, 30), (40, 44), (33, 50), (52, 31), (30, 30)]):
+        made += records(*stored_help.pictures(2 + n % 2, height, width, 1, 10))
+    stored_help.write_lmdb(str(data), made)
+    index.save(indexing.build(str(data)), str(data))
+    solver = (
+        f"{CROPPED} precision: FP64 test_transform_param {{ crop_size: 24 random_resize_param {{ min_size: 28 }} "
+        "mean_value: 73 scale: 0.0111 rectangular: true }"
+    )
+    folder = tmp_path / "schedule"
+    schedule = stored_help.make_schedule(folder, MODEL, solver, data, len(made))
+    snapshot = stored_help.make_snapshot(tmp_path / "out", schedule, seed=5)
+    (whole,) = evaluated(snapshot)
+    assert whole["images"] == len(made) == 15
+    for size in (1, 2, 3, 5):
+        (cut,) = evaluated(snapshot, "--device-batch", size)
+        assert (cut["images"], cut["top1"], cut["top5"]) == (15, whole["top1"], whole["top5"])
+        assert cut["loss"] == pytest.approx(whole["loss"], rel=1e-12)
+    (other,) = evaluated(folder, "--out", tmp_path / "out", "--set", "only.test_batch_size=3")
+    assert other["loss"] != pytest.approx(whole["loss"], rel=1e-6), "other rectangles: another result"
+    code, text = refused(snapshot, "--device-batch", 6)
+    assert code == 64 and "--device-batch 6: the evaluation is `rectangular`" in text and "at most 5" in text
 
 
 def records(images: np.ndarray, labels: np.ndarray) -> list[bytes]:

@@ -290,7 +290,7 @@ def test_an_onnx_file_holds_its_facts_and_nothing_of_this_machine(onnx, tiny: Pa
     graph = onnx.load(files[0])
     onnx.checker.check_model(graph, full_check=True)
     facts = {p.key: p.value for p in graph.metadata_props}
-    assert facts["input"] == "uint8 [N, 28, 28, 1], grey, 0..255; mean and scale are in the graph"
+    assert facts["input"] == "uint8 [N, 28, 28, 1], grey, 0..255; the normalisation is in the graph"
     assert facts["snapshot"] == "only-00000003-a0001" and facts["mean_value"] == "73.0"
     assert facts["before"] == "28 x 28 cut from the centre"
     for part in (str(Path(stored_help.__file__).parents[1]), os.path.dirname(torch.__file__)):

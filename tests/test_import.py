@@ -13,13 +13,14 @@ from PIL import Image
 
 from stagerun import order
 from stagerun.data import datum, index
+from stagerun.data.importing import engine
 from stagerun.data.importing.engine import Job, Result, run
 from stagerun.data.importing.images import ImportOptions, ImportWork
 from stagerun.data.importing.partial import REPORT
 from stagerun.data.indexing import build
 from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.sources import Item, Pixels, SourceOptions, open_source
-from stagerun.errors import DataError, UsageError
+from stagerun.errors import DataError, ResumeRefused, UsageError
 from stagerun.proto.caffe_pb2 import Datum
 
 
@@ -51,6 +52,11 @@ def made(source: Any, out: Path, max_bad: int = 0, **options: Any) -> Result:
 def records(out: Path) -> dict[str, Datum]:
     with lmdb.open(str(out), readonly=True, lock=False) as env, env.begin() as txn:
         return {os.fsdecode(key): Datum.FromString(value) for key, value in txn.cursor()}
+
+
+@pytest.fixture
+def small_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "RECORDS_PER_COMMIT", 4)
 
 
 def test_a_folder_becomes_what_convert_imageset_makes(tmp_path: Path) -> None:
@@ -224,6 +230,53 @@ def test_a_run_can_read_it(tmp_path: Path) -> None:
     assert reader.index is not None
     key, record = reader.get(11)
     assert key.startswith(b"00000011_n0") and datum.decode(record, 3, 3)[0].shape[2] == 3
+
+
+@pytest.mark.usefixtures("small_commits")
+@pytest.mark.parametrize("change", ["another", "newer", "gone", "there now", "mended"])
+def test_files_that_change_before_it_goes_on_are_not_mixed_with_those_before(tmp_path: Path, change: str) -> None:
+    source = made_images.class_folders(tmp_path / "images")
+    first = source / "n00000000" / "0.JPEG"
+    if change == "there now":
+        first.rename(tmp_path / "elsewhere")
+        first.symlink_to(tmp_path / "there")
+    if change == "mended":
+        first.write_bytes(first.read_bytes()[:-30])
+    listed = tmp_path / "list"
+    listed.write_text("".join(f"{path.relative_to(source)} 0\n" for path in [first, *sorted(source.glob("*/[1-9]*"))]))
+    options = SourceOptions(root=str(source))
+
+    def go_on(**more: Any) -> Result:
+        work = ImportWork(open_source(str(listed), options), "given", ImportOptions(seed=None))
+        return run(work, str(tmp_path / "out"), Job(threads=2, max_bad=1, **more))
+
+    assert not go_on(stop=iter([False] * 20 + [True]).__next__).complete
+    if change == "another":
+        times = first.stat().st_atime_ns, first.stat().st_mtime_ns
+        first.write_bytes(made_images.jpeg(99))
+        os.utime(first, ns=times)
+    elif change == "gone":
+        first.unlink()
+    elif change == "there now":
+        (tmp_path / "elsewhere").rename(tmp_path / "there")
+    else:
+        os.utime(first, ns=(1, 1))
+    with pytest.raises(ResumeRefused, match=r"n00000000/0\.JPEG: has changed since it was imported") as error:
+        go_on()
+    assert "--restart" in error.value.hint
+    assert go_on(restart=True).begun_at == 0
+
+
+@pytest.mark.usefixtures("small_commits")
+def test_files_that_stay_as_they_were_are_gone_on_with(tmp_path: Path) -> None:
+    source = made_images.class_folders(tmp_path / "images")
+    (source / "n00000000" / "3.JPEG").write_bytes(b"")
+    with (source / "n00000000" / "6.JPEG").open("wb") as file:
+        file.truncate((1 << 28) + 1)
+    work = ImportWork(open_source(str(source), SourceOptions()), "given", ImportOptions())
+    stop = iter([False] * 20 + [True]).__next__
+    assert not run(work, str(tmp_path / "out"), Job(threads=2, max_bad=2, stop=stop)).complete
+    assert run(work, str(tmp_path / "out"), Job(threads=2, max_bad=2)).begun_at > 0
 
 
 def test_nothing_to_import(tmp_path: Path) -> None:

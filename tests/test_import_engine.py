@@ -43,11 +43,14 @@ class Numbers:
     def make(self, position: int) -> Made:
         name = f"image {position}"
         if position in self._bad:
-            return Made(b"", None, notes=(Note(name, "broken", "on purpose", bad=True),))
+            return Made(b"", None, notes=(Note(name, "broken", "on purpose", bad=True),), state=position)
         width = position * 37 % 3000 + 1
         datum = Datum(channels=1, height=1, width=width, data=bytes([position % 256]) * width, label=position % 2)
         notes = (Note(name, "odd"),) if position % 20 == 0 else ()
-        return Made(b"%08d" % position, datum.SerializeToString(), position % 2, look(datum, True), notes)
+        return Made(b"%08d" % position, datum.SerializeToString(), position % 2, look(datum, True), notes, position)
+
+    def changed(self, position: int, state: int) -> str:
+        return "" if position == state else f"image {position}"
 
 
 @pytest.fixture(autouse=True)
@@ -264,6 +267,28 @@ def test_another_work_in_the_same_place_is_refused(tmp_path: Path) -> None:
     assert again.already and again.records == 140
 
 
+def test_a_complete_one_is_not_made_again_nor_taken_for_what_it_is_not(
+    tmp_path: Path, expected: tuple[dict[bytes, bytes], bytes, bytes]
+) -> None:
+    out = str(tmp_path / "expected")
+    with pytest.raises(DataError, match="exists already") as error:
+        run(Numbers(), out, job(restart=True))
+    assert "remove it" in error.value.hint
+    with pytest.raises(DataError, match="complete, but 10 images of 150 can't be used; more than 9 are") as error:
+        run(Numbers(), out, job(max_bad=9))
+    assert "--max-bad 10" in error.value.hint and f"{out}/{REPORT}" in error.value.hint
+    again = run(Numbers(), out, job(max_bad=10))
+    assert (again.already, again.records, again.bad) == (True, 140, 10)
+    assert content(tmp_path / "expected") == expected
+
+
+def test_a_link_that_leads_nowhere_is_found_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "gone")
+    with pytest.raises(DataError, match="out: is a link that leads nowhere"):
+        run(Numbers(), str(tmp_path / "out"), job(progress=lambda done, total: pytest.fail("it has begun")))
+    assert os.listdir(tmp_path) == ["out"]
+
+
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").touch()
@@ -320,6 +345,39 @@ def test_somebody_elses_files_are_never_deleted(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"holds `thesis\.tex`"):
             run(Numbers(), str(tmp_path / "out"), job(restart=restart))
     assert (tmp_path / "out.partial" / "thesis.tex").exists() and (tmp_path / "out.partial" / "lmdb").exists()
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", "rows/1", "lmdb/thesis.tex", "lmdb/data.mdb/1", "lmdb/sub/data.mdb"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_nor_are_those_in_its_folders(tmp_path: Path, name: str, whole: bool) -> None:
+    """`out.partial` may be somebody's own, or have got a file of theirs since."""
+    partial = tmp_path / "out.partial"
+    if whole:
+        run(Numbers(), str(tmp_path / "out"), job(stop=iter([False] * 100 + [True]).__next__))
+        for path in (partial / "rows", partial / "lmdb" / "data.mdb"):
+            path.unlink()
+    (partial / name).parent.mkdir(parents=True, exist_ok=True)
+    (partial / name).write_text("years of work")
+    before = sorted(partial.rglob("*"))
+    with pytest.raises(DataError, match=r"holds `(thesis\.tex|rows|lmdb/(thesis\.tex|data\.mdb|sub))`"):
+        run(Numbers(), str(tmp_path / "out"), job(restart=whole))
+    assert (partial / name).read_text() == "years of work"
+    assert set(partial.rglob("*")) - set(before) <= {partial / "lock"} and set(before) <= set(partial.rglob("*"))
+
+
+def test_somebody_elses_file_beside_the_records_stops_the_end(
+    tmp_path: Path, expected: tuple[dict[bytes, bytes], bytes, bytes]
+) -> None:
+    run(Numbers(), str(tmp_path / "out"), job(stop=iter([False] * 100 + [True]).__next__))
+    lmdb_folder = tmp_path / "out.partial" / "lmdb"
+    (lmdb_folder / "thesis.tex").write_text("years of work")
+    for name in ("lock.mdb", REPORT, f"{REPORT}.partial", f"{index.SIDE_FILE}.partial-{'0' * 32}"):
+        (lmdb_folder / name).touch()  # what a look into it, and an end that was killed, leave
+    with pytest.raises(DataError, match=r"holds `thesis\.tex`"):
+        run(Numbers(), str(tmp_path / "out"), job())
+    (lmdb_folder / "thesis.tex").rename(tmp_path / "thesis.tex")
+    run(Numbers(), str(tmp_path / "out"), job())
+    assert content(tmp_path / "out") == expected
 
 
 def test_errors_of_the_disk_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

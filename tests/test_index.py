@@ -13,10 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stagerun.data import index
-from stagerun.data.indexing import build
+from stagerun.data.datum import decode
+from stagerun.data.describe import describe
+from stagerun.data.indexing import build, build_with
 from stagerun.data.lmdb_offsets import offsets_of
+from stagerun.data.lmdb_source import LmdbSource
+from stagerun.data.rectangular import RectangularLoader
+from stagerun.data.verify import verify
 from stagerun.errors import DataError, PermissionDenied, StorageError
 from stagerun.proto.caffe_pb2 import Datum
+from stagerun.recipe import InterpMode, RandomResize, Transform
+
+RECTANGULAR = Transform(
+    crop_size=32, rectangular=True, random_resize=RandomResize(min_size=40, max_size=40, interp_mode=InterpMode.LINEAR)
+)
 
 SIZES = (
     0,
@@ -242,3 +252,107 @@ def test_a_folder_that_may_not_be_written_is_said(tmp_path: Path, monkeypatch: p
             patch.setattr(os, "fsync", fail)
             index.save(built, path)
         assert sorted(os.listdir(path)) == before
+
+
+def test_the_side_file_of_another_lmdb_is_refused(tmp_path: Path) -> None:
+    """Made in the same way, of as many bytes in as many transactions: only the records differ."""
+    paths = []
+    for name, first in (("one", 0), ("other", 1)):
+        raw = [
+            Datum(channels=1, height=8, width=8, data=bytes([first + i]) * 64, label=i).SerializeToString()
+            for i in range(9)
+        ]
+        paths.append(write(tmp_path / name, {b"%08d" % i: value for i, value in enumerate(raw)}))
+    one, other = paths
+    index.save(build(one), one)
+    (Path(other) / index.SIDE_FILE).write_bytes((Path(one) / index.SIDE_FILE).read_bytes())
+    assert LmdbSource(one).index is not None
+    for opened in (index.load, LmdbSource):
+        with pytest.raises(DataError, match="belongs to another LMDB") as error:
+            opened(other)
+        assert "stagerun data index --force" in error.value.hint
+    assert "of another LMDB" in describe(other).index_state and describe(one).index_state == "up to date"
+    assert len(verify(other).mistakes) == 9
+
+
+def test_a_side_file_that_is_written_over_while_it_is_used(tmp_path: Path) -> None:
+    """`cp` empties the old file first: mapped, the next look at it would end the process."""
+    path = caffes(tmp_path / "db")
+    index.save(build(path), path)
+    source = LmdbSource(path)
+    (Path(path) / index.SIDE_FILE).write_bytes(b"")
+    assert source.key(7) == b"00000007_7.JPEG" and source.get(7)[1] == datum(7)
+    assert source.index is not None and source.index.labels.tolist() == list(range(8))
+
+
+def unusable(folder: Path) -> str:
+    """Four whole records of ten, and of those that can't be used each kind."""
+    whole, png = made_images.jpeg(0), made_images.png(0)
+    bad = [
+        b"\xff\xff",
+        Datum(data=whole[:-50], encoded=True, label=3).SerializeToString(),
+        Datum(data=png[:-20], encoded=True, label=3).SerializeToString(),
+        Datum(data=b"GIF89a" + bytes(20), encoded=True).SerializeToString(),
+        Datum(data=png[:60] + bytes([png[60] ^ 255]) + png[61:], encoded=True).SerializeToString(),
+        Datum(data=whole, encoded=True, label=-1).SerializeToString(),
+    ]
+    return write(folder, {b"%02d" % i: value for i, value in enumerate([*map(datum, range(4)), *bad])})
+
+
+def test_a_side_file_with_some_records_that_cannot_be_used(tmp_path: Path) -> None:
+    path = unusable(tmp_path / "db")
+    with pytest.raises(DataError, match="6 records of 10") as error:
+        build_with(path, max_bad=5)
+    assert "--max-bad 6" in error.value.hint
+    built = build_with(path, max_bad=6)
+    assert [text.split("`")[1] for text in built.unusable] == [f"{i:02}" for i in range(4, 10)]
+    made = built.index
+    assert made.heights.tolist()[4:] == made.widths.tolist()[4:] == [0] * 6
+    assert dict(made.facts.kinds)["unusable"] == 6
+    assert made.labels.tolist() == [0, 1, 2, 3, -1, 3, 3, 0, 0, -1]
+    whole = write(tmp_path / "whole", {b"%d" % i: datum(i) for i in range(4)})
+    assert made.facts.mean_bgr == build(whole).facts.mean_bgr
+    index.save(made, path)
+    found = describe(path)
+    assert found.smallest is not None and found.smallest.height > 0 and dict(found.labels) == {0: 3, 1: 1, 2: 1, 3: 3}
+    assert [key for key, _ in verify(path, decode=True).mistakes] == [f"{i:02}" for i in range(4, 10)]
+    assert [key for key, _ in verify(path).mistakes] == [f"{i:02}" for i in range(4, 10)]
+    with pytest.raises(DataError, match=r"6 records can't be used, .* the first is `04`"):
+        RectangularLoader(LmdbSource(path), RECTANGULAR, batch_size=4, channels=3, num_classes=10)
+
+
+def test_everyone_judges_as_the_loader_does(tmp_path: Path) -> None:
+    """Index, verify and loader: of arithmetic coding too, which OpenCV decodes, and of a PNG that ends early."""
+    whole, png = made_images.jpeg(0, 20, 30), made_images.png(0)
+    damaged = bytearray(whole)
+    damaged[whole.index(b"\xff\xc4") + 5 : whole.index(b"\xff\xc4") + 21] = b"\xff" * 16
+    values = {
+        "whole": whole,
+        "arithmetic": arithmetic(),
+        "lossless": whole.replace(b"\xff\xc0", b"\xff\xc3"),
+        "damaged": bytes(damaged),
+        "png": png,
+        "truncated": png[:-13],
+        "empty": png[:8],
+        "no end": png[:-12],
+    }
+    records = {name.encode(): Datum(data=value, encoded=True).SerializeToString() for name, value in values.items()}
+    path = write(tmp_path / "db", records)
+    refused = set()
+    for name, record in records.items():
+        try:
+            decode(record, 3, 10)
+        except DataError:
+            refused.add(name.decode())
+    assert refused == {"lossless", "damaged", "truncated", "empty", "no end"}
+    assert {text.split("`")[1] for text in build_with(path, max_bad=7).unusable} == refused
+    assert {key for key, _ in verify(path, decode=True).mistakes} == refused
+    index.save(build_with(path, max_bad=7).index, path)
+    assert "unusual grey JPEG" in dict(build_with(path, max_bad=7).index.facts.kinds)
+
+
+def arithmetic() -> bytes:
+    """An arithmetic-coded JPEG of 16 x 16 grey pixels, all alike: a scan that is empty decodes to zeros."""
+    tables = b"\xff\xdb\0\x43\0" + b"\x10" * 64
+    frame = b"\xff\xc9\0\x0b\x08\0\x10\0\x10\x01\x01\x11\0"
+    return b"\xff\xd8" + tables + frame + b"\xff\xda\0\x08\x01\x01\0\0\x3f\0" + b"\0" * 8 + b"\xff\xd9"

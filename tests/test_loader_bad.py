@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from stagerun.data.bad_records import Bad, BadRecords, Undecodable, allowed
+from stagerun.data.bad_records import Bad, BadRecords, Undecodable, allowed, check
 from stagerun.data.loader import Loader
 from stagerun.data.records import ListRecords
 from stagerun.errors import DataError
@@ -64,17 +64,28 @@ def test_each_bad_record_is_told_once_with_key_and_position() -> None:
     assert bad.fresh() == [] and len(bad.all()) == 2
 
 
-def test_more_than_one_of_a_thousand_end_the_run_with_all_of_them_named() -> None:
+def test_more_than_one_of_a_thousand_are_too_many_and_all_of_them_are_named() -> None:
     assert (allowed(5), allowed(N), allowed(1281167)) == (1, 3, 1281)
-    one = make(records([2, 4, 6, 8]), BadRecords(N))
+    bad = BadRecords(N)
+    one = make(records([2, 4, 6, 8]), bad)
+    one.batch(0, 7)
+    assert not bad.too_many()
+    one.batch(7, 9)  # nothing stops here: the workers are to agree where
+    assert bad.too_many()
     with pytest.raises(DataError) as error:
-        one.batch(0, 16)
+        check(bad.all(), allowed(N))
     assert "4 bad records" in error.value.message and error.value.hint
     assert all(f"`0000000{n}`" in error.value.message for n in (2, 4, 6, 8))
 
 
 def test_labels_and_sizes_are_mistakes_of_the_recipe_and_never_replaced() -> None:
-    for value in (Datum(channels=1, height=8, width=8, data=bytes(64), label=10).SerializeToString(), raw(3, side=5)):
+    colour = cv2.imencode(".png", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
+    for value in (
+        Datum(channels=1, height=8, width=8, data=bytes(64), label=10).SerializeToString(),
+        Datum(channels=3, height=8, width=8, data=bytes(192)).SerializeToString(),
+        Datum(data=colour, encoded=True).SerializeToString(),
+        raw(3, side=5),
+    ):
         with pytest.raises(DataError, match="`00000007`") as error:
             make(records([7], value), BadRecords(N)).batch(0, 16)
         assert not isinstance(error.value, Undecodable)
@@ -89,16 +100,39 @@ def test_preflight_puts_up_with_what_the_run_would() -> None:
     make(records([0]), BadRecords(N)).preflight()
     with pytest.raises(DataError):
         make(records([0]), None).preflight()
+    # Of a large set a thousandth is more than all that are looked at: two bad ones of so few are too many all the same.
+    assert allowed(40_000) > 32
+    with pytest.raises(DataError, match="2 of 32 records looked at can't be used"):
+        make(records([0, N - 1]), BadRecords(40_000)).preflight()
     with pytest.raises(DataError, match="can't be used"):
         make(records(range(N)), BadRecords(N)).preflight()
 
 
-def test_what_everybody_met_is_counted_once() -> None:
+def test_what_others_have_met_counts_and_is_told_to_whom_it_is_new() -> None:
     bad = BadRecords(1000)
     bad.add(Bad(3, 10, "three"))
-    bad.add(Bad(3, 99, "three again"))
-    with pytest.raises(DataError, match="2 bad records"):
-        bad.add(Bad(4, 11, "four"))
+    assert bad.learn([Bad(3, 99, "three again"), Bad(4, 11, "four")]) == [Bad(4, 11, "four")]
+    bad.add(Bad(4, 20, "four again"))
+    assert (bad.fresh(), bad.fresh()) == ([Bad(3, 10, "three")], []), "what it met itself"
+    assert bad.all() == [Bad(3, 10, "three"), Bad(4, 11, "four")] and bad.too_many()
+
+
+def test_whether_a_record_still_is_bad() -> None:
+    loader = make(records([7]), BadRecords(N))
+    assert [loader.is_bad(i) for i in (6, 7, N)] == [False, True, False]
+    wrong_label = Datum(channels=1, height=8, width=8, data=bytes(64), label=10).SerializeToString()
+    assert not make(records([7], wrong_label), None).is_bad(7)
+
+
+def test_where_training_stops_at_a_bad_record_the_hint_says_that_it_needn_t() -> None:
+    source = records([0])
+    for use in (lambda: make(source, None).batch(0, 4), lambda: make(source, None).preflight()):
+        with pytest.raises(Undecodable) as error:
+            use()
+        assert "`on_bad_record: REPLACE`" in error.value.hint
+    with pytest.raises(Undecodable) as error:
+        make(source, None, train=False).preflight()
+    assert "REPLACE" not in error.value.hint, "an evaluation never does"
 
 
 def test_colours_are_changed_last_with_numbers_of_their_own() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 SCRIPT = Path(__file__).parent.parent / "scripts" / "fuzz_records.py"
 
 
-def test_two_thousand_damaged_records() -> None:
-    done = subprocess.run([sys.executable, SCRIPT, "--count", "2000"], capture_output=True, text=True, timeout=300)
+def test_five_hundred_damaged_records() -> None:
+    done = subprocess.run([sys.executable, SCRIPT, "--count", "500"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2000 records" in done.stdout and " 0 failures" in done.stdout
+    assert "500 records" in done.stdout and " 0 failures" in done.stdout

@@ -6,14 +6,27 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import small
+import tiny
+import torch
 
-from stagerun.data.index import Facts, Index
+from stagerun.comm import SoloComm
+from stagerun.data import loaders
+from stagerun.data.index import Facts, Index, save
+from stagerun.data.indexing import build
 from stagerun.data.lmdb_source import LmdbSource
-from stagerun.data.rectangular import RectangularLoader, centre, crop_of
+from stagerun.data.loader import Job
+from stagerun.data.rectangular import RectangularLoader, centre, crop_of, evenly
 from stagerun.data.write import write_lmdb
-from stagerun.errors import DataError
+from stagerun.errors import DataError, Span
+from stagerun.events import Tested
 from stagerun.proto.caffe_pb2 import Datum
-from stagerun.recipe import InterpMode, RandomResize, Transform
+from stagerun.recipe import InterpMode, RandomResize, Solver, Stage, Transform
+from stagerun.runner import images
+from stagerun.runner.keeper import Keeper
+from stagerun.runner.walk import run
+from stagerun.spec import load
+from stagerun.world import World
 
 SIZES = [
     (60, 90),
@@ -83,10 +96,21 @@ def test_a_batch_is_the_same_whoever_asks_and_when(source: LmdbSource) -> None:
     whole = make(source)
     for position, count in ((4, 4), (8, 2)):
         assert np.array_equal(make(source).batch(position, count).images, whole.batch(position, count).images)
-    # The first images of a batch alone (test_iter) have the crop of the batch.
+    # Some images of a batch alone have the crop of the batch.
     assert np.array_equal(whole.batch(4, 2).images, whole.batch(4, 4).images[:2])
+    assert np.array_equal(whole.batch(6, 2).images, whole.batch(4, 4).images[2:])
     with pytest.raises(ValueError):
         whole.batch(2, 4)
+
+
+def test_some_of_the_batches_are_evenly_spread() -> None:
+    assert [evenly(10, n) for n in (1, 2, 3)] == [[5], [2, 7], [1, 5, 8]]
+    for of in range(1, 30):
+        for n in range(1, of + 1):
+            chosen = evenly(of, n)
+            assert chosen == sorted(set(chosen)) and len(chosen) == n and chosen[0] >= 0 and chosen[-1] < of
+            assert max([chosen[0], of - 1 - chosen[-1]]) <= of // n, "neither end is left out"
+    assert evenly(7, 7) == list(range(7))
 
 
 def test_pixels_are_the_centre_of_the_resized_image(source: LmdbSource) -> None:
@@ -106,10 +130,60 @@ def test_an_image_that_is_less_elongated_than_the_mean_has_black_beside_it() -> 
 def test_sizes_are_needed_and_looked_at(source: LmdbSource) -> None:
     make(source).preflight()
     source.index = index([(0, 0), *SIZES[1:]])
-    with pytest.raises(DataError, match="number 0"):
+    with pytest.raises(DataError, match="1 record can't be used, says the side file"):
         make(source)
     source.index = None
     with pytest.raises(DataError) as error:
         make(source)
     assert "stagerun data index" in error.value.hint
     assert replace(PARAM).rectangular
+
+
+def test_an_evaluation_inside_a_stage_sees_all_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `test_iter`, those of the tallest images alone would be its first passes."""
+    asked = []
+
+    class Watched(RectangularLoader):
+        def plan(self, position: int, count: int) -> Job:
+            asked.append((position, count))
+            return super().plan(position, count)
+
+    monkeypatch.setattr(loaders, "RectangularLoader", Watched)
+    tiny.make_data(tmp_path)
+    save(build(str(tmp_path / "val_lmdb")), str(tmp_path / "val_lmdb"))
+    rectangular = "test_transform_param { crop_size: 24 rectangular: true random_resize_param { min_size: 28 } }"
+    stage = (
+        f'base_lr: 0.01 lr_policy: "fixed" max_iter: 2 test_interval: 1 test_iter: 3 test_batch_size: 15 {rectangular}'
+    )
+    folder = small.make_schedule(tmp_path / "s", tmp_path, init=stage)
+    text = (folder / "schedule.prototxt").read_text()
+    (folder / "schedule.prototxt").write_text(text[: text.index("stage {")] + 'stage { name: "init" }')
+    schedule, keeper = load(str(folder), ()), Keeper(load(str(folder), ()), tmp_path / "o")
+    keeper.open()
+    try:
+        device = torch.device("cpu")
+        tested = [
+            event.images
+            for event in run(schedule, "o", SoloComm(), World(), device, keeper, lambda: False)
+            if isinstance(event, Tested)
+        ]
+    finally:
+        keeper.close()
+    # 100 images are 6 passes of 15 and one of 10.
+    assert asked[:3] == [(15, 15), (45, 15), (75, 15)] and asked[3:] == [*((n, 15) for n in range(0, 90, 15)), (90, 10)]
+    assert tested == [45, 100]
+
+
+def test_other_evaluations_begin_at_the_first_image() -> None:
+    assert images.evaluated(stage_of(Transform()), 7, 3) == [0, 1, 2]
+    assert images.evaluated(stage_of(PARAM), 7, 3) == [1, 3, 5]
+    for param in (Transform(), PARAM):
+        assert images.evaluated(stage_of(param), 7, None) == images.evaluated(stage_of(param), 7, 9) == list(range(7))
+
+
+def stage_of(param: Transform) -> Stage:
+    solver = Solver(
+        base_lr=1, lr_policy="fixed", max_iter=1, batch_size=1, device_batch_size=1, test_batch_size=1, random_seed=1,
+        test_transform=param,
+    )  # fmt: skip
+    return Stage(name="a", parent=None, solver=solver, identity={}, origins={}, span=Span("a", 1, 1))

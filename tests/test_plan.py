@@ -301,3 +301,13 @@ def test_a_field_that_an_older_version_did_not_know_had_its_default() -> None:
     assert set(states(make_plan(now, inventory(*old))).values()) == {"done"}
     written = schedule(early=STAGES["early"] + "ema_interval: 1\n")
     assert states(make_plan(written, inventory(*old)))["early"] == "stale", "whether it was the same can't be known"
+
+
+def test_a_field_that_counted_in_an_older_version_does_not_any_more() -> None:
+    """What a run does about bad records (`on_bad_record`) is such a field."""
+    now = schedule(shared=SCHEDULE.replace("images: 1000 }", "images: 1000 } on_bad_record: REPLACE"))
+    old = [replace(r, identity={**r.identity, "data.on_bad_record": "STOP"}) for r in finished(now)]
+    for snapshots in (old, finished(schedule())):
+        assert set(states(make_plan(now, inventory(*snapshots))).values()) == {"done"}
+    unknown = [replace(r, identity={**r.identity, "data.mirror": "true"}) for r in finished(now)]
+    assert states(make_plan(now, inventory(*unknown)))["trunk"] == "stale", "nobody knows what it was"

@@ -20,7 +20,7 @@ from stagerun.plan import make_plan
 from stagerun.plan.estimate import Cost, Figures, estimate, snapshots_on_disk, times
 from stagerun.plan.estimate_text import Room, caveats, needs, render_needs, render_times
 from stagerun.plan.rehearsal import Synthetic, cost_key, rehearsal, synthetic_images
-from stagerun.recipe import ParamRule, Schedule
+from stagerun.recipe import Cache, ParamRule, Schedule
 from stagerun.runner.rehearse import Observer, Rehearsal, costs
 from stagerun.snapshots import Inventory
 from stagerun.spec import load
@@ -153,6 +153,15 @@ def test_frozen_layers_are_a_kind_of_their_own_and_a_mean_value_is_not() -> None
     assert cost_key(TREE, frozen) != cost_key(TREE, solver) == cost_key(TREE, shifted)
 
 
+def test_what_feeds_a_stage_and_what_mixes_its_images_is_a_kind_of_its_own() -> None:
+    solver = TREE.stages[0].solver
+    of_data = [replace(TREE, data=replace(TREE.data, **one)) for one in ({"cache": Cache.DISK}, {"loader_threads": 3})]
+    mixed = [replace(solver, mixup_alpha=0.2), replace(solver, cutmix_alpha=1.0)]
+    keys = [cost_key(TREE, solver), *(cost_key(of, solver) for of in of_data), *(cost_key(TREE, one) for one in mixed)]
+    assert len(set(keys)) == 5
+    assert cost_key(TREE, replace(solver, mixup_alpha=0.4)) == keys[3], "how much is mixed costs nothing"
+
+
 def test_what_is_done_takes_no_time_and_what_was_not_rehearsed_is_not_guessed() -> None:
     ends = finished(TREE)
     plan = make_plan(TREE, inventory(ends[0]))
@@ -238,6 +247,9 @@ def test_synthetic_needs_no_data_and_json_is_one_object(base: Path, tmp_path: Pa
     refused = small.stagerun(*words)
     assert refused.returncode == 65 and "/no/train: there is no LMDB" in refused.stderr
     assert "/no/val" in refused.stderr and "hint: `--synthetic`" in refused.stderr
+    # Rectangular evaluation needs the side file of the images.
+    rectangular = "{crop_size: 24 rectangular: true random_resize_param { min_size: 28 } mean_value: 73 scale: 0.0111}"
+    words += ["--set", f"solver.test_transform_param={rectangular}"]
     done = small.stagerun(*words, "--synthetic", "--json", "--workers", 4, env={**os.environ, "TMPDIR": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)

@@ -148,6 +148,7 @@ def test_thinning_loses_no_peak_of_the_learning_rate() -> None:
 
 def test_folders_that_hold_no_run(three: list[Path], tmp_path: Path) -> None:
     assert "there is no folder" in refusal(tmp_path / "nowhere")
+    assert "File name too long" in refusal(tmp_path / ("n" * 300), code=74)
     assert "is the folder of a schedule" in refusal(Path(__file__).parent.parent / "solvers" / "fashion_collapse")
     assert f"name the output folder: {three[0]}" in refusal(three[0] / "log.jsonl")
     assert "has no log.jsonl" in refusal(tmp_path)

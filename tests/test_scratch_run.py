@@ -23,7 +23,7 @@ from stagerun.errors import DataError, PeerError, StagerunError, StorageError
 from stagerun.events import Event, Iterated, Note, RunFinished, Stopped
 from stagerun.recipe import Data
 from stagerun.runner.copying import Copying
-from stagerun.runner.copying_text import Told, as_notes, progress_text
+from stagerun.runner.copying_text import Status, Told, as_notes, progress_text
 from stagerun.runner.images import preflight
 from stagerun.runner.keeper import Keeper
 from stagerun.runner.together import ToldByAnother
@@ -113,6 +113,8 @@ def test_copied_beside_training_without_changing_a_bit(base: Path, disk: Path, t
             assert not list((disk / HOME).glob("*/data.mdb"))
             held.__exit__(None, None, None)
             wait(lambda: len(list((disk / HOME).glob("*[0-9a-f]/data.mdb"))) == 2)
+            # Until the run reads them, too: the remaining iterations may take less than that.
+            wait(lambda: all(thread.name != "copier" for thread in threading.enumerate()))
         if isinstance(event, Note) and "are read there from now on" in event.text:
             copied.append(iterated)
             (base / "data").rename(away)
@@ -326,17 +328,33 @@ def test_a_worker_that_dies_while_images_are_copied(data: Data, disk: Path) -> N
 
 
 def test_progress_names_nodes_and_the_slowest() -> None:
+    run, wait, done = Status.RUNNING, Status.WAITING, Status.DONE
     one = progress_text(
-        [("n1", True, 500_000_000, 2_000_000_000), ("n1", False, 500_000_000, 2_000_000_000)], "/nvme", 10
+        [("n1", run, 500_000_000, 2_000_000_000), ("n1", wait, 500_000_000, 2_000_000_000)], "/nvme", 10
     )
     assert one == "copying the images to /nvme: 500.0 MB of 2.0 GB, 50.0 MB/s, 30 s left"
-    ranks = [("n1", True, 30, 100), ("n2", True, 20, 100), ("n3", False, 0, 0)]
+    ranks = [("n1", run, 30, 100), ("n2", run, 20, 100), ("n3", wait, 0, 0)]
     several = progress_text(ranks, "/nvme", 10)
     assert (
         several
         == "copying the images to /nvme of 2 of 3 nodes: n1 30 %, n2 20 %; slowest n2: 20 B of 100 B, 2 B/s, 40 s left"
     )
-    assert "n1 waits for a copy that another run makes" in progress_text([("n1", False, 3, 9)], "/nvme", 10)
+    assert "n1 waits for a copy that another run makes" in progress_text([("n1", wait, 3, 9)], "/nvme", 10)
+    # A node that is done waits for nobody, whatever its other ranks still say.
+    ranks = [("n1", done, 100, 100), ("n1", wait, 90, 100), ("n2", wait, 5, 100)]
+    assert progress_text(ranks, "/nvme", 10).endswith(": n2 waits for a copy that another run makes")
+
+
+@pytest.mark.parametrize(
+    "ranks, text",
+    [
+        ([("n1", Status.WAITING, 0, 0)], "0 of 1 node done"),
+        ([("n1", Status.RUNNING, 0, 0), ("n2", Status.WAITING, 0, 0)], "0 of 2 nodes done"),
+        ([("n1", Status.DONE, 9, 9), ("n2", Status.STOPPED, 3, 9)], "1 of 2 nodes done"),
+    ],
+)
+def test_progress_where_nothing_is_known(ranks: list[tuple[str, Status, int, int]], text: str) -> None:
+    assert progress_text(ranks, "/nvme", 10) == f"copying the images to /nvme: {text}"
 
 
 def test_the_end_is_told_once_for_all_nodes() -> None:

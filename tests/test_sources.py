@@ -119,7 +119,7 @@ def test_a_file_that_vanished_is_one_bad_image(tmp_path: Path) -> None:
 def test_a_disk_that_fails_is_no_bad_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = open_source(str(write(tmp_path / "set", "a/1.jpg")), NONE)
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     monkeypatch.setattr("builtins.open", fail)
@@ -144,6 +144,27 @@ def test_a_file_that_is_no_image_by_its_size_is_not_read_into_memory(tmp_path: P
     source = open_source(str(root), NONE)
     with pytest.raises(DataError, match="larger than 256 MiB"):
         source.read(0)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_or_a_device_is_not_waited_for(tmp_path: Path, kind: str) -> None:
+    """A pipe that nobody writes to would keep the import, and whoever tries to stop it, for ever."""
+    write(tmp_path, "1.jpg")
+    if kind == "pipe":
+        os.mkfifo(tmp_path / "2.jpg")
+    else:
+        (tmp_path / "2.jpg").symlink_to("/dev/zero")
+    (tmp_path / "list.txt").write_text("1.jpg 0\n2.jpg 1\n")
+    source = open_source(str(tmp_path / "list.txt"), NONE)
+    assert source.read(0) == b"1.jpg"
+    with pytest.raises(DataError, match=f"2.jpg: is no regular file, but a {kind}"):
+        source.read(1)
+    path = str(tmp_path / "2.jpg")
+    assert f"a {kind}" in refused(path)
+    for format in ("list", "imagenet", "cifar", "idx", "tfrecord", "recordio"):
+        refused(path, format=format)
+    tar = str(tmp_path / "list.txt")
+    refused(path, format="folder"), refused(path, format="imagenet", ground_truth=tar)
 
 
 def test_the_signature_follows_names_labels_and_place(tmp_path: Path) -> None:

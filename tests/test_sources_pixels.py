@@ -4,6 +4,7 @@ import gzip
 import io
 import pickle
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -168,6 +169,8 @@ def test_the_test_split_is_t10k(tmp_path: Path) -> None:
         (tmp_path / f"{split}-images-idx3-ubyte").write_bytes(idx(PICTURES[:n]))
         (tmp_path / f"{split}-labels-idx1-ubyte").write_bytes(idx(LABELS[:n]))
     assert [len(open_source(str(tmp_path), SourceOptions(split=s))) for s in ("train", "val", "test")] == [3, 2, 2]
+    with pytest.raises(UsageError, match=r"--split test means nothing here: .* is one file"):
+        open_source(str(tmp_path / "train-images-idx3-ubyte"), SourceOptions(split="test"))
 
 
 def test_a_pair_whose_names_do_not_match(tmp_path: Path) -> None:
@@ -187,12 +190,40 @@ def test_several_sets_in_a_folder_are_not_chosen_among(tmp_path: Path) -> None:
     assert "several sets" in refused(tmp_path, UsageError)
 
 
-def test_an_idx_header_that_claims_the_world(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "data, words",
+    [
+        (bytes([0, 0, 8, 3]) + b"\xff" * 12, "more than 4 GiB"),
+        (bytes([0, 0, 8, 200]) + b"\xff" * 800, "200 dimensions"),
+        (bytes([0, 0, 8, 4]) + b"\0\0\0\1" * 4 + b"x", "4 dimensions"),
+        (bytes([0, 0, 8, 3]) + b"\0\0\0\0" + b"\xff" * 8, "there is nothing in it"),
+        (bytes([0, 0, 8, 3]) + b"\0\0\0\1" * 2, "ends within its header"),
+    ],
+)
+def test_an_idx_header_that_can_not_be(tmp_path: Path, data: bytes, words: str) -> None:
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(LABELS))
     path = tmp_path / "train-images-idx3-ubyte"
-    for dims in (3, 200):
-        path.write_bytes(bytes([0, 0, 8, dims]) + b"\xff" * 4 * dims)
-        with pytest.raises(DataError, match="more than 4 GiB"):
+    for content in (data, gzip.compress(data)):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=words):
             read_idx(str(path))
+        assert words in refused(path, format="idx")
+
+
+def test_a_small_gzip_that_would_fill_the_memory_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    head = idx(np.zeros((1, 64, 64), np.uint8))[:16]
+    path.write_bytes(gzip.compress(head[:4] + (1 << 20).to_bytes(4, "big") + head[8:]))
+    with pytest.raises(DataError, match="more than 1 GiB") as error:
+        read_idx(str(path))
+    assert "gunzip" in error.value.hint
+    path.write_bytes(gzip.compress(head[:4] + (1 << 18).to_bytes(4, "big") + head[8:]))
+    tracemalloc.start()
+    with pytest.raises(DataError, match="its length is another"):
+        read_idx(str(path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 25, "memory is taken for what is there"
 
 
 def test_a_gzip_bomb_is_only_unpacked_as_far_as_its_header_says(tmp_path: Path) -> None:

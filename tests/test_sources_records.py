@@ -1,17 +1,19 @@
 """TFRecord shards and RecordIO files, made by hand after their published formats: read, and refused where they are damaged."""
 
+import resource
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagerun.data.sources import Source, SourceOptions, open_source
+from stagerun.data.sources import Source, SourceOptions, files, open_source
 from stagerun.data.sources.crc32c import crc32c
 from stagerun.data.sources.recordio import MAGIC
 from stagerun.data.sources.tfrecord import masked_crc
-from stagerun.errors import DataError, RecipeError, StagerunError
+from stagerun.errors import DataError, RecipeError, StagerunError, UsageError
 from stagerun.proto import tfexample_pb2
 
 NONE = SourceOptions()
@@ -114,6 +116,18 @@ def test_imagenets_shards_in_their_order_with_labels_from_1(tmp_path: Path) -> N
     assert "no shards of the split `test`" in refused(folder, split="test")
 
 
+def test_a_split_is_refused_where_there_is_only_one(tmp_path: Path) -> None:
+    """It would be taken for what it isn't: one file, a pattern, or shards whose names don't say."""
+    folder = shards(tmp_path / "tf")
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "flowers.tfrecord").write_bytes(record(imagenet(1)))
+    for path in (f"{folder}/train-00000-of-00003", f"{folder}/train-*", str(plain)):
+        assert len(open_source(path, SourceOptions(format="tfrecord"))) >= 1
+        with pytest.raises(UsageError, match="--split val means nothing here"):
+            open_source(path, SourceOptions(format="tfrecord", split="val"))
+
+
 def test_without_synsets_labels_count_from_0(tmp_path: Path) -> None:
     path = tmp_path / "flowers.tfrecord"
     path.write_bytes(record(example(image__encoded=b"a", image__class__label=0)))
@@ -172,17 +186,44 @@ def test_damaged_shards_say_where(tmp_path: Path) -> None:
         assert words in text and str(path) in text, name
 
 
-def test_more_shards_than_a_process_may_have_open(tmp_path: Path) -> None:
-    import resource
+@pytest.mark.parametrize("may_be_raised", [True, False])
+def test_more_shards_than_a_process_may_have_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_be_raised: bool
+) -> None:
+    folder = shards(tmp_path / "tf", n=200, each=2)
+    opened, whole = [0], files.regular
 
-    folder = shards(tmp_path / "tf", n=200, each=1)
+    def counted(path: str, flags: int) -> int:
+        opened[0] += 1
+        return whole(path, flags)
+
+    monkeypatch.setattr(files, "regular", counted)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (150, before[1]))
+    if not may_be_raised:
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (150, 150))
     try:
         source = open_source(str(folder), NONE)
-        assert len(everything(source)) == 200
+        assert len(everything(source)) == 400
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert opened[0] == (200 if may_be_raised else 800), "each once; or once more, and for each image"
+
+
+def test_a_record_is_read_once_for_its_name_and_its_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = open_source(str(shards(tmp_path / "tf")), NONE)
+    reads: list[int] = []
+    whole = files.Archive.read
+
+    def counted(self: files.Archive, at: int, length: int, what: str = "") -> bytes:
+        reads.append(at)
+        return whole(self, at, length, what)
+
+    monkeypatch.setattr(files.Archive, "read", counted)
+    found = everything(source)
+    assert len(reads) == len(found) == 6
+    with ThreadPoolExecutor(3) as pool:  # each thread has its own
+        assert [data for one in pool.map(lambda _: everything(source), range(9)) for data in one] == found * 9
 
 
 # RecordIO

@@ -153,6 +153,7 @@ def test_both_archives_in_a_folder_are_told_apart_by_the_split(tmp_path: Path) -
     truth = put(tmp_path / "truth.txt", TRUTHS["labels"])
     assert len(open_source(str(tmp_path), SourceOptions(split="val", ground_truth=truth))) == 4
     assert "no archive with labels" in refused(str(tmp_path), split="test")
+    assert "is one archive" in refused(train(tmp_path), UsageError, split="val")
     assert "by class already" in refused(train(tmp_path), UsageError, ground_truth=truth)
 
 

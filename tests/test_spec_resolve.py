@@ -57,7 +57,7 @@ def test_defaults_and_units() -> None:
 def test_an_evaluation_sees_the_channels_of_training_and_nothing_drawn() -> None:
     drawn = (
         "transform_param { channel_order: RGB mean_value: [3, 2, 1] std_value: [6, 5, 4] crop_size: 24 mirror: true"
-        " cutout_size: 8 lighting_std: 0.1 trivial_augment: true color_jitter_param { hue: 0.1 } rand_augment_param { }"
+        " cutout_size: 8 lighting_std: 0.1 color_jitter_param { hue: 0.1 } rand_augment_param { }"
         " random_resized_crop_param { } pad: 2 pad_mode: REFLECT }"
     )
     solver = read(a=A + drawn).stage("a").solver

@@ -27,9 +27,20 @@ SPLITS = ("train", "val", "test")
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 
 
-@click.group()
+class InOrder(click.Group):
+    """Its commands are listed in the order of their use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=InOrder)
 def data() -> None:
-    """Makes, checks and shows the LMDBs that a schedule reads."""
+    """Makes, checks and shows the LMDBs that a schedule reads.
+
+    Lines like `libpng warning: ...` or `Corrupt JPEG data: ...` are said by the libraries that decode. They name no image and need
+    no answer: stagerun says itself which images can't be used.
+    """
 
 
 def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,9 +50,7 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--split",
             type=click.Choice(SPLITS),
-            default="train",
-            show_default=True,
-            help="Which part, where one path holds several.",
+            help="cifar, idx, imagenet, tfrecord: which part, where SOURCE holds several.  [default: train]",
         ),
         click.option("--synsets", metavar="FILE", help="imagenet: the classes in the order of their labels."),
         click.option("--ground-truth", metavar="FILE", help="imagenet: the labels of the validation images."),
@@ -123,18 +132,29 @@ def prepare(source: str, out: str, threads: int | None, restart: bool) -> None:
 @click.option("--classes", metavar="FILE", help="Names of the classes, one per line, by label.")
 @click.option("--no-mean", is_flag=True, help="Decode no image; the mean pixel stays unknown.")
 @click.option("--force", is_flag=True, help="Make it again if it is there.")
+@click.option(
+    "--max-bad",
+    type=click.IntRange(0),
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Records that can't be used are listed; above so many no side file is made.",
+)
 @THREADS
 @guarded
-def index(folder: str, classes: str | None, no_mean: bool, force: bool, threads: int | None) -> None:
+def index(folder: str, classes: str | None, no_mean: bool, force: bool, max_bad: int, threads: int | None) -> None:
     """Makes DIR/stagerun-index.safetensors: what is known about each record of the LMDB in folder DIR.
 
     That is place, length, digest, label and image size of each record, the names of the classes, the mean pixel and a
     fingerprint of the whole. With it a run starts sooner, and `stagerun data verify` finds every changed byte. Every record is
     read once, and every image decoded. `stagerun data import` and `prepare` make it by themselves.
+
+    A record that can't be used is named, and exit code 65 says that there is one; with --max-bad the side file is made all the
+    same, and knows it as unusable.
     """
     from stagerun.cli.data_looking import make_index
 
-    make_index(folder, classes, not no_mean, force, threads)
+    make_index(folder, classes, not no_mean, force, max_bad, threads)
 
 
 @click.command(short_help="Counts, sizes, classes, and how fast it can be read here.")

@@ -3,6 +3,7 @@
 import click
 
 from stagerun.cli.ending import guarded
+from stagerun.cli.options import FiniteRange
 
 SCRATCH = click.option(
     "--scratch", metavar="FOLDER", help="Folder on this node's fast disk.  [default: `scratch` of the schedule]"
@@ -18,7 +19,7 @@ SET = click.option(
 @SCRATCH
 @click.option(
     "--reserve",
-    type=click.FloatRange(0, max=1e9),
+    type=FiniteRange(0, max=1_000_000_000),
     metavar="GB",
     help="Gigabytes that stay free there.  [default: `scratch_reserve` of the schedule, 1]",
 )

@@ -59,7 +59,8 @@ def show(
     them; three things differ, since a picture can't show them: lighting is rounded and clipped to 0 .. 255, cutout has the
     colour of mean_value, which is 0 for the network, and mixup, cutmix and label_smoothing are left out.
 
-    A record that can't be used has the reason in its place; the exit code is then 65.
+    A record that can't be used has the reason in its place; the exit code is then 65. With --stage and `on_bad_record: REPLACE`
+    it is the record that is trained on in its place, and the bad one is named; the exit code is 65 where a run would end.
     """
     from stagerun.cli.showing import ShowOptions, show_images
 

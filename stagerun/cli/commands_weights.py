@@ -50,7 +50,8 @@ def eval_command(
 
     With --views the softmax outputs of the views are averaged, and the loss is that of the average. The ten crops are
     taken from the image as it is before the centre crop. Without views, with as many threads and the same device batch,
-    the numbers are those that `run` printed; a stage with `compile` may differ in the last digits.
+    the numbers are those that `run` printed; a stage with `compile` may differ in the last digits. Rectangles are those of
+    batches of test_batch_size with any --device-batch.
     """
     from stagerun.cli.choosing import choose
     from stagerun.cli.evaluating import EvalOptions, evaluate_all
@@ -70,11 +71,11 @@ def eval_command(
 @click.option("--out", metavar="FOLDER", help="Output folder, where SNAPSHOT is a name.")
 @click.option("--safetensors", is_flag=True, help="Weights by torchvision's names, and what must be known as metadata.")
 @click.option("--torch", is_flag=True, help="A state_dict, for torch.load(FILE, weights_only=True).")
-@click.option("--onnx", is_flag=True, help="The graph from bytes to logits, mean and scale inside, for any batch.")
+@click.option("--onnx", is_flag=True, help="The graph from bytes to logits, normalisation inside, for any batch.")
 @click.option("--output", metavar="FILE", help="File to write.  [default: ./SNAPSHOT with .safetensors, .pth or .onnx]")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @EMA
-@click.option("--rgb", is_flag=True, help="For images with R, G, B; as trained it is B, G, R.")
+@click.option("--rgb", is_flag=True, help="For images in R, G, B, of a network that was trained on B, G, R.")
 @click.option("--size", type=int, metavar="N", help="Side of the images of --onnx, in pixels.  [default: crop_size]")
 @guarded
 def export(
@@ -91,10 +92,11 @@ def export(
 ) -> None:
     """Writes a snapshot's network as a file for other programs, and says what it expects of images.
 
-    SNAPSHOT is a snapshot's directory, or its name with --out. The networks are trained on (value - mean_value) * scale of
-    values 0..255, in the order of the records' channels, which is B, G, R in Caffe's LMDBs. --safetensors and --torch hold
-    the weights as they are; whoever uses them must normalise as is printed. --rgb swaps the inputs of the first
-    convolution, which changes nothing else. Logits come out; softmax makes probabilities of them.
+    SNAPSHOT is a snapshot's directory, or its name with --out. The networks are trained on (value - mean_value) * scale /
+    std_value of values 0..255, with the channels in the channel_order of their transform: B, G, R unless it says RGB.
+    --safetensors and --torch hold the weights as they are; whoever uses them must normalise as is printed. --rgb swaps the
+    inputs of the first convolution, which changes nothing else, and nothing at all where the network was trained on R, G, B.
+    Logits come out; softmax makes probabilities of them.
     """
     from stagerun.cli.choosing import choose_snapshot
     from stagerun.cli.exporting import ExportOptions, export_snapshot

@@ -1,21 +1,20 @@
 """`stagerun data stage` and `unstage`: which LMDBs and which disk are meant, and what is said about it."""
 
+import os
 import sys
-import threading
-import time
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.text import Text
 
-from stagerun.cli.ending import tell
+from stagerun.cli.data_progress import BYTES, Shown
+from stagerun.cli.targets import is_schedule
 from stagerun.data.scratch import Copy, CopyStopped, Found, How, Progress, look, stage, unstage
-from stagerun.errors import DataError, ExitCode, UsageError
+from stagerun.errors import ExitCode, UsageError
 from stagerun.launch import StopRequest
 from stagerun.spec import load
+from stagerun.spec.resolve import SCHEDULE_FILE
 from stagerun.text import duration, size
 
 _DEFAULT_RESERVE = 1.0
@@ -36,19 +35,22 @@ def stage_images(
     stop = StopRequest("what is copied stays", "this piece")
     stop.install()
     keeps = found.reserve if reserve is None else reserve
-    with _Shown(f"copying to {found.scratch}") as shown:
+    with Shown(f"copying to {found.scratch}", noun=BYTES) as shown:
+
+        def watch(progress: Progress) -> None:
+            shown.progress(progress.done, progress.total, "another process has copied" if progress.waiting else "")
+
+        def removed(copy: Found) -> None:
+            shown.say(f"removed, to make room: {_described(copy)}")
+
         try:
-            copies = stage(originals, found.scratch, keeps, stop=stop, watch=shown, removed=_say_removed, verify=verify)
+            copies = stage(originals, found.scratch, keeps, stop=stop, watch=watch, removed=removed, verify=verify)
         except CopyStopped:
-            tell("stopped; the same command goes on where it was")
+            shown.say("stopped; the same command goes on where it was")
             sys.exit(ExitCode.SAVED)
     for copy in copies:
         copy.close()
         click.echo(_line(copy))
-
-
-def _say_removed(found: Found) -> None:
-    tell(f"removed, to make room: {_described(found)}")
 
 
 def _line(copy: Copy) -> str:
@@ -67,6 +69,8 @@ def unstage_images(
 ) -> None:
     if everything == (target is not None):
         raise UsageError("give DIR or --all", "--all removes all copies of yours below --scratch")
+    if everything and overrides:
+        raise UsageError("--set is for a schedule's folder, and --all reads none", "leave one of them out")
     sources = None
     if target is not None:
         found = _target(target, overrides, scratch, must_exist=False)
@@ -89,64 +93,20 @@ def _described(found: Found) -> str:
 
 
 def _target(target: str, overrides: tuple[str, ...], scratch: str | None, must_exist: bool = True) -> Target:
-    """The LMDBs and the disk that are meant. UsageError, and what `load` and the LMDB's files say."""
-    folder = Path(target)
-    schedule = folder / "schedule.prototxt"
-    if schedule.exists() or (folder.is_dir() and not (folder / "data.mdb").exists() and must_exist):
+    """The LMDBs and the disk that are meant; what needn't exist is an LMDB if it is no schedule. UsageError, DataError, and
+    what `load` says."""
+    schedule = Path(target) / SCHEDULE_FILE
+    if is_schedule(target) if must_exist else os.path.exists(schedule):
         data = load(target, overrides).data
         scratch = scratch or data.scratch
         if scratch is None:
             raise UsageError(f"{schedule} has no `scratch` under `data`", "name the disk with --scratch")
         sources = (data.train.path, *((data.val.path,) if data.val else ()))
         return Target(sources, scratch, data.scratch_reserve)
-    if must_exist and not folder.exists():
-        raise DataError(f"{target}: no such folder", "give the folder of a schedule, or that of an LMDB")
     if overrides:
-        raise UsageError(f"--set is for schedules, and {target} is an LMDB", "leave it out")
+        raise UsageError(f"--set is for schedules, and there is no {schedule}", "leave it out")
     if scratch is None:
-        raise UsageError("an LMDB needs --scratch", "name the folder on this node's fast disk")
+        raise UsageError(
+            f"there is no {schedule}, and an LMDB needs --scratch", "name the folder on this node's fast disk"
+        )
     return Target((target,), scratch, _DEFAULT_RESERVE)
-
-
-class _Shown:
-    """How far it is: one line that is written over on a terminal, else a line every ten seconds. On stderr."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._console = Console(stderr=True)
-        self._every = 0.2 if self._console.is_terminal else 10.0
-        self._lock = threading.Lock()
-        self._begun, self._next = time.monotonic(), 0.0
-        self._status = self._console.status(Text(what)) if self._console.is_terminal else None
-
-    def __enter__(self) -> "_Shown":
-        self._begun = time.monotonic()
-        self._next = self._begun + self._every
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def __call__(self, progress: Progress) -> None:
-        with self._lock:
-            now = time.monotonic()
-            if now < self._next:
-                return
-            self._next = now + self._every
-            text = f"{self._what}: {self._text(progress, now - self._begun)}"
-            if self._status is not None:
-                self._status.update(Text(text))
-            else:
-                tell(text)
-
-    def _text(self, progress: Progress, seconds: float) -> str:
-        text = f"{size(progress.done)} of {size(progress.total)}"
-        if progress.waiting:
-            return f"another process has copied {text}"
-        if progress.done:
-            left = (progress.total - progress.done) * seconds / progress.done
-            text += f", {size(progress.done / seconds)}/s, {duration(left)} left"
-        return text

@@ -1,6 +1,7 @@
 """`stagerun data index`, `info` and `verify`: an LMDB looked at."""
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,7 @@ from stagerun.cli.data_progress import Shown, threads_here
 from stagerun.cli.ending import tell
 from stagerun.data.describe import Description, Size, describe, schedule_line
 from stagerun.data.index import SIDE_FILE, read, save
-from stagerun.data.indexing import build
+from stagerun.data.indexing import build_with, shortened
 from stagerun.data.verify import Verified, verify
 from stagerun.errors import DataError, ExitCode, PermissionDenied, UsageError
 from stagerun.text import columns, count, size
@@ -20,14 +21,17 @@ _SHOWN = 20
 _ENDS = 3  # classes shown at each end of the histogram, and mistakes
 
 
-def make_index(folder: str, classes: str | None, pixels: bool, force: bool, threads: int | None) -> None:
+def make_index(folder: str, classes: str | None, pixels: bool, force: bool, max_bad: int, threads: int | None) -> None:
     names = _names(classes) if classes is not None else ()
-    if (Path(folder) / SIDE_FILE).exists():
+    if os.path.lexists(Path(folder) / SIDE_FILE):
         if not force:
             raise UsageError(f"{folder}/{SIDE_FILE} exists already", "add --force to make it again")
         names = names or _old_names(folder)
     with Shown("index", "records") as shown:
-        made = build(folder, shown.progress, threads=threads_here(threads), pixels=pixels, classes=names)
+        built = build_with(
+            folder, shown.progress, threads=threads_here(threads), pixels=pixels, classes=names, max_bad=max_bad
+        )
+    made = built.index
     most = int(made.labels.max())
     if names and most >= len(names):
         raise DataError(
@@ -36,6 +40,10 @@ def make_index(folder: str, classes: str | None, pixels: bool, force: bool, thre
         )
     save(made, folder)
     click.echo(f"{folder}/{SIDE_FILE}: {count(len(made), 'record')}{shown.rate(len(made))}")
+    if built.unusable:
+        click.echo(
+            f"{count(len(built.unusable), 'record')} can't be used:\n  " + "\n  ".join(shortened(built.unusable))
+        )
 
 
 def _names(path: str) -> tuple[str, ...]:
@@ -118,7 +126,7 @@ def _info(found: Description, all_classes: bool) -> list[str]:
     if found.mistakes:
         lines += ["", f"{count(len(found.mistakes), 'record')} of those looked at can't be used:"]
         lines += [f"  {text}" for text in found.mistakes[:_ENDS]]
-        lines += [f"`stagerun data verify {found.path}` names all there are"]
+        lines += [f"`stagerun data verify --decode {found.path}` names all there are"]
     if found.labels:
         lines += ["", *_histogram(found, all_classes)]
     decoders = [(t.name, "yes" if t.available else "no", t.reason) for t in found.decoders]

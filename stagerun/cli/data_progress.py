@@ -1,4 +1,4 @@
-"""How far a command over many images is: a bar on a terminal, else a line every ten seconds. On stderr."""
+"""How far a command over many images, or bytes, is: a bar on a terminal, else a line every ten seconds. On stderr."""
 
 import os
 import time
@@ -8,28 +8,29 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from stagerun.cli.ending import tell
-from stagerun.text import duration
+from stagerun.text import duration, size
 
+BYTES = "bytes"
 _LINE_EVERY_S = 10.0
 _REDRAWN_EVERY_S = 0.1
 
 
 class Shown:
-    """A context manager; `progress` and `say` are what the work calls.
+    """A context manager; `progress` and `say` are what the work calls, one call at a time. `noun`: what is counted, or BYTES.
 
-    The rate is that of this process: what an earlier one has done doesn't count.
+    The rate is that of this process: what an earlier one, or another, has done doesn't count.
     """
 
     def __init__(self, what: str, noun: str = "images") -> None:
         console = Console(stderr=True)
-        self._noun = noun
+        self._what, self._noun = what, noun
         self._begun: tuple[float, int] | None = None
         self._next = 0.0
         self._bar: Progress | None = None
         if console.is_terminal:
-            self._bar = Progress(
-                TextColumn(what), BarColumn(), TextColumn("{task.fields[text]}"), console=console, transient=True
-            )
+            # No markup: a folder's name may have brackets in it.
+            columns = (TextColumn("{task.description}", markup=False), TextColumn("{task.fields[text]}", markup=False))
+            self._bar = Progress(columns[0], BarColumn(), columns[1], console=console, transient=True)
             self._task = self._bar.add_task(what, total=None, text="")
 
     def __enter__(self) -> "Shown":
@@ -43,17 +44,19 @@ class Shown:
         if self._bar is not None:
             self._bar.stop()
 
-    def progress(self, done: int, total: int) -> None:
+    def progress(self, done: int, total: int, by: str = "") -> None:
+        """`by` others, if it is not this process that does it: `another process has copied`."""
         now = time.monotonic()
         if self._begun is None:
-            self._begun = now, done
             self._next = now + (_LINE_EVERY_S if self._bar is None else 0)
+        if self._begun is None or by:
+            self._begun = now, done
         if now < self._next:
             return
-        text = self._text(done, total, now)
+        text = f"{by} {self._of(done, total)}" if by else self._text(done, total, now)
         if self._bar is None:
             self._next = now + _LINE_EVERY_S
-            tell(text)
+            tell(f"{self._what}: {text}")
         else:
             self._next = now + _REDRAWN_EVERY_S
             self._bar.update(self._task, completed=done, total=total, text=text)
@@ -70,15 +73,21 @@ class Shown:
             return ""
         begun, first = self._begun
         seconds = time.monotonic() - begun
-        return f", {(done - first) / seconds:.0f} {self._noun}/s" if seconds > 0.1 and done > first else ""
+        if seconds <= 0.1 or done <= first:
+            return ""
+        each = (done - first) / seconds
+        return f", {size(each)}/s" if self._noun == BYTES else f", {each:.0f} {self._noun}/s"
 
     def _text(self, done: int, total: int, now: float) -> str:
         assert self._begun is not None
         begun, first = self._begun
-        text = f"{done} of {total} {self._noun}{self.rate(done)}"
+        text = f"{self._of(done, total)}{self.rate(done)}"
         if done > first and now - begun > 1:
             text += f", {duration((total - done) * (now - begun) / (done - first))} left"
         return text
+
+    def _of(self, done: int, total: int) -> str:
+        return f"{size(done)} of {size(total)}" if self._noun == BYTES else f"{done} of {total} {self._noun}"
 
 
 def threads_here(given: int | None) -> int:

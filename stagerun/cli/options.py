@@ -1,5 +1,6 @@
 """Arguments and options that several commands share."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,16 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = decorate(command)
     return command
+
+
+class FiniteRange(click.FloatRange):
+    """Click's own lets `nan` through: it is neither below nor above."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value} is no number.", param, ctx)
+        return number
 
 
 def output_folder(name: str, out: str | None) -> Path:

@@ -1,5 +1,6 @@
 """`stagerun report`: output folders are looked at, and what was found is written as asked."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,7 +87,7 @@ def _check(options: ReportOptions, form: str) -> None:
 def _with_a_log(outs: tuple[str, ...]) -> tuple[str, ...]:
     """Without folders in which nothing was run yet, `out/*` may hold such; all of them if there are no others."""
     empty = [
-        out for out in outs if Path(out).is_dir() and not is_schedule(Path(out)) and not (Path(out) / LOG).exists()
+        out for out in outs if os.path.isdir(out) and not is_schedule(Path(out)) and not os.path.exists(Path(out) / LOG)
     ]
     if len(empty) == len(outs):
         return outs

@@ -1,29 +1,32 @@
 """`stagerun data show`: from an LMDB or a stage to a contact sheet."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from stagerun import order, store
+from stagerun.cli.ending import tell
+from stagerun.cli.targets import is_schedule
 from stagerun.data import contact_sheet, datum
+from stagerun.data.bad_records import Bad, BadRecords, allowed, check
 from stagerun.data.contact_sheet import Tile
 from stagerun.data.lmdb_source import LmdbSource
-from stagerun.data.loader import Augment, Job, Loader
+from stagerun.data.loader import Loader
+from stagerun.data.loaders import evaluation_loader, training_loader
 from stagerun.data.records import printable
 from stagerun.data.rectangle import Rectangle
-from stagerun.data.rectangular import RectangularLoader
 from stagerun.errors import DataError, PermissionDenied, StorageError, UsageError, listing, nearest
 from stagerun.plan import make_plan
-from stagerun.recipe import ChannelOrder, Schedule, Solver, Stage, Transform
+from stagerun.recipe import ChannelOrder, OnBadRecord, Schedule, Solver, Stage, Transform
 from stagerun.snapshots import Inventory
 from stagerun.spec import load
-from stagerun.spec.resolve import SCHEDULE_FILE
 from stagerun.text import count
 
 _MOST_MISTAKES_TOLD = 5
+_MOST_POSITIONS = 2**62  # a position is an int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +44,12 @@ class ShowOptions:
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """What goes on the sheet."""
+    """What goes on the sheet, and the bad records in whose place others are shown: up to `allowed` of them a run puts up with."""
 
     heading: tuple[str, ...]
     tiles: Sequence[Tile]
+    replaced: Sequence[Bad] = ()
+    allowed: int = 0
 
 
 def show_images(options: ShowOptions) -> None:
@@ -55,25 +60,26 @@ def show_images(options: ShowOptions) -> None:
         raise UsageError(
             f"a sheet of {options.number} pictures of {options.box} pixels is too large", "lower --number or --size"
         )
-    show = _show(options)
     path = Path(options.output)
+    if not os.path.isdir(path.parent):
+        raise UsageError(f"there is no folder {path.parent}", "make it, or give another file with --output")
+    show = _show(options)
     _write(path, contact_sheet.png(contact_sheet.sheet(show.tiles, show.heading, options.box)))
     click.echo("\n".join((*show.heading, f"wrote {path}: {count(len(show.tiles), 'picture')}")))
+    if len(show.replaced) <= show.allowed:
+        for bad in show.replaced:
+            tell(f"note: another record is shown in the place of a bad one, as in training: {bad.text}")
     wrong = [tile.wrong for tile in show.tiles if tile.wrong]
     if len(wrong) == 1:
         raise DataError(wrong[0])
     if wrong:
         more = [f"and {len(wrong) - _MOST_MISTAKES_TOLD} more"] if len(wrong) > _MOST_MISTAKES_TOLD else []
         raise DataError("\n  ".join([f"{len(wrong)} images can't be used:", *wrong[:_MOST_MISTAKES_TOLD], *more]))
+    check(show.replaced, show.allowed)
 
 
 def _show(options: ShowOptions) -> Show:
-    if not os.path.exists(Path(options.folder) / SCHEDULE_FILE):
-        if not os.path.exists(Path(options.folder) / "data.mdb"):
-            raise UsageError(
-                f"{options.folder} is neither a schedule's folder ({SCHEDULE_FILE}) nor an LMDB's (data.mdb)",
-                "give one of these",
-            )
+    if not is_schedule(options.folder):
         for name, given in (("--stage", options.stage), ("--val", options.val), ("--set", options.overrides)):
             if given:
                 raise UsageError(
@@ -96,13 +102,21 @@ def _stage(schedule: Schedule, name: str) -> Stage:
     return schedule.stage(name)
 
 
-def _choose(options: ShowOptions, images: int, noun: str, endless: bool = False) -> tuple[list[int], str]:
-    """Which of `images` to show, and the words for it. `endless`: they come round again, so that any number is one of them."""
+def _choose(
+    options: ShowOptions, images: int, noun: str, start: int = 0, endless: bool = False
+) -> tuple[list[int], str]:
+    """Which of `images` to show, counted from `start`, and the words for it. `endless`: they come round again, so that any
+    number is one of them."""
+    first = options.first or 0
+    if start + first + max(options.number, images) > _MOST_POSITIONS:
+        raise UsageError(
+            f"{noun} are numbered up to 2**62 from the beginning of training, and these begin at {start + first}",
+            "give a smaller --first, or stages of fewer iterations",
+        )
     if options.random is not None:
         number = min(options.number, images)
         chosen = order.indices(options.random, images, 0, number, True).tolist()
         return chosen, f"{number} of {images:,} {noun}, drawn by seed {options.random}"
-    first = options.first or 0
     if first >= images and not endless:
         raise UsageError(f"--first {first}: there are {images} {noun}, numbered from 0", f"give at most {images - 1}")
     end = first + options.number if endless else min(first + options.number, images)
@@ -135,76 +149,56 @@ def _staged(schedule: Schedule, stage: Stage, records: LmdbSource, options: Show
     transform = solver.transform if train else solver.test_transform
     if train:
         start = next(s.position for s in make_plan(schedule, Inventory()).stages if s.stage.name == stage.name)
-        chosen, words = _choose(options, len(records), "images", endless=True)
+        chosen, words = _choose(options, len(records), "images", start, endless=True)
         heading = f"{schedule.name}, stage {stage.name}, training: {words}, counted from its start"
     else:
         start = 0
         chosen, words = _choose(options, len(records), "images")
         heading = f"{schedule.name}, stage {stage.name}, evaluation: {words}"
-    loader = _loader(schedule, solver, records, train)
+    replaces = train and schedule.data.on_bad_record is OnBadRecord.REPLACE
+    bad = BadRecords(len(records)) if replaces else None
+    loader = _loader(schedule, solver, records, train, bad)
     classes, zero = _classes(records), _zero(transform)
-    tiles = []
-    for job, n in _jobs(loader, [start + i for i in chosen], solver if transform.rectangular else None):
-        tiles.append(_staged_tile(records, job, n, classes, zero))
-    return Show((heading, *_approximations(solver, transform, train)), tiles)
+    tiles = [_staged_tile(records, loader, start + i, classes, zero) for i in chosen]
+    replaced = bad.all() if bad is not None else []
+    return Show((heading, *_approximations(solver, transform, train)), tiles, replaced, allowed(len(records)))
 
 
-def _loader(schedule: Schedule, solver: Solver, records: LmdbSource, train: bool) -> Loader:
-    model = schedule.model
-    if not train and solver.test_transform.rectangular:
-        return RectangularLoader(
-            records,
-            solver.test_transform,
-            batch_size=solver.test_batch_size,
-            channels=model.channels,
-            num_classes=model.num_classes,
-        )
-    return Loader(
-        records,
-        solver.transform if train else solver.test_transform,
-        train=train,
-        channels=model.channels,
-        num_classes=model.num_classes,
-        seed=solver.random_seed,
-        images=len(records),
-        shuffle=train and schedule.data.shuffle,
-        augment=_augment(solver.transform) if train else None,
-    )
+def _loader(schedule: Schedule, solver: Solver, records: LmdbSource, train: bool, bad: BadRecords | None) -> Loader:
+    if not train:
+        return evaluation_loader(records, schedule, solver)
+    augment = None
+    if solver.transform.changes_colours:
+        from stagerun.engine.augment import make_augment  # imports torch
+
+        augment = make_augment(solver.transform)
+    return training_loader(records, schedule, solver, augment=augment, bad=bad)
 
 
-def _augment(transform: Transform) -> Augment | None:
-    if not (transform.color_jitter or transform.rand_augment or transform.trivial_augment):
-        return None
-    from stagerun.engine.augment import make_augment  # imports torch
-
-    return make_augment(transform)
-
-
-def _jobs(loader: Loader, positions: Sequence[int], rectangular: Solver | None) -> Iterator[tuple[Job, int]]:
-    """(a batch, the place in it) of each position. Rectangular crops belong to whole batches."""
-    if rectangular is None:
-        yield from ((loader.plan(position, 1), 0) for position in positions)
-        return
-    size = rectangular.test_batch_size
-    for position in positions:
-        start = position - position % size
-        yield loader.plan(start, min(size, len(loader.records) - start)), position - start
-
-
-def _staged_tile(records: LmdbSource, job: Job, n: int, classes: Sequence[str], zero: Sequence[float]) -> Tile:
-    key = printable(records.key(job.indices[n]))
+def _staged_tile(
+    records: LmdbSource, loader: Loader, position: int, classes: Sequence[str], zero: Sequence[float]
+) -> Tile:
     try:
-        job.fill(n, n + 1)
+        job = loader.plan(position, 1)
+    except DataError as error:  # without crop_size it looks at the image
+        return Tile(None, (f"position {position}",), error.message)
+    wanted = job.indices[0]
+    key = printable(records.key(wanted))
+    try:
+        job.fill(0, 1)
     except DataError as error:
         return Tile(None, (key,), error.message)
-    batch = job.batch()
+    batch, taken = job.batch(), job.indices[0]
     image = contact_sheet.as_trained(
-        batch.images[n],
-        None if batch.lighting is None else batch.lighting[n],
-        None if batch.cutout is None else Rectangle(*batch.cutout[n].tolist()),
+        batch.images[0],
+        None if batch.lighting is None else batch.lighting[0],
+        None if batch.cutout is None else Rectangle(*batch.cutout[0].tolist()),
         zero,
     )
-    return Tile(image.copy(), (key, _label(int(batch.labels[n]), classes)))
+    label = _label(int(batch.labels[0]), classes)
+    if taken != wanted:
+        return Tile(image.copy(), (printable(records.key(taken)), label, f"for {key}, which is bad"))
+    return Tile(image.copy(), (key, label))
 
 
 def _zero(transform: Transform) -> tuple[float, ...]:

@@ -100,9 +100,7 @@ def work(job: Job, stopping: str = "to save") -> int:
     try:
         die_with_launcher()
         world = from_environment()
-        code = job(world, stop)
-        report(world.rank, code, "")
-        return code
+        code, text = job(world, stop), ""
     except Diverged as error:  # the ranks agree on the loss, so all raise it, and one says so
         code, text = int(error.exit_code), "" if world.rank else error.render()
     except StagerunError as error:
@@ -117,10 +115,11 @@ def work(job: Job, stopping: str = "to save") -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    """Ends one worker of several after an error, without taking the interpreter down.
+    """Ends one worker of several without taking the interpreter down. A snapshot under way is finished.
 
-    The process group is still open. Threads of it may be waiting for peers that are gone or have another error: tearing
-    it down would wait for them, or abort (SIGABRT), and the exit code would be lost. A snapshot under way is finished.
+    After an error the process group is still open: threads of it may be waiting for peers that are gone or have another
+    error, and tearing it down would wait for them. But gloo's threads outlive a group that was destroyed, too; one that wants
+    the interpreter while it is being taken down aborts the process (SIGABRT), after all was said and done.
     """
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:

@@ -1,12 +1,14 @@
 """Training records that give no picture, and how many of them a run puts up with (`on_bad_record: REPLACE`)."""
 
 import threading
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stagerun.errors import DataError
 
 _ONE_IN = 1000
 _MOST_SHOWN = 10
+_REPLACE = "`on_bad_record: REPLACE` under `data` in schedule.prototxt takes another record in its place"
 
 
 class Undecodable(DataError):
@@ -28,26 +30,34 @@ def allowed(records: int) -> int:
 
 
 class BadRecords:
-    """The bad ones that one worker has met in this process's life, each once, whichever stage met it. From any thread."""
+    """The bad ones that one worker knows of, each once, whichever stage met it. From any thread.
+
+    Nothing stops here when there are too many: who trains asks `too_many` once per iteration, so that all workers end after
+    the same update, tell each other what they have met, and none of it is lost.
+    """
 
     def __init__(self, records: int) -> None:
         self._allowed = allowed(records)
         self._lock = threading.Lock()
-        self._met: dict[int, Bad] = {}
+        self._known: dict[int, Bad] = {}
         self._unseen: list[Bad] = []
 
     def add(self, bad: Bad) -> None:
-        """DataError, naming them, when there are too many."""
+        """This worker has met it."""
         with self._lock:
-            if bad.index in self._met:
-                return
-            self._met[bad.index] = bad
-            self._unseen.append(bad)
-            met = list(self._met.values())
-        check(met, self._allowed)
+            if bad.index not in self._known:
+                self._known[bad.index] = bad
+                self._unseen.append(bad)
+
+    def learn(self, others: Iterable[Bad]) -> list[Bad]:
+        """Others have met these, now or in an earlier life of the run. Those that were not known here."""
+        with self._lock:
+            new = {bad.index: bad for bad in others if bad.index not in self._known}
+            self._known |= new
+        return list(new.values())
 
     def fresh(self) -> list[Bad]:
-        """Those met since the last call."""
+        """Those that this worker has met since the last call."""
         if not self._unseen:
             return []
         with self._lock:
@@ -56,21 +66,30 @@ class BadRecords:
 
     def all(self) -> list[Bad]:
         with self._lock:
-            return list(self._met.values())
+            return list(self._known.values())
+
+    def too_many(self) -> bool:
+        return len(self._known) > self._allowed
 
 
-def check(met: list[Bad], most: int) -> None:
+def check(met: Sequence[Bad], most: int) -> None:
     """DataError, naming them, when more than `most` were met."""
     if len(met) > most:
         raise DataError(
             f"{len(met)} bad records were met, more than one of a thousand:\n  {listed(met)}",
-            "look into the LMDB: `stagerun data verify` names all of them; make it again without them",
+            "look into the LMDB: `stagerun data verify --decode` names all of them; make it again without them",
         )
 
 
-def listed(met: list[Bad]) -> str:
+def listed(met: Sequence[Bad]) -> str:
     """One a line, in the order of their numbers, the first ten."""
     lines = [bad.text for bad in sorted(met, key=lambda bad: bad.index)]
     return "\n  ".join(
         lines[:_MOST_SHOWN] + ([f"and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else [])
     )
+
+
+def stopping(error: Undecodable, position: int | None = None) -> Undecodable:
+    """The error as it ends a training that doesn't replace: where it was met, and that it could."""
+    where = f" (at position {position})" if position is not None else ""
+    return Undecodable(f"{error.message}{where}", f"{error.hint}; {_REPLACE}" if error.hint else _REPLACE)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from stagerun.data.jpeg import make_decoder
-from stagerun.data.picture import Image, MakeDecoder, Picture, coded_picture, encoded_hint, raw_picture
+from stagerun.data.picture import Image, MakeDecoder, OtherChannels, Picture, coded_picture, encoded_hint, raw_picture
 from stagerun.errors import DataError
 from stagerun.proto import caffe_pb2
 
@@ -17,6 +17,7 @@ __all__ = ["Fields", "Image", "check_label", "decode", "parse", "picture_of"]
 # Tags of Datum's fields as they stand on the wire: number << 3 | wire type (0 varint, 2 bytes).
 _CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _ENCODED = 0x08, 0x10, 0x18, 0x22, 0x28, 0x38
 _BYTES_OF_AN_INT32 = 5
+_LAST_SHIFT = 63  # of the tenth byte of a varint, which has 64 bits
 
 
 @dataclass(slots=True)
@@ -72,6 +73,8 @@ def _parse_usual(view: memoryview) -> Fields | None:
                 if byte < 0x80:
                     break
                 shift += 7
+                if shift > _LAST_SHIFT:  # no varint is longer; a million such bytes would take a minute
+                    return None
             if tag == _DATA:
                 if value > end - at:
                     return None
@@ -141,7 +144,7 @@ def picture_of(fields: Fields, channels: int, decoder: MakeDecoder = make_decode
             encoded_hint(fields.data),
         )
     if c != channels:
-        raise DataError(
+        raise OtherChannels(
             f"the image has {c} channel{'s' if c != 1 else ''}, the network takes {channels}",
             f"set `channels: {c}` under `model` in schedule.prototxt" if c in (1, 3) else "the network takes 1 or 3",
         )

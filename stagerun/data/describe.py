@@ -1,5 +1,6 @@
 """What is in an LMDB, for `stagerun data info`: from its side file, or, without one, from some of its records."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.data import jpeg
-from stagerun.data.index import Index, read
-from stagerun.data.lmdb_offsets import Offsets, offsets_of
+from stagerun.data.index import Index, foreign_record, is_stale, read
+from stagerun.data.lmdb_file import open_file
+from stagerun.data.lmdb_offsets import Offsets, offsets_in
 from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.records import printable, spread
 from stagerun.data.rows import ROW, Rows, is_prepared, kinds_of, look, parse
@@ -48,8 +50,12 @@ class Description:
 
 def describe(path: str) -> Description:
     """DataError if the LMDB in folder `path` can't be read. Of records that can't be, `mistakes` tells."""
-    offsets = offsets_of(path)
-    index, state = _index(path, offsets)
+    fd, meta = open_file(path)
+    try:
+        offsets = offsets_in(fd, meta, path)
+        index, state = _index(path, fd, offsets)
+    finally:
+        os.close(fd)
     mistakes: tuple[str, ...] = ()
     if index is not None:
         kinds, prepared = index.facts.kinds, index.facts.restart_interval > 0
@@ -79,7 +85,7 @@ def describe(path: str) -> Description:
     )
 
 
-def _index(path: str, offsets: Offsets) -> tuple[Index | None, str]:
+def _index(path: str, fd: int, offsets: Offsets) -> tuple[Index | None, str]:
     """The side file if it can be used, and what there is to say about it."""
     try:
         index = read(path)
@@ -87,8 +93,15 @@ def _index(path: str, offsets: Offsets) -> tuple[Index | None, str]:
         return None, error.message
     if index is None:
         return None, f"there is none; `stagerun data index {path}` makes it"
-    if (index.facts.file_size, index.facts.transaction) != (offsets.file_size, offsets.transaction):
-        return None, f"of another state of the LMDB; `stagerun data index --force {path}` makes it again"
+    again = f"`stagerun data index --force {path}` makes it again"
+    if is_stale(index, offsets.file_size, offsets.transaction):
+        return None, f"of another state of the LMDB; {again}"
+    try:
+        foreign = foreign_record(index, fd)
+    except OSError as error:
+        raise DataError(f"{path}: can't be read: {error.strerror}", "check the disk or the file server") from None
+    if foreign is not None:
+        return None, f"of another LMDB, or record `{printable(index.key(foreign))}` is damaged; {again}"
     return index, "up to date"
 
 
@@ -107,7 +120,8 @@ def _sample(path: str) -> tuple[Rows, tuple[str, ...]]:
 
 
 def _sizes(heights: NDArray[np.int32], widths: NDArray[np.int32]) -> tuple[Size | None, Size | None, Size | None]:
-    """Smallest, median, largest."""
+    """Smallest, median, largest, of those that are known."""
+    heights, widths = heights[heights > 0], widths[heights > 0]
     if not len(heights):
         return None, None, None
     area = heights.astype(np.int64) * widths
@@ -120,7 +134,7 @@ def _sizes(heights: NDArray[np.int32], widths: NDArray[np.int32]) -> tuple[Size 
 
 
 def _labels(index: Index) -> tuple[tuple[int, int], ...]:
-    labels, counts = np.unique(index.labels, return_counts=True)
+    labels, counts = np.unique(index.labels[index.labels >= 0], return_counts=True)
     found = dict.fromkeys(range(len(index.facts.classes)), 0)
     found.update(zip(labels.tolist(), counts.tolist(), strict=True))
     return tuple(sorted(found.items()))

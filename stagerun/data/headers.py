@@ -5,6 +5,7 @@ Formats: JPEG (ITU T.81, annex B), PNG (W3C, third edition), GIF89a, BMP, WebP (
 
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 _MAGIC = (
@@ -111,7 +112,7 @@ def _png(data: bytes) -> Header:
         odd.append("16 bits")
     elif bits < 8:
         odd.append("fewer than 8 bits")
-    chunks = _png_chunks(data)
+    chunks = _small_chunks(data)
     if colour in (4, 6) or b"tRNS" in chunks:
         odd.append("alpha")
     if b"acTL" in chunks:
@@ -126,15 +127,23 @@ def _png(data: bytes) -> Header:
     return Header("PNG", name, height, width, channels, plain, tuple(odd))
 
 
-def _png_chunks(data: bytes) -> dict[bytes, bytes]:
-    """The small chunks: nothing of the pixels."""
-    found: dict[bytes, bytes] = {}
+def png_chunks(data: bytes | memoryview) -> Iterator[tuple[bytes, int, int]]:
+    """(type, where its data begins, their length) of each chunk up to IEND. The last one may reach over the end."""
     at = 8
     while at + 8 <= len(data):
         length, kind = struct.unpack_from(">I4s", data, at)
-        if kind not in (b"IDAT", b"IEND"):
-            found.setdefault(kind, data[at + 8 : at + 8 + min(length, 1 << 16)])
+        yield kind, at + 8, length
+        if kind == b"IEND":
+            return
         at += 12 + length
+
+
+def _small_chunks(data: bytes) -> dict[bytes, bytes]:
+    """Nothing of the pixels."""
+    found: dict[bytes, bytes] = {}
+    for kind, at, length in png_chunks(data):
+        if kind not in (b"IDAT", b"IEND"):
+            found.setdefault(kind, data[at : at + min(length, 1 << 16)])
     return found
 
 

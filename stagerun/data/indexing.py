@@ -1,6 +1,7 @@
 """The side file of an LMDB that somebody else wrote: every record read once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -9,11 +10,19 @@ from stagerun.data.index import Index, digest_of
 from stagerun.data.lmdb_offsets import offsets_of
 from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.records import printable
-from stagerun.data.rows import ROW, index_of, look, parse
+from stagerun.data.rows import ROW, UNUSABLE, Look, index_of, look, parse
 from stagerun.errors import DataError
 from stagerun.text import count
 
 _SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Built:
+    """`unusable` says of each record that can't be used what is wrong with it, in key order."""
+
+    index: Index
+    unusable: tuple[str, ...]
 
 
 def build(
@@ -24,33 +33,54 @@ def build(
     pixels: bool = True,
     classes: tuple[str, ...] = (),
 ) -> Index:
+    """The index of an LMDB whose records can all be used; as `build_with`."""
+    return build_with(path, progress, threads=threads, pixels=pixels, classes=classes).index
+
+
+def build_with(
+    path: str,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    threads: int = 1,
+    pixels: bool = True,
+    classes: tuple[str, ...] = (),
+    max_bad: int = 0,
+) -> Built:
     """The index of the LMDB in folder `path`. Without `pixels` no image is decoded, and the mean stays unknown.
 
-    DataError with all records that a loader couldn't use; StorageError if the disk fails. `progress` gets (done, total).
+    A record that a loader couldn't use has the size 0 x 0 and the kind UNUSABLE. DataError with all of them if they are more than
+    `max_bad`, or all there are; StorageError if the disk fails. `progress` gets (done, total).
     """
     source = LmdbSource(path, side_file=False)
     offsets = offsets_of(path)
     total = len(source)
 
-    def row(i: int) -> bytes | str:
+    def row(i: int) -> tuple[bytes, str]:
         key, record = source.get(i)
+        label, digest = -1, digest_of(record)
         try:
             datum = parse(record)
-            return look(datum, pixels).row(datum.label, digest_of(record))
+            label = datum.label
+            return look(datum, pixels).row(label, digest), ""
         except DataError as error:
-            return f"record `{printable(key)}`: {error.message}"
+            return Look(UNUSABLE, 0, 0).row(label, digest), f"record `{printable(key)}`: {error.message}"
 
     rows, mistakes = bytearray(), []
-    for done, made in enumerate(in_order(row, 0, total, threads), start=1):
-        if isinstance(made, str):
-            mistakes.append(made)
-        else:
-            rows += made
+    for done, (made, mistake) in enumerate(in_order(row, 0, total, threads), start=1):
+        rows += made
+        if mistake:
+            mistakes.append(mistake)
         progress(done, total)
-    if mistakes:
-        shown = mistakes[:_SHOWN] + ([f"and {len(mistakes) - _SHOWN} more"] if len(mistakes) > _SHOWN else [])
+    if len(mistakes) > max_bad or len(mistakes) == total:
         raise DataError(
-            f"{path}: {count(len(mistakes), 'record')} of {total} can't be used:\n  " + "\n  ".join(shown),
-            "no stage could train on it either: make the LMDB again from its source, with `stagerun data import`",
+            f"{path}: {count(len(mistakes), 'record')} of {total} can't be used:\n  "
+            + "\n  ".join(shortened(mistakes)),
+            "make the LMDB again from its source, with `stagerun data import`"
+            + (f"; to make the side file all the same, add --max-bad {len(mistakes)}" if len(mistakes) < total else ""),
         )
-    return index_of(offsets, np.frombuffer(rows, ROW), classes)
+    return Built(index_of(offsets, np.frombuffer(rows, ROW), classes), tuple(mistakes))
+
+
+def shortened(lines: Sequence[str]) -> list[str]:
+    """The first twenty, and how many more there are."""
+    return [*lines[:_SHOWN], *([f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])]

@@ -2,23 +2,27 @@
 
 import os
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 
 from stagerun.errors import DataError, PermissionDenied
 
-# LMDB's file starts with two meta pages, of which the one with the larger transaction number counts. All
-# little-endian here, as written by a 64-bit machine: 16 bytes of page header, then magic, version, address, map size;
-# the record of the free list (its first field is the page size), the record of the data (its entries are counted);
-# last page, transaction.
-_META = struct.Struct("<16x II QQ I44x 32xQ8x QQ")
+# LMDB's file starts with two meta pages, of which the one with the larger transaction number counts. All little-endian
+# here, as written by a 64-bit machine (LMDB/lmdb: libraries/liblmdb/mdb.c, MDB_meta): 16 bytes of page header, then magic,
+# version, address, map size; the record of the free list (its first field is the page size); the record of the data: flags,
+# depth, entries, root; last page, transaction.
+_META = struct.Struct("<16x II QQ I44x 4xHH24xQQ QQ")
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 _PAGE_SIZES = {1 << n for n in range(8, 17)}
 
+# Where the LMDB was named by ...
+BY_COMMAND = "give the folder of an LMDB, in which its data.mdb is"
+BY_SCHEDULE = "check `source` under `data` in schedule.prototxt"
 
-def data_file(path: str) -> Path:
-    """The file data.mdb of an LMDB's folder. DataError if there is no such folder or file."""
+
+def data_file(path: str, hint: str = BY_COMMAND) -> Path:
+    """The file data.mdb of an LMDB's folder. DataError, with the hint, if there is no such folder or file."""
     folder = Path(path)
-    hint = "check `source` under `data` in schedule.prototxt"
     try:
         if folder.is_file():
             raise DataError(f"{path}: is a file, not the folder of an LMDB", "give the folder that holds data.mdb")
@@ -28,49 +32,91 @@ def data_file(path: str) -> Path:
             raise DataError(f"{path}: not an LMDB: there is no data.mdb in it", hint)
     except PermissionError:
         raise PermissionDenied(f"{path}: may not be read", "ask its owner for read permission") from None
+    except OSError as error:  # a name that is too long, or a file server that doesn't answer
+        raise DataError(f"{path}: can't be looked at: {error.strerror}", hint) from None
     return folder / "data.mdb"
 
 
-def check_file(path: str) -> int:
-    """Number of records of the LMDB in folder `path`, from its meta pages. DataError unless it is whole."""
-    file = data_file(path)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meta:
+    """What the file says of itself, and the system of the file."""
+
+    file_size: int  # bytes
+    changed: int  # when it was last written to, nanoseconds
+    page_size: int
+    flags: int  # of the tree of records
+    depth: int  # its levels
+    entries: int  # records
+    root: int  # number of its page
+    last_page: int
+    transaction: int  # the newest one; each commit adds 1
+
+
+def check_file(path: str, hint: str = BY_COMMAND) -> int:
+    """Number of records of the LMDB in folder `path`, from its meta pages. DataError unless it is whole; `hint` if it isn't there."""
+    fd, meta = open_file(path, hint)
+    os.close(fd)
+    return meta.entries
+
+
+def open_file(path: str, hint: str = BY_COMMAND) -> tuple[int, Meta]:
+    """(file descriptor to read data.mdb with, what it says). The caller closes it. Errors as of `check_file`."""
+    file = data_file(path, hint)
     try:
-        with file.open("rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            metas = _read_metas(stream.fileno())
+        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return fd, _checked(fd, file)
+        except BaseException:
+            os.close(fd)
+            raise
     except PermissionError:
         raise PermissionDenied(f"{file}: may not be read", "ask its owner for read permission") from None
     except OSError as error:
         raise DataError(f"{file}: can't be read: {error.strerror}", "check the disk or the file server") from None
-    if metas is None:
+
+
+def _checked(fd: int, file: Path) -> Meta:
+    state = os.fstat(fd)  # first: what is committed from here on shows in the time
+    newest = _newest(fd)
+    if newest is None:
         raise DataError(f"{file}: not an LMDB of a 64-bit machine", "make it again, or copy it again")
-    page, entries, last_page, _ = max(metas, key=lambda meta: meta[3])
+    page, flags, depth, entries, root, last_page, transaction = newest
     needed = (last_page + 1) * page
-    if size < needed:
+    if state.st_size < needed:
         raise DataError(
-            f"{file}: is cut off: {size} bytes, where its header says {needed}",
+            f"{file}: is cut off: {state.st_size} bytes, where its header says {needed}",
             "its copy or its making was interrupted; copy or make it again",
         )
-    return entries
+    return Meta(
+        file_size=state.st_size,
+        changed=state.st_mtime_ns,
+        page_size=page,
+        flags=flags,
+        depth=depth,
+        entries=entries,
+        root=root,
+        last_page=last_page,
+        transaction=transaction,
+    )
 
 
 def transaction_of(fd: int) -> int | None:
     """The newest transaction of the open data.mdb; each commit adds 1. None where it is no LMDB. OSError."""
-    metas = _read_metas(fd)
-    return None if metas is None else max(meta[3] for meta in metas)
+    newest = _newest(fd)
+    return None if newest is None else newest[-1]
 
 
-def _read_metas(fd: int) -> list[tuple[int, int, int, int]] | None:
-    """(page size, entries, last page, transaction) of both meta pages, or None where they are no meta pages."""
-    metas: list[tuple[int, int, int, int]] = []
+def _newest(fd: int) -> tuple[int, ...] | None:
+    """(page size, flags, depth, entries, root, last page, transaction) of the newer meta page; None if one isn't one."""
+    metas: list[tuple[int, ...]] = []
     at = 0
     while len(metas) < 2:
         header = os.pread(fd, _META.size, at)
         if len(header) < _META.size:
             return None
-        magic, version, _, _, page, entries, last_page, txn = _META.unpack(header)
+        magic, version, _, _, page, *rest = _META.unpack(header)
         if magic != _MAGIC or version != _VERSION or page not in _PAGE_SIZES:
             return None
-        metas.append((page, entries, last_page, txn))
+        metas.append((page, *rest))
         at = page
-    return metas
+    return max(metas, key=lambda meta: meta[-1])

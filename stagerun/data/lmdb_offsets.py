@@ -11,7 +11,6 @@ doesn't fit has the number of its first overflow page instead, behind whose head
 """
 
 import os
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.data.lmdb_file import check_file, data_file
-from stagerun.errors import DataError, PermissionDenied
+from stagerun.data.lmdb_file import Meta, data_file, open_file
+from stagerun.errors import DataError
 
-# Of a meta page: page size; flags, depth, entries and root of the records' tree; last page; transaction.
-_META = struct.Struct("<40x I44x 4xHH24xQQ QQ")
 _PAGE_HEADER, _NODE_HEADER = 16, 8
 _BRANCH, _LEAF = 0x01, 0x02
 _BIG = 0x01  # a node's flag: the value is in overflow pages
@@ -47,22 +44,12 @@ class Offsets:
         return len(self.offsets)
 
     def key(self, i: int) -> bytes:
-        return self.keys[self.key_ends[i] : self.key_ends[i + 1]].tobytes()
+        return key_of(self.keys, self.key_ends, i)
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """Which state of a data.mdb this is: another value means that something was written to it."""
-
-    file_size: int
-    transaction: int
-
-
-def state_of(path: str) -> State:
-    """The state of the LMDB in folder `path`. DataError unless it is whole."""
-    check_file(path)
-    with _Pages(data_file(path)) as pages:
-        return State(pages.size, pages.transaction)
+def key_of(keys: NDArray[np.uint8], key_ends: NDArray[np.int64], i: int) -> bytes:
+    """Key i of keys that stand one after the other."""
+    return keys[key_ends[i] : key_ends[i + 1]].tobytes()
 
 
 def offsets_of(path: str) -> Offsets:
@@ -70,21 +57,29 @@ def offsets_of(path: str) -> Offsets:
 
     DataError if it isn't whole, isn't Caffe's (duplicate keys, named databases), or is damaged.
     """
-    entries = check_file(path)
-    with _Pages(data_file(path)) as pages:
-        leaves = _leaves(pages)
-        parts = [_read_leaves(pages, leaves[i : i + _PAGES_AT_ONCE]) for i in range(0, len(leaves), _PAGES_AT_ONCE)]
-        offsets, lengths, keys, sizes = (np.concatenate(column) for column in zip(_NOTHING, *parts, strict=True))
-        if len(offsets) != entries:
-            raise pages.damaged(f"its header says {entries} records, but there are {len(offsets)}")
-        return Offsets(
-            file_size=pages.size,
-            transaction=pages.transaction,
-            offsets=offsets,
-            lengths=lengths,
-            keys=keys,
-            key_ends=np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)]),
-        )
+    fd, meta = open_file(path)
+    try:
+        return offsets_in(fd, meta, path)
+    finally:
+        os.close(fd)
+
+
+def offsets_in(fd: int, meta: Meta, path: str) -> Offsets:
+    """As `offsets_of`, of the LMDB that `open_file` has opened."""
+    pages = _Pages(fd, meta, data_file(path))
+    leaves = _leaves(pages)
+    parts = [_read_leaves(pages, leaves[i : i + _PAGES_AT_ONCE]) for i in range(0, len(leaves), _PAGES_AT_ONCE)]
+    offsets, lengths, keys, sizes = (np.concatenate(column) for column in zip(_NOTHING, *parts, strict=True))
+    if len(offsets) != meta.entries:
+        raise pages.damaged(f"its header says {meta.entries} records, but there are {len(offsets)}")
+    return Offsets(
+        file_size=meta.file_size,
+        transaction=meta.transaction,
+        offsets=offsets,
+        lengths=lengths,
+        keys=keys,
+        key_ends=np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)]),
+    )
 
 
 _Columns = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
@@ -94,33 +89,19 @@ _NOTHING: _Columns = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, 
 class _Pages:
     """The pages of one data.mdb, open for reading."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, fd: int, meta: Meta, file: Path) -> None:
         self.file = file
-        with _explained(file):
-            self._fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self.size = os.fstat(self._fd).st_size
-            first = self._meta(0)
-            second = self._meta(first[0])
-            self.page_size, self.flags, self.depth, _, self.root, self.last, self.transaction = max(
-                first, second, key=lambda meta: meta[-1]
-            )
-        except BaseException:
-            os.close(self._fd)
-            raise
-
-    def __enter__(self) -> "_Pages":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
-
-    def _meta(self, at: int) -> tuple[int, ...]:
-        return _META.unpack(self._read(at, _META.size))
+        self._fd = fd
+        self.size, self.page_size = meta.file_size, meta.page_size
+        self.flags, self.depth, self.root, self.last = meta.flags, meta.depth, meta.root, meta.last_page
 
     def _read(self, at: int, size: int) -> bytes:
-        with _explained(self.file):
+        try:
             data = os.pread(self._fd, size, at)
+        except OSError as error:
+            raise DataError(
+                f"{self.file}: can't be read: {error.strerror}", "check the disk or the file server"
+            ) from None
         if len(data) < size:
             raise self.damaged(f"ends within the page at byte {at}")
         return data
@@ -140,24 +121,6 @@ class _Pages:
 
     def damaged(self, why: str) -> DataError:
         return DataError(f"{self.file}: is damaged: {why}", "copy it again from where it was whole, or make it again")
-
-
-class _explained:
-    """What the operating system says about a file, as an error for the user."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if isinstance(error, PermissionError):
-            raise PermissionDenied(f"{self._file}: may not be read", "ask its owner for read permission") from None
-        if isinstance(error, OSError):
-            raise DataError(
-                f"{self._file}: can't be read: {error.strerror}", "check the disk or the file server"
-            ) from None
 
 
 def _leaves(pages: _Pages) -> NDArray[np.int64]:

@@ -10,10 +10,10 @@ import os
 import weakref
 
 from stagerun.data import index
-from stagerun.data.lmdb_file import check_file, data_file, transaction_of
-from stagerun.data.lmdb_offsets import offsets_of
+from stagerun.data.lmdb_file import BY_COMMAND, BY_SCHEDULE, check_file, data_file, open_file, transaction_of
+from stagerun.data.lmdb_offsets import offsets_in
 from stagerun.data.records import Room, printable
-from stagerun.errors import DataError, PermissionDenied, StorageError
+from stagerun.errors import DataError, StorageError
 
 __all__ = ["LmdbSource", "check_file", "data_file"]
 
@@ -30,7 +30,9 @@ class LmdbSource:
 
         DataError too for a side file that belongs to another state of the LMDB; without `side_file` it isn't looked at.
         """
-        entries = check_file(path)
+        self._fd, meta = open_file(path, BY_COMMAND if images is None else BY_SCHEDULE)
+        self._close = weakref.finalize(self, os.close, self._fd)
+        entries = meta.entries
         if entries == 0:
             raise DataError(f"{path}: the LMDB is empty", "its making was interrupted, or found no images")
         if images is not None and entries != images:
@@ -39,14 +41,11 @@ class LmdbSource:
                 f"write `images: {entries}` beside its `source` in schedule.prototxt, or name the folder meant",
             )
         self.name = path
-        self.index = index.load(path) if side_file else None
-        table = self.index or offsets_of(path)
+        self.index = index.load_for(path, self._fd, meta) if side_file else None
+        table = self.index or offsets_in(self._fd, meta, path)
         self._table, self._offsets, self._lengths = table, table.offsets, table.lengths
-        self._transaction = table.facts.transaction if isinstance(table, index.Index) else table.transaction
-        self._fd = _open(path)
-        self._close = weakref.finalize(self, os.close, self._fd)
-        self._changed = -1  # mtime at which the transaction was last compared
-        self._compare()
+        self._transaction = meta.transaction
+        self._changed = meta.changed  # mtime at which the transaction was last compared
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -106,13 +105,3 @@ class LmdbSource:
 
     def _place(self, i: int) -> str:
         return f"{self.name}: record `{printable(self.key(i))}`"
-
-
-def _open(path: str) -> int:
-    file = data_file(path)
-    try:
-        return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    except PermissionError:
-        raise PermissionDenied(f"{file}: may not be read", "ask its owner for read permission") from None
-    except OSError as error:
-        raise DataError(f"{file}: can't be opened: {error.strerror}", "check the disk or the file server") from None

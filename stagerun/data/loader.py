@@ -1,7 +1,8 @@
 """Positions -> batches. What a batch holds depends on the seed and its positions alone, not on who asks or when.
 
 So the state of a loader is (seed, position), two numbers, and going on somewhere is asking for that position: nothing is
-replayed, and it is the same for any number of workers and threads, for any way of decoding, and with or without memory.
+replayed, and it is the same for any number of workers and threads, for any way of decoding, and with or without memory. (Of
+damaged JPEGs `jpeg.decoder` says how far that was tried.)
 """
 
 from collections.abc import Callable, Iterable
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from stagerun import order
 from stagerun.data import transform
-from stagerun.data.bad_records import Bad, BadRecords, Undecodable, allowed
+from stagerun.data.bad_records import Bad, BadRecords, Undecodable, stopping
 from stagerun.data.batch import Batch, Buffers
 from stagerun.data.memory import Decoded
 from stagerun.data.picture import Image
@@ -30,6 +31,7 @@ T = TypeVar("T")
 _MOST_MISTAKES_SHOWN = 3
 # Records tried in the place of a bad one; each is bad with a probability of a thousandth at most.
 _REPLACEMENTS = 16
+_BAD_SAMPLES = 1  # of the records that `preflight` looks at
 
 
 class Augment(Protocol):
@@ -45,7 +47,8 @@ class Augment(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A batch being made: `indices` are the records at its positions, `numbers` and `colours` uint64[count, ...]."""
+    """A batch being made: `indices` are the records at its positions, once they are made those that were taken; `numbers` and
+    `colours` are uint64[count, ...]."""
 
     loader: "Loader"
     made: Batch
@@ -152,7 +155,12 @@ class Loader:
 
     def make(self, job: Job, n: int) -> None:
         """Image n of the batch, in its place."""
-        self._or_another(job.indices[n], job.positions[n], lambda i: self._make(job, n, i))
+
+        def use(i: int) -> None:
+            self._make(job, n, i)
+            job.indices[n] = i
+
+        self._or_another(job.indices[n], job.positions[n], use)
 
     def _make(self, job: Job, n: int, i: int) -> None:
         """Record i as image n of the batch."""
@@ -177,7 +185,7 @@ class Loader:
             return use(i)
         except Undecodable as error:
             if self._bad is None:
-                raise _at(error, position) if self._train else error from None
+                raise stopping(error, position) if self._train else error from None
             self._bad.add(Bad(i, position, f"{error.message} (at position {position})"))
         numbers = order.draws(self._seed, np.array([position], np.int64), _REPLACEMENTS, order.Purpose.REPLACEMENT)[0]
         for number in numbers:
@@ -188,7 +196,7 @@ class Loader:
                 self._bad.add(Bad(other, position, f"{error.message} (at position {position})"))
         raise DataError(
             f"{self._pictures.place(i)}: is bad, and so are the {_REPLACEMENTS} drawn in its place (at position {position})",
-            "look into the LMDB: `stagerun data verify` names all bad records; make it again without them",
+            "look into the LMDB: `stagerun data verify --decode` names all bad records; make it again without them",
         )
 
     def _shape(self, i: int, position: int) -> tuple[int, int]:
@@ -215,7 +223,8 @@ class Loader:
     def preflight(self, samples: int = 32) -> None:
         """Looks at some records: the first, the last and evenly spaced ones. DataError with all mistakes found.
 
-        Bad records that a run would put up with are no mistakes.
+        Where bad records are replaced, one of those looked at is no mistake. Two of so few: there are far more than the one of a
+        thousand that a run puts up with.
         """
         mistakes: list[DataError] = []
         shape: tuple[int, ...] | None = None
@@ -224,14 +233,25 @@ class Loader:
                 found = self._look(i)
                 shape = shape or found
                 self._check_shape(i, found, shape)
+            except Undecodable as mistake:
+                mistakes.append(stopping(mistake) if self._train and self._bad is None else mistake)
             except DataError as mistake:
                 mistakes.append(mistake)
-        if self._bad is not None and len(mistakes) <= allowed(len(self.records)):
+        if self._bad is not None and sum(isinstance(mistake, Undecodable) for mistake in mistakes) <= _BAD_SAMPLES:
             mistakes = [mistake for mistake in mistakes if not isinstance(mistake, Undecodable)]
         if len(mistakes) == 1:
             raise mistakes[0]
         if mistakes:
             raise _together(mistakes, min(len(self.records), samples))
+
+    def is_bad(self, i: int) -> bool:
+        """Whether record i gives no picture; not so where there is no such record, or something else is wrong with it."""
+        try:
+            if i < len(self.records):
+                self._look(i)
+        except DataError as error:
+            return isinstance(error, Undecodable)
+        return False
 
     def _look(self, i: int) -> tuple[int, ...]:
         """Makes record i into an image and says its shape."""
@@ -239,10 +259,6 @@ class Loader:
         picture, _ = self._pictures.open(i)
         draw = self._pictures.draw(i, picture, None if numbers is None else numbers[0])
         return self._pictures.finish(i, picture, draw).shape[:2]
-
-
-def _at(error: Undecodable, position: int) -> Undecodable:
-    return Undecodable(f"{error.message} (at position {position})", error.hint)
 
 
 def _together(mistakes: list[DataError], looked_at: int) -> DataError:

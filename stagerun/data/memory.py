@@ -4,12 +4,10 @@ Nothing is decoded for its own sake: a record's pixels are put there when it is 
 start, and a run that ends early has not decoded what it didn't need.
 """
 
-import os
-from pathlib import Path
-
 import numpy as np
 
 from stagerun.data import datum
+from stagerun.data.free_memory import available_memory
 from stagerun.data.picture import Image, Picture
 from stagerun.data.records import Records, Room, spread
 from stagerun.errors import DataError
@@ -18,12 +16,14 @@ from stagerun.text import size as size_text
 
 _AUTO_SHARE = 8  # AUTO takes at most one part of so many of what is free
 _LOOKED_AT = 32
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
+_OTHER, _JPEG = 1, 2  # what is kept of a record
 
 
 class Decoded:
     """`images` is uint8[records, height, width, channels] (B, G, R), `labels` int64[records]; valid where `has` says so.
+
+    A JPEG is kept as it decodes at its full size, and is known as one: for a transform that reduces JPEGs while they are decoded
+    (interp_mode AUTO) it is not what is wanted, whichever stage put it here.
 
     From any number of threads: two that keep the same record write the same bytes, and one is marked as there after it was
     written. The system gives memory to pages that are written, not before.
@@ -34,18 +34,20 @@ class Decoded:
         self.labels = np.empty(records, np.int64)
         self._there = bytearray(records)
 
-    def has(self, i: int) -> bool:
-        return self._there[i] != 0
+    def has(self, i: int, jpegs: bool = True) -> bool:
+        """Whether record i is here; without `jpegs` only if it isn't a JPEG."""
+        there = self._there[i]
+        return there == _OTHER or (jpegs and there == _JPEG)
 
     def fits(self, picture: Picture) -> bool:
         """Whether the picture is of the size kept here; another is decoded each time."""
         return self.images.shape[1:3] == (picture.height, picture.width)
 
-    def keep(self, i: int, image: Image, label: int) -> None:
-        """Record i, decoded."""
+    def keep(self, i: int, image: Image, label: int, *, jpeg: bool) -> None:
+        """Record i, decoded as a whole."""
         self.images[i] = image
         self.labels[i] = label
-        self._there[i] = 1
+        self._there[i] = _JPEG if jpeg else _OTHER
 
 
 def make_memory(records: Records, channels: int, cache: Cache, sharers: int = 1) -> Decoded | None:
@@ -75,29 +77,11 @@ def make_memory(records: Records, channels: int, cache: Cache, sharers: int = 1)
     return Decoded(len(records), *size, channels)
 
 
-def available_memory() -> int:
-    """Bytes that this process may still take without swapping: of the machine, and of its control group where that has a limit."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for line in _lines(_MEMINFO):
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
-    limit, used = (_lines(_CGROUP / name)[:1] for name in ("memory.max", "memory.current"))
-    if limit and used and limit[0].isdigit() and used[0].isdigit():
-        free = min(free, max(0, int(limit[0]) - int(used[0])))
-    return free
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text().splitlines()
-    except OSError:  # an old kernel or another control group version: there is nothing to know
-        return []
-
-
 def _size(records: Records, channels: int) -> tuple[int, int] | None:
     """(height, width) of all images as far as is known: from the side file, else from some records. None: they differ."""
     if records.index is not None:
         sizes = set(zip(records.index.heights.tolist(), records.index.widths.tolist(), strict=True))
+        sizes.discard((0, 0))  # it can't be used; the one who meets it tells, or replaces it
     else:
         room = Room()
         sizes = set()

@@ -6,7 +6,6 @@ with a reason out of REASONS. Sizes are read from the header, and compared with 
 """
 
 import io
-import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from stagerun.data import jpeg
-from stagerun.data.headers import Header, Unknown, family, read_header
+from stagerun.data.headers import Header, Unknown, family, png_chunks, read_header
 from stagerun.errors import DataError, listing
 
 ODDITIES = {
@@ -118,7 +117,7 @@ def judge(data: bytes, name: str = "", limits: Limits = LIMITS) -> Judged:
         return _judged(found.kind, odd, data, image)
     image = _with_pillow(data, found, odd, limits)
     kind = "PNG" if image.shape[2] == 3 else "grey PNG"
-    return _judged(kind, odd, _png(image), image)
+    return _judged(kind, odd, encode_png(image), image)
 
 
 def _judged(kind: str, odd: list[str], data: bytes, image: NDArray[np.uint8]) -> Judged:
@@ -174,23 +173,22 @@ def _jpeg(data: bytes, found: Header, odd: list[str], limits: Limits) -> Judged:
 
 def _check_png(data: bytes, found: Header) -> None:
     """BadImage unless every chunk up to IEND is there with the right checksum: OpenCV decodes what is left of others."""
-    at, pixels = 8, 0
+    pixels, ended = 0, False
     # Of 16 bits, uncompressed, and a byte per row. Decoders go through all of the data, needed or not: 1 MB of zeros can
     # be 1 GB unpacked, which takes seconds, at every reading.
     most = found.height * (2 * found.channels * found.width + 8) + (1 << 16)
-    while True:
-        length, kind = struct.unpack_from(">I4s", data, at) if at + 12 <= len(data) else (len(data), b"")
-        if at + 12 + length > len(data):
-            raise BadImage("truncated", "the PNG data ends before its last chunk")
-        end = at + 8 + length
-        if zlib.crc32(memoryview(data)[at + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
-            raise BadImage("damaged", f"the PNG's chunk at byte {at} has a wrong checksum")
+    for kind, at, length in png_chunks(data):
+        end = at + length
+        if end + 4 > len(data):
+            break
+        if zlib.crc32(memoryview(data)[at - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+            raise BadImage("damaged", f"the PNG's chunk at byte {at - 8} has a wrong checksum")
         pixels += length if kind == b"IDAT" else 0
         if pixels > most:
             raise BadImage("damaged", f"the PNG has more data than {found.width} x {found.height} pixels can be")
-        if kind == b"IEND":
-            return
-        at = end + 4
+        ended = kind == b"IEND"
+    if not ended:
+        raise BadImage("truncated", "the PNG data ends before its last chunk")
 
 
 def _with_opencv(data: bytes, found: Header) -> NDArray[np.uint8]:
@@ -258,7 +256,8 @@ def _eight_bits(picture: Image.Image, odd: list[str]) -> NDArray[np.uint8]:
     return np.asarray(picture.convert("RGB"))[:, :, ::-1].copy()
 
 
-def _png(image: NDArray[np.uint8]) -> bytes:
+def encode_png(image: NDArray[np.uint8]) -> bytes:
+    """BadImage where OpenCV can't."""
     done, data = cv2.imencode(".png", image)
     if not done:
         raise BadImage("damaged", "the picture can't be encoded as PNG")

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.data import jpeg
+from stagerun.data.headers import png_chunks
 from stagerun.data.rectangle import Rectangle
 from stagerun.errors import DataError
 
@@ -20,6 +21,10 @@ Image = NDArray[np.uint8]
 MakeDecoder: TypeAlias = Callable[[], jpeg.Decoder]
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
+
+
+class OtherChannels(DataError):
+    """An image whose number of channels isn't the network's: a mistake of the recipe, not of the image."""
 
 
 class Picture(Protocol):
@@ -48,7 +53,7 @@ class _Whole:
         self.height, self.width = image.shape[:2]
 
     def decode(self, part: Rectangle | None = None, shrink: int = 1) -> Image:
-        return self._image if part is None else _cut(self._image, part)
+        return self._image if part is None else cut(self._image, part)
 
 
 class _Planes:
@@ -61,7 +66,7 @@ class _Planes:
         self.height, self.width = planes.shape[1:]
 
     def decode(self, part: Rectangle | None = None, shrink: int = 1) -> Image:
-        planes = [plane if part is None else _cut(plane, part) for plane in self._planes]
+        planes = [plane if part is None else cut(plane, part) for plane in self._planes]
         # cv2.merge interleaves ten times faster than numpy copies a transposed array.
         return planes[0][:, :, None] if len(planes) == 1 else np.asarray(cv2.merge(planes), np.uint8)
 
@@ -91,7 +96,7 @@ def coded_picture(data: memoryview, channels: int, decoder: MakeDecoder) -> Pict
     """A JPEG or PNG that gives `channels` channels, 1 or 3. DataError for what is neither, cut off, or of other channels."""
     if data[:3] == _JPEG:
         if not jpeg.is_complete(data):
-            raise _cut_off("JPEG")
+            raise cut_off("JPEG")
         header = jpeg.read_header(data)
         if channels == 1 and header.components != 1:
             raise _other_channels(3, channels)  # CMYK is decoded to three as well
@@ -110,15 +115,7 @@ def encoded_hint(data: memoryview) -> str:
 
 def _decode_png(data: memoryview, channels: int) -> Image:
     """A PNG is decoded as a whole: its size is known from there on."""
-    if not _png_is_complete(data):
-        raise _cut_off("PNG")
-    # Behind the signature comes the chunk IHDR: length, type, width, height.
-    width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
-    if height * width > jpeg.MAX_PIXELS:
-        raise DataError(
-            f"the image is {height} x {width} pixels (height x width), more than {jpeg.MAX_PIXELS:,}",
-            "reduce it before the LMDB is made",
-        )
+    check_png(data)
     try:
         # UNCHANGED as in Caffe: no EXIF rotation, and nothing dropped without a word (alpha, 16 bits).
         image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
@@ -138,32 +135,35 @@ def _decode_png(data: memoryview, channels: int) -> Image:
     raise _other_channels(found, channels)
 
 
-def _png_is_complete(data: memoryview) -> bool:
-    """Whether the chunks lead from IHDR to IEND."""
-    at = len(_PNG)
-    if data[at + 4 : at + 8] != b"IHDR":
-        return False
-    while at + 12 <= len(data):  # a chunk: length, type, so many bytes, checksum
-        length, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
-        at += 12 + length
-        if kind == b"IEND":
-            return at <= len(data)
-    return False
+def check_png(data: memoryview) -> None:
+    """DataError for a PNG that is cut off or too large, found without decoding it."""
+    chunks = list(png_chunks(data))
+    # A chunk's checksum, 4 bytes, follows its data.
+    if not chunks or chunks[0][0] != b"IHDR" or chunks[-1][0] != b"IEND" or sum(chunks[-1][1:]) + 4 > len(data):
+        raise cut_off("PNG")
+    # Behind the signature comes the chunk IHDR: length, type, width, height.
+    width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+    if height * width > jpeg.MAX_PIXELS:
+        raise DataError(
+            f"the image is {height} x {width} pixels (height x width), more than {jpeg.MAX_PIXELS:,}",
+            "reduce it before the LMDB is made",
+        )
 
 
-def _cut(image: NDArray[np.uint8], part: Rectangle) -> NDArray[np.uint8]:
+def cut(image: NDArray[np.uint8], part: Rectangle) -> NDArray[np.uint8]:
+    """The part of an image or a plane, a view."""
     return image[part.top : part.top + part.height, part.left : part.left + part.width]
 
 
-def _cut_off(kind: str) -> DataError:
+def cut_off(kind: str) -> DataError:
     return DataError(
         f"the image is cut off: {kind} data ends before its end marker",
         "its file was incomplete when the LMDB was made; make the LMDB again from complete files",
     )
 
 
-def _other_channels(found: int, channels: int) -> DataError:
-    return DataError(
+def _other_channels(found: int, channels: int) -> OtherChannels:
+    return OtherChannels(
         f"the image has {found} channels, the network takes {channels}",
         f"set `channels: {found}` under `model` in schedule.prototxt, or make the LMDB from grey images",
     )

@@ -5,7 +5,7 @@ import threading
 from stagerun.data import datum, jpeg, transform
 from stagerun.data.bad_records import Undecodable
 from stagerun.data.memory import Decoded
-from stagerun.data.picture import Image, Picture, decoded_picture
+from stagerun.data.picture import Image, OtherChannels, Picture, decoded_picture
 from stagerun.data.records import Records, Room, printable
 from stagerun.data.rectangle import Rectangle
 from stagerun.data.transform import Draw
@@ -47,24 +47,28 @@ class Pictures:
         self.records, self.channels = records, channels
         self._transform, self._num_classes = transform_param, num_classes
         self._memory = memory
-        # A JPEG that AUTO decodes at a reduced scale has other pixels than one that is reduced from its full size.
+        # A JPEG that AUTO decodes at a reduced scale has other pixels than one that is reduced from its full size. So this
+        # transform neither puts JPEGs into memory, nor takes those that another stage's has put there: a run that goes on
+        # after that stage finds none.
         self._keeps_jpegs = InterpMode.AUTO not in _interp_modes(transform_param)
         self._hand = _Hand(tier)
 
     def expect(self, indices: list[int]) -> None:
         """These records will be used soon."""
         memory = self._memory
-        self.records.expect(indices if memory is None else [i for i in indices if not memory.has(i)])
+        self.records.expect(indices if memory is None else [i for i in indices if not memory.has(i, self._keeps_jpegs)])
 
     def open(self, i: int) -> tuple[Picture, int]:
         """Record i's picture, its pixels not yet decoded unless they are in memory, and its label."""
         memory = self._memory
-        if memory is not None and memory.has(i):
+        if memory is not None and memory.has(i, self._keeps_jpegs):
             return decoded_picture(memory.images[i]), int(memory.labels[i])
         record = self.records.read(i, self._hand.room)
         try:
             fields = datum.parse(record)
             picture = datum.picture_of(fields, self.channels, self._hand.decoder)
+        except OtherChannels as error:
+            raise DataError(f"{self.place(i)}: {error.message}", error.hint) from None
         except DataError as error:
             raise Undecodable(f"{self.place(i)}: {error.message}", error.hint) from None
         try:
@@ -73,7 +77,7 @@ class Pictures:
             raise DataError(f"{self.place(i)}: {error.message}", error.hint) from None
         if memory is not None and memory.fits(picture) and (self._keeps_jpegs or not picture.reducible):
             image = self._decode(i, picture, None, 1)
-            memory.keep(i, image, fields.label)
+            memory.keep(i, image, fields.label, jpeg=picture.reducible)
             picture = decoded_picture(image)
         return picture, fields.label
 

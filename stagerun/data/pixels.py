@@ -5,6 +5,7 @@ for bit, as long as OpenCV doesn't use Intel's IPP. With IPP, which is there on 
 values are off by one. `_resize` therefore turns it off.
 """
 
+import functools
 import math
 import threading
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import cv2
 import numpy as np
 
 from stagerun.data.antialias import antialias
-from stagerun.data.picture import Image
+from stagerun.data.picture import Image, cut
 from stagerun.data.rectangle import Rectangle
 from stagerun.recipe import InterpMode, PadMode
 
@@ -26,6 +27,7 @@ _OPENCV = {
 }
 # LINEAR looks at the two nearest pixels each way: from here on AUTO takes AREA, which looks at all.
 _AUTO_AREA_FROM = 1.5
+_KEEP = 1 << 26  # bytes that a thread keeps from one image to the next
 
 _thread = threading.local()
 
@@ -76,7 +78,7 @@ def shrink(draw: Draw, height: int, width: int) -> int:
 def apply(image: Image, draw: Draw) -> Image:
     """uint8[height, width, channels] -> uint8[height', width', channels]; the result may be a view of the image."""
     part = region(draw)
-    return finish(_cut(image, part) if part else image, draw)
+    return finish(cut(image, part) if part else image, draw)
 
 
 def finish(image: Image, draw: Draw, out: Image | None = None, shrunk: int = 1) -> Image:
@@ -91,7 +93,7 @@ def finish(image: Image, draw: Draw, out: Image | None = None, shrunk: int = 1) 
         raise ValueError(f"an image of {image.shape} is not {part} at 1/{shrunk}")
     if draw.pad:
         image = _pad(image, draw.pad, draw.pad_mode)
-        image = _cut(image, draw.part) if draw.part else image
+        image = cut(image, draw.part) if draw.part else image
     crop = draw.crop if draw.crop is not part else None
     if draw.size is not None:
         if crop == Rectangle(0, 0, *draw.size):
@@ -102,7 +104,7 @@ def finish(image: Image, draw: Draw, out: Image | None = None, shrunk: int = 1) 
         if last:
             return image
     if crop is not None:
-        image = _cut(image, crop)
+        image = cut(image, crop)
     if out is None:
         return image[:, ::-1] if draw.mirror else image
     if out.shape != image.shape:
@@ -118,14 +120,12 @@ def finish(image: Image, draw: Draw, out: Image | None = None, shrunk: int = 1) 
 def _scratch(shape: tuple[int, ...]) -> Image:
     """This thread's own array, valid until its next call: fresh memory costs as much as the flip out of it."""
     needed = math.prod(shape)
+    if needed > _KEEP:
+        return np.empty(shape, np.uint8)
     held: Image | None = getattr(_thread, "held", None)
     if held is None or held.size < needed:
         held = _thread.held = np.empty(needed, np.uint8)
     return held[:needed].reshape(shape)
-
-
-def _cut(image: Image, part: Rectangle) -> Image:
-    return image[part.top : part.top + part.height, part.left : part.left + part.width]
 
 
 def _pad(image: Image, pad: int, mode: PadMode) -> Image:
@@ -151,11 +151,18 @@ def _resize(image: Image, size: tuple[int, int], mode: InterpMode, out: Image | 
         return out
     if mode is InterpMode.AUTO:
         mode = _auto(image, size)
-    # Both settings are cv2's own and each thread's: made here, they hold whoever calls. 0.6 us.
-    cv2.setNumThreads(0)
+    _in_this_thread()
+    # Each thread has this setting of its own: made here, it holds whoever calls.
     cv2.ipp.setUseIPP(False)
     cv2.resize(image, (size[1], size[0]), dst=out, interpolation=_OPENCV[mode])
     return out
+
+
+@functools.cache
+def _in_this_thread() -> None:
+    """OpenCV works in the thread that calls it: its own would be in the way of the loader's. Of the whole process, and only for
+    speed: the pixels are the same."""
+    cv2.setNumThreads(0)
 
 
 def _auto(image: Image, size: tuple[int, int]) -> InterpMode:

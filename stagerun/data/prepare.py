@@ -17,6 +17,7 @@ from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.records import printable
 from stagerun.data.rows import look, parse
 from stagerun.errors import DataError, UsageError
+from stagerun.proto import caffe_pb2
 
 VERSION = 1  # of the arrangement
 
@@ -52,14 +53,17 @@ class PrepareWork:
                 f"`stagerun data verify --decode {self._source.name}` finds all such records",
             ) from None
 
+    def changed(self, position: int, state: int) -> str:
+        return ""  # its transaction and places are in the identity
+
     def _make(self, position: int, key: bytes, record: bytes) -> Made:
         digest = digest_of(record)
         index = self._source.index
         # What has changed on the disk since must not get a fresh digest that says it is right.
         if index is not None and digest != int(index.digests[position]):
             raise DataError("its bytes are not those that its digest was made of")
-        datum = parse(record)
-        found = look(datum, False)
+        found = look(parse(record), False)
+        datum = caffe_pb2.Datum.FromString(record)
         notes: tuple[Note, ...] = ()
         if "JPEG" in found.kind and "CMYK" not in found.kind:
             try:

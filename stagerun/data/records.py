@@ -5,22 +5,24 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from stagerun.data.index import Index
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # which needs `printable`
     from stagerun.data.index import Index
+
+_KEEP = 1 << 26  # bytes kept from one record to the next
 
 
 class Room:
-    """Memory that one thread reads records into, one after the other; it grows to the largest."""
+    """Memory that one thread reads records into, one after the other; it grows to the largest but for giants."""
 
     def __init__(self) -> None:
         self._view = memoryview(bytearray(0))
 
     def of(self, size: int) -> memoryview:
         """`size` bytes to write to, the same memory each time."""
+        if size > _KEEP:
+            return memoryview(bytearray(size))
         if len(self._view) < size:
-            self._view = memoryview(bytearray(max(size, 2 * len(self._view))))
+            self._view = memoryview(bytearray(min(_KEEP, max(size, 2 * len(self._view)))))
         return self._view[:size]
 
 
@@ -54,8 +56,6 @@ class Records(Protocol):
 
 class ListRecords:
     """Records held in memory, with the keys that `write_lmdb` gives."""
-
-    index: "Index | None" = None
 
     def __init__(self, values: Sequence[bytes], name: str = "memory") -> None:
         self.name = name

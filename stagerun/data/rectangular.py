@@ -15,9 +15,10 @@ from stagerun.data.batch import Batch
 from stagerun.data.index import Index
 from stagerun.data.loader import Job, Loader
 from stagerun.data.picture import Image
-from stagerun.data.records import Records
+from stagerun.data.records import Records, printable
 from stagerun.errors import DataError
 from stagerun.recipe import Transform
+from stagerun.text import count
 
 _MULTIPLE = 8
 
@@ -26,7 +27,7 @@ class RectangularLoader(Loader):
     """An evaluation's images sorted by width / height (those alike in the order of their keys), cropped batch by batch.
 
     A position is a place in that order. Batches are cut at multiples of `batch_size`, and a crop belongs to such a
-    batch, so that it doesn't depend on how many workers share the evaluation. DataError without a side file, which has the sizes.
+    batch, or a part of it, so that it doesn't depend on who asks for how many at a time. DataError without a side file, which has the sizes.
     """
 
     def __init__(
@@ -63,10 +64,11 @@ class RectangularLoader(Loader):
         self._ratios = ratios[self._order]
 
     def plan(self, position: int, count: int) -> Job:
-        """ValueError for a batch that isn't one of those that the images are cut into."""
-        if position % self._batch_size or count > self._batch_size:
-            raise ValueError(f"{count} images from {position} are no batch of {self._batch_size}")
-        mean = float(self._ratios[position : position + self._batch_size].mean())
+        """ValueError for images of two of the batches."""
+        first = position - position % self._batch_size
+        if count < 1 or position + count > first + self._batch_size:
+            raise ValueError(f"{count} images from {position} are not in one batch of {self._batch_size}")
+        mean = float(self._ratios[first : first + self._batch_size].mean())
         images = self._buffers.array((count, *crop_of(mean, self._side), self._pictures.channels))
         places = np.arange(position, position + count, dtype=np.int64)
         indices = self._order[places].tolist()
@@ -78,6 +80,11 @@ class RectangularLoader(Loader):
 
     def _check_shape(self, i: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
         """Any shape can be cropped."""
+
+
+def evenly(of: int, count: int) -> list[int]:
+    """The middles of `count` parts of 0 .. of-1 that are as equal as can be, 1 <= count <= of."""
+    return [(2 * n + 1) * of // (2 * count) for n in range(count)]
 
 
 def crop_of(ratio: float, side: int) -> tuple[int, int]:
@@ -109,8 +116,9 @@ def _ratios(name: str, index: Index) -> NDArray[np.float64]:
     unknown = np.flatnonzero((index.heights <= 0) | (index.widths <= 0))
     if unknown.size:
         raise DataError(
-            f"{name}: {unknown.size} records have no size in the side file, the first is number {unknown[0]}",
-            f"look into them with `stagerun data verify {name}`",
+            f"{name}: {count(unknown.size, 'record')} can't be used, says the side file; the first is "
+            f"`{printable(index.key(int(unknown[0])))}`",
+            f"look into them with `stagerun data verify --decode {name}`",
         )
     ratios: NDArray[np.float64] = index.widths / index.heights
     return ratios

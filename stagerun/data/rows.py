@@ -1,18 +1,18 @@
 """What the side file knows about one record: read from its header, and, where the mean is wanted, from its pixels."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import cv2
 import numpy as np
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from stagerun.data import headers, jpeg
-from stagerun.data.datum import Image
+from stagerun.data import datum, headers, jpeg
+from stagerun.data.datum import Fields, Image
 from stagerun.data.index import Facts, Index, fingerprint_of
 from stagerun.data.lmdb_offsets import Offsets
+from stagerun.data.picture import check_png, coded_picture, cut_off
 from stagerun.errors import DataError
-from stagerun.proto import caffe_pb2
 
 # One record as the journal keeps it; little-endian, without gaps. `channels` is 0 where the pixels weren't looked at.
 ROW = np.dtype(
@@ -33,6 +33,7 @@ Rows = NDArray[np.void]
 _LARGEST_PREPARED = 7  # MCUs: the divisor of any number that is nearest to 4 is one of 1 .. 7
 
 _NEARLY_ALL = 0.99
+UNUSABLE = "unusable"  # the kind of an image that can't be used
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,51 +69,55 @@ class Look:
 LEFT_OUT = np.zeros(1, ROW).tobytes()
 
 
-def parse(record: bytes) -> caffe_pb2.Datum:
+class Stored(Protocol):
+    """What is looked at of a Datum."""
+
+    @property
+    def data(self) -> bytes | memoryview: ...
+
+    @property
+    def channels(self) -> int: ...
+
+    @property
+    def height(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def encoded(self) -> bool: ...
+
+
+def parse(record: bytes) -> Fields:
     """The Datum of a record. DataError without a place if it is none, holds no image, or has a label below 0."""
-    try:
-        datum = caffe_pb2.Datum.FromString(record)
-    except DecodeError:
-        raise DataError("the record is not a Caffe Datum") from None
-    if not datum.data:
+    fields = datum.parse(record)
+    if not len(fields.data):
         raise DataError("the Datum holds no image")
-    if datum.label < 0:
-        raise DataError(f"the label is {datum.label}, below 0")
-    return datum
+    if fields.label < 0:
+        raise DataError(f"the label is {fields.label}, below 0")
+    return fields
 
 
-def look(datum: caffe_pb2.Datum, pixels: bool, image: Image | None = None) -> Look:
+def look(stored: Stored, pixels: bool, image: Image | None = None) -> Look:
     """What there is to know about a Datum's image. With `pixels` it is decoded, unless the caller has done so: `image`.
 
     DataError without a place for what a loader couldn't use: damaged, cut off, neither JPEG nor PNG.
     """
-    found = _look_encoded(datum.data) if datum.encoded else _look_raw(datum)
+    found = _look_encoded(memoryview(stored.data)) if stored.encoded else _look_raw(stored)
     if not pixels:
         return found
-    return _with_sums(found, decode_any(datum) if image is None else image)
+    return _with_sums(found, decode_any(stored) if image is None else image)
 
 
-def decode_any(datum: caffe_pb2.Datum) -> Image:
+def decode_any(stored: Stored) -> Image:
     """uint8[height, width, 3], B, G, R, or [height, width, 1]; EXIF rotation not applied. DataError without a place."""
-    data = datum.data
-    if not datum.encoded:
-        planes = np.frombuffer(data, np.uint8).reshape(datum.channels, datum.height, datum.width)
+    data = memoryview(stored.data)
+    if not stored.encoded:
+        planes = np.frombuffer(data, np.uint8).reshape(stored.channels, stored.height, stored.width)
         return np.ascontiguousarray(planes.transpose(1, 2, 0))
-    flags = cv2.IMREAD_ANYCOLOR | cv2.IMREAD_IGNORE_ORIENTATION
-    try:
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
-    except cv2.error as error:
-        raise DataError(f"the image can't be decoded: {error.err}") from None
-    if image is None:
-        raise DataError("the image can't be decoded: its file is damaged")
-    return np.asarray(image, np.uint8).reshape(*image.shape[:2], -1)
-
-
-def encode_png(image: Image) -> bytes:
-    done, data = cv2.imencode(".png", image)
-    if not done:
-        raise DataError("the picture can't be encoded as PNG")
-    return data.tobytes()
+    channels = 1 if "grey" in _look_encoded(data).kind else 3
+    # As a loader decodes it, but by the one tier that needs no decoder of each thread's own; all judge alike.
+    return coded_picture(data, channels, jpeg.Decoder).decode()
 
 
 def index_of(
@@ -143,34 +148,43 @@ def index_of(
     )
 
 
-def _look_raw(datum: caffe_pb2.Datum) -> Look:
-    c, h, w = datum.channels, datum.height, datum.width
+def _look_raw(stored: Stored) -> Look:
+    c, h, w = stored.channels, stored.height, stored.width
     if c not in (1, 3):
         raise DataError(f"the Datum has {c} channels; images have 1 or 3")
-    if h < 1 or w < 1 or c * h * w != len(datum.data):
+    if h < 1 or w < 1 or c * h * w != len(stored.data):
         raise DataError(
-            f"the Datum says {c} x {h} x {w} (channels x height x width) bytes, but holds {len(datum.data)}"
+            f"the Datum says {c} x {h} x {w} (channels x height x width) bytes, but holds {len(stored.data)}"
         )
     return Look("raw", h, w)
 
 
-def _look_encoded(data: bytes) -> Look:
+def _look_encoded(data: memoryview) -> Look:
+    """By the header alone what `picture.coded_picture` says of it."""
+    family = headers.family(bytes(data[:16]))
+    if family == "JPEG":
+        if not jpeg.is_complete(data):
+            raise cut_off("JPEG")
+        header = jpeg.read_header(data)
+        return Look(_kind(header), header.height, header.width, header.restart_interval)
+    if family != "PNG":
+        raise DataError("the encoded image is neither JPEG nor PNG" + (f", but {family}" if family else ""))
+    check_png(data)
     try:
-        found = headers.read_header(data)
+        found = headers.read_header(bytes(data))
     except headers.Unknown as error:
         raise DataError(error.message) from None
-    if found.family == "PNG":
-        if refused := [odd for odd in ("alpha", "16 bits") if odd in found.oddities]:
-            raise DataError(f"the image is a PNG with {' and '.join(refused)}, which loaders don't read")
-        if found.height * found.width > jpeg.MAX_PIXELS:
-            raise DataError(f"the PNG says that it has {found.width} x {found.height} pixels")
-        return Look(found.kind, found.height, found.width)
-    if found.family != "JPEG":
-        raise DataError(f"the encoded image is neither JPEG nor PNG, but {found.family}")
-    header = jpeg.read_header(data)
-    if not jpeg.is_complete(data):
-        raise DataError("the image is cut off: JPEG data ends before its end marker")
-    return Look(found.kind, header.height, header.width, header.restart_interval)
+    if refused := [odd for odd in ("alpha", "16 bits") if odd in found.oddities]:
+        raise DataError(f"the image is a PNG with {' and '.join(refused)}, which loaders don't read")
+    return Look(found.kind, found.height, found.width)
+
+
+def _kind(header: jpeg.Header) -> str:
+    """As `headers` calls it."""
+    colour = {1: "grey ", 3: "", 4: "CMYK "}[header.components]
+    if header.unusual:
+        return f"unusual {colour}JPEG"
+    return f"{'progressive ' if header.progressive else '' if colour else 'baseline '}{colour}JPEG"
 
 
 def _with_sums(found: Look, image: Image) -> Look:
@@ -181,6 +195,7 @@ def _with_sums(found: Look, image: Image) -> Look:
 
 
 def _mean(rows: Rows) -> tuple[float, ...]:
+    rows = rows[rows["kind"] != UNUSABLE.encode()]
     if not len(rows) or not rows["channels"].all():
         return ()
     pixels = int((rows["height"].astype(np.int64) * rows["width"]).sum())

@@ -4,6 +4,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from stagerun.data import index
+from stagerun.data.indexing import build
 from stagerun.data.write import write_lmdb
 from stagerun.proto import caffe_pb2
 
@@ -16,7 +18,8 @@ QUALITY = 90
 def write_synthetic(
     folder: str, records: int, height: int, width: int, channels: int, num_classes: int, encoded: bool
 ) -> None:
-    """An LMDB of `records` Datums, JPEG or raw bytes, of soft noise with labels 0 .. num_classes-1. Errors of `write_lmdb`."""
+    """An LMDB of `records` Datums, JPEG or raw bytes, of soft noise with labels 0 .. num_classes-1, and its side file, which some
+    transforms need. Errors of `write_lmdb`, `indexing.build` and `index.save`."""
     rng = np.random.default_rng(1)
     pictures = [_picture(rng, height, width, channels) for _ in range(min(records, PICTURES))]
     contents = [_jpeg(p) if encoded else np.ascontiguousarray(p.transpose(2, 0, 1)).tobytes() for p in pictures]
@@ -28,6 +31,7 @@ def write_synthetic(
         return record.SerializeToString()
 
     write_lmdb(folder, (datum(i) for i in range(records)))
+    index.save(build(folder, pixels=False), folder)
 
 
 def _picture(rng: np.random.Generator, height: int, width: int, channels: int) -> NDArray[np.uint8]:

@@ -1,13 +1,15 @@
 """Every byte of an LMDB against what its side file says."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from stagerun.data.importing.parallel import in_order
-from stagerun.data.index import Index, digest_of, fingerprint_of, load
-from stagerun.data.lmdb_offsets import Offsets, offsets_of
+from stagerun.data.index import Index, digest_of, fingerprint_of, load_unsampled
+from stagerun.data.lmdb_file import open_file
+from stagerun.data.lmdb_offsets import Offsets, offsets_in
 from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.records import printable
 from stagerun.data.rows import decode_any, look, parse
@@ -36,7 +38,11 @@ def verify(
 
     DataError if it can't be read at all, or its side file is damaged or of another state of it.
     """
-    index, offsets = load(path), offsets_of(path)
+    fd, meta = open_file(path)
+    try:
+        index, offsets = load_unsampled(path, meta), offsets_in(fd, meta, path)
+    finally:
+        os.close(fd)
     source = LmdbSource(path, side_file=False)
     total = len(source)
     mistakes = [("", text) for text in _whole(index, offsets)] if index is not None else []
@@ -79,6 +85,8 @@ def _record(record: bytes, i: int, index: Index | None, decode: bool) -> list[st
         return [error.message]
     if index is None:
         return []
+    if not index.heights[i]:
+        return ["it can't be used, says the side file" + ("" if decode else "; --decode tells why")]
     said = int(index.labels[i]), int(index.heights[i]), int(index.widths[i])
     if said != (datum.label, found.height, found.width):
         return ["the side file has another label or size than the record"]

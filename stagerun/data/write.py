@@ -10,6 +10,7 @@ from pathlib import Path
 
 import lmdb
 
+from stagerun.data.disk_errors import hint_for
 from stagerun.data.lmdb_file import check_file
 from stagerun.errors import DataError, PermissionDenied, StorageError
 
@@ -25,10 +26,10 @@ def write_lmdb(out: str, values: Iterable[bytes]) -> int:
     StorageError if the disk is full.
     """
     target = Path(out)
-    if target.exists():
-        raise DataError(f"{out}: exists already", "remove it, or give another folder")
     partial = target.with_name(f"{target.name}.partial-{uuid.uuid4().hex}")
     try:
+        if os.path.lexists(target):  # a link that leads nowhere, too
+            raise DataError(f"{out}: exists already", "remove it, or give another folder")
         partial.mkdir(parents=True)
         try:
             count = _write(partial, values)
@@ -46,9 +47,7 @@ def write_lmdb(out: str, values: Iterable[bytes]) -> int:
             f"{error.filename or out}: may not be written", "give a folder that you may write to"
         ) from None
     except OSError as error:
-        raise StorageError(
-            f"{out}: can't be written: {error.strerror}", "free some space, or give another folder"
-        ) from None
+        raise StorageError(f"{out}: can't be written: {error.strerror}", hint_for(error)) from None
     return count
 
 
@@ -75,7 +74,7 @@ def _write(folder: Path, values: Iterable[bytes]) -> int:
                 first += len(chunk)
             env.sync(True)
     except lmdb.Error as error:
-        raise StorageError(f"{folder}: can't be written: {error}", "free some space, or give another folder") from None
+        raise StorageError(f"{folder}: can't be written: {error}", hint_for(error)) from None
     sync_folder(folder)
     return first
 

@@ -88,6 +88,8 @@ def colours_made_by() -> str:
 
 def make_augment(transform: Transform) -> Augment | None:
     """What the transform does to colours; None where it leaves them alone."""
+    if not transform.changes_colours:
+        return None
     steps: list[tuple[int, Step]] = []
     if transform.color_jitter:
         steps.append((JITTER_NUMBERS, functools.partial(jitter, transform.color_jitter)))
@@ -95,8 +97,6 @@ def make_augment(transform: Transform) -> Augment | None:
         steps.append((2 * transform.rand_augment.num_ops, functools.partial(rand_augment, transform.rand_augment)))
     if transform.trivial_augment:
         steps.append((TRIVIAL_NUMBERS, trivial_augment))
-    if not steps:
-        return None
     _functional()  # imported here and not by the first of several threads
     return Augment(steps)
 

@@ -60,9 +60,13 @@ def environment(device: torch.device, workers: int, reducer: str) -> dict[str, s
 def differences(before: dict[str, str], now: dict[str, str], elastic: bool) -> list[str]:
     """Why a resumed run may have other bits, one sentence each; none: BIT-EXACT.
 
-    With `determinism: ELASTIC` the number of workers doesn't matter.
+    With `determinism: ELASTIC` the number of workers doesn't matter. A stage that changes no colours doesn't say what would
+    have changed them, though its parent may, and older snapshots do.
     """
-    names = [n for n in sorted(before.keys() | now.keys()) if not (elastic and n == "workers")]
+    ignored = {"workers"} if elastic else set()
+    if not ("colour library" in before and "colour library" in now):
+        ignored.add("colour library")
+    names = sorted((before.keys() | now.keys()) - ignored)
     return [f"{n}: {before.get(n, 'none')} -> {now.get(n, 'none')}" for n in names if before.get(n) != now.get(n)]
 
 

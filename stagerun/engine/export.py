@@ -34,7 +34,7 @@ class Format(enum.Enum):
 
 
 def for_rgb(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a network that was trained on B, G, R, for images with R, G, B. `model` is that network."""
+    """The weights of a network that was trained on B, G, R, for images in R, G, B. `model` is that network."""
     first = next(path for path, module in model.named_modules() if isinstance(module, nn.Conv2d)) + ".weight"
     return {**weights, first: weights[first].flip(1).contiguous()}
 

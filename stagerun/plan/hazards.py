@@ -1,12 +1,12 @@
-"""What is legal but worth a look in a stage: its learning rate, joints and update. Pure: numbers come from `schedule`."""
+"""What is legal but worth a look in a stage: its learning rate, joints, update and images. Pure: numbers come from `schedule`."""
 
 from dataclasses import dataclass
 from fractions import Fraction
 
+from stagerun.plan.images import image_notes
 from stagerun.plan.update import place, update_notes
-from stagerun.recipe import PadMode, Schedule, Solver, Stage, Transform
+from stagerun.recipe import Schedule, Solver, Stage
 from stagerun.schedule import learning_rate
-from stagerun.spec.digest import NAMES
 
 # A learning rate that is off by more than this share, where one would expect it to go on, is a jump worth a note.
 JUMP = 0.05
@@ -37,12 +37,13 @@ def joints(schedule: Schedule, stage: Stage) -> list[Joint]:
 
 
 def notes(schedule: Schedule, stage: Stage) -> list[str]:
-    """One sentence for each thing worth a look: roundings, fields that say nothing, then hazards in the order of the stage's
+    """One sentence for each thing worth a look: roundings, fields that say nothing, images, then hazards in the order of the stage's
     iterations."""
     solver = stage.solver
     rate = learning_rate(solver)
     first, last = rate(0), rate(solver.max_iter - 1)
     found = roundings(stage, schedule.data.train.images) + update_notes(stage)
+    found += image_notes(schedule, stage)
     for joint in joints(schedule, stage):
         found += _warmup_end(stage, solver, joint) if joint.iter else _join(joint)
     found += _unused(stage, solver)
@@ -110,53 +111,6 @@ def _unused(stage: Stage, solver: Solver) -> list[str]:
     return []
 
 
-def augmentation(solver: Solver) -> str:
-    """What is done to the images at random, in a few words."""
-    transform, parts = solver.transform, []
-    if transform.pad:
-        parts.append(f"pad {transform.pad}" + (" reflected" if transform.pad_mode is PadMode.REFLECT else ""))
-    if transform.mirror:
-        parts.append("mirror")
-    if transform.random_resize:
-        low, high = transform.random_resize.min_size, transform.random_resize.max_size
-        parts.append(f"resize {low}" if low == high else f"resize {low}-{high}")
-    if transform.random_aspect_ratio:
-        r = transform.random_aspect_ratio
-        parts.append(f"area {r.min_area_ratio:g}-{r.max_area_ratio:g}")
-    if transform.random_resized_crop:
-        c = transform.random_resized_crop
-        parts.append(f"area {c.min_area_ratio:g}-{c.max_area_ratio:g}")
-    if transform.crop_size:
-        parts.append(f"crop {transform.crop_size}")
-    if transform.color_jitter:
-        parts.append("jitter")
-    if transform.rand_augment:
-        parts.append(f"RandAugment {transform.rand_augment.num_ops}x{transform.rand_augment.magnitude}")
-    if transform.trivial_augment:
-        parts.append("TrivialAugment")
-    if transform.lighting_std:
-        parts.append(f"lighting {transform.lighting_std:g}")
-    if transform.cutout_size:
-        parts.append(f"cutout {transform.cutout_size}")
-    if solver.mixup_alpha:
-        parts.append(f"mixup {solver.mixup_alpha:g}")
-    if solver.cutmix_alpha:
-        parts.append(f"cutmix {solver.cutmix_alpha:g}")
-    if solver.label_smoothing:
-        parts.append(f"label smoothing {solver.label_smoothing:g}")
-    return ", ".join(parts) or "none"
-
-
-def augmentation_changes(before: Transform, now: Transform) -> list[str]:
-    """`field old -> new` for each part of the transform that differs."""
-    changed = []
-    for field in Transform.__dataclass_fields__:
-        old, new = getattr(before, field), getattr(now, field)
-        if old != new:
-            changed.append(f"{NAMES.get(field, field)} {_short(old)} -> {_short(new)}")
-    return changed
-
-
 # Fields whose changes are shown elsewhere: learning rate and length in the table, the images and what is carried on lines of
 # their own.
 _SHOWN = (
@@ -183,17 +137,3 @@ def solver_changes(parent: Stage, stage: Stage) -> list[str]:
         if field.startswith("solver.") and not name.startswith(_SHOWN) and old not in (None, new):
             found.append(f"{name} {old} -> {new}".replace('"', ""))
     return found
-
-
-def _short(value: object) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return " ".join(f"{v:g}" for v in value) or "none"
-    if isinstance(value, int | float):
-        return f"{value:g}"
-    fields = getattr(value, "__dataclass_fields__", {})
-    inner = " ".join(f"{name}: {getattr(getattr(value, name), 'value', getattr(value, name))}" for name in fields)
-    return "{ " + inner + " }"

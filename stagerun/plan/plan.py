@@ -192,10 +192,13 @@ def _counts(ref: SnapshotRef, stage: Stage, parent: PlannedStage | None, invento
 def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
     """The fields of identity in which a snapshot was made from something else than the stage is now.
 
-    A field that the snapshot's version of stagerun did not know had its default then: an upgrade makes nothing stale.
+    A field that the snapshot's version of stagerun did not know had its default then, and one that counted there and does not any
+    more is as good with any value: an upgrade makes nothing stale.
     """
 
     def changed(field: str) -> bool:
+        if field not in stage.identity and field in stage.origins:
+            return False
         if field in ref.identity:
             return ref.identity[field] != stage.identity.get(field)
         origin = stage.origins.get(field)

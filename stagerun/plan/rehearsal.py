@@ -112,8 +112,10 @@ def cost_key(schedule: Schedule, solver: Solver) -> str:
         solver.channels_last,
         solver.compile,
         solver.clip_gradients is not None,
+        (solver.mixup_alpha > 0, solver.cutmix_alpha > 0),
         shape(solver.transform),
         shape(solver.test_transform),
         schedule.determinism.value,
+        (schedule.data.cache.value, schedule.data.loader_threads),
     )
     return " ".join(map(str, parts))

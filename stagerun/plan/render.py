@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
-from stagerun.plan.hazards import augmentation, augmentation_changes, joints, notes, solver_changes
+from stagerun.plan.hazards import joints, notes, solver_changes
+from stagerun.plan.images import augmentation, augmentation_changes
 from stagerun.plan.plan import Plan, PlannedStage, State
 from stagerun.plan.update import described
 from stagerun.schedule import learning_rate, make_knobs

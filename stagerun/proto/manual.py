@@ -184,20 +184,21 @@ COMMENTS: dict[str, str] = {
         "(data_param), where the default is false."
     ),
     "Data.loader_threads": (
-        "Threads that read, decode and transform images, per worker. 1 or more; they never change a batch. Default: on a CPU 1, beside\n"
-        "a GPU the worker's threads less one, 8 at most. New in stagerun."
+        "Threads that read, decode and transform images, per worker. 1 to 1024; they never change a batch. Default: on a CPU 1,\n"
+        "beside a GPU the worker's threads less one, 8 at most. New in stagerun."
     ),
     "Data.cache": (
         "Where the training images stay between epochs. They are the same images in any case. Default: AUTO. New in stagerun."
     ),
     "Data.on_bad_record": (
-        "What is done about a training record that can't be decoded. Default: STOP. New in stagerun."
+        "What is done about a training record that can't be decoded. A change makes nothing stale: what was trained under STOP met\n"
+        "no such record, and after REPLACE the run stops at the next one. Default: STOP. New in stagerun."
     ),
     "Data.scratch_reserve": (
-        "Gigabytes that a copy leaves free on the scratch disk. 0 or more. New in stagerun."
+        "Gigabytes that a copy leaves free on the scratch disk. 0 to 1000000000. Needs scratch. New in stagerun."
     ),
     "Data.scratch_copy": (
-        "When images are copied to scratch. Default: BEFORE. New in stagerun."
+        "When images are copied to scratch. Needs scratch. Default: BEFORE. New in stagerun."
     ),
     "Cache.AUTO": (
         "DEVICE or MEMORY where the decoded images take less than an eighth of what is free there and the transform allows it, else\n"
@@ -217,8 +218,8 @@ COMMENTS: dict[str, str] = {
         "The run ends with the record's key and position; what is trained so far is saved."
     ),
     "OnBadRecord.REPLACE": (
-        "Another record, drawn from the seed and the position, takes its place. Each is counted and named; the run ends when more than\n"
-        "one of a thousand records are bad."
+        "Another record, drawn from the seed and the position, takes its place. Each is named and, over all workers and lives of the\n"
+        "run, counted; the run ends when more than one of a thousand records are bad."
     ),
     "ScratchCopy.BEFORE": (
         "Before training."
@@ -389,13 +390,14 @@ COMMENTS: dict[str, str] = {
         "random_aspect_ratio_param, random_resize_param and the like), cropped from the centre. Caffe has a TEST layer for this."
     ),
     "Solver.mixup_alpha": (
-        "Trains on pairs of images laid over each other: x = r*x1 + (1-r)*x2 with r drawn from Beta(mixup_alpha, mixup_alpha) for each\n"
-        "device batch, labels likewise. 0 or more; 0: off. With cutmix_alpha too, each device batch has one of the two, evenly. As\n"
-        "published (arXiv:1710.09412). New in stagerun."
+        "Trains on pairs of images laid over each other: x = r*x1 + (1-r)*x2 with r drawn from Beta(mixup_alpha, mixup_alpha) for\n"
+        "each device batch, labels likewise. 0 to 1000000; 0: off. Needs a device_batch_size of 2 or more. With cutmix_alpha too,\n"
+        "each device batch has one of the two, evenly. As published (arXiv:1710.09412). New in stagerun."
     ),
     "Solver.cutmix_alpha": (
-        "Trains on images with a rectangle of another one in them; its part of the area is drawn from Beta(cutmix_alpha, cutmix_alpha)\n"
-        "for each device batch, and labels are mixed by area. 0 or more; 0: off. As published (arXiv:1905.04899). New in stagerun."
+        "Trains on images with a rectangle of another one in them; its part of the area is drawn from Beta(cutmix_alpha,\n"
+        "cutmix_alpha) for each device batch, and labels are mixed by area. 0 to 1000000; 0: off. Needs a device_batch_size of 2 or\n"
+        "more. As published (arXiv:1905.04899). New in stagerun."
     ),
     "Solver.label_smoothing": (
         "Share of the training label that is spread evenly over all classes. 0 or more, below 1. Evaluations have none. New in\n"
@@ -428,8 +430,9 @@ COMMENTS: dict[str, str] = {
         "The same in epochs. New in stagerun."
     ),
     "Solver.test_iter": (
-        "Forward passes of an evaluation inside the stage: the first test_iter * test_batch_size images. The one after the stage\n"
-        "covers every image. Default: every image. Caffe's."
+        "Forward passes of an evaluation inside the stage: the first test_iter * test_batch_size images; with `rectangular`, which\n"
+        "sorts them by shape, passes spread evenly from the tallest to the widest. The evaluation after the stage covers every\n"
+        "image. Default: every image. Caffe's."
     ),
     "Solver.test_batch_size": (
         "Images per forward pass of one worker in an evaluation. Default: device_batch_size. New in stagerun."
@@ -505,14 +508,14 @@ COMMENTS: dict[str, str] = {
         "Flip left and right with probability 1/2. Caffe's."
     ),
     "TransformParameter.crop_size": (
-        "Side of the square that is cut out, in pixels: at a random place in training, from the centre in an evaluation.\n"
+        "Side of the square that is cut out, in pixels: at a random place in training, from the centre in an evaluation. 1 to 65535.\n"
         "Default: the whole image. Caffe's."
     ),
     "TransformParameter.mean_value": (
         "Taken off each value: one number, or one per channel in the order of channel_order. Default: 0. Caffe's."
     ),
     "TransformParameter.pad": (
-        "Pixels put around the image first, on each side. 0 or more. New in stagerun."
+        "Pixels put around the image first, on each side. 0 to 65535. New in stagerun."
     ),
     "TransformParameter.random_aspect_ratio_param": (
         "Cut out a rectangle of random area and aspect ratio, and resize it to crop_size. Needs crop_size. Intel Caffe's."
@@ -524,8 +527,8 @@ COMMENTS: dict[str, str] = {
         "What those pixels are. Default: ZERO. New in stagerun."
     ),
     "TransformParameter.random_resized_crop_param": (
-        "Cut out a rectangle of random area and aspect ratio, and resize it to crop_size, as torchvision does it. Needs crop_size. New\n"
-        "in stagerun."
+        "Cut out a rectangle of random area and aspect ratio, and resize it to crop_size, as torchvision does it. Needs crop_size.\n"
+        "New in stagerun."
     ),
     "TransformParameter.channel_order": (
         "Order of the channels in what the network gets, and in mean_value and std_value. Records have B, G, R. Default: BGR, as in\n"
@@ -536,21 +539,23 @@ COMMENTS: dict[str, str] = {
         "stagerun."
     ),
     "TransformParameter.cutout_size": (
-        "Side of a square at a random place, inside the image, that is 0 for the network. At most crop_size; 0: none. As in\n"
-        "cifar10-fast. New in stagerun."
+        "Side of a square at a random place, inside the image, that is 0 for the network. 0 to 65535, at most crop_size; 0: none.\n"
+        "As in cifar10-fast. New in stagerun."
     ),
     "TransformParameter.lighting_std": (
         "Standard deviation of AlexNet's lighting: along the principal components of ImageNet's colours a random amount is added to\n"
-        "all pixels of an image. 0 or more; 0: none; AlexNet's is 0.1. Needs 3 channels. New in stagerun."
+        "all pixels of an image. 0 to 100; 0: none; AlexNet's is 0.1. Needs 3 channels. New in stagerun."
     ),
     "TransformParameter.color_jitter_param": (
-        "Changes brightness, contrast, saturation and hue at random, as torchvision's ColorJitter. Needs 3 channels. New in stagerun."
+        "Changes brightness, contrast, saturation and hue at random, as torchvision's ColorJitter: one of them at least. Needs 3\n"
+        "channels. New in stagerun."
     ),
     "TransformParameter.rand_augment_param": (
-        "RandAugment (arXiv:1909.13719) with torchvision's operations. Needs 3 channels. New in stagerun."
+        "RandAugment (arXiv:1909.13719) with torchvision's operations. Needs 3 channels; excludes trivial_augment. New in stagerun."
     ),
     "TransformParameter.trivial_augment": (
-        "TrivialAugment (arXiv:2103.10158) with torchvision's wide ranges. Needs 3 channels. New in stagerun."
+        "TrivialAugment (arXiv:2103.10158) with torchvision's wide ranges. Needs 3 channels; excludes rand_augment_param. New in\n"
+        "stagerun."
     ),
     "TransformParameter.rectangular": (
         "Of an evaluation only: images are sorted by aspect ratio, and each forward pass of test_batch_size images is cropped to a\n"
@@ -562,9 +567,9 @@ COMMENTS: dict[str, str] = {
         "The image mirrored at its edge, the outermost pixels not repeated."
     ),
     "RandomResizedCropParameter": (
-        "A rectangle of random area and aspect ratio: the area drawn evenly, the logarithm of width / height drawn evenly, sides rounded,\n"
-        "the place drawn evenly. Where none of max_attempt rectangles fits, the largest one of an allowed aspect ratio is cut from the\n"
-        "centre. torchvision's RandomResizedCrop."
+        "A rectangle of random area and aspect ratio: the area drawn evenly, the logarithm of width / height drawn evenly, sides\n"
+        "rounded, the place drawn evenly. Where none of max_attempt rectangles fits, the largest one of an allowed aspect ratio is cut\n"
+        "from the centre. torchvision's RandomResizedCrop."
     ),
     "RandomResizedCropParameter.min_area_ratio": (
         "Smallest part of the image's area. Above 0, at most 1."
@@ -573,28 +578,29 @@ COMMENTS: dict[str, str] = {
         "Largest part of the image's area. At least min_area_ratio, at most 1."
     ),
     "RandomResizedCropParameter.min_aspect_ratio": (
-        "Smallest width / height. Above 0. Default: 3/4."
+        "Smallest width / height. 0.001 to 1000. Default: 3/4."
     ),
     "RandomResizedCropParameter.max_aspect_ratio": (
-        "Largest width / height. At least min_aspect_ratio. Default: 4/3."
+        "Largest width / height. At least min_aspect_ratio, at most 1000. Default: 4/3."
     ),
     "RandomResizedCropParameter.max_attempt": (
-        "How often a rectangle that does not fit is drawn anew. 1 or more."
+        "How often a rectangle that does not fit is drawn anew. 1 to 1000."
     ),
     "RandomResizedCropParameter.resize_param": (
         "How the rectangle is resized."
     ),
     "ColorJitterParameter": (
-        "Factors drawn evenly from 1 - x to 1 + x (not below 0), hue from -x to x, applied in a random order. torchvision's ColorJitter."
+        "Factors drawn evenly from 1 - x to 1 + x (not below 0), hue from -x to x, applied in a random order. torchvision's\n"
+        "ColorJitter."
     ),
     "ColorJitterParameter.brightness": (
-        "0 or more."
+        "0 to 100."
     ),
     "ColorJitterParameter.contrast": (
-        "0 or more."
+        "0 to 100."
     ),
     "ColorJitterParameter.saturation": (
-        "0 or more."
+        "0 to 100."
     ),
     "ColorJitterParameter.hue": (
         "In turns of the colour circle: 0 to 0.5."
@@ -603,13 +609,13 @@ COMMENTS: dict[str, str] = {
         "num_ops of torchvision's 14 operations, one after the other, each drawn evenly. torchvision's RandAugment."
     ),
     "RandAugmentParameter.num_ops": (
-        "1 or more."
+        "1 to 1000."
     ),
     "RandAugmentParameter.magnitude": (
         "Strength of the operations: 0 to num_magnitude_bins - 1."
     ),
     "RandAugmentParameter.num_magnitude_bins": (
-        "Steps from no effect to the strongest. 2 or more."
+        "Steps from no effect to the strongest. 2 to 10000."
     ),
     "RandomAspectRatioParameter": (
         "A rectangle of random area and aspect ratio, cut out at a random place and resized to crop_size. It is sqrt(area) * c high\n"
@@ -626,7 +632,7 @@ COMMENTS: dict[str, str] = {
     ),
     "RandomAspectRatioParameter.max_attempt": (
         "How often a rectangle that does not fit is drawn anew, before the shorter side is resized to crop_size and a\n"
-        "random square is cut out. 1 or more."
+        "random square is cut out. 1 to 1000."
     ),
     "RandomAspectRatioParameter.resize_param": (
         "How the rectangle is resized. Intel Caffe's."
@@ -635,10 +641,10 @@ COMMENTS: dict[str, str] = {
         "The image is resized so that its shorter side has a length drawn evenly between two bounds. Intel Caffe's."
     ),
     "RandomResizeParameter.min_size": (
-        "Shortest length of the shorter side, in pixels. 1 or more. Required."
+        "Shortest length of the shorter side, in pixels. 1 to 65535. Required."
     ),
     "RandomResizeParameter.max_size": (
-        "Longest length of the shorter side. At least min_size. Default: min_size."
+        "Longest length of the shorter side. At least min_size, at most 65535. Default: min_size."
     ),
     "RandomResizeParameter.resize_param": (
         "How the image is resized. Intel Caffe's."
@@ -653,8 +659,8 @@ COMMENTS: dict[str, str] = {
         "Without anti-aliasing where the image shrinks."
     ),
     "ResizeParameter.InterpMode.ANTIALIAS": (
-        "Pillow's BILINEAR (of every version up to 12), which averages over all pixels where the image shrinks: what torchvision does\n"
-        "to images by default."
+        "Pillow's BILINEAR (of every version up to 12), which averages over all pixels where the image shrinks: what torchvision\n"
+        "does to images by default."
     ),
     "ResizeParameter.InterpMode.AUTO": (
         "For large JPEGs: where the image shrinks to a half or less, they are decoded at 1/2, 1/4 or 1/8 of their size, which is\n"

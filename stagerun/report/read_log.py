@@ -1,5 +1,6 @@
 """OUT/log.jsonl, back to events. Reads only, takes no lock: a run may be appending meanwhile."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,17 +54,17 @@ def read_log(out: Path) -> Log:
 
 
 def is_schedule(folder: Path) -> bool:
-    return (folder / "schedule.prototxt").is_file()
+    return os.path.isfile(folder / "schedule.prototxt")
 
 
 def _no_log(out: Path) -> tuple[str, str]:
     """Message and hint."""
-    if out.is_file():
+    if os.path.isfile(out):
         return (
             f"{out} is a file",
             f"name the output folder: {out.parent}" if out.name == LOG else "name an output folder",
         )
-    if not out.exists():
+    if not os.path.exists(out):
         return f"there is no folder {out}", "name the output folder of a run: ./out/NAME, or what --out named"
     if is_schedule(out):
         return (

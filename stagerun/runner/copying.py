@@ -20,7 +20,7 @@ from stagerun.data.switching import SwitchingRecords
 from stagerun.errors import PeerError, StagerunError
 from stagerun.events import Note
 from stagerun.recipe import Data, ScratchCopy
-from stagerun.runner.copying_text import Told, as_notes, progress_text
+from stagerun.runner.copying_text import Status, Told, as_notes, progress_text
 from stagerun.runner.together import everyone
 
 _MEET_EVERY_S = 1.0
@@ -29,9 +29,6 @@ _FIRST_NOTE_S, _RARELY_S = 5.0, 60.0
 # How long a copy that is told to stop may take. It asks between two pieces of 4 MB; a file server that hangs may never answer,
 # and then the thread is left behind.
 _PATIENCE_S = 10.0
-
-# What a rank tells the others while it waits: these, bytes done, bytes in all, whether its own process was told to stop.
-_RUNNING, _WAITING, _DONE, _STOPPED, _FAILED = range(5)
 
 
 class Copier(threading.Thread):
@@ -77,13 +74,13 @@ class Copier(threading.Thread):
             self._stopped_at = time.monotonic()
             self._stop_asked.set()
 
-    def status(self) -> int:
+    def status(self) -> Status:
         if self.is_alive():
             late = self._stop_asked.is_set() and time.monotonic() > self._stopped_at + _PATIENCE_S
-            return _STOPPED if late else _WAITING if self.progress.waiting else _RUNNING
+            return Status.STOPPED if late else Status.WAITING if self.progress.waiting else Status.RUNNING
         if self.error is not None:
-            return _STOPPED if isinstance(self.error, CopyStopped) else _FAILED
-        return _DONE
+            return Status.STOPPED if isinstance(self.error, CopyStopped) else Status.FAILED
+        return Status.DONE
 
     def close(self) -> None:
         """Ends it, and lets go of the copies."""
@@ -221,6 +218,7 @@ def _meet(copier: Copier, comm: Comm, stop: Callable[[], bool]) -> Generator[Not
     while True:
         copier.join(pause)
         pause = min(_MEET_EVERY_S, 2 * pause)
+        # What a rank tells the others: its status, bytes done, bytes in all, whether its own process was told to stop.
         table = torch.zeros((comm.size, 4), dtype=torch.int64)
         progress = copier.progress
         table[comm.rank] = torch.tensor([copier.status(), progress.done, progress.total, int(stop())])
@@ -233,12 +231,12 @@ def _meet(copier: Copier, comm: Comm, stop: Callable[[], bool]) -> Generator[Not
             ) from error
         rows = table.tolist()
         states = {row[0] for row in rows}
-        if not states & {_RUNNING, _WAITING}:
-            return _STOPPED in states and _FAILED not in states
-        if _FAILED in states or any(row[3] for row in rows):
+        if not states & {Status.RUNNING, Status.WAITING}:
+            return Status.STOPPED in states and Status.FAILED not in states
+        if Status.FAILED in states or any(row[3] for row in rows):
             copier.stop()
         elapsed = time.monotonic() - begun
         if comm.rank == 0 and elapsed > next_note:
             next_note = elapsed + min(_RARELY_S, max(_FIRST_NOTE_S, elapsed / 4))
-            ranks = [(host, row[0] == _RUNNING, row[1], row[2]) for host, row in zip(hosts, rows, strict=True)]
+            ranks = [(host, Status(row[0]), row[1], row[2]) for host, row in zip(hosts, rows, strict=True)]
             yield Note(text=progress_text(ranks, copier.scratch, elapsed))

@@ -1,5 +1,6 @@
 """What is said about copies on scratch disks: how far each node is, and how it ended."""
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,6 +8,16 @@ from stagerun.events import Note
 from stagerun.text import count, duration, size
 
 _MOST_NODES_NAMED = 8
+
+
+class Status(enum.IntEnum):
+    """What a rank's copier is doing, or how it ended."""
+
+    RUNNING = 0
+    WAITING = 1  # for another process that makes the copies, of this run or another
+    DONE = 2
+    STOPPED = 3
+    FAILED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,32 +31,30 @@ class Told:
     warning: bool = True
 
 
-def progress_text(ranks: Sequence[tuple[str, bool, int, int]], scratch: str, elapsed: float) -> str:
-    """`ranks`: (host, whether this rank is the one that copies, bytes done, bytes in all) of each rank that has begun."""
-    nodes: dict[str, tuple[int, int]] = {}
-    waiting = set()
-    for host, copying, done, total in ranks:
-        if copying:
-            nodes[host] = done, total
-        elif total:
-            waiting.add(host)
+def progress_text(ranks: Sequence[tuple[str, Status, int, int]], scratch: str, elapsed: float) -> str:
+    """`ranks`: (host, status, bytes done, bytes in all, 0 where that isn't known yet) of each rank."""
     begun = f"copying the images to {scratch}"
-    if not nodes:
+    everybody = {host for host, *_ in ranks}
+    copying = {host: (done, total) for host, status, done, total in ranks if status is Status.RUNNING and total}
+    ended = {host for host, status, *_ in ranks if status is Status.DONE}  # with one rank of a node all of them
+    if not copying:
+        waiting = {host for host, status, _, total in ranks if status is Status.WAITING and total} - ended
         names = sorted(waiting)
-        return f"{begun}: {_names(names)} wait{'s' if len(names) == 1 else ''} for a copy that another run makes"
-    share = {host: done / total if total else 1.0 for host, (done, total) in nodes.items()}
+        if names:
+            return f"{begun}: {_names(names)} wait{'s' if len(names) == 1 else ''} for a copy that another run makes"
+        return f"{begun}: {len(ended)} of {count(len(everybody), 'node')} done"
+    share = {host: done / total for host, (done, total) in copying.items()}
     slowest = min(share, key=lambda host: (share[host], host))
-    done, total = nodes[slowest]
+    done, total = copying[slowest]
     text = f"{size(done)} of {size(total)}, {size(done / elapsed)}/s"
     if done:
         text += f", {duration((total - done) * elapsed / done)} left"
-    everybody = {host for host, *_ in ranks}
     if len(everybody) == 1:
         return f"{begun}: {text}"
     each = ""
-    if len(nodes) <= _MOST_NODES_NAMED:
+    if len(copying) <= _MOST_NODES_NAMED:
         each = ": " + ", ".join(f"{host} {100 * share[host]:.0f} %" for host in sorted(share))
-    return f"{begun} of {len(nodes)} of {count(len(everybody), 'node')}{each}; slowest {slowest}: {text}"
+    return f"{begun} of {len(copying)} of {count(len(everybody), 'node')}{each}; slowest {slowest}: {text}"
 
 
 def as_notes(told: Sequence[Told], scratch: str, beside: bool) -> list[Note]:

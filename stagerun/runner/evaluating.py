@@ -10,13 +10,14 @@ from stagerun.comm import SoloComm
 from stagerun.data.crops import CROPS, CropLoader
 from stagerun.data.lmdb_source import LmdbSource, data_file
 from stagerun.data.loader import Loader
+from stagerun.data.loaders import evaluation_loader
 from stagerun.engine.device import dtype_of
 from stagerun.engine.evaluate import Score, evaluate
 from stagerun.engine.images import Batch, Normalise
 from stagerun.engine.views import Averaged, Views
 from stagerun.errors import DataError, UsageError
-from stagerun.recipe import Schedule
-from stagerun.runner.images import default_loader_threads, evaluation_loader
+from stagerun.recipe import Schedule, Solver
+from stagerun.runner.images import default_loader_threads
 from stagerun.runner.stored import Stored, load_network
 
 DATA_HINT = "name the folder of an LMDB with --data"
@@ -28,7 +29,7 @@ Watch = Callable[[Iterable[Batch], int], Iterable[Batch]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """How to evaluate. `data` is the folder of an LMDB in place of the recipe's; `batch` images per forward pass in place of
-    its test_batch_size."""
+    its test_batch_size, which go on being cropped together where the transform is `rectangular`."""
 
     views: Views = Views.ONE
     data: str | None = None
@@ -55,6 +56,7 @@ def score(stored: Stored, wanted: Wanted, device: torch.device, watch: Watch) ->
     UsageError, DataError, ResumeRefused, PermissionDenied.
     """
     solver, loader = stored.stage.solver, _loader(stored, wanted, device)
+    asked = _cut(len(loader.records), wanted.batch or solver.test_batch_size, solver)
     loader.preflight()
     model: nn.Module = load_network(stored, device, wanted.ema)
     if wanted.views is not Views.ONE:
@@ -62,20 +64,36 @@ def score(stored: Stored, wanted: Wanted, device: torch.device, watch: Watch) ->
     normalise = Normalise(
         solver.test_transform, stored.schedule.model.channels, device, dtype_of(solver.precision), solver.channels_last
     )
-    size = wanted.batch or solver.test_batch_size
-    images = len(loader.records)
-    num_batches = -(-images // size)
-    asked = ((first, min(size, images - first)) for first in range(0, images, size))
     try:
         with loader.stream(asked) as batches:
-            numbered = enumerate(watch(batches, num_batches))
-            found = evaluate(model, numbered, num_batches, normalise, solver.precision, SoloComm(), lambda: False)
+            numbered = enumerate(watch(batches, len(asked)))
+            found = evaluate(model, numbered, len(asked), normalise, solver.precision, SoloComm(), lambda: False)
     except torch.OutOfMemoryError as error:
         raise UsageError(
-            f"out of memory on the GPU with {size} images at a time", "give a smaller --device-batch"
+            f"out of memory on the GPU with {max(n for _, n in asked)} images at a time",
+            "give a smaller --device-batch",
         ) from error
     assert found is not None  # nobody asked it to stop
     return found
+
+
+def _cut(images: int, size: int, solver: Solver) -> list[tuple[int, int]]:
+    """(first, count) of the forward passes, of up to `size` images: of one shape where they are rectangular.
+
+    UsageError where they can't be so many.
+    """
+    of_one_shape = solver.test_batch_size if solver.test_transform.rectangular else images
+    if size > of_one_shape and solver.test_transform.rectangular:
+        raise UsageError(
+            f"--device-batch {size}: the evaluation is `rectangular`, and no more than test_batch_size, {of_one_shape}, images "
+            "are of one shape",
+            f"give at most {of_one_shape}, or leave it out",
+        )
+    asked = []
+    for begin in range(0, images, of_one_shape):
+        end = min(begin + of_one_shape, images)
+        asked += [(first, min(size, end - first)) for first in range(begin, end, size)]
+    return asked
 
 
 def _loader(stored: Stored, wanted: Wanted, device: torch.device) -> Loader:
@@ -90,8 +108,7 @@ def _loader(stored: Stored, wanted: Wanted, device: torch.device) -> Loader:
             num_classes=model.num_classes,
             threads=threads,
         )
-    size = wanted.batch or solver.test_batch_size
-    return evaluation_loader(records, stored.schedule, stored.stage, batch_size=size, threads=threads)
+    return evaluation_loader(records, stored.schedule, solver, threads=threads)
 
 
 def _records(stored: Stored, wanted: Wanted) -> LmdbSource:
@@ -99,10 +116,7 @@ def _records(stored: Stored, wanted: Wanted) -> LmdbSource:
     path = wanted.data if wanted.data is not None else val.path if val is not None else None
     if path is None:
         raise UsageError(f"the recipe of snapshot {name} has no validation images (data.val)", DATA_HINT)
-    try:
-        data_file(path)
-    except DataError as error:
-        raise DataError(error.message, DATA_HINT) from error
+    data_file(path, DATA_HINT)
     records = LmdbSource(path)
     if wanted.data is None and val is not None and len(records) != val.images:
         raise DataError(

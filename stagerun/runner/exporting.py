@@ -97,7 +97,7 @@ def facts_of(stored: Stored, wanted: Wanted, side: int | None) -> dict[str, str]
 
 def _bytes(model: Model, order: str, side: int) -> str:
     """What an ONNX graph takes."""
-    return f"uint8 [N, {side}, {side}, {model.channels}], {order}, 0..255; mean and scale are in the graph"
+    return f"uint8 [N, {side}, {side}, {model.channels}], {order}, 0..255; the normalisation is in the graph"
 
 
 def _input(model: Model, pixels: Pixels, dtype: str) -> str:

@@ -16,8 +16,9 @@ from stagerun.engine.images import Normalise
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import explained
 from stagerun.events import Event, StageFinished, Stopped, Tested
-from stagerun.plan.hazards import augmentation
+from stagerun.plan.images import augmentation
 from stagerun.recipe import Solver, Transform
+from stagerun.runner.images import evaluated
 from stagerun.runner.results import tested_on, write_result
 from stagerun.runner.start import StageRun
 from stagerun.runner.together import rank0
@@ -42,7 +43,7 @@ class Scores:
 
 
 def test(run: StageRun, state: TrainState, test_iter: int | None) -> Generator[Event, None, Scores | None]:
-    """Evaluates, on the first `test_iter` batches or on all images. Collective. The Scores; None if told to stop."""
+    """Evaluates, on `test_iter` batches or on all images. Collective. The Scores; None if told to stop."""
     trained = yield from _test(run, state, test_iter, ema=False)
     if trained is None or state.average is None:
         return Scores(trained) if trained is not None else None
@@ -55,10 +56,10 @@ def _test(run: StageRun, state: TrainState, test_iter: int | None, ema: bool) ->
     assert loader is not None
     solver = run.stage.solver
     size = solver.test_batch_size
-    images = len(loader.records) if test_iter is None else min(test_iter * size, len(loader.records))
-    num_batches = -(-images // size)
-    mine = runs_of(num_batches, run.comm.size)[run.comm.rank]
-    asked = ((n * size, min(size, images - n * size)) for n in mine)
+    images = len(loader.records)
+    numbers = evaluated(run.stage, -(-images // size), test_iter)
+    mine = runs_of(len(numbers), run.comm.size)[run.comm.rank]
+    asked = ((first, min(size, images - first)) for first in (numbers[n] * size for n in mine))
     begun = time.monotonic()
     # Nothing is yielded in here: whoever stops listening leaves the model with its own weights.
     weights = state.average.in_place() if ema and state.average is not None else nullcontext()
@@ -67,7 +68,7 @@ def _test(run: StageRun, state: TrainState, test_iter: int | None, ema: bool) ->
         score = evaluate(
             state.model,
             zip(mine, fed, strict=False),
-            num_batches,
+            len(numbers),
             normalise_for(run, solver.test_transform),
             solver.precision,
             run.comm,

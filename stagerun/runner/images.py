@@ -1,27 +1,27 @@
 """The images of a schedule as this rank reads them."""
 
-import json
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
-from dataclasses import astuple, replace
+from dataclasses import replace
 
 import torch
 
 from stagerun.comm import Comm
-from stagerun.data.bad_records import Bad, BadRecords, allowed, check, listed
 from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.loader import Loader
+from stagerun.data.loaders import evaluation_loader, training_loader
 from stagerun.data.memory import Decoded, make_memory
 from stagerun.data.records import Records
-from stagerun.data.rectangular import RectangularLoader
+from stagerun.data.rectangular import evenly
 from stagerun.data.scratch import copies_of
 from stagerun.engine.augment import make_augment
 from stagerun.engine.resident import Resident
 from stagerun.errors import DataError, StagerunError
 from stagerun.events import Note
-from stagerun.recipe import Data, OnBadRecord, Schedule, Stage, Transform
+from stagerun.recipe import Cache, Data, Schedule, Stage, Transform
 from stagerun.runner.copying import Copying
+from stagerun.runner.replacing import Replacing
 from stagerun.runner.together import everyone
 from stagerun.world import World
 
@@ -35,31 +35,12 @@ def default_loader_threads(device: str, threads: int) -> int:
     return 1 if device == "cpu" else max(1, min(_MOST_THREADS, threads - 1))
 
 
-def evaluation_loader(
-    records: Records, schedule: Schedule, stage: Stage, *, batch_size: int, threads: int = 1
-) -> Loader:
-    """The images of an evaluation, each once: in key order, or by their shape where the transform is `rectangular`."""
-    model, solver = schedule.model, stage.solver
-    if solver.test_transform.rectangular:
-        return RectangularLoader(
-            records,
-            solver.test_transform,
-            batch_size=batch_size,
-            channels=model.channels,
-            num_classes=model.num_classes,
-            threads=threads,
-        )
-    return Loader(
-        records,
-        solver.test_transform,
-        train=False,
-        channels=model.channels,
-        num_classes=model.num_classes,
-        seed=solver.random_seed,
-        images=len(records),
-        shuffle=False,
-        threads=threads,
-    )
+def evaluated(stage: Stage, batches: int, test_iter: int | None) -> list[int]:
+    """Which of an evaluation's `batches`, by number, are `test_iter` of them (None: all): the first ones; sorted by shape, where
+    these would be the tallest images alone, evenly spread ones. The same for any number of workers."""
+    if test_iter is None or test_iter >= batches:
+        return list(range(batches))
+    return evenly(batches, test_iter) if stage.solver.test_transform.rectangular else list(range(test_iter))
 
 
 class Images:
@@ -70,8 +51,8 @@ class Images:
         self.train: Records | None = None
         self.val: Records | None = None
         self._copying = Copying(schedule.data) if schedule.data.scratch is not None else None
-        replaces = schedule.data.on_bad_record is OnBadRecord.REPLACE
-        self._bad = BadRecords(schedule.data.train.images) if replaces else None
+        self._device = device
+        self.replacing = Replacing(schedule.data)
         self._threads = schedule.data.loader_threads or default_loader_threads(device.type, torch.get_num_threads())
         self._sharers = 1  # workers of this node
         self._memory: Decoded | None = None
@@ -118,20 +99,14 @@ class Images:
     def loader(self, stage: Stage) -> Loader:
         """Training images, from any position on."""
         assert self.train is not None
-        model, data, solver = self.schedule.model, self.schedule.data, stage.solver
-        return Loader(
+        return training_loader(
             self.train,
-            solver.transform,
-            train=True,
-            channels=model.channels,
-            num_classes=model.num_classes,
-            seed=solver.random_seed,
-            images=len(self.train),
-            shuffle=data.shuffle,
+            self.schedule,
+            stage.solver,
             threads=self._threads,
-            augment=make_augment(solver.transform),
+            augment=make_augment(stage.solver.transform),
             memory=self.memory(),
-            bad=self._bad,
+            bad=self.replacing.met,
         )
 
     def whole_images(self) -> Loader:
@@ -154,9 +129,10 @@ class Images:
         """Where the training images stay once they are decoded, the same for all stages; None if they don't."""
         if not self._memory_made:
             assert self.train is not None
-            self._memory = make_memory(
-                self.train, self.schedule.model.channels, self.schedule.data.cache, self._sharers
-            )
+            cache = self.schedule.data.cache
+            if cache is Cache.DEVICE and self._device.type == "cuda":  # they stay there, and take no room here
+                cache = Cache.DISK
+            self._memory = make_memory(self.train, self.schedule.model.channels, cache, self._sharers)
             self._memory_made = True
         return self._memory
 
@@ -164,32 +140,7 @@ class Images:
         """Validation images, each once; None without data.val."""
         if self.val is None:
             return None
-        solver = stage.solver
-        return evaluation_loader(
-            self.val, self.schedule, stage, batch_size=solver.test_batch_size, threads=self._threads
-        )
-
-    def replaced(self) -> Iterator[Note]:
-        """A warning for each bad record that this rank has met and replaced since the last call."""
-        if self._bad is not None:
-            for bad in self._bad.fresh():
-                yield Note(text=f"another record is taken in the place of a bad one: {bad.text}", warning=True)
-
-    def replaced_by_all(self, comm: Comm) -> Note | None:
-        """The bad records that all ranks together have met in this process's life. Collective.
-
-        DataError when they are too many, though no rank alone has met as many.
-        """
-        if self._bad is None:
-            return None
-        mine = json.dumps([astuple(bad) for bad in self._bad.all()]).encode()
-        met = {bad.index: bad for rank in comm.gather_bytes(mine) for bad in (Bad(*row) for row in json.loads(rank))}
-        everyone(comm, lambda: check(list(met.values()), allowed(self.schedule.data.train.images)))
-        if not met:
-            return None
-        return Note(
-            text=f"bad training records replaced so far: {len(met)}\n  {listed(list(met.values()))}", warning=True
-        )
+        return evaluation_loader(self.val, self.schedule, stage.solver, threads=self._threads)
 
     def preflight(self) -> None:
         """Looks at some records of each LMDB as each stage would. DataError with all that is wrong."""
@@ -210,8 +161,12 @@ class Images:
 
 
 def preflight(schedule: Schedule) -> None:
-    """Opens the LMDBs where they are and looks at some records: what can be known before anything is started."""
-    images = Images(replace(schedule, data=replace(schedule.data, scratch=None)))
+    """Opens the LMDBs where they are and looks at some records: what can be known before anything is started.
+
+    Not whether `cache: DEVICE` has room: the device is the workers' matter, who look at it first thing.
+    """
+    cache = Cache.DISK if schedule.data.cache is Cache.DEVICE else schedule.data.cache
+    images = Images(replace(schedule, data=replace(schedule.data, scratch=None, cache=cache)))
     try:
         images.open_here()
     except DataError as error:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from stagerun import store
@@ -17,15 +17,16 @@ STATE, RECIPE = "state.json", "recipe.prototxt"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a snapshot says besides tensors, for people and tables; training needs none of it.
+    """What a snapshot says besides tensors, for people, tables and limits; the weights need none of it.
 
     `position`: images consumed along the path of ancestors. `train_seconds`: over all process lives. `losses`: those of the
-    last iterations.
+    last iterations. `bad_records`: [index, position, text] of those that were replaced, by all workers in all process lives.
     """
 
     position: int
     train_seconds: float
     losses: list[float]
+    bad_records: list[list[int | str]] = field(default_factory=list)  # an older snapshot has none
 
 
 class Keeper:

@@ -7,7 +7,7 @@ import stagerun
 from stagerun import order
 from stagerun.comm import make_reducer, runs_of
 from stagerun.data.transform import pixels_made_by
-from stagerun.engine.augment import colours_made_by
+from stagerun.engine.augment import colours_made_by, make_augment
 from stagerun.engine.device import differences, environment
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.mixture import Mixing
@@ -29,7 +29,7 @@ from stagerun.plan import State
 from stagerun.plan.render import carried_over
 from stagerun.recipe import Determinism
 from stagerun.runner.finish import finish_stage, normalise_for, test
-from stagerun.runner.keeper import Progress
+from stagerun.runner.keeper import Progress, progress_of
 from stagerun.runner.resident import keep, training_batches
 from stagerun.runner.snapshotter import Snapshotter
 from stagerun.runner.start import StageRun, restored
@@ -41,13 +41,15 @@ def train_stage(run: StageRun) -> Iterator[Event]:
     """Trains what is left of the stage, and evaluates it. Collective; ends early after a Stopped."""
     solver, planned = run.stage.solver, run.planned
     state = restored(run)
+    _recall(run)
     parameters = [p.tensor for p in state.solver.parameters]
     reducer = make_reducer(run.schedule.determinism, parameters, run.comm, solver.logical_workers)
     bits = environment(run.device, run.comm.size, reducer.layout) | {
         "stagerun": stagerun.__version__,
         "image library": pixels_made_by(),
-        "colour library": colours_made_by(),
     }
+    if make_augment(solver.transform) is not None:
+        bits["colour library"] = colours_made_by()
     yield StageStarted(
         stage=run.stage.name,
         number=run.number,
@@ -68,16 +70,20 @@ def train_stage(run: StageRun) -> Iterator[Event]:
     if run.keeper is not None:
         parent = _parent_id(run)
         snapshotter = Snapshotter(run.keeper, run.stage, parent, state, bits)
-    loop = make_loop(run)
+    loop, replacing = make_loop(run), run.images.replacing
+
+    def stop() -> bool:
+        return run.stop() or replacing.too_many()
+
     try:
         asked = requests(loop, state.iter, solver.device_batch_size)
         resident = yield from keep(run)
         with training_batches(run, resident, asked) as fed:
-            for event in train(loop, state, fed, reducer, run.stop):
+            for event in train(loop, state, fed, reducer, stop):
                 stopped = yield from _handle(run, state, snapshotter, event)
                 if stopped:
                     return
-                yield from run.images.replaced()
+                yield from replacing.news()
                 yield from run.images.copied(run.comm)
         yield from _save(run, state, snapshotter)
     except (DataError, StorageError, PeerError):
@@ -86,7 +92,7 @@ def train_stage(run: StageRun) -> Iterator[Event]:
     finally:
         if snapshotter is not None:
             snapshotter.wait()
-    if note := run.images.replaced_by_all(run.comm):
+    if note := replacing.summary():
         yield note
     yield from run.images.copied(run.comm, all_nodes=True)
     yield from finish_stage(run, state)
@@ -134,6 +140,15 @@ def promise(before: dict[str, str], now: dict[str, str], determinism: Determinis
     return Note(text="resume is EQUIVALENT, not BIT-EXACT: " + "; ".join(changed), warning=True)
 
 
+def _recall(run: StageRun) -> None:
+    """The bad records that the snapshot knows of, rank 0's to count from here on. Collective. DataError if they are too many as
+    it is: the same command then ends as it did."""
+    if run.images.replacing.met is None:
+        return
+    told = progress_of(run.files).bad_records if run.files else []
+    run.images.replacing.recall(run.comm, told, run.images.loader(run.stage).is_bad)
+
+
 def _parent_id(run: StageRun) -> str:
     start = run.planned.start
     if start is None:
@@ -155,6 +170,7 @@ def _handle(
                 yield from snapshotter.finished()
         case SnapshotDue():
             yield event
+            yield from run.images.replacing.news_of_all(run.comm)
             yield from _begin_snapshot(run, state, snapshotter)
         case TestDue():
             yield event
@@ -174,7 +190,8 @@ def _begin_snapshot(
     if snapshotter is not None:
         solver = run.stage.solver
         position = run.planned.position + state.iter * solver.batch_size
-        yield from snapshotter.start(state.iter, Progress(position, run.seconds, list(run.losses)))
+        progress = Progress(position, run.seconds, list(run.losses), run.images.replacing.known())
+        yield from snapshotter.start(state.iter, progress)
 
 
 def _save_what_is_trained(
@@ -184,7 +201,12 @@ def _save_what_is_trained(
 
     `state` is that of the last whole update: the images of an update, and the sum of all gradients, come before anything of it
     is applied. No rank waits for another here; what keeps the snapshot from being written is less than what went wrong before.
+
+    Not the end of a stage that replaces bad records: that counts as finished, and must not before the ranks have told each other
+    what they met and found it few enough.
     """
+    if run.images.replacing.met is not None and state.iter == run.stage.solver.max_iter:
+        return
     if snapshotter is None or run.saved == state.iter or state.iter == run.planned.iter:
         return
     with suppress(StagerunError):
@@ -195,7 +217,9 @@ def _save_what_is_trained(
 def _save(
     run: StageRun, state: TrainState, snapshotter: Snapshotter | None
 ) -> Iterator[SnapshotWritten | SnapshotFailed | Note]:
-    """Returns when the snapshot of the present iteration is on disk. Collective; StorageError on rank 0 if it can't be."""
+    """Returns when the snapshot of the present iteration is on disk. Collective; StorageError on rank 0 if it can't be, and
+    DataError, before it is begun, if all ranks together have met too many bad records."""
+    yield from run.images.replacing.news_of_all(run.comm)
     if run.saved != state.iter:
         yield from _begin_snapshot(run, state, snapshotter)
     if snapshotter is not None:

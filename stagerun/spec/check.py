@@ -19,7 +19,7 @@ from stagerun.spec.tree import Block
 from stagerun.spec.update import check_carry, check_local_rate, check_regularisation
 from stagerun.spec.view import Doubtful, View
 
-__all__ = ["Shared", "check_carry", "check_required", "check_stage"]
+__all__ = ["Shared", "check_carry", "check_data", "check_required", "check_stage"]
 
 # What has no default, by message. A Solver's are in _required_settings.
 REQUIRED: dict[str, tuple[str, ...]] = {
@@ -79,6 +79,16 @@ def check_required(block: Block, problems: Problems) -> None:
             check_required(inner, problems)
 
 
+def check_data(schedule: View, problems: Problems) -> None:
+    """What is said of copies that are never made."""
+    data = schedule.inside("data")
+    with contextlib.suppress(Doubtful):
+        for name in ("scratch_reserve", "scratch_copy"):
+            if not data.has("scratch") and data.has(name):
+                message = f"`{name}` without `scratch`: nothing is copied"
+                problems.add(data.place(name), message, 'write `scratch: "/tmp"`, say, or remove it')
+
+
 def check_stage(name: str, view: View, shared: Shared, problems: Problems) -> None:
     """Everything about the settings of one stage, durations already in iterations."""
     for check in STAGE_CHECKS:
@@ -121,6 +131,14 @@ def _batch(stage: str, view: View, problems: Problems) -> None:
     place = layers.higher(view, "device_batch_size", "batch_size")
     message = f"`device_batch_size` {device} does not divide `batch_size` {batch}"
     problems.add(place, message, layers.divisors(batch, device))
+
+
+def _mixtures(stage: str, view: View, problems: Problems) -> None:
+    for name in ("mixup_alpha", "cutmix_alpha"):
+        if view.number(name) and view.whole("device_batch_size") == 1:
+            message = f"`{name}` with `device_batch_size` 1 mixes each image with itself"
+            hint = "images are mixed within a device batch: make it larger, or leave the mixing out"
+            problems.add(layers.higher(view, name, "device_batch_size"), message, hint)
 
 
 def _warm_up(stage: str, view: View, problems: Problems) -> None:
@@ -189,6 +207,7 @@ def _evaluation(view: View, shared: Shared, problems: Problems) -> None:
 STAGE_CHECKS: tuple[Callable[[str, View, Problems], None], ...] = (
     _required_settings,
     _batch,
+    _mixtures,
     _warm_up,
     _policy,
     _gamma,

@@ -38,6 +38,12 @@ POSITIVE = Range(0, above=True)
 NOT_NEGATIVE = Range(0)
 COUNT = Range(1)
 FRACTION = Range(0, 1, above=True)
+# What is beyond these is a slip of the pen, and would take all memory or overflow.
+PIXELS = Range(1, 65535)
+FEW = Range(1, 1000)
+ASPECT_RATIO = Range(0.001, 1000)
+FACTOR = Range(0, 100)
+ALPHA = Range(0, 1_000_000)
 
 RANGES: dict[str, Range] = {
     "Schedule.seed": NOT_NEGATIVE,
@@ -47,8 +53,8 @@ RANGES: dict[str, Range] = {
     "BatchNormParameter.eps": POSITIVE,
     "FillerParameter.std": NOT_NEGATIVE,
     "Source.images": COUNT,
-    "Data.loader_threads": COUNT,
-    "Data.scratch_reserve": NOT_NEGATIVE,
+    "Data.loader_threads": Range(1, 1024),
+    "Data.scratch_reserve": Range(0, 1_000_000_000),
     "Solver.base_lr": NOT_NEGATIVE,
     "Solver.power": NOT_NEGATIVE,
     "Solver.stepsize": COUNT,
@@ -74,8 +80,8 @@ RANGES: dict[str, Range] = {
     "Solver.ema_interval": COUNT,
     "Solver.weight_decay": NOT_NEGATIVE,
     "Solver.clip_gradients": POSITIVE,
-    "Solver.mixup_alpha": NOT_NEGATIVE,
-    "Solver.cutmix_alpha": NOT_NEGATIVE,
+    "Solver.mixup_alpha": ALPHA,
+    "Solver.cutmix_alpha": ALPHA,
     "Solver.label_smoothing": Range(0, 1, below=True),
     "Solver.random_seed": NOT_NEGATIVE,
     "Solver.display": NOT_NEGATIVE,
@@ -88,28 +94,28 @@ RANGES: dict[str, Range] = {
     "Solver.snapshot_epoch": NOT_NEGATIVE,
     "ParamSpec.lr_mult": NOT_NEGATIVE,
     "ParamSpec.decay_mult": NOT_NEGATIVE,
-    "TransformParameter.crop_size": COUNT,
-    "TransformParameter.pad": NOT_NEGATIVE,
-    "TransformParameter.cutout_size": NOT_NEGATIVE,
-    "TransformParameter.lighting_std": NOT_NEGATIVE,
+    "TransformParameter.crop_size": PIXELS,
+    "TransformParameter.pad": Range(0, 65535),
+    "TransformParameter.cutout_size": Range(0, 65535),
+    "TransformParameter.lighting_std": FACTOR,
     "RandomAspectRatioParameter.min_area_ratio": FRACTION,
     "RandomAspectRatioParameter.max_area_ratio": FRACTION,
     "RandomAspectRatioParameter.aspect_ratio_change": FRACTION,
-    "RandomAspectRatioParameter.max_attempt": COUNT,
-    "RandomResizeParameter.min_size": COUNT,
-    "RandomResizeParameter.max_size": COUNT,
+    "RandomAspectRatioParameter.max_attempt": FEW,
+    "RandomResizeParameter.min_size": PIXELS,
+    "RandomResizeParameter.max_size": PIXELS,
     "RandomResizedCropParameter.min_area_ratio": FRACTION,
     "RandomResizedCropParameter.max_area_ratio": FRACTION,
-    "RandomResizedCropParameter.min_aspect_ratio": POSITIVE,
-    "RandomResizedCropParameter.max_aspect_ratio": POSITIVE,
-    "RandomResizedCropParameter.max_attempt": COUNT,
-    "ColorJitterParameter.brightness": NOT_NEGATIVE,
-    "ColorJitterParameter.contrast": NOT_NEGATIVE,
-    "ColorJitterParameter.saturation": NOT_NEGATIVE,
+    "RandomResizedCropParameter.min_aspect_ratio": ASPECT_RATIO,
+    "RandomResizedCropParameter.max_aspect_ratio": ASPECT_RATIO,
+    "RandomResizedCropParameter.max_attempt": FEW,
+    "ColorJitterParameter.brightness": FACTOR,
+    "ColorJitterParameter.contrast": FACTOR,
+    "ColorJitterParameter.saturation": FACTOR,
     "ColorJitterParameter.hue": Range(0, 0.5),
-    "RandAugmentParameter.num_ops": COUNT,
+    "RandAugmentParameter.num_ops": FEW,
     "RandAugmentParameter.magnitude": NOT_NEGATIVE,
-    "RandAugmentParameter.num_magnitude_bins": Range(2),
+    "RandAugmentParameter.num_magnitude_bins": Range(2, 10_000),
 }
 
 # Numbers whose range is not an interval, or depends on another field.

@@ -1,5 +1,6 @@
 """The texts of a folder -> recipe.Schedule, or every mistake in them. Pure."""
 
+import contextlib
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -160,6 +161,8 @@ def _check(schedule: Block, settings: Mapping[str, Block], folder: str, problems
     check.check_required(replace(schedule, entries=own), problems)
     if "name" not in schedule.entries and "name" not in schedule.doubtful and not schedule.broken:
         ranges.folder_name_problem(folder, schedule.place, problems)
+    with contextlib.suppress(Doubtful):
+        check.check_data(view, problems)
     check_model(view, [View(block) for block in settings.values()], problems)
     for name, block in settings.items():
         check.check_stage(name, View(block), shared, problems)

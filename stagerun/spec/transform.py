@@ -33,7 +33,7 @@ NOT_ON_DEVICE: dict[str, Callable[[View], bool]] = {
 
 def check_transform(view: View, channels: int | None, problems: Problems) -> None:
     """What holds for every transform."""
-    for check in (_values, _geometry, _rectangles, _resize, _padding, _cutout, _colours, _magnitude):
+    for check in CHECKS:
         with contextlib.suppress(Doubtful):
             check(view, channels, problems)
 
@@ -106,6 +106,19 @@ def _colours(view: View, channels: int | None, problems: Problems) -> None:
                 problems.add(view.place(name), f"`{name}` needs colours, and the images have 1 channel", "remove it")
 
 
+def _policies(view: View, channels: int | None, problems: Problems) -> None:
+    if view.has("rand_augment_param") and view.flag("trivial_augment"):
+        message = "`rand_augment_param` and `trivial_augment` exclude each other"
+        problems.add(view.place("trivial_augment"), message, "remove one: each is a whole policy")
+
+
+def _jitter(view: View, channels: int | None, problems: Problems) -> None:
+    inner = view.view("color_jitter_param")
+    if inner and not any(inner.number(name) for name in ("brightness", "contrast", "saturation", "hue")):
+        message = "`color_jitter_param` changes nothing: all of it is 0"
+        problems.add(view.place("color_jitter_param"), message, "write `brightness: 0.4` in it, say, or remove it")
+
+
 def _magnitude(view: View, channels: int | None, problems: Problems) -> None:
     inner = view.view("rand_augment_param")
     if inner is None:
@@ -115,6 +128,20 @@ def _magnitude(view: View, channels: int | None, problems: Problems) -> None:
         place = inner.place("magnitude" if "magnitude" in inner.block.entries else "num_magnitude_bins")
         message = f"`magnitude` {magnitude} is not below `num_magnitude_bins` {bins}"
         problems.add(place, message, f"it goes from 0 to {bins - 1}")
+
+
+CHECKS: tuple[Callable[[View, int | None, Problems], None], ...] = (
+    _values,
+    _geometry,
+    _rectangles,
+    _resize,
+    _padding,
+    _cutout,
+    _colours,
+    _policies,
+    _jitter,
+    _magnitude,
+)
 
 
 def check_training(view: View, on_device: bool, problems: Problems) -> None:

@@ -2,7 +2,6 @@
 
 engine     walks the work in order, commits, finishes; knows neither formats nor images
 images     the work of `import`: sources -> records
-copies     the work of `prepare`: records -> records that decode faster
 partial    the folder of an unfinished import: who may write it, what it is part of, its last rename
 journal    what is known about each record of it, for the side file and for going on
 parallel   threads, results in order

@@ -4,7 +4,6 @@ Every record is a function of its position alone, and commits lie after fixed nu
 the same records at the same places, and the same side file, for any number of threads and however often it was interrupted.
 """
 
-import errno
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,14 +15,15 @@ from typing import Any, Protocol
 import cv2
 import lmdb
 
-from stagerun.data.importing.journal import Journal, Note
+from stagerun.data.disk_errors import hint_for
+from stagerun.data.importing.journal import Journal, Note, entry
 from stagerun.data.importing.parallel import in_order
-from stagerun.data.importing.partial import REPORT, Partial, identity_digest, is_complete
+from stagerun.data.importing.partial import LEFT_OUT_LINE, REPORT, Partial, identity_digest, left_out_of
 from stagerun.data.index import digest_of, save
 from stagerun.data.lmdb_file import check_file
 from stagerun.data.lmdb_offsets import offsets_of
 from stagerun.data.rows import LEFT_OUT, Look, Rows, index_of
-from stagerun.errors import DataError, PermissionDenied, StorageError
+from stagerun.errors import DataError, PermissionDenied, ResumeRefused, StorageError
 from stagerun.text import count
 
 RECORDS_PER_COMMIT = 1000
@@ -31,18 +31,24 @@ BYTES_PER_COMMIT = 1 << 26
 _FIRST_MAP_SIZE = 1 << 26
 # So many images that can't be used, above those allowed, and the source is taken for a wrong one.
 _HOPELESS = 1000
+# Of the files done with so many are looked at before it goes on: asking a file server for a million takes minutes.
+_COMPARED = 1000
 _SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a position gives: a record, or None if it is left out, which a bad note explains."""
+    """What a position gives: a record, or None if it is left out, which a bad note explains.
+
+    `state` is that of the file that was read for it, as `Work.changed` compares it.
+    """
 
     key: bytes
     record: bytes | None
     label: int = 0
     look: Look | None = None
     notes: tuple[Note, ...] = ()
+    state: int = 0
 
 
 class Work(Protocol):
@@ -67,6 +73,12 @@ class Work(Protocol):
 
     def make(self, position: int) -> Made:
         """Keys rise with the position. An error that is raised ends the import; it can go on later."""
+
+    def changed(self, position: int, state: int) -> str:
+        """The name of the position's file if it is another than it was when `make` gave this state, else ''. StorageError.
+
+        Where `identity` holds the state of all there is, always ''.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +112,18 @@ def run(work: Work, out: str, job: Job) -> Result:
     """Makes the LMDB in folder `out`, or goes on with it.
 
     DataError if `out` exists, if there is nothing to write, or for more bad images than allowed; FolderInUseError;
-    ResumeRefused if what is unfinished is another work; StorageError, PermissionDenied. What was made stays in OUT.partial.
+    ResumeRefused if what is unfinished is another work, or its files have changed; StorageError, PermissionDenied. What was
+    made stays in OUT.partial.
     """
     target = Path(out)
     if not target.name or target.name == "..":
         raise DataError(f"{out}: exists already", "give the name of a new folder")
     cv2.setNumThreads(1)  # one image, one thread: the images are what is parallel
     with _explained(out):
+        if target.is_symlink() and not target.exists():
+            raise DataError(f"{out}: is a link that leads nowhere", "remove it, or give the name of a new folder")
         if target.exists() and not Partial(target).folder.exists():
-            return _existing(work, target)
+            return _existing(work, target, job)
         return _run(work, target, job)
 
 
@@ -118,12 +133,13 @@ def _run(work: Work, target: Path, job: Job) -> Result:
             # What a crash between the last rename and the sweeping left has no LMDB in it.
             if not partial.lmdb.exists():
                 partial.remove()
-            return _existing(work, target)
+            return _existing(work, target, job)
         partial.begin(work.identity, job.restart, _make_empty)
         with closing(Journal(partial.folder)) as journal:
             position, records = _resume(partial, journal)
             begun_at = position
             if position:
+                _require_unchanged(work, partial, journal)
                 job.tell(f"goes on behind {count(records, 'record')} in {partial.folder}")
             bad = sum(1 for _, note in journal.notes() if note.bad)
             if not _walk(work, partial, journal, position, bad, job):
@@ -134,11 +150,30 @@ def _run(work: Work, target: Path, job: Job) -> Result:
         return result
 
 
-def _existing(work: Work, out: Path) -> Result:
-    if not is_complete(out, work.identity):
+def _existing(work: Work, out: Path, job: Job) -> Result:
+    left_out = left_out_of(out, work.identity)
+    if left_out is None or job.restart:
         raise DataError(f"{out}: exists already", "remove it, or give another folder")
+    if left_out > job.max_bad:
+        raise DataError(
+            f"{out}: is complete, but {count(left_out, 'image')} of {len(work)} can't be used; more than {job.max_bad} are "
+            "not allowed",
+            f"{out / REPORT} lists them; to take it as it is add --max-bad {left_out}; or repair the source and remove {out}",
+        )
     records = check_file(str(out))
-    return Result(complete=True, records=records, position=len(work), total=len(work), already=True)
+    return Result(complete=True, records=records, position=len(work), total=len(work), bad=left_out, already=True)
+
+
+def _require_unchanged(work: Work, partial: Partial, journal: Journal) -> None:
+    """ResumeRefused if a file that was done before the interruption is another now: old images and new ones would mix."""
+    states = journal.states()
+    for i in range(min(len(states), _COMPARED)):
+        position = i * len(states) // min(len(states), _COMPARED)
+        if name := work.changed(position, int(states[position])):
+            raise ResumeRefused(
+                f"{name}: has changed since it was imported into {partial.folder}",
+                "add --restart to begin anew; what is unfinished is then made of the files as they are now",
+            )
 
 
 @contextmanager
@@ -150,17 +185,11 @@ def _explained(out: str) -> Iterator[None]:
             f"{error.filename or out}: may not be written", "give a folder that you may write to"
         ) from None
     except OSError as error:
-        raise StorageError(f"{error.filename or out}: {error.strerror}", _storage_hint(error.errno)) from None
+        raise StorageError(f"{error.filename or out}: can't be written: {error.strerror}", hint_for(error)) from None
     except lmdb.Error as error:
         # After a sync that failed, pages may be lost though the kernel calls them clean. No commit refers to them: its
         # meta page is written after the sync, so they are written again.
-        raise StorageError(f"{out}: can't be written: {error}", _storage_hint(None)) from None
-
-
-def _storage_hint(number: int | None) -> str:
-    if number in (errno.EIO, errno.EROFS):
-        return "check the disk; the same command goes on"
-    return "free some space there; the same command goes on"
+        raise StorageError(f"{out}: can't be written: {error}", hint_for(error)) from None
 
 
 def _open(folder: Path) -> lmdb.Environment:
@@ -198,7 +227,7 @@ def _walk(work: Work, partial: Partial, journal: Journal, position: int, bad: in
     with (
         _open(partial.lmdb) as env,
         closing(_Writer(env, journal)) as writer,
-        closing(in_order(lambda at: _with_row(work.make(at)), position, total, job.threads)) as made,
+        closing(in_order(lambda at: _with_entry(work.make(at)), position, total, job.threads)) as made,
     ):
         chunk = _Chunk()
         job.progress(position, total)
@@ -207,8 +236,8 @@ def _walk(work: Work, partial: Partial, journal: Journal, position: int, bad: in
                 # What isn't committed is made again: a commit at another place would put the records at other places.
                 writer.wait()
                 return False
-            item, row = next(made)
-            chunk.add(at, item, row)
+            item, its_entry = next(made)
+            chunk.add(at, item, its_entry)
             for note in item.notes:
                 if note.bad:
                     bad += 1
@@ -230,10 +259,10 @@ def _walk(work: Work, partial: Partial, journal: Journal, position: int, bad: in
     return True
 
 
-def _with_row(made: Made) -> tuple[Made, bytes]:
+def _with_entry(made: Made) -> tuple[Made, bytes]:
     if made.record is None or made.look is None:
-        return made, LEFT_OUT
-    return made, made.look.row(made.label, digest_of(made.record))
+        return made, entry(LEFT_OUT, made.state)
+    return made, entry(made.look.row(made.label, digest_of(made.record)), made.state)
 
 
 @dataclass(slots=True)
@@ -242,12 +271,12 @@ class _Chunk:
 
     records: list[tuple[bytes, bytes]] = field(default_factory=list)
     size: int = 0
-    rows: bytearray = field(default_factory=bytearray)
+    entries: bytearray = field(default_factory=bytearray)
     notes: list[tuple[int, Note]] = field(default_factory=list)
 
-    def add(self, position: int, made: Made, row: bytes) -> None:
+    def add(self, position: int, made: Made, its_entry: bytes) -> None:
         self.notes += [(position, note) for note in made.notes]
-        self.rows += row
+        self.entries += its_entry
         if made.record is not None:
             self.records.append((made.key, made.record))
             self.size += len(made.record)
@@ -285,7 +314,7 @@ class _Writer:
         self._pool.shutdown()
 
     def _commit(self, chunk: _Chunk) -> None:
-        self._journal.append(bytes(chunk.rows), chunk.notes)
+        self._journal.append(bytes(chunk.entries), chunk.notes)
         if not chunk.records:
             return
         self._make_room(chunk)
@@ -329,9 +358,7 @@ def _finish(work: Work, partial: Partial, journal: Journal, max_bad: int, begun_
             f"{partial.folder}: holds {len(offsets)} records, the journal says {len(kept)}",
             "something changed its files; add --restart to begin anew",
         )
-    for path in partial.lmdb.iterdir():  # of an earlier end that was interrupted
-        if path.name != "data.mdb":
-            path.unlink()
+    partial.only_records()  # an earlier end may have been interrupted
     index = index_of(offsets, kept, work.classes, work.mean_bgr)
     save(index, str(partial.lmdb))
     partial.write(f"{partial.lmdb.name}/{REPORT}", _report(work, len(kept), notes, dict(index.facts.kinds)))
@@ -350,10 +377,10 @@ def _finish(work: Work, partial: Partial, journal: Journal, max_bad: int, begun_
 def _report(work: Work, records: int, notes: list[Note], kinds: Mapping[str, int]) -> bytes:
     """Without times, so that the same images give the same text."""
     identity = work.identity
-    lines = [work.title, f"identity {identity_digest(identity)}"]
+    lines = [_printable(work.title), f"identity {identity_digest(identity)}"]
     lines += [f"{name}: {value}" for name, value in identity.items()]
     lines += ["", f"records: {records}", *(f"  {kind}: {n}" for kind, n in kinds.items())]
-    for title, wanted in (("left out", True), ("taken by rule", False)):
+    for title, wanted in ((LEFT_OUT_LINE, True), ("taken by rule", False)):
         chosen = [note for note in notes if note.bad is wanted]
         lines += ["", f"{title}: {len(chosen)}"]
         lines += [f"  {what}: {n}" for what, n in Counter(note.what for note in chosen).most_common()]
@@ -363,5 +390,9 @@ def _report(work: Work, records: int, notes: list[Note], kinds: Mapping[str, int
 
 def _line(note: Note) -> str:
     text = f"{note.name}: {note.text}" if note.text else note.name
-    # Names come from others' archives: a line break in one would look like a line of ours.
+    return _printable(text)
+
+
+def _printable(text: str) -> str:
+    """Names come from others' archives: a line break in one would look like a line of ours."""
     return "".join(c if c.isprintable() or "\udc80" <= c <= "\udcff" else "?" for c in text)

@@ -21,8 +21,10 @@ from stagerun.data.datum import Image
 from stagerun.data.importing.engine import Made
 from stagerun.data.importing.journal import Note
 from stagerun.data.pixels import Draw
-from stagerun.data.rows import encode_png, look
+from stagerun.data.rows import look
 from stagerun.data.sources import Item, Pixels, Source
+from stagerun.data.sources.files import state_of
+from stagerun.data.sources.folder import Files
 from stagerun.errors import DataError, UsageError
 from stagerun.proto import caffe_pb2
 from stagerun.recipe import InterpMode
@@ -60,6 +62,8 @@ class ImportWork:
                 "leave --quality out",
             )
         self._source, self._options = source, options
+        # Files of their own; the state of an archive, or its content, is in the signature.
+        self._files = source if isinstance(source, Files) else None
         count = min(len(source), options.limit or len(source))
         self._order: NDArray[np.int64] = order.indices(
             options.seed or 0, len(source), 0, count, options.seed is not None
@@ -84,18 +88,33 @@ class ImportWork:
     def make(self, position: int) -> Made:
         i = int(self._order[position])
         name = f"image {i} of the source"
+        state = 0
         try:
             item = self._source.item(i)
             name = item.name
-            return self._make(b"%08d_" % position + name.encode(errors="surrogateescape"), item, self._source.read(i))
+            key = b"%08d_" % position + name.encode(errors="surrogateescape")
+            content: bytes | Pixels
+            if self._files is None:
+                content = self._source.read(i)
+            else:
+                content, state = self._files.read_with_state(i)
+            return self._make(key, item, content, state)
         except MemoryError:
             # No fault of the image: to leave it out would make the result depend on the machine.
             raise UsageError(f"{name}: not enough memory to decode it", "use fewer --threads") from None
         except DataError as error:
             reason = error.reason if isinstance(error, odd.BadImage) else "can't be read"
-            return Made(b"", None, notes=(Note(name, reason, error.message, bad=True),))
+            if not state and self._files is not None:
+                state = state_of(self._files.path(i))
+            return Made(b"", None, notes=(Note(name, reason, error.message, bad=True),), state=state)
 
-    def _make(self, key: bytes, item: Item, content: bytes | Pixels) -> Made:
+    def changed(self, position: int, state: int) -> str:
+        if self._files is None:
+            return ""
+        path = self._files.path(int(self._order[position]))
+        return "" if state_of(path) == state else path
+
+    def _make(self, key: bytes, item: Item, content: bytes | Pixels, state: int) -> Made:
         if len(key) > LONGEST_KEY:
             raise odd.BadImage(
                 "name too long", f"its key would have {len(key)} bytes, LMDB's have at most {LONGEST_KEY}"
@@ -119,7 +138,7 @@ class ImportWork:
             datum, decoded = caffe_pb2.Datum(data=self._encoded(image, family), encoded=True), None
         datum.label = item.label
         notes = tuple(Note(item.name, oddity) for oddity in oddities)
-        return Made(key, datum.SerializeToString(), item.label, look(datum, True, decoded), notes)
+        return Made(key, datum.SerializeToString(), item.label, look(datum, True, decoded), notes, state)
 
     def _resized(self, image: Image) -> tuple[Image, bool]:
         """The image in the wanted size, and whether it had it."""
@@ -135,7 +154,7 @@ class ImportWork:
 
     def _encoded(self, image: Image, family: str) -> bytes:
         if family == "PNG" and self._options.quality is None:
-            return encode_png(image)
+            return odd.encode_png(image)
         if max(image.shape[:2]) > _LARGEST_SIDE:
             raise odd.BadImage("too large for JPEG", f"{image.shape[1]} x {image.shape[0]} pixels")
         colours = ("GRAY", "Gray") if image.shape[2] == 1 else ("BGR", "420")

@@ -1,6 +1,6 @@
 """What is known about each position of an unfinished import: fixed rows, and a line of text for each that is odd.
 
-    rows         one `ROW` per position, in order, those that were left out too
+    rows         per position, in order, those that were left out too: its `ROW`, and the state of the file it was made from
     notes.jsonl  {"at": position, "name": ..., "what": ..., "text": ..., "bad": true or false}, in order
 
 Both are appended to and on disk *before* the LMDB's commit of the same records. So whatever is killed, or loses power:
@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stagerun.data.rows import ROW, Rows
 
 ROWS, NOTES = "rows", "notes.jsonl"
+_ENTRY = np.dtype([("row", ROW), ("state", "<u8")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,11 @@ class Note:
     what: str
     text: str = ""
     bad: bool = False
+
+
+def entry(row: bytes, state: int) -> bytes:
+    """What stands in the journal for one position."""
+    return row + state.to_bytes(8, "little")
 
 
 class Journal:
@@ -46,8 +53,15 @@ class Journal:
 
     def rows(self) -> Rows:
         """All whole rows; one that a crash left in part is not among them."""
+        return self._entries()["row"]
+
+    def states(self) -> NDArray[np.uint64]:
+        """One for each of `rows`."""
+        return self._entries()["state"]
+
+    def _entries(self) -> NDArray[np.void]:
         data = _all(self._rows)
-        return np.frombuffer(data[: len(data) // ROW.itemsize * ROW.itemsize], ROW)
+        return np.frombuffer(data[: len(data) // _ENTRY.itemsize * _ENTRY.itemsize], _ENTRY)
 
     def notes(self) -> list[tuple[int, Note]]:
         """(position, note) of all whole lines."""
@@ -55,7 +69,7 @@ class Journal:
 
     def cut(self, positions: int) -> None:
         """Takes away what is behind the first `positions`."""
-        os.ftruncate(self._rows, positions * ROW.itemsize)
+        os.ftruncate(self._rows, positions * _ENTRY.itemsize)
         end = 0
         for at, _, line_end in self._lines():
             if at >= positions:
@@ -63,12 +77,12 @@ class Journal:
             end = line_end
         os.ftruncate(self._notes, end)
 
-    def append(self, rows: bytes, notes: list[tuple[int, Note]]) -> None:
-        """Returns when they are on disk."""
+    def append(self, entries: bytes, notes: list[tuple[int, Note]]) -> None:
+        """Returns when they are on disk. `entries`: what `entry` gave, one behind the other."""
         lines = [
             json.dumps({"at": at, "name": n.name, "what": n.what, "text": n.text, "bad": n.bad}) for at, n in notes
         ]
-        for fd, data in ((self._rows, rows), (self._notes, "".join(line + "\n" for line in lines).encode())):
+        for fd, data in ((self._rows, entries), (self._notes, "".join(line + "\n" for line in lines).encode())):
             if data:
                 os.lseek(fd, 0, os.SEEK_END)
                 _write(fd, data)

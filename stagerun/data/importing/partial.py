@@ -15,20 +15,29 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
+import re
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from stagerun.data.importing.journal import NOTES, ROWS
+from stagerun.data.index import SIDE_FILE
+from stagerun.data.regular import regular
 from stagerun.data.write import sync_folder
 from stagerun.errors import DataError, FolderInUseError, ResumeRefused, StorageError
 
 IDENTITY, LOCK, LMDB = "import.json", "lock", "lmdb"
 # The report of a complete import, in OUT; its second line holds the identity.
 REPORT = "stagerun-import.txt"
+LEFT_OUT_LINE = "left out"  # : how many
+_COUNT_LINE = re.compile(rf"{LEFT_OUT_LINE}: ([0-9]+)\n".encode())
+_LONGEST_LINE = 1 << 16
 
-_OURS = {IDENTITY, LOCK, LMDB, ROWS, NOTES, REPORT}
+_OURS = {IDENTITY, LOCK, ROWS, NOTES, REPORT}
+_OURS_IN_LMDB = {"data.mdb", "lock.mdb", SIDE_FILE, REPORT}  # a tool that looked into it made the lock
+# What `write` below, and `index.save`, are killed over.
+_UNFINISHED = re.compile(r"(?P<name>.+)\.partial(-[0-9a-f]{32})?")
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
@@ -37,14 +46,19 @@ def identity_digest(identity: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
-def is_complete(out: Path, identity: Mapping[str, Any]) -> bool:
-    """Whether OUT is what this very work makes."""
+def left_out_of(out: Path, identity: Mapping[str, Any]) -> int | None:
+    """How many images were left out, if OUT is what this very work makes; None if it isn't."""
     try:
-        with (out / REPORT).open("rb") as stream:
-            lines = stream.read(4096).splitlines()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return len(lines) > 1 and lines[1].decode(errors="replace") == f"identity {identity_digest(identity)}"
+        with open(out / REPORT, "rb", opener=regular) as stream:
+            stream.readline(_LONGEST_LINE)
+            if stream.readline(_LONGEST_LINE) != f"identity {identity_digest(identity)}\n".encode():
+                return None
+            for line in stream:
+                if found := _COUNT_LINE.fullmatch(line):
+                    return int(found[1])
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, DataError):  # none, or no file
+        pass
+    return None
 
 
 class Partial:
@@ -140,13 +154,21 @@ class Partial:
 
     def clear(self) -> None:
         """Takes everything away but the lock. DataError, with nothing gone, if there is what no import has made."""
-        for name in os.listdir(self.folder):
-            if name.removesuffix(".partial") not in _OURS:
-                raise DataError(
-                    f"{self.folder}: holds `{name}`, which is not from an import",
-                    "move it away, or give another name than that for the result",
-                )
+        if strange := self._strange():
+            raise DataError(
+                f"{self.folder}: holds `{strange}`, which is not from an import",
+                "move it away, or give another name than that for the result",
+            )
         self._delete()
+
+    def only_records(self) -> None:
+        """Leaves data.mdb alone in the LMDB's folder, whatever an end that was interrupted put beside it. DataError as above."""
+        for name in os.listdir(self.lmdb):
+            if not _is_ours(self.lmdb, name, _OURS_IN_LMDB):
+                raise DataError(f"{self.lmdb}: holds `{name}`, which is not from an import", "move it away")
+        for name in os.listdir(self.lmdb):
+            if name != "data.mdb":
+                (self.lmdb / name).unlink()
 
     def remove(self) -> None:
         """All of it, the lock last: as long as it has its name nobody else can have it. What isn't ours stays."""
@@ -164,11 +186,30 @@ class Partial:
         (self.folder / IDENTITY).unlink(missing_ok=True)
         sync_folder(self.folder)
         if self.lmdb.exists():
-            shutil.rmtree(self.lmdb)
-        for path in self.folder.iterdir():
-            name = path.name.removesuffix(".partial")
-            if name in _OURS and name != LOCK:
-                path.unlink()
+            for name in os.listdir(self.lmdb):
+                if _is_ours(self.lmdb, name, _OURS_IN_LMDB):
+                    (self.lmdb / name).unlink()
+            self.lmdb.rmdir()
+        for name in os.listdir(self.folder):
+            if name != LOCK and _is_ours(self.folder, name, _OURS):
+                (self.folder / name).unlink()
+
+    def _strange(self) -> str:
+        """The name of something that no import has made, '' if there is nothing of the kind."""
+        for name in sorted(os.listdir(self.folder)):
+            if name == LMDB and self.lmdb.is_dir() and not self.lmdb.is_symlink():
+                for inner in sorted(os.listdir(self.lmdb)):
+                    if not _is_ours(self.lmdb, inner, _OURS_IN_LMDB):
+                        return f"{LMDB}/{inner}"
+            elif not _is_ours(self.folder, name, _OURS):
+                return name
+        return ""
+
+
+def _is_ours(folder: Path, name: str, names: set[str]) -> bool:
+    """Whether it is a file, no folder and no link, of one of these names, whole or unfinished."""
+    unfinished = _UNFINISHED.fullmatch(name)
+    return (unfinished["name"] if unfinished else name) in names and stat.S_ISREG((folder / name).lstat().st_mode)
 
 
 def _require_same(folder: Path, found: Any, wanted: Mapping[str, Any]) -> None:

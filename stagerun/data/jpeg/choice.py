@@ -1,6 +1,7 @@
 """The ways to decode, fastest first, and which of them this machine has.
 
-All of them give the same pixels; which one is used changes nothing but the speed.
+All of them give the same pixels of the same files, and refuse the same damaged ones (`decoder` says what is known of that);
+which one is used changes nothing but the speed.
 """
 
 import functools

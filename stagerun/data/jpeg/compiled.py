@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING
 
 from stagerun.data.jpeg import slices
-from stagerun.data.jpeg.decoder import Pixels, Request, is_written, mark
+from stagerun.data.jpeg.decoder import Pixels, Request, mark
 from stagerun.data.jpeg.header import Header
 from stagerun.data.jpeg.slices import Window
-from stagerun.data.jpeg.turbo import DECODED, WARNED, Library, Region, TurboDecoder, pixel_format, shape_of
+from stagerun.data.jpeg.turbo import Library, Region, TurboDecoder, is_usable, pixel_format, shape_of
 
 if TYPE_CHECKING:
     from stagerun.data.jpeg.kernels import Kernels
@@ -41,7 +41,7 @@ class CompiledDecoder(TurboDecoder):
         return data[:size] if size else None
 
     def _decode(
-        self, source: Pixels, height: int, width: int, wanted: Region | None, request: Request
+        self, source: Pixels, height: int, width: int, wanted: Region | None, request: Request, forgiving: bool
     ) -> Pixels | None:
         shape = shape_of(height, width, wanted, request)
         flat = self._pixels.of(shape[0] * shape[1] * shape[2])
@@ -62,4 +62,4 @@ class CompiledDecoder(TurboDecoder):
             request.channels,
             pixel_format(request),
         )
-        return pixels if outcome == DECODED or (outcome == WARNED and is_written(pixels)) else None
+        return pixels if is_usable(outcome, pixels, forgiving) else None

@@ -28,6 +28,7 @@ _NEXT = re.compile(rb"\xff([^\x00\xff])", re.DOTALL)
 
 _SOI, _EOI, _SOS, _DRI, _TEM = 0xD8, 0xD9, 0xDA, 0xDD, 0x01
 _BASELINE, _EXTENDED, _PROGRESSIVE, _ARITHMETIC_PROGRESSIVE = 0xC0, 0xC1, 0xC2, 0xCA
+_USUAL = (_BASELINE, _EXTENDED, _PROGRESSIVE)
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # these three are tables and an extension
 _ALONE = frozenset(range(0xD0, 0xD8)) | {_TEM}  # markers without a length
 
@@ -64,6 +65,7 @@ class Header:
     restart_interval: int  # MCUs between restart markers; 0: there are none
     sampling: tuple[tuple[int, int], ...]  # (horizontal, vertical) factor of each component
     reach: Reach
+    unusual: bool  # arithmetic coding, lossless, hierarchical
     frame_at: int
     scan_at: int
 
@@ -116,6 +118,7 @@ def read_header(data: Buffer) -> Header:
         restart_interval=interval,
         sampling=frame.sampling,
         reach=reach,
+        unusual=frame.code not in _USUAL,
         frame_at=frame.at,
         scan_at=at + length,
     )
@@ -198,7 +201,7 @@ def _frame(view: memoryview, at: int, length: int, code: int) -> _Frame:
 
 def _reach(frame: _Frame, in_scan: int) -> Reach:
     """`in_scan` is how many components the first scan holds."""
-    if frame.code not in (_BASELINE, _EXTENDED, _PROGRESSIVE) or len(frame.sampling) == 4:
+    if frame.code not in _USUAL or len(frame.sampling) == 4:
         return Reach.ODD
     usual = len(frame.sampling) == _GREY or frame.sampling in SAMPLINGS
     if frame.code != _PROGRESSIVE and in_scan == len(frame.sampling) and usual:

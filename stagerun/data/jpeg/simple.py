@@ -27,7 +27,7 @@ class SimpleDecoder(Decoder):
         window = slices.window(header, request)
         sliced = slices.cut(source, header, window, self._scratch) if window else None
         if window and sliced is not None:
-            pixels = self._decode(sliced, window.height, window.width, request)
+            pixels = self._decode(sliced, window.height, window.width, request, strict=False)
             y, x = request.top - window.top // request.shrink, request.left - window.left // request.shrink
         else:
             pixels = self._decode_upper(source, header, request)
@@ -38,7 +38,7 @@ class SimpleDecoder(Decoder):
         """The picture down to below the part, where that leaves something out."""
         height = (request.bottom + 1) * request.shrink  # one row more: the colour is smoothed with it
         if height >= header.height or header.reach is not Reach.PART:
-            return self._decode(source, header.height, header.width, request)
+            return self._decode(source, header.height, header.width, request, header.reach is not Reach.PART)
         if not source.flags.writeable:
             data = self._scratch.of(source.size)
             data[:] = source
@@ -46,12 +46,13 @@ class SimpleDecoder(Decoder):
         # In memory that may be written to, the height is put right again: the next call may ask for another part.
         slices.write_size(source, header.frame_at, height, header.width)
         try:
-            return self._decode(source, height, header.width, request)
+            return self._decode(source, height, header.width, request, strict=False)
         finally:
             slices.write_size(source, header.frame_at, header.height, header.width)
 
-    def _decode(self, source: Pixels, height: int, width: int, request: Request) -> Pixels | None:
-        """The whole of a file that should be height x width; None if simplejpeg thinks otherwise or can't."""
+    def _decode(self, source: Pixels, height: int, width: int, request: Request, strict: bool) -> Pixels | None:
+        """The whole of a file that should be height x width; None if simplejpeg thinks otherwise or can't, or, if `strict`,
+        warns. Of a file of one scan warnings are no errors, among them the one about the rows left out."""
         shape = scaled(height, request.shrink), scaled(width, request.shrink), request.channels
         reduce = {} if request.shrink == 1 else {"min_height": shape[0], "min_width": shape[1]}
         if reduce and max(height, width) <= _TINY:
@@ -59,9 +60,8 @@ class SimpleDecoder(Decoder):
         pixels = self._pixels.of(shape[0] * shape[1] * shape[2])
         mark(pixels.reshape(shape))
         try:
-            # Not strict: libjpeg's warnings, among them the one about the rows left out, are no errors.
             decoded = simplejpeg.decode_jpeg(
-                source, "BGR" if request.channels == 3 else "GRAY", buffer=pixels, strict=False, **reduce
+                source, "BGR" if request.channels == 3 else "GRAY", buffer=pixels, strict=strict, **reduce
             )
         except ValueError:
             return None

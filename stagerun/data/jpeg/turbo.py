@@ -25,7 +25,7 @@ DECOMPRESS, TRANSFORM = 1, 2
 WIDTH, HEIGHT, OPTIMIZE, RESTART_BLOCKS = 5, 6, 11, 18
 COPY_NONE = 64
 BGR, GREY = 1, 6
-DECODED, WARNED, FAILED = 0, 1, 2  # of the compiled kernel
+DECODED, WARNED, FAILED = 0, 1, 2  # how decoding ended; the compiled kernel's numbers too
 WARNING = 0  # of tj3GetErrorCode: pixels came out all the same
 
 
@@ -146,7 +146,7 @@ class TurboDecoder(Decoder):
         if window and sliced is not None:
             source, top, left, height, width = sliced, window.top, window.left, window.height, window.width
         wanted = region(header, request, top, left, height, width)
-        pixels = self._decode(source, height, width, wanted, request)
+        pixels = self._decode(source, height, width, wanted, request, forgiving=header.reach is Reach.PART)
         if pixels is None:
             return None
         y, x = request.top - top // request.shrink, request.left - left // request.shrink
@@ -158,9 +158,10 @@ class TurboDecoder(Decoder):
         return slices.cut(source, header, window, self._scratch)
 
     def _decode(
-        self, source: Pixels, height: int, width: int, wanted: Region | None, request: Request
+        self, source: Pixels, height: int, width: int, wanted: Region | None, request: Request, forgiving: bool
     ) -> Pixels | None:
-        """The region of a file that should be height x width; None if the library thinks otherwise or can't."""
+        """The region of a file that should be height x width; None if the library thinks otherwise or can't, or, unless
+        `forgiving`, warns."""
         shape = shape_of(height, width, wanted, request)
         pixels = self._pixels.of(shape[0] * shape[1] * shape[2]).reshape(shape)
         # Each picture has a handle of its own (1 us). A used one keeps tables, with which a file that lacks them would
@@ -169,7 +170,8 @@ class TurboDecoder(Decoder):
         if not handle:
             raise MemoryError("libjpeg-turbo gives no decoder")
         try:
-            return pixels if self._decode_with(handle, source, height, width, wanted, request, pixels) else None
+            outcome = self._decode_with(handle, source, height, width, wanted, request, pixels)
+            return pixels if is_usable(outcome, pixels, forgiving) else None
         finally:
             self._calls.tj3Destroy(handle)
 
@@ -182,20 +184,28 @@ class TurboDecoder(Decoder):
         wanted: Region | None,
         request: Request,
         pixels: Pixels,
-    ) -> bool:
+    ) -> int:
+        """DECODED, WARNED or FAILED, as the compiled kernel."""
         calls, at, size = self._calls, source.ctypes.data, source.size
         if calls.tj3DecompressHeader(handle, at, size) and calls.tj3GetErrorCode(handle) != WARNING:
-            return False
+            return FAILED
         # `pixels` is for the size that `read_header` found: more must not be written.
         if (calls.tj3Get(handle, HEIGHT), calls.tj3Get(handle, WIDTH)) != (height, width):
-            return False
+            return FAILED
         if calls.tj3SetScalingFactor(handle, Scale(1, request.shrink)):
-            return False
+            return FAILED
         if wanted is not None and calls.tj3SetCroppingRegion(handle, wanted):
-            return False
+            return FAILED
         mark(pixels)
         failed = calls.tj3Decompress8(handle, at, size, pixels.ctypes.data, 0, pixel_format(request))
-        return not failed or (calls.tj3GetErrorCode(handle) == WARNING and is_written(pixels))
+        if not failed:
+            return DECODED
+        return WARNED if calls.tj3GetErrorCode(handle) == WARNING else FAILED
+
+
+def is_usable(outcome: int, pixels: Pixels, forgiving: bool) -> bool:
+    """Whether what was decoded is the picture."""
+    return outcome == DECODED or (outcome == WARNED and forgiving and is_written(pixels))
 
 
 def shape_of(height: int, width: int, wanted: Region | None, request: Request) -> tuple[int, int, int]:

@@ -79,6 +79,8 @@ class BlockCopy:
         self._stop = stop
         self._error: BaseException | None = None
         self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._working = 0  # threads that may use the descriptors
         self._todo = iter(range(blocks_in(original.size)))
 
     def run(self) -> tuple[str, ...]:
@@ -103,17 +105,28 @@ class BlockCopy:
             if os.fstat(self._target).st_size != self.original.size:
                 os.ftruncate(self._target, self.original.size)
             os.write(self._journal, b"\n")  # ends a line that a kill cut off
-            # Daemons: a file server that hangs must not keep a process from ending. They use the descriptors above, so that
-            # these are closed only when all have ended.
-            threads = [threading.Thread(target=self._work, name="copy", daemon=True) for _ in range(self._streams())]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            self._all_streams()
             if self._error is not None:
                 raise self._error
             os.fsync(self._target)
         return tuple(self.digests[n] for n in range(blocks_in(self.original.size)))
+
+    def _all_streams(self) -> None:
+        """Runs the threads; returns, or raises, only when none of them uses the descriptors any more: after these are closed
+        it would write into whichever file got their numbers."""
+        # Daemons: a file server that hangs must not keep a process from ending.
+        threads = [threading.Thread(target=self._work, name="copy", daemon=True) for _ in range(self._streams())]
+        try:
+            for thread in threads:
+                _start(thread)
+            for thread in threads:
+                thread.join()
+        except BaseException as error:  # an interrupt too
+            with self._idle:
+                # Those at work stop at their next piece, and one that has yet to begin finds this and doesn't.
+                self._error = self._error or error
+                self._idle.wait_for(lambda: self._working == 0)
+            raise
 
     def _streams(self) -> int:
         return 1 if self.beside else min(_STREAMS, blocks_in(self.original.size))
@@ -122,8 +135,12 @@ class BlockCopy:
         if self.beside:
             with contextlib.suppress(OSError):  # Linux keeps it per thread; the disk's scheduler goes by it as well
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
-        room = memoryview(bytearray(_PIECE))
+        with self._lock:
+            if self._error is not None:
+                return
+            self._working += 1
         try:
+            room = memoryview(bytearray(_PIECE))
             while True:
                 with self._lock:
                     number = next(self._todo, None)
@@ -135,6 +152,10 @@ class BlockCopy:
         except BaseException as error:  # whatever it is, it belongs to who called `run`
             with self._lock:
                 self._error = self._error or error
+        finally:
+            with self._idle:
+                self._working -= 1
+                self._idle.notify_all()
 
     def _block(self, number: int, room: memoryview) -> str:
         known = self.known.get(number)
@@ -155,7 +176,7 @@ class BlockCopy:
             self.tally.add(-self._size(number), copied=True)
         raise StorageError(
             f"{self.target}: the disk gives back other bytes than were written to it",
-            "the disk is failing: leave this node out, or change `scratch` under `data`",
+            "the disk is failing: leave this node out, or give another `scratch`",
         )
 
     def _size(self, number: int) -> int:
@@ -206,6 +227,16 @@ class BlockCopy:
     def _ask(self) -> None:
         if self._error is not None or self._stop():
             raise CopyStopped
+
+
+def _start(thread: threading.Thread) -> None:
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise StorageError(
+            f"the threads that copy can't be begun: {error}",
+            "this machine allows this user no more (`ulimit -u`): end some",
+        ) from None
 
 
 def worth_keeping(error: BaseException) -> bool:

@@ -10,9 +10,10 @@ import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from stagerun.data.index import SIDE_FILE
-from stagerun.data.lmdb_file import check_file, data_file
+from stagerun.data.lmdb_file import BY_SCHEDULE, check_file, data_file
 from stagerun.data.write import sync_folder
 from stagerun.errors import DataError, PermissionDenied, StorageError
 
@@ -26,6 +27,8 @@ _NAME = re.compile(r"[0-9a-f]{64}")
 _ENDS = 1 << 20
 _VERSION = 1
 _MOST_MANIFEST_BYTES = 1 << 26
+
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF}
@@ -48,7 +51,7 @@ def look(path: str) -> Original:
     Its state is known by its real path, size, time of change, and the bytes at both ends of data.mdb: LMDB's first two pages
     change with every commit.
     """
-    check_file(path)
+    check_file(path, BY_SCHEDULE)  # one that a command names is looked for before
     file = data_file(path)
     with reading(file), file.open("rb") as stream:
         found = os.fstat(stream.fileno())
@@ -74,12 +77,12 @@ def reading(file: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def writing(scratch: str) -> Iterator[None]:
     """Errors of the scratch disk: StorageError, PermissionDenied."""
-    hint = "check the disk, or change `scratch` under `data`"
+    hint = "check the disk, or give another `scratch`"
     try:
         yield
     except PermissionError as error:
         raise PermissionDenied(
-            f"{error.filename or scratch}: no permission", "give a `scratch` folder under `data` that you may write to"
+            f"{error.filename or scratch}: no permission", "give a `scratch` folder that you may write to"
         ) from None
     except OSError as error:
         place = error.filename or scratch
@@ -89,7 +92,7 @@ def writing(scratch: str) -> Iterator[None]:
                 "give a `scratch` folder on a disk of the node itself",
             ) from None
         if error.errno in _FULL:
-            hint = "free some space there, change `scratch` under `data`, or leave it out to read the data where it is"
+            hint = "free some space there, give another `scratch`, or leave it out to read the data where it is"
         raise StorageError(f"{place}: {error.strerror}", hint) from None
 
 
@@ -100,15 +103,20 @@ def home_of(scratch: str, make: bool = True) -> Path:
     except OSError:
         there = False
     if not there:
-        raise StorageError(f"{scratch}: no such folder", "make it on every node, or change `scratch` under `data`")
+        raise StorageError(f"{scratch}: no such folder", "make it on every node, or give another `scratch`")
     home = Path(scratch) / f"stagerun-{os.getuid()}"
     if make:
         home.mkdir(mode=0o700, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         found = home.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and found.st_mode & _OTHERS_MAY_WRITE:
+            raise PermissionDenied(
+                f"{home}: others may write to it (mode {stat.S_IMODE(found.st_mode):04o}), so its copies can't be trusted",
+                f"`chmod 700 {home}` if nobody did, or remove it: the copies are made again",
+            )
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
             raise PermissionDenied(
-                f"{home}: belongs to another user, or is no folder", "remove it, or change `scratch` under `data`"
+                f"{home}: belongs to another user, or is no folder", "remove it, or give another `scratch`"
             )
     return home
 
@@ -144,14 +152,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 def read_manifest(folder: Path) -> Manifest | None:
     """None if there is none, or it isn't what `write_manifest` writes. OSError if the disk fails."""
+    said = _said(folder)
     try:
-        fd = os.open(folder / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    with open(fd, "rb") as stream:
-        data = stream.read(_MOST_MANIFEST_BYTES)
-    try:
-        said = json.loads(data)
         side = said["side"]
         manifest = Manifest(
             source=str(said["source"]),
@@ -167,6 +169,26 @@ def read_manifest(folder: Path) -> Manifest | None:
     except (ValueError, TypeError, KeyError, IndexError, RecursionError, OverflowError):
         return None
     return manifest if known and manifest.size >= 0 else None
+
+
+def is_of_another_version(folder: Path) -> bool:
+    """Whether its manifest is one that this version can't judge: what it says of the copy, and which files are its own."""
+    said = _said(folder)
+    return isinstance(said, dict) and isinstance(said.get("version"), int) and said["version"] != _VERSION
+
+
+def _said(folder: Path) -> Any:
+    """The manifest's JSON; None if there is none, or it is damaged. OSError."""
+    try:
+        fd = os.open(folder / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    with open(fd, "rb") as stream:
+        data = stream.read(_MOST_MANIFEST_BYTES)
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,5 +108,5 @@ def _no_room(home: Path, needed: int, pending: int, reserve: int, kept: Sequence
         parts.append(f"{size(used)} are copies in use")
     return StorageError(
         f"{home}: no room for the images: {'; '.join(parts)}",
-        "free some space there, change `scratch` under `data`, or leave it out to read the data where it is",
+        "free some space there, give another `scratch`, or leave it out to read the data where it is",
     )

@@ -22,6 +22,7 @@ from stagerun.data.scratch.layout import (
     SourceChanged,
     file_size,
     home_of,
+    is_of_another_version,
     look,
     read_manifest,
     reading,
@@ -30,7 +31,7 @@ from stagerun.data.scratch.layout import (
     write_manifest,
     writing,
 )
-from stagerun.data.scratch.locks import Use, held
+from stagerun.data.scratch.locks import Use, held, unused_now
 from stagerun.data.scratch.room import take_room
 from stagerun.data.write import sync_folder
 from stagerun.errors import StorageError
@@ -129,22 +130,42 @@ def _one(
 
 
 def _usable(home: Path, original: Original) -> bool:
-    """Whether the copy is complete as far as can be seen without reading it. What has no manifest is cleared away."""
+    """Whether the copy is complete as far as can be seen without reading it. What says nothing of use is cleared away.
+
+    Call it while holding the copy's lock. StorageError if it is in use, or not ours to judge.
+    """
     folder = home / original.name
     if folder.is_symlink() or (home / f"{original.name}{PARTIAL}").is_symlink():
         raise StorageError(
             f"{folder}: is a link, which stagerun didn't make", "remove it, then run the same command again"
         )
+    for made in (folder, home / f"{original.name}{PARTIAL}"):
+        if is_of_another_version(made):
+            raise StorageError(
+                f"{made}: made by another version of stagerun",
+                "remove it with that one (`stagerun data unstage`), or use a scratch folder of its own",
+            )
     manifest = read_manifest(folder)
     if manifest is None or not manifest.blocks or manifest.size != original.size:
         if folder.exists():
-            remove(folder)
+            _clear(folder)
         if folder.exists():
             raise StorageError(
                 f"{folder}: holds something that isn't stagerun's", "remove it, then run the same command again"
             )
         return False
     return file_size(folder) == original.size and not (folder / SUSPECT).exists()
+
+
+def _clear(folder: Path) -> None:
+    """Removes a copy that can't be used. StorageError if a job reads it: its manifest was damaged, or found wrong, since."""
+    with unused_now(folder) as unused:
+        if not unused:
+            raise StorageError(
+                f"{folder}: is no complete copy any more, and in use",
+                "wait until the jobs that read it have ended, or use another scratch folder",
+            )
+        remove(folder)
 
 
 def _make(home: Path, original: Original, tally: Tally, stop: Callable[[], bool], beside: bool) -> How:

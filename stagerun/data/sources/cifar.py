@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from stagerun.data.regular import regular
 from stagerun.data.sources.files import can_not_open, read_whole
 from stagerun.data.sources.items import Item, Pixels, SourceOptions, signature
 from stagerun.data.sources.tar import members
@@ -99,7 +100,7 @@ def archive_names(path: str) -> list[str]:
     """The first names in a .tar.gz; [] if it is none. Unpacks a little of it."""
     names: list[str] = []
     try:
-        with open(path, "rb") as stream:
+        with open(path, "rb", opener=regular) as stream:
             start = zlib.decompressobj(wbits=31).decompress(stream.read(1 << 16), 1 << 20)
         names.extend(member.name for member in members(lambda at, length: start[at : at + length], 0, 1 << 62, path))
     except DataError:  # where what was unpacked ends
@@ -114,10 +115,11 @@ def archive_names(path: str) -> list[str]:
 def _unpacked(path: str) -> dict[str, bytes]:
     """The files of a .tar.gz, or of a tar."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             zipped = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if zipped else open(path, "rb") as stream:
-            data = stream.read(_LARGEST + 1)
+            file.seek(0)
+            with gzip.open(file) if zipped else file as stream:
+                data = stream.read(_LARGEST + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path}: can't be unpacked: {error}", _AGAIN) from None
     except OSError as error:
@@ -130,7 +132,7 @@ def _unpacked(path: str) -> dict[str, bytes]:
 
 def _opened(path: str, names: list[str], options: SourceOptions, read: Callable[[str], bytes]) -> Cifar:
     for version in _VERSIONS:
-        wanted = version.train if options.split == "train" else version.test
+        wanted = version.train if options.part == "train" else version.test
         # The files lie in the folder or archive itself, or in the folder that they were published in.
         for name in names:
             if name == version.folder and os.path.isdir(inner := os.path.join(path, name)):

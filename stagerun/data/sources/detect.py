@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 
+from stagerun.data.regular import regular
 from stagerun.data.sources import cifar, folder, idx_pair, imagenet, listed, recordio, tfrecord
 from stagerun.data.sources.files import can_not_open
 from stagerun.data.sources.items import FORMATS, SPLITS, Source, SourceOptions
@@ -24,7 +25,7 @@ def open_source(path: str, options: SourceOptions) -> Source:
         raise UsageError(
             f"`{options.format}` is no format", nearest(options.format, FORMATS) or f"formats: {listing(FORMATS)}"
         )
-    if options.split not in SPLITS:
+    if options.part not in SPLITS:
         raise UsageError(f"`{options.split}` is no split", f"give {listing(SPLITS)}")
     kind = options.format or detect(path, options)
     _check_options(kind, options)
@@ -67,7 +68,7 @@ def _of_folder(path: str, options: SourceOptions) -> str:
 
 def _of_file(path: str) -> str:
     try:
-        with open(path, "rb") as stream:
+        with open(path, "rb", opener=regular) as stream:
             start = stream.read(4096)
     except OSError as error:
         can_not_open(path, error)
@@ -113,6 +114,7 @@ _OF_KINDS = {
     "ground_truth": ("imagenet",),
     "synsets": ("imagenet", "folder"),
     "labels": ("idx",),
+    "split": ("cifar", "idx", "imagenet", "tfrecord"),
 }
 
 
@@ -122,13 +124,15 @@ def _open_folder(path: str, options: SourceOptions) -> Source:
 
 def _open_imagenet(path: str, options: SourceOptions) -> Source:
     if not os.path.isdir(path):
+        options.refuse_split(f"{path} is one archive")
         return imagenet.open_tar(path, options)
     names = os.listdir(path)
     if set(names).isdisjoint(_IMAGENET_TARS.values()):
+        options.refuse_split(f"{path} holds none of ImageNet's archives")
         return imagenet.open_val_folder(path, options)
-    name = _IMAGENET_TARS[options.split]
+    name = _IMAGENET_TARS[options.part]
     if name not in names:
-        raise DataError(f"{path}: no {name or 'archive with labels'} for the split `{options.split}`", "give another")
+        raise DataError(f"{path}: no {name or 'archive with labels'} for the split `{options.part}`", "give another")
     return imagenet.open_tar(os.path.join(path, name), options)
 
 

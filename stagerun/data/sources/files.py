@@ -1,40 +1,71 @@
 """Reading: whole files, and pieces of archives by offset, with errors that name the place."""
 
 import errno
+import hashlib
 import os
+import resource
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from stagerun.data.regular import regular
 from stagerun.errors import DataError, PermissionDenied, StorageError
 
 LARGEST_FILE = 1 << 28  # bytes of one image's file; what is larger isn't an image, and would fill memory
 LARGEST_TEXT = 1 << 30
+_OTHER_FILES = 256
 
 _HERE_ONLY = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def read_whole(path: str, largest: int = LARGEST_FILE) -> bytes:
     """A file's bytes. DataError if this file can't be read or is larger than `largest`, StorageError if the disk fails."""
+    return read_with_state(path, largest)[0]
+
+
+def read_with_state(path: str, largest: int = LARGEST_FILE) -> tuple[bytes, int]:
+    """As `read_whole`; and which state of the file that is, as `state_of` has it."""
     try:
-        with open(path, "rb") as stream:
-            data = stream.read(largest + 1)
+        data, state = _bytes(path, largest)
     except OSError as error:
         _one_file(path, error)
-    if len(data) > largest:
+    if data is None:
         raise DataError(f"{path}: larger than {largest >> 20} MiB", "is it one image?")
-    return data
+    return data, state
+
+
+def state_of(path: str) -> int:
+    """64 bits over a file's size and time of change; 0 if there is none, or it may not be asked. StorageError."""
+    try:
+        return _state(os.stat(path))
+    except OSError as error:
+        if error.errno in _HERE_ONLY:
+            return 0
+        _one_file(path, error)
+
+
+def _state(found: os.stat_result) -> int:
+    digest = hashlib.blake2b(f"{found.st_size} {found.st_mtime_ns}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") | 1
+
+
+def _bytes(path: str, largest: int) -> tuple[bytes | None, int]:
+    """Without bytes if they are more than `largest`. OSError, DataError."""
+    # Unbuffered: Python then takes as much memory as the file is long. Asked for so many bytes, it takes that many first.
+    with open(path, "rb", buffering=0, opener=regular) as stream:
+        found = os.fstat(stream.fileno())
+        data = stream.readall() if found.st_size <= largest else None
+    return data if data is None or len(data) <= largest else None, _state(found)
 
 
 def read_text(path: str) -> str:
     """A text file that the user named; bytes that are no UTF-8 are surrogates, as in file names."""
     try:
-        with open(path, "rb") as stream:
-            data = stream.read(LARGEST_TEXT + 1)
+        data, _ = _bytes(path, LARGEST_TEXT)
     except OSError as error:
         can_not_open(path, error)
-    if len(data) > LARGEST_TEXT:
+    if data is None:
         raise DataError(f"{path}: larger than {LARGEST_TEXT >> 20} MiB", "is it a list?")
     if b"\0" in data:
         raise DataError(f"{path}: holds NUL bytes, so it is no text", "give the text file")
@@ -58,6 +89,21 @@ def can_not_open(path: str, error: OSError) -> NoReturn:
     raise StorageError(f"{path}: can't be read: {error.strerror}", "check the disk") from None
 
 
+def may_keep_open(files: int) -> bool:
+    """Whether so many may be open at once, beside the others of this process. Raises its own limit as far as that takes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = files + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return True
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        return False
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    except (OSError, ValueError):  # a sandbox; no harm, they are opened one by one
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """Which file, and which state of it."""
@@ -70,7 +116,8 @@ class State:
 class Archive:
     """A large file that is read in pieces, by any number of threads. Closed when nobody refers to it any more.
 
-    With `keep_open=False` each read opens it: a thousand shards would be more open files than a process may have.
+    With `keep_open=False` each read opens it: thousands of shards can be more files than a process may have open. That costs
+    a file server's client a question for each image.
     """
 
     def __init__(self, path: str, keep_open: bool = True) -> None:
@@ -113,7 +160,7 @@ class Archive:
 
     def _open(self) -> int:
         try:
-            return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            return regular(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             can_not_open(self.path, error)
 

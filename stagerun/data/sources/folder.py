@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.data.sources.files import can_not_open, read_whole
+from stagerun.data.sources.files import can_not_open, read_with_state
 from stagerun.data.sources.items import IMAGE_SUFFIXES, SPLITS, Item, Names, signature
 from stagerun.data.sources.truth import read_synsets
 from stagerun.errors import DataError, UsageError
@@ -30,7 +30,8 @@ class Files:
 
     @property
     def signature(self) -> str:
-        """Over the names, not the files: asking a shared file system for a million sizes takes minutes."""
+        """Over the names, not the files: asking a shared file system for a million sizes takes minutes. Whoever goes on
+        with what was interrupted compares some of the states that `read_with_state` gave."""
         return signature(self.kind, os.path.realpath(self.root), self.names, self.labels, *self.classes)
 
     def __len__(self) -> int:
@@ -40,7 +41,14 @@ class Files:
         return Item(self.names[i], int(self.labels[i]))
 
     def read(self, i: int) -> bytes:
-        return read_whole(os.path.join(self.root, self.names[i]))
+        return self.read_with_state(i)[0]
+
+    def read_with_state(self, i: int) -> tuple[bytes, int]:
+        """What is read, and which state of the file it is: the signature doesn't say that."""
+        return read_with_state(self.path(i))
+
+    def path(self, i: int) -> str:
+        return os.path.join(self.root, self.names[i])
 
 
 def is_image(name: str) -> bool:

@@ -44,7 +44,11 @@ def is_idx(names: list[str]) -> bool:
 
 def open_idx(path: str, options: SourceOptions) -> IdxPair:
     """`path` is the folder of a pair, or the file of images. DataError if one is missing or damaged."""
-    images = _images_in(path, options.split) if os.path.isdir(path) else path
+    if os.path.isdir(path):
+        images = _images_in(path, options.part)
+    else:
+        options.refuse_split(f"{path} is one file of images")
+        images = path
     pictures = read_idx(images)
     if pictures.ndim != 3:
         raise DataError(f"{images}: holds {pictures.shape}, which are no pictures", "give the file of images")

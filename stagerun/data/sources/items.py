@@ -8,6 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from stagerun.errors import UsageError
+
 FORMATS = ("folder", "list", "imagenet", "cifar", "idx", "tfrecord", "recordio")
 SPLITS = ("train", "val", "test")
 
@@ -41,8 +43,18 @@ class SourceOptions:
     root: str | None = None  # list: the folder that its paths are relative to; the list's own folder if None
     ground_truth: str | None = None  # imagenet: the labels of a validation set
     synsets: str | None = None  # imagenet: the classes in the order of their labels; sorted synsets if None
-    split: str = "train"  # one of SPLITS, where one path holds several
+    split: str | None = None  # one of SPLITS, where one path holds several; `train` if None
     labels: str | None = None  # idx: the file of labels, if its name isn't that of the images with `labels` in it
+
+    @property
+    def part(self) -> str:
+        """The split, where there are several."""
+        return self.split or "train"
+
+    def refuse_split(self, reason: str) -> None:
+        """UsageError if a split was asked for where there is only one: it would be taken for what it isn't."""
+        if self.split is not None:
+            raise UsageError(f"--split {self.split} means nothing here: {reason}", "leave it out")
 
 
 class Source(Protocol):

@@ -14,14 +14,15 @@ import glob
 import os
 import re
 import struct
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from stagerun.data.sources.crc32c import crc32c
-from stagerun.data.sources.files import LARGEST_FILE, Archive
+from stagerun.data.sources.files import LARGEST_FILE, Archive, may_keep_open
 from stagerun.data.sources.items import LARGEST_LABEL, Item, SourceOptions, signature
 from stagerun.errors import DataError
 from stagerun.proto import tfexample_pb2
@@ -29,7 +30,6 @@ from stagerun.proto import tfexample_pb2
 _HEAD, _TAIL = 12, 4
 _SHARD = re.compile(r"(?P<set>.*)-(?P<number>[0-9]{5})-of-(?P<of>[0-9]{5})(\..*)?")
 _SPLITS = {"train": ("train",), "val": ("val", "validation", "valid"), "test": ("test",)}
-_MOST_OPEN = 128
 _AGAIN = "it is damaged or cut off; get it again"
 
 
@@ -46,6 +46,7 @@ class TfRecords:
     shards: tuple[Archive, ...]
     ends: NDArray[np.int64]  # how many records there are up to the end of each shard
     places: NDArray[np.int64]  # [n, 2]: offset of the data in its shard, bytes
+    last: threading.local = field(default_factory=threading.local, repr=False)  # `record`: what this thread read last
 
     @property
     def signature(self) -> str:
@@ -80,18 +81,36 @@ class TfRecords:
         return self.shards[shard], i - (int(self.ends[shard - 1]) if shard else 0)
 
     def _features(self, i: int, checked: bool = False) -> tuple[dict[str, tfexample_pb2.Feature], str]:
+        # A thread asks for the item and then for the image, which stand in the same record.
+        last = getattr(self.last, "record", None)
+        if last is None or last.number != i:
+            last = self.last.record = self._record(i)
+        if checked and masked_crc(last.content) != last.stated:
+            raise DataError(f"{last.place}: its data have a wrong checksum", _AGAIN)
+        return last.features, last.place
+
+    def _record(self, i: int) -> "_Record":
         shard, number = self._where(i)
         at, size = (int(n) for n in self.places[i])
         place = f"{shard.path}: record {number} at byte {at}"
         data = shard.read(at, size + _TAIL, f"record {number}")
         content = data[:size]
-        if checked and masked_crc(content) != int.from_bytes(data[size:], "little"):
-            raise DataError(f"{place}: its data have a wrong checksum", _AGAIN)
         try:
             example = tfexample_pb2.Example.FromString(content)
         except DecodeError:
+            if masked_crc(content) != int.from_bytes(data[size:], "little"):
+                raise DataError(f"{place}: its data have a wrong checksum", _AGAIN) from None
             raise DataError(f"{place}: not a tf.train.Example", _AGAIN) from None
-        return dict(example.features.feature), place
+        return _Record(i, content, int.from_bytes(data[size:], "little"), dict(example.features.feature), place)
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    number: int  # among all
+    content: bytes
+    stated: int  # its checksum in the file
+    features: dict[str, tfexample_pb2.Feature]
+    place: str
 
 
 def is_tfrecord(start: bytes) -> bool:
@@ -105,30 +124,40 @@ def is_shard(name: str) -> bool:
 
 def open_tfrecords(path: str, options: SourceOptions) -> TfRecords:
     """`path` is a shard, a folder of them, or a pattern (`DIR/train-*`). DataError if one is missing or damaged."""
-    files = shards_of(path, options.split)
-    shards = tuple(Archive(file, keep_open=len(files) <= _MOST_OPEN) for file in files)
+    files = shards_of(path, options)
+    keep_open = may_keep_open(len(files))
+    shards: list[Archive] = []
     places: list[tuple[int, int]] = []
     ends = []
-    for shard in shards:
+    for file in files:
+        shard = Archive(file)
         places.extend(_records(shard))
         ends.append(len(places))
+        shards.append(shard if keep_open else Archive(file, keep_open=False))
     if not places:
         raise DataError(f"{path}: no records in it", "is the data set complete?")
-    return TfRecords(shards, np.array(ends, np.int64), np.array(places, np.int64))
+    return TfRecords(tuple(shards), np.array(ends, np.int64), np.array(places, np.int64))
 
 
-def shards_of(path: str, split: str) -> list[str]:
+def shards_of(path: str, options: SourceOptions) -> list[str]:
+    """A file is itself, a pattern what it matches, a folder the shards in it: of one split, where their names have one."""
     if os.path.isfile(path):
+        options.refuse_split(f"{path} is one file")
         return [path]
     if os.path.isdir(path):
         names = [name for name in os.listdir(path) if is_shard(name) and not name.startswith(".")]
         if any(_of_split(name, other) for name in names for other in _SPLITS):
-            names = [name for name in names if _of_split(name, split)]
+            names = [name for name in names if _of_split(name, options.part)]
+        else:
+            options.refuse_split(f"no name of a shard in {path} has train, val or test in it")
         files = [os.path.join(path, name) for name in sorted(names)]
+        lacking = f"no shards of the split `{options.part}` there"
     else:
+        options.refuse_split(f"{path} is a pattern")
         files = sorted(file for file in glob.glob(path) if os.path.isfile(file))
+        lacking = "no shards there"
     if not files:
-        raise DataError(f"{path}: no shards of the split `{split}` there", "their names are like train-00000-of-01024")
+        raise DataError(f"{path}: {lacking}", "their names are like train-00000-of-01024")
     _check_all_there(files)
     return files
 

@@ -1,0 +1,93 @@
+"""How much memory a process may still take: of the machine, and of its control groups, as a job scheduler or a container sets them.
+
+Linux: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst, cgroups(7), proc(5).
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """Where the kernel shows itself."""
+
+    proc: Path = Path("/proc")
+    cgroup: Path = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The files of one version. `cache` is the entry of memory.stat that counts pages the kernel gives back before it kills."""
+
+    limit: str
+    used: str
+    cache: str
+
+
+_V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = _Names("memory.max", "memory.current", "inactive_file")
+
+
+def available_memory(roots: Roots | None = None) -> int:
+    """Bytes that this process may take without swapping and without being killed: the least that the machine, its control
+    group, and every group above that leave free."""
+    roots = roots or Roots()
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in _lines(roots.proc / "meminfo"):
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    return max(0, min([free, *_left(roots)]))
+
+
+def _left(roots: Roots) -> Iterator[int]:
+    """What each control group that has a limit leaves free."""
+    for line in _lines(roots.proc / "self" / "cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # of version 2 there is one, mounted beside the others where both are in use
+            mounts, names = [roots.cgroup, roots.cgroup / "unified"], _V2
+        elif "memory" in controllers.split(","):
+            mounts, names = [roots.cgroup / "memory"], _V1
+        else:
+            continue
+        for mount in mounts:
+            for folder in _upwards(mount, path):
+                left = _left_in(folder, names)
+                if left is not None:
+                    yield left
+
+
+def _upwards(mount: Path, path: str) -> Iterator[Path]:
+    """The group's folder and those above, down to the mount.
+
+    In a container the path may be that of the host, of which only the end, or nothing, is there: what isn't has no files.
+    """
+    parts = [part for part in path.split("/") if part and part != ".."]
+    for n in range(len(parts), -1, -1):
+        yield mount.joinpath(*parts[:n])
+
+
+def _left_in(folder: Path, names: _Names) -> int | None:
+    """None where there is no limit, or no group."""
+    limit, used = _number(folder / names.limit), _number(folder / names.used)
+    if limit is None or used is None:
+        return None
+    for line in _lines(folder / "memory.stat"):
+        name, _, value = line.partition(" ")
+        if name == names.cache:
+            used -= int(value)
+    return limit - used
+
+
+def _number(file: Path) -> int | None:
+    """None for `max`, and where there is no such file. (Version 1 shows "no limit" as a number beyond any machine's memory.)"""
+    lines = _lines(file)
+    return int(lines[0]) if lines and lines[0].isdigit() else None
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except OSError:  # another kernel, or another version of control groups: there is nothing to know
+        return []

@@ -1,0 +1,99 @@
+"""What is done to the images of a stage: in a few words, and what of it deserves a look. Pure."""
+
+import enum
+
+from stagerun.plan.update import place
+from stagerun.recipe import PadMode, Schedule, Solver, Stage, Transform
+from stagerun.spec.digest import NAMES
+
+# What turns pixels into the numbers that the network gets, and what counts where nothing is given.
+_NUMBERS: dict[str, float | None] = {"channel_order": None, "mean_value": 0.0, "std_value": 1.0, "scale": None}
+
+
+def augmentation(solver: Solver) -> str:
+    """What is done to the images at random, in a few words."""
+    transform, parts = solver.transform, []
+    if transform.pad:
+        parts.append(f"pad {transform.pad}" + (" reflected" if transform.pad_mode is PadMode.REFLECT else ""))
+    if transform.mirror:
+        parts.append("mirror")
+    if transform.random_resize:
+        low, high = transform.random_resize.min_size, transform.random_resize.max_size
+        parts.append(f"resize {low}" if low == high else f"resize {low}-{high}")
+    if transform.random_aspect_ratio:
+        r = transform.random_aspect_ratio
+        parts.append(f"area {r.min_area_ratio:g}-{r.max_area_ratio:g}")
+    if transform.random_resized_crop:
+        c = transform.random_resized_crop
+        parts.append(f"area {c.min_area_ratio:g}-{c.max_area_ratio:g}")
+    if transform.crop_size:
+        parts.append(f"crop {transform.crop_size}")
+    if transform.color_jitter:
+        parts.append("jitter")
+    if transform.rand_augment:
+        parts.append(f"RandAugment {transform.rand_augment.num_ops}x{transform.rand_augment.magnitude}")
+    if transform.trivial_augment:
+        parts.append("TrivialAugment")
+    if transform.lighting_std:
+        parts.append(f"lighting {transform.lighting_std:g}")
+    if transform.cutout_size:
+        parts.append(f"cutout {transform.cutout_size}")
+    if solver.mixup_alpha:
+        parts.append(f"mixup {solver.mixup_alpha:g}")
+    if solver.cutmix_alpha:
+        parts.append(f"cutmix {solver.cutmix_alpha:g}")
+    if solver.label_smoothing:
+        parts.append(f"label smoothing {solver.label_smoothing:g}")
+    return ", ".join(parts) or "none"
+
+
+def augmentation_changes(before: Transform, now: Transform) -> list[str]:
+    """`field old -> new` for each part of the transform that differs."""
+    changed = []
+    for field in Transform.__dataclass_fields__:
+        old, new = getattr(before, field), getattr(now, field)
+        if old != new:
+            changed.append(f"{NAMES.get(field, field)} {_short(old)} -> {_short(new)}")
+    return changed
+
+
+def image_notes(schedule: Schedule, stage: Stage) -> list[str]:
+    """One sentence for each way in which an evaluation gives the network other numbers than training does."""
+    if schedule.data.val is None:
+        return []
+    solver, found = stage.solver, []
+    for name in _NUMBERS:
+        trained, tested = (_number(t, name) for t in (solver.transform, solver.test_transform))
+        if trained != tested:
+            where = place(stage, f"solver.test_transform_param.{name}")
+            where = where or place(stage, f"solver.transform_param.{name}")
+            found.append(
+                f"an evaluation has {name} {_short(tested)}, training {_short(trained)}: the network is given other numbers "
+                f"than it was trained on{where}"
+            )
+    return found
+
+
+def _number(transform: Transform, name: str) -> object:
+    """The transform's value; of what is given by channel the numbers of all, or the one that all have."""
+    value, default = getattr(transform, name), _NUMBERS[name]
+    if default is None:
+        return value
+    values = value or (default,)
+    return values[:1] if len(set(values)) == 1 else values
+
+
+def _short(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    if isinstance(value, tuple):
+        return " ".join(f"{v:g}" for v in value) or "none"
+    if isinstance(value, int | float):
+        return f"{value:g}"
+    fields = getattr(value, "__dataclass_fields__", {})
+    inner = " ".join(f"{name}: {getattr(getattr(value, name), 'value', getattr(value, name))}" for name in fields)
+    return "{ " + inner + " }"
