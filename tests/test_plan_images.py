@@ -53,3 +53,12 @@ def test_the_same_numbers_written_otherwise_are_the_same() -> None:
     assert said(f"test_transform_param {{ {same} }}") == []
     assert said("") == [] == said("test_transform_param { mean_value: 0 std_value: [1, 1, 1] }", "")
     assert said("test_transform_param { scale: 2 }", shared=SCHEDULE) == [], "nothing is evaluated"
+
+
+RESIZES = "transform_param { crop_size: 28 random_resized_crop_param { } }\n"
+
+
+def test_an_evaluation_that_does_not_resize_is_pointed_at_where_training_does() -> None:
+    (note,) = said("", RESIZES)
+    assert "it shows the centre 28 x 28 pixels of each as it is stored" in note
+    assert said("test_transform_param { crop_size: 28 random_resize_param { min_size: 32 } }", RESIZES) == []

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import photos
 import pytest
 import small
@@ -101,3 +102,19 @@ def test_any_way_of_reading_trains_the_same(tmp_path: Path, data: Path) -> None:
     done = small.run(schedule(tmp_path / "other", prepared, settings), tmp_path / "b", nproc=2)
     assert done.returncode == 0 and done.stderr == "", done.stdout + done.stderr
     assert f"copied to {scratch}" in done.stdout and weights(tmp_path / "b") == expected
+
+
+def test_what_the_side_files_know_is_found_before_the_first_iteration(tmp_path: Path, data: Path) -> None:
+    """One image too small for the last stage's crop, and classes that validation counts otherwise."""
+    photos.make_folder(tmp_path / "val", 8, seed=2)
+    (tmp_path / "val" / "class0").rename(tmp_path / "val" / "other")
+    photos.make_folder(tmp_path / "train", 24, seed=1)
+    small_one = photos.jpeg(np.zeros((20, 50, 3), np.uint8))
+    (tmp_path / "train" / "class1" / "005.jpg").write_bytes(small_one)
+    for name in ("train", "val"):
+        assert small.stagerun("data", "import", tmp_path / name, tmp_path / f"{name}_lmdb").returncode == 0
+    done = small.run(schedule(tmp_path / "s", tmp_path), tmp_path / "out")
+    assert done.returncode == 65
+    assert "label 0 is `class0` in" in done.stderr and "and `class1` in" in done.stderr
+    assert "_class1/005.jpg`: the image is 24 x 54 pixels" in done.stderr, done.stderr
+    assert not list((tmp_path / "out" / "snapshots").iterdir())

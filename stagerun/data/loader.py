@@ -228,7 +228,8 @@ class Loader:
         """
         mistakes: list[DataError] = []
         shape: tuple[int, ...] | None = None
-        for i in spread(len(self.records), samples):
+        looked_at = sorted({*spread(len(self.records), samples), *self._smallest()})
+        for i in looked_at:
             try:
                 found = self._look(i)
                 shape = shape or found
@@ -242,7 +243,18 @@ class Loader:
         if len(mistakes) == 1:
             raise mistakes[0]
         if mistakes:
-            raise _together(mistakes, min(len(self.records), samples))
+            raise _together(mistakes, len(looked_at))
+
+    def _smallest(self) -> list[int]:
+        """The least high and the least wide image, where the side file knows: if one is too small for a crop, it is."""
+        if self.records.index is None:
+            return []
+        found = []
+        for sides in (self.records.index.heights, self.records.index.widths):
+            known = np.flatnonzero(sides)  # an image that can't be used has none
+            if known.size:
+                found.append(int(known[np.argmin(sides[known])]))
+        return found
 
     def is_bad(self, i: int) -> bool:
         """Whether record i gives no picture; not so where there is no such record, or something else is wrong with it."""

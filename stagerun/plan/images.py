@@ -58,10 +58,16 @@ def augmentation_changes(before: Transform, now: Transform) -> list[str]:
 
 
 def image_notes(schedule: Schedule, stage: Stage) -> list[str]:
-    """One sentence for each way in which an evaluation gives the network other numbers than training does."""
+    """One sentence for each way in which an evaluation shows the network something else than training does."""
     if schedule.data.val is None:
         return []
     solver, found = stage.solver, []
+    if _resizes(solver.transform) and not _resizes(solver.test_transform):
+        shown = f"the centre {crop} x {crop} pixels" if (crop := solver.test_transform.crop_size) else "the whole"
+        found.append(
+            f"training resizes images, an evaluation doesn't: it shows {shown} of each as it is stored; "
+            "test_transform_param { random_resize_param { min_size: ... } } makes its shorter side that long first"
+        )
     for name in _NUMBERS:
         trained, tested = (_number(t, name) for t in (solver.transform, solver.test_transform))
         if trained != tested:
@@ -72,6 +78,10 @@ def image_notes(schedule: Schedule, stage: Stage) -> list[str]:
                 f"than it was trained on{where}"
             )
     return found
+
+
+def _resizes(transform: Transform) -> bool:
+    return bool(transform.random_resize or transform.random_aspect_ratio or transform.random_resized_crop)
 
 
 def _number(transform: Transform, name: str) -> object:

@@ -145,6 +145,8 @@ class Images:
     def preflight(self) -> None:
         """Looks at some records of each LMDB as each stage would. DataError with all that is wrong."""
         mistakes: dict[str, DataError] = {}
+        if (other := _other_classes(self.train, self.val)) is not None:
+            mistakes[other.message] = other
         for stage in self.schedule.stages:
             for loader in (self.loader(stage), self.test_loader(stage)):
                 if loader is None:
@@ -172,6 +174,21 @@ def preflight(schedule: Schedule) -> None:
     except DataError as error:
         raise DataError(error.message, _copies_left(schedule.data) or error.hint) from None
     images.preflight()
+
+
+def _other_classes(train: Records | None, val: Records | None) -> DataError | None:
+    """Where the side files name the classes, and one label means two things: accuracy would be that of a wrong answer."""
+    if train is None or val is None or train.index is None or val.index is None:
+        return None
+    pairs = zip(train.index.facts.classes, val.index.facts.classes, strict=False)
+    for label, (trained, tested) in enumerate(pairs):
+        if trained != tested:
+            return DataError(
+                f"label {label} is `{trained}` in {train.name}, and `{tested}` in {val.name}",
+                "labels count the class folders in the order of their names: import both from the same folders, or from lists "
+                "that state the labels",
+            )
+    return None
 
 
 def _copies_left(data: Data) -> str:
