@@ -22,8 +22,9 @@ from stagerun.cli import commands_data, data_progress
 from stagerun.cli.main import main
 from stagerun.data import index, sources
 from stagerun.data.disk_errors import hint_for
-from stagerun.data.importing.partial import Partial
+from stagerun.data.importing.partial import REPORT, Partial
 from stagerun.data.jpeg import transcode
+from stagerun.data.sources.items import IMAGE_SUFFIXES
 from stagerun.proto.caffe_pb2 import Datum
 
 ROOT = Path(__file__).parent.parent
@@ -92,6 +93,51 @@ def test_mistakes_on_the_command_line(imported: Path, tmp_path: Path, words: lis
     result = data("import", imported / "images", tmp_path / "out", *words)
     assert result.exit_code == 64 and said in result.stderr
     assert os.listdir(tmp_path) == []
+
+
+def test_import_says_which_files_it_ignored(imported: Path, tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    shutil.copytree(imported / "images", images)
+    for name in ("x.heic", "y.HEIC", "notes.txt", "noext", ".DS_Store"):
+        (images / "n00000001" / name).touch()
+    said = "ignored by name: 4 files (.heic 2, .txt 1, no extension 1)"
+    result = data("import", images, tmp_path / "out")
+    assert result.exit_code == 0 and f"{said}; {tmp_path}/out/{REPORT} lists them" in result.stdout
+    assert said in result.stderr
+    assert "n00000001/y.HEIC\n" in (tmp_path / "out" / REPORT).read_text()
+
+
+@pytest.mark.parametrize("place", ["lmdb", "n00000001/deep/lmdb", "link"])
+def test_out_inside_of_the_class_folders_is_refused(imported: Path, tmp_path: Path, place: str) -> None:
+    """It and its .partial would be classes of the next import."""
+    images = tmp_path / "images"
+    shutil.copytree(imported / "images", images)
+    (tmp_path / "link").symlink_to(images)
+    out = tmp_path / "link" / "lmdb" if place == "link" else images / place
+    before = sorted(images.rglob("*"))
+    result = data("import", images, out)
+    assert result.exit_code == 64 and f"lies in {images}" in result.stderr and "looking through" not in result.stderr
+    assert sorted(images.rglob("*")) == before
+    assert data("import", images, tmp_path / "images-lmdb").exit_code == 0  # beside it, though the name begins alike
+
+
+def test_out_beside_the_files_of_another_format_is_not_refused(imported: Path, tmp_path: Path) -> None:
+    shutil.copytree(imported / "images", tmp_path / "images")
+    names = sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "images").rglob("*.JPEG"))
+    (tmp_path / "list.txt").write_text("".join(f"{name} 0\n" for name in names))
+    assert data("import", tmp_path / "list.txt", tmp_path / "lmdb").exit_code == 0
+
+
+def test_a_list_without_its_files_is_told_of_the_root(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("a/1.jpg 0\na/2.jpg 0\n")
+    result = data("import", tmp_path / "list.txt", tmp_path / "out")
+    assert result.exit_code == 65 and "--root DIR" in result.stderr
+    assert os.listdir(tmp_path) == ["list.txt"]
+
+
+def test_the_help_names_the_extensions_that_are_taken() -> None:
+    words = data("import", "--help").stdout.split()
+    assert [word for word in words if word in IMAGE_SUFFIXES] == list(IMAGE_SUFFIXES)
 
 
 def test_bad_images_are_listed_before_anything_is_decided(imported: Path, tmp_path: Path) -> None:

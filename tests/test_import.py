@@ -28,6 +28,7 @@ class Given:
     """A source of these (name, label, content)."""
 
     kind, signature, classes = "folder", "0123", ("a", "b", "c")
+    ignored: tuple[str, ...] = ()
 
     def __init__(self, *images: tuple[str, int, bytes | Pixels | Exception]) -> None:
         self._images = images
@@ -130,6 +131,44 @@ def test_odd_images_are_taken_by_rule_and_listed(tmp_path: Path) -> None:
         assert f"\n{line}" in report
     with pytest.raises(DataError, match="6 images of 9 can't be used"):
         made(source, tmp_path / "strict")
+
+
+def test_files_that_are_ignored_are_counted_and_listed(tmp_path: Path) -> None:
+    source = made_images.class_folders(tmp_path / "images")
+    made(open_source(str(source), SourceOptions()), tmp_path / "plain")
+    assert "ignored" not in (tmp_path / "plain" / REPORT).read_text()
+    names = ["a b.HEIC", "x.heic", "noext", "notes.txt", "line\nbreak.txt", "Mr. Smith on a beach", ".DS_Store"]
+    for name in names:
+        (source / "n00000001" / name).touch()
+    found = open_source(str(source), SourceOptions())
+    made(found, tmp_path / "out")
+    assert records(tmp_path / "out") == records(tmp_path / "plain")
+    report = (tmp_path / "out" / REPORT).read_text()
+    assert report.endswith(
+        "\nignored by name: 6 files (.heic 2, .txt 2, no extension 2)\n"
+        + "".join(f"n00000001/{name}\n" for name in sorted(names[:-1])).replace("line\nb", "line?b")
+    )
+    assert made(found, tmp_path / "out").already  # the report is still known as its own
+
+
+def test_the_report_lists_a_thousand_ignored_files(tmp_path: Path) -> None:
+    source = Given(("a/1.jpg", 0, made_images.jpeg(1)))
+    source.ignored = tuple(f"a/{i}.x{i % 11}" for i in range(1003))
+    made(source, tmp_path / "out")
+    lines = (tmp_path / "out" / REPORT).read_text().splitlines()
+    assert lines[-1] == "and 3 more" and lines[-2] == "a/999.x9" and lines[-1001] == "a/0.x0"
+    assert lines[-1002].startswith("ignored by name: 1003 files (.x0 92,")
+    assert lines[-1002].endswith(".x6 91, other extensions 273)")
+
+
+def test_links_that_lead_nowhere_and_pipes_are_images_that_cant_be_read(tmp_path: Path) -> None:
+    source = made_images.class_folders(tmp_path / "images")
+    (source / "n00000000" / "broken.jpg").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(source / "n00000002" / "pipe.jpg")
+    result = made(open_source(str(source), SourceOptions()), tmp_path / "out", max_bad=2)
+    assert result.bad == 2 and dict(result.counts)["can't be read"] == 2
+    report = (tmp_path / "out" / REPORT).read_text()
+    assert "can't be read\tn00000002/pipe.jpg: " in report and "is no regular file, but a pipe" in report
 
 
 def test_names_of_any_bytes(tmp_path: Path) -> None:

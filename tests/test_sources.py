@@ -44,6 +44,7 @@ def test_a_folder_is_in_the_order_of_torchvisions_imagefolder(tmp_path: Path) ->
     )
     source = open_source(str(root), NONE)
     assert source.kind == "folder" and source.classes == ("C", "a", "b")
+    assert source.ignored == ("a/notes.txt", "b/jpg")
     assert items(source) == [
         ("C/9.Tiff", 0), ("a/with space.jpg", 1), ("b/10.JPEG", 2), ("b/2.jpg", 2), ("b/deep/1.png", 2),
         ("b/deep-er/0.bmp", 2), ("b/deep/a/x.webp", 2),
@@ -68,7 +69,6 @@ def test_links_are_followed_and_loops_are_not(tmp_path: Path) -> None:
     (root / "a" / "again").symlink_to(root / "a")
     (root / "a" / "up").symlink_to(root)
     (root / "a" / "0.jpg").symlink_to(tmp_path / "elsewhere" / "1.jpg")
-    (root / "a" / "broken.jpg").symlink_to(tmp_path / "nowhere")
     found = items(open_source(str(root), NONE))
     assert [item for item in found if "/up/" not in item[0]] == [
         ("a/0.jpg", 0),
@@ -76,6 +76,36 @@ def test_links_are_followed_and_loops_are_not(tmp_path: Path) -> None:
         ("b/1.jpg", 1),
         ("b/more/2.jpg", 1),
     ]
+
+
+def test_what_has_an_images_name_is_an_item_whatever_it_is(tmp_path: Path) -> None:
+    """Skipped, a link into storage that isn't mounted would be an image less, and nobody would know."""
+    root = write(tmp_path / "set", "a/1.jpg", "a/file", "a/folder.jpg/2.JFIF", "a/3.jpe")
+    (root / "a" / "broken.jpg").symlink_to(tmp_path / "nowhere")
+    (root / "a" / "itself.jpg").symlink_to("itself.jpg")
+    (root / "a" / "through.jpg").symlink_to("file/1.jpg")
+    (root / "a" / "broken.txt").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(root / "a" / "pipe.jpg")
+    source = open_source(str(root), NONE)
+    names = ["1.jpg", "3.jpe", "broken.jpg", "itself.jpg", "pipe.jpg", "through.jpg", "folder.jpg/2.JFIF"]
+    assert items(source) == [(f"a/{name}", 0) for name in names]
+    assert source.ignored == ("a/broken.txt", "a/file")
+    for i, said in (
+        (2, "No such file"),
+        (3, "symbolic links"),
+        (4, "no regular file, but a pipe"),
+        (5, "Not a directory"),
+    ):
+        with pytest.raises(DataError, match=f"a/{names[i]}: .*{said}"):
+            source.read(i)
+
+
+def test_a_validation_set_with_a_link_that_leads_nowhere_keeps_its_numbers(tmp_path: Path) -> None:
+    root = write(tmp_path / "val", "1.JPEG", "3.JPEG")
+    (root / "2.JPEG").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "truth.txt").write_text("5\n0\n7\n")
+    source = open_source(str(root), SourceOptions(ground_truth=str(tmp_path / "truth.txt")))
+    assert items(source) == [("1.JPEG", 5), ("2.JPEG", 0), ("3.JPEG", 7)]
 
 
 def test_names_that_are_no_utf8_come_back_as_they_are(tmp_path: Path) -> None:
@@ -174,6 +204,7 @@ def test_the_signature_follows_names_labels_and_place(tmp_path: Path) -> None:
         open_source(str(one) + "/", NONE).signature == first == open_source(str(tmp_path / "." / "one"), NONE).signature
     )
     assert open_source(str(write(tmp_path / "two", "a/1.jpg", "b/1.jpg")), NONE).signature != first
+    assert open_source(str(write(one, "b/2.txt")), NONE).signature == first
     assert open_source(str(write(one, "b/2.jpg")), NONE).signature != first
 
 
@@ -211,6 +242,22 @@ def test_a_lists_root_is_given(tmp_path: Path) -> None:
     assert source.read(0) == source.read(1) == b"x.jpg"
     with pytest.raises(DataError, match=r"nowhere: no such folder"):
         open_source(str(tmp_path / "list"), SourceOptions(root=str(tmp_path / "nowhere")))
+
+
+def test_a_list_none_of_whose_files_is_there_wants_another_root(tmp_path: Path) -> None:
+    write(tmp_path / "images", "x.jpg", "y.jpg")
+    path = tmp_path / "lists" / "list.txt"
+    path.parent.mkdir()
+    path.write_text("x.jpg 1\ny.jpg 2\n")
+    text = refused(path)
+    assert "none of its 2 files is there" in text and "--root" in text and f"{tmp_path}/lists/x.jpg" in text
+    assert "--root" in refused(path, root=str(tmp_path / "lists"))
+    assert len(open_source(str(path), SourceOptions(root=str(tmp_path / "images")))) == 2
+    path.write_text("/x.jpg 1\n")
+    assert "begin with `/`" in refused(path, root=str(tmp_path / "images"))
+    path.write_text("gone.jpg 1\nx.jpg 2\n")
+    source = open_source(str(path), SourceOptions(root=str(tmp_path / "images")))  # one is there: so is the folder
+    assert source.read(1) == b"x.jpg"
 
 
 def test_the_mistakes_of_a_list_come_all_at_once_with_their_places(tmp_path: Path) -> None:

@@ -94,6 +94,9 @@ def import_command(**given: Any) -> None:
     which Caffe reads too: keys are as convert_imageset makes them, 00000000_RELATIVE/PATH.JPEG, numbered after one shuffle of
     all images, so that every stretch of the LMDB holds a mixture of classes.
 
+    In class folders, at any depth, files named .jpg .jpeg .jpe .jfif .png .ppm .bmp .pgm .tif .tiff .webp .gif are taken, in small
+    or capital letters; others are counted and listed, but for hidden ones.
+
     JPEGs and PNGs of 8 bits keep their bytes unless they are resized. Resizing uses area interpolation to shrink and linear to
     grow. What is odd is taken by rule, counted, and listed in OUT/stagerun-import.txt: CMYK becomes JPEG in B, G, R; palettes,
     16 bits, transparency (dropped), GIF, BMP, TIFF, WebP and PPM become PNG of 8 bits; EXIF rotation is not applied, as in

@@ -1,6 +1,8 @@
 """`stagerun data import` and `prepare`: what is asked for is checked, the engine does it, and what came out is told."""
 
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -9,10 +11,12 @@ from stagerun.cli.data_progress import Shown, threads_here
 from stagerun.cli.ending import tell
 from stagerun.data.describe import schedule_line
 from stagerun.data.importing.engine import Job, Result, Work, run
+from stagerun.data.importing.ignored import ignored_text
 from stagerun.data.importing.images import ImportOptions, ImportWork
 from stagerun.data.importing.partial import REPORT
 from stagerun.data.prepare import PrepareWork
 from stagerun.data.sources import SourceOptions, open_source
+from stagerun.data.sources.detect import detect
 from stagerun.errors import ExitCode, UsageError
 from stagerun.launch import StopRequest
 from stagerun.text import count
@@ -22,10 +26,28 @@ def import_images(source: str, out: str, *, threads: int | None, max_bad: int, r
     options = _options(
         **{name: given.pop(name) for name in list(given) if name not in SourceOptions.__dataclass_fields__}
     )
+    of_source = SourceOptions(**given)
+    _require_outside(source, out, of_source)
     tell(f"looking through {source}")
-    work = ImportWork(open_source(source, SourceOptions(**given)), source, options)
+    work = ImportWork(open_source(source, of_source), source, options)
     tell(f"{count(len(work), 'image')} for {out}")
+    if work.ignored:
+        tell(ignored_text(work.ignored))
     _make(work, out, "import", threads, max_bad, restart)
+
+
+def _require_outside(source: str, out: str, options: SourceOptions) -> None:
+    """UsageError if OUT would lie in a folder of class folders: there it, and OUT.partial, would be a class, or part of one."""
+    # The name itself is not followed: where OUT is a link, OUT.partial lies beside it.
+    parent = os.path.realpath(Path(out).parent)
+    folder = os.path.realpath(source)
+    if not os.path.isdir(folder) or os.path.commonpath([folder, parent]) != folder:
+        return
+    if (options.format or detect(source, options)) == "folder":
+        raise UsageError(
+            f"{out}: lies in {source}, whose folders are the classes, and would be taken for one",
+            f"give a folder outside of {source}",
+        )
 
 
 def prepare_lmdb(source: str, out: str, threads: int | None, restart: bool) -> None:
@@ -79,10 +101,10 @@ def _make(work: Work, out: str, what: str, threads: int | None, max_bad: int, re
     if not result.complete:
         tell(f"stopped: {count(result.records, 'record')} are in {out}.partial; the same command goes on")
         sys.exit(ExitCode.SAVED)
-    click.echo(_text(result, out, shown))
+    click.echo(_text(result, work.ignored, out, shown))
 
 
-def _text(result: Result, out: str, shown: Shown) -> str:
+def _text(result: Result, ignored: tuple[str, ...], out: str, shown: Shown) -> str:
     line = f"  {schedule_line(out, result.records)}"
     if result.already:
         return f"nothing to do: {out} is complete\n{line}"
@@ -93,4 +115,6 @@ def _text(result: Result, out: str, shown: Shown) -> str:
         lines += [f"  {n} {what}" for what, n in result.counts]
     if result.bad:
         lines.append(f"left out: {count(result.bad, 'image')}")
+    if ignored:
+        lines.append(f"{ignored_text(ignored)}; {out}/{REPORT} lists them")
     return "\n".join([*lines, "in schedule.prototxt, under `data`:", line])

@@ -56,7 +56,7 @@ REASONS = {
 }
 
 _SUFFIXES = {
-    ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".bmp": "BMP", ".gif": "GIF", ".tif": "TIFF", ".tiff": "TIFF",
+    ".jpg": "JPEG", ".jpeg": "JPEG", ".jpe": "JPEG", ".jfif": "JPEG", ".png": "PNG", ".bmp": "BMP", ".gif": "GIF", ".tif": "TIFF", ".tiff": "TIFF",
     ".webp": "WebP", ".ppm": "PPM", ".pgm": "PPM",
 }  # fmt: skip
 

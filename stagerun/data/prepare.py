@@ -25,6 +25,8 @@ VERSION = 1  # of the arrangement
 class PrepareWork:
     """`Work` of the engine. UsageError where what it takes isn't installed."""
 
+    ignored = ()
+
     def __init__(self, path: str) -> None:
         if reason := transcode.can_prepare():
             raise UsageError(f"this machine can't prepare JPEGs: {reason}")

@@ -16,6 +16,7 @@ import cv2
 import lmdb
 
 from stagerun.data.disk_errors import hint_for
+from stagerun.data.importing.ignored import ignored_text
 from stagerun.data.importing.journal import Journal, Note, entry
 from stagerun.data.importing.parallel import in_order
 from stagerun.data.importing.partial import LEFT_OUT_LINE, REPORT, Partial, identity_digest, left_out_of
@@ -34,6 +35,7 @@ _HOPELESS = 1000
 # Of the files done with so many are looked at before it goes on: asking a file server for a million takes minutes.
 _COMPARED = 1000
 _SHOWN = 20
+_MOST_IGNORED = 1000  # in the report
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,10 @@ class Work(Protocol):
 
     @property
     def classes(self) -> tuple[str, ...]: ...
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Files of the source that were no images by their names, for the report."""
 
     @property
     def mean_bgr(self) -> tuple[float, ...] | None:
@@ -385,6 +391,11 @@ def _report(work: Work, records: int, notes: list[Note], kinds: Mapping[str, int
         lines += ["", f"{title}: {len(chosen)}"]
         lines += [f"  {what}: {n}" for what, n in Counter(note.what for note in chosen).most_common()]
         lines += [f"{note.what}\t{_line(note)}" for note in chosen]
+    if work.ignored:
+        # Behind the lines above: what `left_out_of` looks for comes first, whatever files are called.
+        lines += ["", ignored_text(work.ignored), *(_printable(name) for name in work.ignored[:_MOST_IGNORED])]
+        if (more := len(work.ignored) - _MOST_IGNORED) > 0:
+            lines.append(f"and {more} more")
     return "".join(line + "\n" for line in lines).encode(errors="surrogateescape")
 
 

@@ -70,6 +70,7 @@ class ImportWork:
         )
         self.title = f"stagerun data import: {source.kind} {path}"
         self.classes = source.classes
+        self.ignored = source.ignored
         self.mean_bgr: tuple[float, ...] | None = None
         self.identity: Mapping[str, Any] = {
             "version": VERSION,

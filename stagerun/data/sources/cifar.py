@@ -54,6 +54,7 @@ _PYTHON_100 = ("train", "test", "meta")  # CIFAR-100's, where the folder has ano
 @dataclass(frozen=True, slots=True, eq=False)
 class Cifar:
     kind = "cifar"
+    ignored = ()
     classes: tuple[str, ...]
     files: tuple[str, ...]
     ends: tuple[int, ...]  # how many pictures there are up to the end of each file

@@ -2,8 +2,11 @@
 
 Class folders sorted by name are labels 0, 1, ...; within a class, folders sorted by path, files sorted by name. Hidden
 files and folders are left out. Links to files and folders are followed, but for those that lead back to where they are.
+What has an image's name and is no folder is an item, also a link that leads nowhere, or a pipe: reading it says what it is.
+Files of other names are no items; `Files.ignored` has them.
 """
 
+import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +30,7 @@ class Files:
     classes: tuple[str, ...]
     names: Names  # paths relative to root
     labels: NDArray[np.int32]
+    ignored: tuple[str, ...] = ()  # as `Source` has them, in the order of the names
 
     @property
     def signature(self) -> str:
@@ -61,13 +65,15 @@ def open_folder(root: str, synsets: str | None = None) -> Files:
     With a synsets file, labels are as there, and the classes are all of its.
     """
     try:
-        folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
+        folders = sorted(entry.name for entry in os.scandir(root) if is_folder(entry) and entry.name[0] != ".")
         check_classes(root, folders)
         names: list[str] = []
+        ignored: list[str] = []
         counts = []
         for name in folders:
             before = len(names)
-            names.extend(images_below(root, name))
+            for path in files_below(root, name):
+                (names if is_image(path.rpartition("/")[2]) else ignored).append(path)
             counts.append(len(names) - before)
     except OSError as error:
         can_not_open(error.filename or root, error)
@@ -78,7 +84,7 @@ def open_folder(root: str, synsets: str | None = None) -> Files:
             f"remove what is no class; images end in {', '.join(IMAGE_SUFFIXES)}",
         )
     classes, labels = classes_and_labels(root, folders, synsets)
-    return Files("folder", root, classes, Names(names), np.repeat(np.array(labels, np.int32), counts))
+    return Files("folder", root, classes, Names(names), np.repeat(np.array(labels, np.int32), counts), tuple(ignored))
 
 
 def check_classes(root: str, classes: list[str]) -> None:
@@ -101,11 +107,24 @@ def classes_and_labels(place: str, found: list[str], synsets: str | None) -> tup
     return known.classes, [known.labels[name] for name in found]
 
 
-def images_below(root: str, folder: str) -> Iterator[str]:
-    """Paths relative to root, POSIX. OSError if a folder can't be read."""
+def files_below(root: str, folder: str) -> Iterator[str]:
+    """Paths relative to root, POSIX, of all that is no folder and not hidden. OSError if a folder can't be read."""
     for place in sorted(_folders(root, folder, ())):
         entries = os.scandir(os.path.join(root, place))
-        yield from (f"{place}/{name}" for name in sorted(e.name for e in entries if is_image(e.name) and e.is_file()))
+        yield from (
+            f"{place}/{name}" for name in sorted(e.name for e in entries if e.name[0] != "." and not is_folder(e))
+        )
+
+
+def is_folder(entry: "os.DirEntry[str]") -> bool:
+    """Or a link to one. OSError if that can't be told."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        # A link to itself, or through a file: as one to a name that isn't there, for which `is_dir` says False by itself.
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG):
+            return False
+        raise
 
 
 def _folders(root: str, folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
@@ -116,14 +135,14 @@ def _folders(root: str, folder: str, above: tuple[tuple[int, int], ...]) -> Iter
         return
     yield folder
     for entry in os.scandir(os.path.join(root, folder)):
-        if entry.name[0] != "." and entry.is_dir():
+        if entry.name[0] != "." and is_folder(entry):
             yield from _folders(root, f"{folder}/{entry.name}", (*above, here))
 
 
 def flat_images(folder: str) -> list[str]:
-    """The images in a folder itself, sorted."""
+    """What has an image's name in a folder itself, sorted."""
     try:
-        return sorted(entry.name for entry in os.scandir(folder) if is_image(entry.name) and entry.is_file())
+        return sorted(entry.name for entry in os.scandir(folder) if is_image(entry.name) and not is_folder(entry))
     except OSError as error:
         can_not_open(folder, error)
 

@@ -19,6 +19,7 @@ _TRAIN, _TEST = ("train",), ("t10k", "test")
 @dataclass(frozen=True, slots=True, eq=False)
 class IdxPair:
     kind = "idx"
+    ignored = ()
     classes = ()
     name: str
     pictures: NDArray[np.uint8]  # [n, height, width]

@@ -27,6 +27,8 @@ _NO_TRUTH = (
 class Archived:
     """Images that are pieces of one archive."""
 
+    ignored = ()
+
     kind: str
     classes: tuple[str, ...]
     archive: Archive

@@ -13,7 +13,10 @@ from stagerun.errors import UsageError
 FORMATS = ("folder", "list", "imagenet", "cifar", "idx", "tfrecord", "recordio")
 SPLITS = ("train", "val", "test")
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
+# In any case of letters. Beside ImageFolder's there are the other two names of JPEGs, and GIF.
+IMAGE_SUFFIXES = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif",
+)  # fmt: skip
 LARGEST_LABEL = 2**31 - 1  # Datum.label is an int32
 
 
@@ -71,6 +74,13 @@ class Source(Protocol):
     @property
     def signature(self) -> str:
         """Hex digest over everything that decides the items and their order; another one means another source."""
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Relative paths of the files in class folders that are no items because of their names, hidden ones left out.
+
+        They decide nothing, so the signature knows nothing of them. () in the other formats.
+        """
 
     def __len__(self) -> int: ...
 

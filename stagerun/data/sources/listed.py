@@ -17,7 +17,8 @@ from stagerun.errors import DataError, Problem
 
 
 def open_list(path: str, root: str | None) -> Files:
-    """RecipeError with the first 20 mistakes in the list, each with its place; DataError if there is nothing in it."""
+    """RecipeError with the first 20 mistakes in the list, each with its place; DataError if there is nothing in it,
+    or none of its files is there."""
     text = read_text(path)
     names: list[str] = []
     labels: list[int] = []
@@ -40,7 +41,31 @@ def open_list(path: str, root: str | None) -> Files:
     folder = root if root is not None else str(Path(path).parent)
     if not os.path.isdir(folder):
         raise DataError(f"{folder}: no such folder", "give the folder that the list's paths start from (--root)")
+    _require_one(path, folder, names)
     return Files("list", folder, (), Names(names), np.array(labels, np.int32))
+
+
+def _require_one(path: str, folder: str, names: list[str]) -> None:
+    """DataError if none of the files is there: then the folder is wrong. Asks for the first ones alone where it is right."""
+    if not all(_is_missing(os.path.join(folder, name)) for name in names):
+        return
+    first = os.path.join(folder, names[0])
+    hint = f"give the folder that the list's paths start from as --root DIR; now that is {folder}"
+    if os.path.isabs(names[0]):
+        hint = "its paths begin with `/`, where --root means nothing: leave the `/` out, and give their folder as --root DIR"
+    which = "its file isn't there" if len(names) == 1 else f"none of its {len(names)} files is there"
+    raise DataError(f"{path}: {which}: no {shown(first)}", hint)
+
+
+def _is_missing(path: str) -> bool:
+    """Not where it merely can't be read: that is said of each one."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _mistake(label: str) -> tuple[str, str] | None:

@@ -31,6 +31,7 @@ _AGAIN = "it is damaged or cut off; get it again"
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordIo:
     kind = "recordio"
+    ignored = ()
     classes = ()
     archive: Archive
     names: Names

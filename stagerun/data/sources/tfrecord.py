@@ -42,6 +42,7 @@ def masked_crc(data: bytes) -> int:
 @dataclass(frozen=True, slots=True, eq=False)
 class TfRecords:
     kind = "tfrecord"
+    ignored = ()
     classes = ()
     shards: tuple[Archive, ...]
     ends: NDArray[np.int64]  # how many records there are up to the end of each shard
