@@ -34,6 +34,10 @@ def with_right_checksums(data: bytearray) -> None:
 @pytest.mark.parametrize("name", SEEDS)
 def test_damage_ends_in_a_message(tmp_path: Path, name: str) -> None:
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.arange(12, dtype=np.uint8)))
+    for line in SEEDS["list.txt"].splitlines():  # a list whose files are all missing is refused
+        image_file = tmp_path / line.rpartition(b" ")[0].decode()
+        image_file.parent.mkdir(exist_ok=True)
+        image_file.write_bytes(b"abc")
     path, archive = tmp_path / name, val(tmp_path)
     chance = random.Random(name)
     opened = refused = 0
