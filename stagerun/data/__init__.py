@@ -2,6 +2,11 @@
 
 `lmdb_source` turns a folder into numbered records of bytes, `datum` bytes into a picture and its label, `transform` a
 picture into what the network sees, `pictures` does these for a record, `loader` turns positions into batches, whose making
-ahead by threads is `stream`. `memory` keeps the decoded images of small sets. `scratch` copies an LMDB to fast disk; `write` and
-`idx` make LMDBs; `fashion` makes those of Fashion-MNIST.
+ahead by threads is `stream`. `memory` keeps the decoded images of small sets. `jpeg/` has the ways to decode, a new one is a
+row in `jpeg/choice`; what a transform draws is in `transform`, `rectangles` and `lighting`, the resizing in `pixels`. `index` is the
+side file of an LMDB, `lmdb_offsets` where its records lie.
+
+`sources/` has a file for each format that can be imported, named in `sources/detect`; `odd` judges single images, `importing/`
+makes the LMDB, `prepare` another one of it. `scratch/` copies LMDBs to fast disk, `switching` goes over to a copy while it is
+read. `write` makes small LMDBs; `fashion` those of Fashion-MNIST.
 """
