@@ -54,6 +54,17 @@ class ChannelOrder(enum.Enum):
     RGB = "RGB"
 
 
+class DecayFrom(enum.Enum):
+    STAGE_START = "STAGE_START"
+    WARMUP_END = "WARMUP_END"
+
+
+class EnsembleRule(enum.Enum):
+    MEAN_PROBABILITY = "MEAN_PROBABILITY"
+    MEAN_LOGIT = "MEAN_LOGIT"
+    WEIGHT_AVERAGE = "WEIGHT_AVERAGE"
+
+
 class Cache(enum.Enum):
     AUTO = "AUTO"
     DISK = "DISK"
@@ -170,6 +181,14 @@ class RandAugment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CropSizeRamp:
+    start_size: int
+    start_epoch: float = 0.0
+    end_epoch: float
+    multiple: int = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Transform:
     scale: float = 1.0
     mirror: bool = False
@@ -188,6 +207,7 @@ class Transform:
     rand_augment: RandAugment | None = None
     trivial_augment: bool = False
     rectangular: bool = False
+    crop_size_ramp: CropSizeRamp | None = None
 
     @property
     def changes_colours(self) -> bool:
@@ -204,8 +224,26 @@ class ParamRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Knot:
+    iter: float  # of the policy; a knot that was written in epochs need not be a whole one
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """How momentum or weight_decay moves: PolicyParameter."""
+
+    policy: str
+    end_value: float = 0.0
+    power: float | None = None
+    gamma: float | None = None
+    knot: tuple[Knot, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Solver:
-    """One stage's settings. Durations are iterations of this stage, whatever unit they were written in."""
+    """One stage's settings. Durations are iterations of this stage, whatever unit they were written in. Learning rates are
+    those of batch_size: `base_lr_batch` is in them already."""
 
     base_lr: float
     lr_policy: str
@@ -219,6 +257,19 @@ class Solver:
     lr_iter: int | None = None
     warmup_iter: int = 0
     warmup_start_lr: float = 0.0
+    decay_from: DecayFrom = DecayFrom.STAGE_START
+    policy_start_iter: int = 0
+    end_lr: float = 0.0
+    start_lr: float = 0.0
+    peak_iter: int | None = None
+    knot: tuple[Knot, ...] = ()
+    plateau_winsize: tuple[int, ...] = ()
+    average_loss: int = 1
+    epoch_iter: float | None = (
+        None  # iterations of one epoch, in fractions; derived, and None in an older snapshot's recipe
+    )
+    momentum_policy: Curve | None = None
+    weight_decay_policy: Curve | None = None
     type: str = "SGD"
     momentum: float = 0.0
     momentum2: float = 0.999
@@ -261,13 +312,19 @@ class Origin:
     """Where a field of a stage got its value: `span` is None for a default."""
 
     text: str
-    layer: str  # "default", "schedule", "stage" or "--set"
+    layer: str  # "default", "schedule", "stage", "sweep" or "--set"
     span: Span | None = None
+
+
+# The key in a stage's identity of the iteration of its parent that it starts from. Not there where that is the parent's end.
+FROM_ITER = "from_iter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One node of the tree. `parent` is None for a stage that starts from the seed.
+    """One node of the tree. `parent` is None for a stage that starts from the seed; `parent_iter` is the iteration of the
+    parent that it starts from, None for the parent's end. `group` is the stage in schedule.prototxt that several were made of.
+    A stage below one that is not enabled is not enabled either.
 
     `identity` maps each field that snapshots depend on, shared ones included (`solver.base_lr`, `model.name`, ...), to
     its canonical text; two stages with equal identity and equal parent snapshots train to the same bits. `origins` has
@@ -280,6 +337,20 @@ class Stage:
     identity: Mapping[str, str]
     origins: Mapping[str, Origin]
     span: Span
+    parent_iter: int | None = None
+    enabled: bool = True
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ensemble:
+    """`members` are names of stages, groups resolved, in the order of the schedule."""
+
+    name: str
+    members: tuple[str, ...]
+    rule: EnsembleRule = EnsembleRule.MEAN_PROBABILITY
+    batch_norm_iter: int = 100
+    span: Span = field(default_factory=lambda: Span("", 1, 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,6 +365,7 @@ class Schedule:
     determinism: Determinism = Determinism.FIXED
     keep_snapshots: int = 3
     files: tuple[tuple[str, str], ...] = ()
+    ensembles: tuple[Ensemble, ...] = ()
 
     def stage(self, name: str) -> Stage:
         """The stage of that name. KeyError if there is none."""
@@ -301,3 +373,9 @@ class Schedule:
             if stage.name == name:
                 return stage
         raise KeyError(name)
+
+    def branch_points(self, name: str) -> tuple[int, ...]:
+        """The iterations of a stage, before its end, at which another one starts: growing."""
+        last = self.stage(name).solver.max_iter
+        points = {s.parent_iter for s in self.stages if s.parent == name and s.parent_iter is not None}
+        return tuple(sorted(p for p in points if p < last))

@@ -33,6 +33,9 @@ COMMENTS: dict[str, str] = {
         "How many of each stage's newest snapshots are kept; the one at the end of a stage is always kept. 1 or more.\n"
         "New in stagerun."
     ),
+    "Schedule.ensemble": (
+        "What is evaluated of several stages together, after they are trained. New in stagerun."
+    ),
     "Determinism.FIXED": (
         "Each worker adds up its own device batches, then the workers are added in a fixed layout: the same bits for the\n"
         "same number of workers."
@@ -50,16 +53,66 @@ COMMENTS: dict[str, str] = {
         "The stage's own Solver file, relative to the schedule's folder. Default: NAME.prototxt."
     ),
     "StageEntry.from": (
-        "The stage this one starts from. Default: the stage above. `from: \"\"` starts from freshly drawn weights, as the first\n"
-        "stage does. New in stagerun (the part of Caffe's `--weights`)."
+        "The stage this one starts from. Default: the stage above; of the first stage, and with `from: \"\"`, freshly drawn weights.\n"
+        "`from: \"main@7638\"` starts from `main` as it is after 7638 of its iterations: a snapshot is then taken there and kept, for a\n"
+        "stage that is not enabled too. Several make a stage for each, named NAME_PARENT: `collapse_cyc1` and `collapse_cyc2`,\n"
+        "`collapse_main_7638`. New in stagerun (the part of Caffe's `--weights`)."
+    ),
+    "StageEntry.enabled": (
+        "false: neither this stage nor what starts from it is trained; both are still checked. New in stagerun."
+    ),
+    "StageEntry.sweep": (
+        "Makes a stage for each entry in place of one, named NAME_ENTRY, or NAME_PARENT_ENTRY where there are several parents. New in\n"
+        "stagerun."
+    ),
+    "Sweep": (
+        "One stage of several that differ in a few fields."
+    ),
+    "Sweep.name": (
+        "The end of the stage's name: `low` in stage `collapse` makes `collapse_low`. Letters, digits, `_` and `-`. Required."
+    ),
+    "Sweep.from": (
+        "The stages this one starts from. Default: what the stage's own `from` says."
+    ),
+    "Sweep.solver": (
+        "What is different: any field of Solver. A field set here replaces the one in the stage's file whole."
+    ),
+    "Ensemble": (
+        "Several trained stages, evaluated as one network: `ensemble { name: \"all\" members: \"collapse\" }`. New in stagerun."
+    ),
+    "Ensemble.name": (
+        "Name in tables and logs, none of a stage's. Letters, digits, `_` and `-`. Required."
+    ),
+    "Ensemble.members": (
+        "The stages, by name, at their ends; the name of a stage that makes several (`sweep`, several `from`) stands for all of them.\n"
+        "Two stages or more, with the same images in an evaluation. It is their trained weights that count, not those that\n"
+        "`ema_decay` averages. Required."
+    ),
+    "Ensemble.rule": (
+        "How the members become one. Default: MEAN_PROBABILITY."
+    ),
+    "Ensemble.batch_norm_iter": (
+        "Of WEIGHT_AVERAGE: iterations of the first member's training images, from the start of its epoch 0, over which the\n"
+        "BatchNorm statistics of the averaged network are taken anew. 1 or more."
+    ),
+    "EnsembleRule.MEAN_PROBABILITY": (
+        "The mean of the members' softmax probabilities."
+    ),
+    "EnsembleRule.MEAN_LOGIT": (
+        "The mean of what the members' networks give before softmax."
+    ),
+    "EnsembleRule.WEIGHT_AVERAGE": (
+        "One network with the mean of the members' weights, and BatchNorm statistics taken anew."
     ),
     "Model": (
         "The network."
     ),
     "Model.name": (
         "Which network. Required. New in stagerun (Caffe has a file for each). The ResNet-50 of Intel's published recipes for\n"
-        "Caffe: `resnet50_intel_caffe`. stagerun's own, for images of 28 or 32 pixels: `resnet_small`. torchvision's classifiers\n"
-        "by their names there, where some need images of a certain size, at least or exactly, and `check` says which:\n"
+        "Caffe: `resnet50_intel_caffe`. For images of 28 or 32 pixels: `resnet_small`, stagerun's own; `resnet9` of cifar10-fast;\n"
+        "`alexnet_bn` of a study of compressed gradients (arXiv:1911.08250); MXNet's `inception_bn_28_small` of 2015, and for 224\n"
+        "pixels its `inception_bn`. torchvision's classifiers by their names there, where some need images of a certain size, at\n"
+        "least or exactly, and `check` says which:\n"
         "  alexnet\n"
         "  convnext_tiny convnext_small convnext_base convnext_large\n"
         "  densenet121 densenet161 densenet169 densenet201\n"
@@ -98,8 +151,8 @@ COMMENTS: dict[str, str] = {
         "weight_filler."
     ),
     "Model.fc_bias_filler": (
-        "How the biases of the last linear layer start. SqueezeNets and maxvit_t have none. Default: as the network was\n"
-        "published. Caffe's bias_filler."
+        "How the biases of the last linear layer start. SqueezeNets, maxvit_t, resnet9 and alexnet_bn have none. Default: as the\n"
+        "network was published. Caffe's bias_filler."
     ),
     "Model.blur_pool": (
         "Blurs before every second pixel is taken. The filter is 1 2 1 both ways, with zeros around the edge; it stands before\n"
@@ -164,7 +217,8 @@ COMMENTS: dict[str, str] = {
     ),
     "BatchNormParameter.eps": (
         "Added to the variance before the root is taken. Above 0. Default: as the network was published: 1e-5, but 1e-3 in\n"
-        "efficientnet_b5 to b7, efficientnet_v2, googlenet, inception_v3, maxvit_t and mobilenet_v3. Caffe's."
+        "efficientnet_b5 to b7, efficientnet_v2, googlenet, inception_v3, maxvit_t and mobilenet_v3, and 1e-10 in inception_bn and\n"
+        "inception_bn_28_small. Caffe's."
     ),
     "Data": (
         "Where the images are."
@@ -256,13 +310,21 @@ COMMENTS: dict[str, str] = {
         "  multistep  base_lr * gamma ^ (number of stepvalues <= iter)\n"
         "  poly       base_lr * (1 - iter / max_iter) ^ power\n"
         "  poly_cyc   base_lr * (1 - iter / lr_iter) ^ power\n"
-        "  sigmoid    base_lr / (1 + exp(-gamma * (iter - stepsize)))"
+        "  sigmoid    base_lr / (1 + exp(-gamma * (iter - stepsize)))\n"
+        "  plateau    base_lr * gamma ^ (how often the loss stood still for the next of plateau_winsize)\n"
+        "New in stagerun, with t = iter / max_iter, and 1 beyond it:\n"
+        "  linear            base_lr + (end_lr - base_lr) * t\n"
+        "  cosine            end_lr + (base_lr - end_lr) * (1 + cos(pi * t)) / 2\n"
+        "  one_minus_sqrt    end_lr + (base_lr - end_lr) * (1 - sqrt(t))\n"
+        "  one_cycle         half a cosine from start_lr to base_lr at peak_iter, half a cosine on to end_lr at max_iter\n"
+        "  exp_epoch         base_lr * gamma ^ epoch, epochs in fractions, from the start of the stage\n"
+        "  piecewise_linear  base_lr * factor, with straight lines from `knot` to `knot`"
     ),
     "Solver.power": (
         "Exponent of `inv`, `poly` and `poly_cyc`. 0 or more. Caffe's."
     ),
     "Solver.gamma": (
-        "Factor of `step`, `exp` and `multistep` (0 or more), rate of `inv` and `sigmoid`. Caffe's."
+        "Factor of `step`, `exp`, `exp_epoch`, `multistep` and `plateau` (0 or more), rate of `inv` and `sigmoid`. Caffe's."
     ),
     "Solver.stepsize": (
         "Iterations between two steps of `step`; the middle of `sigmoid`. 1 or more. Caffe's."
@@ -294,6 +356,46 @@ COMMENTS: dict[str, str] = {
     ),
     "Solver.warmup_start_lr": (
         "Learning rate of iteration 0 of the warm-up. 0 or more. SURFsara Caffe's."
+    ),
+    "Solver.decay_from": (
+        "Where the policy counts its iterations from. Default: STAGE_START. New in stagerun."
+    ),
+    "Solver.policy_start_iter": (
+        "The iteration that warm-up and policies read at the first update of the stage. 0 as in Caffe; 1 for recipes that count an\n"
+        "update before they look up its rate, as cifar10-fast and fast.ai do. 0 or more. New in stagerun."
+    ),
+    "Solver.policy_start_epoch": (
+        "The same in epochs. New in stagerun."
+    ),
+    "Solver.base_lr_batch": (
+        "Images per update that the learning rates of the stage are written for: base_lr, warmup_start_lr, start_lr and end_lr are\n"
+        "multiplied by batch_size / base_lr_batch. 1 or more. Default: they are those of batch_size. New in stagerun."
+    ),
+    "Solver.end_lr": (
+        "Learning rate at the end of `linear`, `cosine`, `one_minus_sqrt` and `one_cycle`. 0 or more. New in stagerun."
+    ),
+    "Solver.start_lr": (
+        "Learning rate at the start of `one_cycle`. 0 or more. New in stagerun."
+    ),
+    "Solver.peak_iter": (
+        "Iteration at which `one_cycle` reaches base_lr. 1 or more, below max_iter. New in stagerun."
+    ),
+    "Solver.peak_epoch": (
+        "The same in epochs. New in stagerun."
+    ),
+    "Solver.knot": (
+        "Points of `piecewise_linear`, one line each, two or more, in the order of their place. Before the first and after the last\n"
+        "the factor stays as it is there; two knots at one place are a jump, where the second counts. New in stagerun."
+    ),
+    "Solver.plateau_winsize": (
+        "Iterations without a new lowest loss after which `plateau` multiplies by gamma: one entry for each drop; after the last there\n"
+        "is no other. 1 or more each. Intel Caffe's."
+    ),
+    "Solver.plateau_winsize_epoch": (
+        "The same in epochs. New in stagerun."
+    ),
+    "Solver.average_loss": (
+        "Iterations whose mean is the loss that `plateau` looks at. 1 or more. Caffe's, where the log shows it too."
     ),
     "Solver.max_iter": (
         "Iterations (weight updates) of the stage. 1 or more. This or max_epoch is required. Caffe's."
@@ -335,6 +437,9 @@ COMMENTS: dict[str, str] = {
         "0 <= momentum < 1. Of `Adam`, `AdamW` and `LAMB` the decay of the first average (beta1), of `AdaDelta` of both. `AdaGrad`\n"
         "and `RMSProp` have none. Default: 0, as in Caffe. Caffe's."
     ),
+    "Solver.momentum_policy": (
+        "How momentum goes on from its value over the stage. Default: it stays. New in stagerun."
+    ),
     "Solver.momentum2": (
         "Decay of the average of squared gradients (beta2) of `Adam`, `AdamW` and `LAMB`: 0 <= momentum2 < 1. Caffe's."
     ),
@@ -362,6 +467,9 @@ COMMENTS: dict[str, str] = {
     "Solver.weight_decay": (
         "Factor of the term that regularization_type adds to the gradient; of `AdamW` and `LAMB` to the step. 0 or more. Default:\n"
         "0, as in Caffe. Caffe's."
+    ),
+    "Solver.weight_decay_policy": (
+        "How weight_decay goes on from its value over the stage. Default: it stays. New in stagerun."
     ),
     "Solver.clip_gradients": (
         "Largest global L2 norm of the mean gradient; a longer gradient is scaled down to it. Above 0. Default: no clipping.\n"
@@ -443,6 +551,45 @@ COMMENTS: dict[str, str] = {
     ),
     "Solver.snapshot_epoch": (
         "The same in epochs. New in stagerun."
+    ),
+    "DecayFrom.STAGE_START": (
+        "The start of the stage, warm-up included: where a warm-up ends, a policy that falls is already below base_lr. SURFsara\n"
+        "Caffe's."
+    ),
+    "DecayFrom.WARMUP_END": (
+        "The end of the warm-up: the policy starts there, at its own iteration 0, and reaches its end at the end of the stage.\n"
+        "Iterations of its other fields (lr_iter, stepvalue, knots, ...) are counted from there too."
+    ),
+    "Knot": (
+        "A point of a line. Either iter or epoch is required."
+    ),
+    "Knot.iter": (
+        "Iteration. 0 or more."
+    ),
+    "Knot.epoch": (
+        "Epochs, fractions too: the place need not be a whole iteration. 0 or more."
+    ),
+    "Knot.factor": (
+        "What the value (base_lr, momentum, weight_decay) is multiplied by there. 0 or more. Required."
+    ),
+    "PolicyParameter": (
+        "How momentum or weight_decay moves over the iterations of a stage."
+    ),
+    "PolicyParameter.policy": (
+        "`linear`, `cosine`, `one_minus_sqrt`, `poly`, `exp_epoch` or `piecewise_linear`, by the formulas of lr_policy with the value\n"
+        "of momentum or weight_decay in place of base_lr, and end_value in place of end_lr. Required."
+    ),
+    "PolicyParameter.end_value": (
+        "Value at the end of `linear`, `cosine` and `one_minus_sqrt`. 0 or more; of momentum below 1."
+    ),
+    "PolicyParameter.power": (
+        "Exponent of `poly`. 0 or more."
+    ),
+    "PolicyParameter.gamma": (
+        "Factor of `exp_epoch`. 0 or more."
+    ),
+    "PolicyParameter.knot": (
+        "Points of `piecewise_linear`."
     ),
     "MomentumForm.CAFFE": (
         "V = momentum * V + lr * gradient; w -= V. Steps taken at an old learning rate live on after it drops. Caffe's."
@@ -563,8 +710,28 @@ COMMENTS: dict[str, str] = {
         "random_resize_param, a network that takes any size, and the LMDB's side file (`stagerun data index`). As in fast.ai's\n"
         "ImageNet training of 2018. New in stagerun."
     ),
+    "TransformParameter.crop_size_ramp_param": (
+        "Lets crop_size grow within the stage: it starts smaller, and ends at crop_size. In training alone. New in stagerun, as in\n"
+        "FFCV's ImageNet recipes."
+    ),
     "TransformParameter.PadMode.REFLECT": (
         "The image mirrored at its edge, the outermost pixels not repeated."
+    ),
+    "CropSizeRampParameter": (
+        "crop_size over the epochs of a stage: start_size up to start_epoch, then a straight line to crop_size at end_epoch, read at\n"
+        "the start of each epoch of the stage and rounded to the nearest multiple."
+    ),
+    "CropSizeRampParameter.start_size": (
+        "Side at the start of the stage, in pixels. 1 to 65535. Required."
+    ),
+    "CropSizeRampParameter.start_epoch": (
+        "Epochs of the stage after which it begins to move. 0 or more."
+    ),
+    "CropSizeRampParameter.end_epoch": (
+        "Epochs of the stage after which it is crop_size. Above start_epoch. Required."
+    ),
+    "CropSizeRampParameter.multiple": (
+        "Sides in between are multiples of this. 1 to 65535. With `compile` there may be 4 sides in all: each has code of its own."
     ),
     "RandomResizedCropParameter": (
         "A rectangle of random area and aspect ratio: the area drawn evenly, the logarithm of width / height drawn evenly, sides\n"

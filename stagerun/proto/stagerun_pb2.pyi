@@ -13,6 +13,12 @@ class Determinism(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FIXED: _ClassVar[Determinism]
     ELASTIC: _ClassVar[Determinism]
 
+class EnsembleRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEAN_PROBABILITY: _ClassVar[EnsembleRule]
+    MEAN_LOGIT: _ClassVar[EnsembleRule]
+    WEIGHT_AVERAGE: _ClassVar[EnsembleRule]
+
 class ZeroGamma(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     AS_PUBLISHED: _ClassVar[ZeroGamma]
@@ -37,6 +43,11 @@ class ScratchCopy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BEFORE: _ClassVar[ScratchCopy]
     BESIDE: _ClassVar[ScratchCopy]
 
+class DecayFrom(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STAGE_START: _ClassVar[DecayFrom]
+    WARMUP_END: _ClassVar[DecayFrom]
+
 class MomentumForm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CAFFE: _ClassVar[MomentumForm]
@@ -56,6 +67,9 @@ class ParamKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NORM: _ClassVar[ParamKind]
 FIXED: Determinism
 ELASTIC: Determinism
+MEAN_PROBABILITY: EnsembleRule
+MEAN_LOGIT: EnsembleRule
+WEIGHT_AVERAGE: EnsembleRule
 AS_PUBLISHED: ZeroGamma
 NONE: ZeroGamma
 LAST: ZeroGamma
@@ -68,6 +82,8 @@ STOP: OnBadRecord
 REPLACE: OnBadRecord
 BEFORE: ScratchCopy
 BESIDE: ScratchCopy
+STAGE_START: DecayFrom
+WARMUP_END: DecayFrom
 CAFFE: MomentumForm
 TORCH: MomentumForm
 FP32: Precision
@@ -81,7 +97,7 @@ IDENTITY_FIELD_NUMBER: _ClassVar[int]
 identity: _descriptor.FieldDescriptor
 
 class Schedule(_message.Message):
-    __slots__ = ("name", "seed", "model", "data", "solver", "stage", "determinism", "keep_snapshots")
+    __slots__ = ("name", "seed", "model", "data", "solver", "stage", "determinism", "keep_snapshots", "ensemble")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +106,7 @@ class Schedule(_message.Message):
     STAGE_FIELD_NUMBER: _ClassVar[int]
     DETERMINISM_FIELD_NUMBER: _ClassVar[int]
     KEEP_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    ENSEMBLE_FIELD_NUMBER: _ClassVar[int]
     name: str
     seed: int
     model: Model
@@ -98,16 +115,42 @@ class Schedule(_message.Message):
     stage: _containers.RepeatedCompositeFieldContainer[StageEntry]
     determinism: Determinism
     keep_snapshots: int
-    def __init__(self, name: _Optional[str] = ..., seed: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., solver: _Optional[_Union[Solver, _Mapping]] = ..., stage: _Optional[_Iterable[_Union[StageEntry, _Mapping]]] = ..., determinism: _Optional[_Union[Determinism, str]] = ..., keep_snapshots: _Optional[int] = ...) -> None: ...
+    ensemble: _containers.RepeatedCompositeFieldContainer[Ensemble]
+    def __init__(self, name: _Optional[str] = ..., seed: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., solver: _Optional[_Union[Solver, _Mapping]] = ..., stage: _Optional[_Iterable[_Union[StageEntry, _Mapping]]] = ..., determinism: _Optional[_Union[Determinism, str]] = ..., keep_snapshots: _Optional[int] = ..., ensemble: _Optional[_Iterable[_Union[Ensemble, _Mapping]]] = ...) -> None: ...
 
 class StageEntry(_message.Message):
-    __slots__ = ("name", "solver")
+    __slots__ = ("name", "solver", "enabled", "sweep")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SOLVER_FIELD_NUMBER: _ClassVar[int]
     FROM_FIELD_NUMBER: _ClassVar[int]
+    ENABLED_FIELD_NUMBER: _ClassVar[int]
+    SWEEP_FIELD_NUMBER: _ClassVar[int]
     name: str
     solver: str
-    def __init__(self, name: _Optional[str] = ..., solver: _Optional[str] = ..., **kwargs) -> None: ...
+    enabled: bool
+    sweep: _containers.RepeatedCompositeFieldContainer[Sweep]
+    def __init__(self, name: _Optional[str] = ..., solver: _Optional[str] = ..., enabled: bool = ..., sweep: _Optional[_Iterable[_Union[Sweep, _Mapping]]] = ..., **kwargs) -> None: ...
+
+class Sweep(_message.Message):
+    __slots__ = ("name", "solver")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FROM_FIELD_NUMBER: _ClassVar[int]
+    SOLVER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    solver: Solver
+    def __init__(self, name: _Optional[str] = ..., solver: _Optional[_Union[Solver, _Mapping]] = ..., **kwargs) -> None: ...
+
+class Ensemble(_message.Message):
+    __slots__ = ("name", "members", "rule", "batch_norm_iter")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_NORM_ITER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    members: _containers.RepeatedScalarFieldContainer[str]
+    rule: EnsembleRule
+    batch_norm_iter: int
+    def __init__(self, name: _Optional[str] = ..., members: _Optional[_Iterable[str]] = ..., rule: _Optional[_Union[EnsembleRule, str]] = ..., batch_norm_iter: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("name", "num_classes", "channels", "batch_norm_param", "zero_gamma", "fc_weight_filler", "fc_bias_filler", "blur_pool")
@@ -194,7 +237,7 @@ class Source(_message.Message):
     def __init__(self, source: _Optional[str] = ..., images: _Optional[int] = ...) -> None: ...
 
 class Solver(_message.Message):
-    __slots__ = ("clear", "base_lr", "lr_policy", "power", "gamma", "stepsize", "stepsize_epoch", "stepvalue", "stepvalue_epoch", "lr_iter", "lr_epoch", "warmup_iter", "warmup_epoch", "warmup_start_lr", "max_iter", "max_epoch", "batch_size", "device_batch_size", "iter_size", "type", "momentum", "momentum2", "rms_decay", "delta", "regularization_type", "local_lr_auto", "local_gw_ratio", "momentum_form", "weight_decay", "clip_gradients", "ema_decay", "ema_interval", "param", "carry", "transform_param", "test_transform_param", "mixup_alpha", "cutmix_alpha", "label_smoothing", "random_seed", "precision", "channels_last", "compile", "display", "display_epoch", "test_interval", "test_epoch", "test_iter", "test_batch_size", "snapshot", "snapshot_epoch")
+    __slots__ = ("clear", "base_lr", "lr_policy", "power", "gamma", "stepsize", "stepsize_epoch", "stepvalue", "stepvalue_epoch", "lr_iter", "lr_epoch", "warmup_iter", "warmup_epoch", "warmup_start_lr", "decay_from", "policy_start_iter", "policy_start_epoch", "base_lr_batch", "end_lr", "start_lr", "peak_iter", "peak_epoch", "knot", "plateau_winsize", "plateau_winsize_epoch", "average_loss", "max_iter", "max_epoch", "batch_size", "device_batch_size", "iter_size", "type", "momentum", "momentum_policy", "momentum2", "rms_decay", "delta", "regularization_type", "local_lr_auto", "local_gw_ratio", "momentum_form", "weight_decay", "weight_decay_policy", "clip_gradients", "ema_decay", "ema_interval", "param", "carry", "transform_param", "test_transform_param", "mixup_alpha", "cutmix_alpha", "label_smoothing", "random_seed", "precision", "channels_last", "compile", "display", "display_epoch", "test_interval", "test_epoch", "test_iter", "test_batch_size", "snapshot", "snapshot_epoch")
     CLEAR_FIELD_NUMBER: _ClassVar[int]
     BASE_LR_FIELD_NUMBER: _ClassVar[int]
     LR_POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +252,18 @@ class Solver(_message.Message):
     WARMUP_ITER_FIELD_NUMBER: _ClassVar[int]
     WARMUP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     WARMUP_START_LR_FIELD_NUMBER: _ClassVar[int]
+    DECAY_FROM_FIELD_NUMBER: _ClassVar[int]
+    POLICY_START_ITER_FIELD_NUMBER: _ClassVar[int]
+    POLICY_START_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BASE_LR_BATCH_FIELD_NUMBER: _ClassVar[int]
+    END_LR_FIELD_NUMBER: _ClassVar[int]
+    START_LR_FIELD_NUMBER: _ClassVar[int]
+    PEAK_ITER_FIELD_NUMBER: _ClassVar[int]
+    PEAK_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KNOT_FIELD_NUMBER: _ClassVar[int]
+    PLATEAU_WINSIZE_FIELD_NUMBER: _ClassVar[int]
+    PLATEAU_WINSIZE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    AVERAGE_LOSS_FIELD_NUMBER: _ClassVar[int]
     MAX_ITER_FIELD_NUMBER: _ClassVar[int]
     MAX_EPOCH_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +271,7 @@ class Solver(_message.Message):
     ITER_SIZE_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     MOMENTUM_FIELD_NUMBER: _ClassVar[int]
+    MOMENTUM_POLICY_FIELD_NUMBER: _ClassVar[int]
     MOMENTUM2_FIELD_NUMBER: _ClassVar[int]
     RMS_DECAY_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +280,7 @@ class Solver(_message.Message):
     LOCAL_GW_RATIO_FIELD_NUMBER: _ClassVar[int]
     MOMENTUM_FORM_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_DECAY_POLICY_FIELD_NUMBER: _ClassVar[int]
     CLIP_GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     EMA_DECAY_FIELD_NUMBER: _ClassVar[int]
     EMA_INTERVAL_FIELD_NUMBER: _ClassVar[int]
@@ -260,6 +317,18 @@ class Solver(_message.Message):
     warmup_iter: int
     warmup_epoch: float
     warmup_start_lr: float
+    decay_from: DecayFrom
+    policy_start_iter: int
+    policy_start_epoch: float
+    base_lr_batch: int
+    end_lr: float
+    start_lr: float
+    peak_iter: int
+    peak_epoch: float
+    knot: _containers.RepeatedCompositeFieldContainer[Knot]
+    plateau_winsize: _containers.RepeatedScalarFieldContainer[int]
+    plateau_winsize_epoch: _containers.RepeatedScalarFieldContainer[float]
+    average_loss: int
     max_iter: int
     max_epoch: float
     batch_size: int
@@ -267,6 +336,7 @@ class Solver(_message.Message):
     iter_size: int
     type: str
     momentum: float
+    momentum_policy: PolicyParameter
     momentum2: float
     rms_decay: float
     delta: float
@@ -275,6 +345,7 @@ class Solver(_message.Message):
     local_gw_ratio: float
     momentum_form: MomentumForm
     weight_decay: float
+    weight_decay_policy: PolicyParameter
     clip_gradients: float
     ema_decay: float
     ema_interval: int
@@ -297,7 +368,31 @@ class Solver(_message.Message):
     test_batch_size: int
     snapshot: int
     snapshot_epoch: float
-    def __init__(self, clear: _Optional[_Iterable[str]] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., power: _Optional[float] = ..., gamma: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue: _Optional[_Iterable[int]] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., lr_iter: _Optional[int] = ..., lr_epoch: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_epoch: _Optional[float] = ..., warmup_start_lr: _Optional[float] = ..., max_iter: _Optional[int] = ..., max_epoch: _Optional[float] = ..., batch_size: _Optional[int] = ..., device_batch_size: _Optional[int] = ..., iter_size: _Optional[int] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., regularization_type: _Optional[str] = ..., local_lr_auto: bool = ..., local_gw_ratio: _Optional[float] = ..., momentum_form: _Optional[_Union[MomentumForm, str]] = ..., weight_decay: _Optional[float] = ..., clip_gradients: _Optional[float] = ..., ema_decay: _Optional[float] = ..., ema_interval: _Optional[int] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., carry: _Optional[_Union[Carry, _Mapping]] = ..., transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., test_transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., mixup_alpha: _Optional[float] = ..., cutmix_alpha: _Optional[float] = ..., label_smoothing: _Optional[float] = ..., random_seed: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., channels_last: bool = ..., compile: bool = ..., display: _Optional[int] = ..., display_epoch: _Optional[float] = ..., test_interval: _Optional[int] = ..., test_epoch: _Optional[float] = ..., test_iter: _Optional[int] = ..., test_batch_size: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_epoch: _Optional[float] = ...) -> None: ...
+    def __init__(self, clear: _Optional[_Iterable[str]] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., power: _Optional[float] = ..., gamma: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue: _Optional[_Iterable[int]] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., lr_iter: _Optional[int] = ..., lr_epoch: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_epoch: _Optional[float] = ..., warmup_start_lr: _Optional[float] = ..., decay_from: _Optional[_Union[DecayFrom, str]] = ..., policy_start_iter: _Optional[int] = ..., policy_start_epoch: _Optional[float] = ..., base_lr_batch: _Optional[int] = ..., end_lr: _Optional[float] = ..., start_lr: _Optional[float] = ..., peak_iter: _Optional[int] = ..., peak_epoch: _Optional[float] = ..., knot: _Optional[_Iterable[_Union[Knot, _Mapping]]] = ..., plateau_winsize: _Optional[_Iterable[int]] = ..., plateau_winsize_epoch: _Optional[_Iterable[float]] = ..., average_loss: _Optional[int] = ..., max_iter: _Optional[int] = ..., max_epoch: _Optional[float] = ..., batch_size: _Optional[int] = ..., device_batch_size: _Optional[int] = ..., iter_size: _Optional[int] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., regularization_type: _Optional[str] = ..., local_lr_auto: bool = ..., local_gw_ratio: _Optional[float] = ..., momentum_form: _Optional[_Union[MomentumForm, str]] = ..., weight_decay: _Optional[float] = ..., weight_decay_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., clip_gradients: _Optional[float] = ..., ema_decay: _Optional[float] = ..., ema_interval: _Optional[int] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., carry: _Optional[_Union[Carry, _Mapping]] = ..., transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., test_transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., mixup_alpha: _Optional[float] = ..., cutmix_alpha: _Optional[float] = ..., label_smoothing: _Optional[float] = ..., random_seed: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., channels_last: bool = ..., compile: bool = ..., display: _Optional[int] = ..., display_epoch: _Optional[float] = ..., test_interval: _Optional[int] = ..., test_epoch: _Optional[float] = ..., test_iter: _Optional[int] = ..., test_batch_size: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_epoch: _Optional[float] = ...) -> None: ...
+
+class Knot(_message.Message):
+    __slots__ = ("iter", "epoch", "factor")
+    ITER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FACTOR_FIELD_NUMBER: _ClassVar[int]
+    iter: int
+    epoch: float
+    factor: float
+    def __init__(self, iter: _Optional[int] = ..., epoch: _Optional[float] = ..., factor: _Optional[float] = ...) -> None: ...
+
+class PolicyParameter(_message.Message):
+    __slots__ = ("policy", "end_value", "power", "gamma", "knot")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    END_VALUE_FIELD_NUMBER: _ClassVar[int]
+    POWER_FIELD_NUMBER: _ClassVar[int]
+    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    KNOT_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    end_value: float
+    power: float
+    gamma: float
+    knot: _containers.RepeatedCompositeFieldContainer[Knot]
+    def __init__(self, policy: _Optional[str] = ..., end_value: _Optional[float] = ..., power: _Optional[float] = ..., gamma: _Optional[float] = ..., knot: _Optional[_Iterable[_Union[Knot, _Mapping]]] = ...) -> None: ...
 
 class ParamSpec(_message.Message):
     __slots__ = ("name", "kind", "lr_mult", "decay_mult", "adapt")
@@ -334,7 +429,7 @@ class Carry(_message.Message):
     def __init__(self, momentum: _Optional[_Union[Carry.Momentum, str]] = ..., data: _Optional[_Union[Carry.Position, str]] = ...) -> None: ...
 
 class TransformParameter(_message.Message):
-    __slots__ = ("scale", "mirror", "crop_size", "mean_value", "pad", "random_aspect_ratio_param", "random_resize_param", "pad_mode", "random_resized_crop_param", "channel_order", "std_value", "cutout_size", "lighting_std", "color_jitter_param", "rand_augment_param", "trivial_augment", "rectangular")
+    __slots__ = ("scale", "mirror", "crop_size", "mean_value", "pad", "random_aspect_ratio_param", "random_resize_param", "pad_mode", "random_resized_crop_param", "channel_order", "std_value", "cutout_size", "lighting_std", "color_jitter_param", "rand_augment_param", "trivial_augment", "rectangular", "crop_size_ramp_param")
     class PadMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ZERO: _ClassVar[TransformParameter.PadMode]
@@ -364,6 +459,7 @@ class TransformParameter(_message.Message):
     RAND_AUGMENT_PARAM_FIELD_NUMBER: _ClassVar[int]
     TRIVIAL_AUGMENT_FIELD_NUMBER: _ClassVar[int]
     RECTANGULAR_FIELD_NUMBER: _ClassVar[int]
+    CROP_SIZE_RAMP_PARAM_FIELD_NUMBER: _ClassVar[int]
     scale: float
     mirror: bool
     crop_size: int
@@ -381,7 +477,20 @@ class TransformParameter(_message.Message):
     rand_augment_param: RandAugmentParameter
     trivial_augment: bool
     rectangular: bool
-    def __init__(self, scale: _Optional[float] = ..., mirror: bool = ..., crop_size: _Optional[int] = ..., mean_value: _Optional[_Iterable[float]] = ..., pad: _Optional[int] = ..., random_aspect_ratio_param: _Optional[_Union[RandomAspectRatioParameter, _Mapping]] = ..., random_resize_param: _Optional[_Union[RandomResizeParameter, _Mapping]] = ..., pad_mode: _Optional[_Union[TransformParameter.PadMode, str]] = ..., random_resized_crop_param: _Optional[_Union[RandomResizedCropParameter, _Mapping]] = ..., channel_order: _Optional[_Union[TransformParameter.ChannelOrder, str]] = ..., std_value: _Optional[_Iterable[float]] = ..., cutout_size: _Optional[int] = ..., lighting_std: _Optional[float] = ..., color_jitter_param: _Optional[_Union[ColorJitterParameter, _Mapping]] = ..., rand_augment_param: _Optional[_Union[RandAugmentParameter, _Mapping]] = ..., trivial_augment: bool = ..., rectangular: bool = ...) -> None: ...
+    crop_size_ramp_param: CropSizeRampParameter
+    def __init__(self, scale: _Optional[float] = ..., mirror: bool = ..., crop_size: _Optional[int] = ..., mean_value: _Optional[_Iterable[float]] = ..., pad: _Optional[int] = ..., random_aspect_ratio_param: _Optional[_Union[RandomAspectRatioParameter, _Mapping]] = ..., random_resize_param: _Optional[_Union[RandomResizeParameter, _Mapping]] = ..., pad_mode: _Optional[_Union[TransformParameter.PadMode, str]] = ..., random_resized_crop_param: _Optional[_Union[RandomResizedCropParameter, _Mapping]] = ..., channel_order: _Optional[_Union[TransformParameter.ChannelOrder, str]] = ..., std_value: _Optional[_Iterable[float]] = ..., cutout_size: _Optional[int] = ..., lighting_std: _Optional[float] = ..., color_jitter_param: _Optional[_Union[ColorJitterParameter, _Mapping]] = ..., rand_augment_param: _Optional[_Union[RandAugmentParameter, _Mapping]] = ..., trivial_augment: bool = ..., rectangular: bool = ..., crop_size_ramp_param: _Optional[_Union[CropSizeRampParameter, _Mapping]] = ...) -> None: ...
+
+class CropSizeRampParameter(_message.Message):
+    __slots__ = ("start_size", "start_epoch", "end_epoch", "multiple")
+    START_SIZE_FIELD_NUMBER: _ClassVar[int]
+    START_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    END_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MULTIPLE_FIELD_NUMBER: _ClassVar[int]
+    start_size: int
+    start_epoch: float
+    end_epoch: float
+    multiple: int
+    def __init__(self, start_size: _Optional[int] = ..., start_epoch: _Optional[float] = ..., end_epoch: _Optional[float] = ..., multiple: _Optional[int] = ...) -> None: ...
 
 class RandomResizedCropParameter(_message.Message):
     __slots__ = ("min_area_ratio", "max_area_ratio", "min_aspect_ratio", "max_aspect_ratio", "max_attempt", "resize_param")
