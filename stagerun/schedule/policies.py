@@ -1,7 +1,7 @@
-"""Learning-rate policies: one frozen class each, called with the iteration, counted from 0 at the start of the stage.
+"""Caffe's learning-rate policies: one frozen class each, called with the iteration, counted from 0 at the start of the stage.
 
-The names and formulas are Caffe's (`sgd_solver.cpp` of sara-nl/caffe, 610a2fa9); a class's fields are fields of Solver
-of the same name, all of them required. A new policy is a class here and a row in POLICIES. Pure, stdlib only.
+The names and formulas are those of `sgd_solver.cpp` of sara-nl/caffe, 610a2fa9; a class's fields are fields of Solver of the
+same name. stagerun's own policies are in `shapes`, the table of all in `rates`. Pure, stdlib only.
 """
 
 import bisect
@@ -149,7 +149,8 @@ class Sigmoid:
 class WarmUp:
     """iter < warmup_iter: (iter * base_lr + (warmup_iter - iter) * warmup_start_lr) / warmup_iter, then `after(iter)`
 
-    The policy is read at the absolute iteration, so a falling one drops at the joint (SURFsara's rule).
+    The policy is read at the absolute iteration, so a falling one drops at the joint (SURFsara's rule). For `decay_from:
+    WARMUP_END` it is a Shifted one.
 
     >>> [WarmUp(Poly(1.0, 1.0, 10), 1.0, 2, 0.0)(i) for i in (0, 1, 2)]
     [0.0, 0.5, 0.8]
@@ -167,13 +168,16 @@ class WarmUp:
         return self.after(iter)
 
 
-POLICIES: dict[str, type] = {
-    "fixed": Fixed,
-    "step": Step,
-    "exp": Exp,
-    "inv": Inv,
-    "multistep": MultiStep,
-    "poly": Poly,
-    "poly_cyc": PolyCyc,
-    "sigmoid": Sigmoid,
-}
+@dataclass(frozen=True, slots=True)
+class Shifted:
+    """policy(iter + by)
+
+    >>> Shifted(Poly(1.0, 1.0, 10), -5)(10)
+    0.5
+    """
+
+    policy: Policy
+    by: int
+
+    def __call__(self, iter: int) -> float:
+        return self.policy(iter + self.by)

@@ -1,0 +1,59 @@
+"""Iteration -> side of the images that the network is trained on: what plan, plot and loader call. Pure, stdlib only."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+from stagerun.recipe import CropSizeRamp, Solver, Transform
+
+
+def crop_size(solver: Solver, iter: int) -> int | None:
+    """Side, in pixels, of every training image of the update from `iter` to `iter + 1`; None where images stay as large as
+    they are.
+
+    With a ramp it follows `ramped` over whole epochs of the stage: all images of an update have one size, and it changes with the
+    first update that begins in the next epoch.
+    """
+    ramp, last = solver.transform.crop_size_ramp, solver.transform.crop_size
+    if ramp is None or last is None:
+        return last
+    return ramped(ramp, last, iter * solver.batch_size // epoch_images(solver))
+
+
+def ramped(ramp: CropSizeRamp, last: int, epoch: int) -> int:
+    """The side after `epoch` epochs: start_size up to start_epoch, `last` from end_epoch on; between them a straight line,
+    rounded to the nearest multiple (halves up), but not beyond its ends. Exact, on the decimal numbers as written.
+
+    The sides of FFCV's `get_resolution` (libffcv/ffcv-imagenet: train_imagenet.py), but for a half that it rounds to even.
+
+    >>> ramp = CropSizeRamp(start_size=160, start_epoch=11, end_epoch=13)
+    >>> [ramped(ramp, 192, epoch) for epoch in (10, 11, 12, 13, 14)]
+    [160, 160, 192, 192, 192]
+    """
+    start, end = (Fraction(repr(float(at))) for at in (ramp.start_epoch, ramp.end_epoch))
+    if epoch <= start:
+        return ramp.start_size
+    if epoch >= end:
+        return last
+    side = ramp.start_size + (last - ramp.start_size) * (epoch - start) / (end - start)
+    rounded = int(side / ramp.multiple + Fraction(1, 2)) * ramp.multiple
+    low, high = sorted((ramp.start_size, last))
+    return min(max(rounded, low), high)
+
+
+def largest_crop_size(transform: Transform) -> int | None:
+    """The largest side that any of its images may have: what a rehearsal measures, and what is looked for in the data before a
+    run."""
+    ramp, last = transform.crop_size_ramp, transform.crop_size
+    return last if ramp is None or last is None else max(ramp.start_size, last)
+
+
+def at_largest(transform: Transform) -> Transform:
+    """The transform with all of its images of the largest size."""
+    return replace(transform, crop_size=largest_crop_size(transform), crop_size_ramp=None)
+
+
+def epoch_images(solver: Solver) -> int:
+    """Images of an epoch. `epoch_iter` is their number over batch_size, rounded to a double: far closer than half an image."""
+    if solver.epoch_iter is None:
+        raise ValueError("a solver without epoch_iter: its epochs are not known")
+    return round(solver.epoch_iter * solver.batch_size)

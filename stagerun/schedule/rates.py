@@ -1,0 +1,121 @@
+"""Solver -> its learning rate, momentum and weight decay as functions of the iteration: how the policies are put together.
+
+Pure, stdlib only.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Protocol
+
+from stagerun.knobs import Knobs
+from stagerun.recipe import Curve, DecayFrom, Solver
+from stagerun.schedule import policies, shapes
+from stagerun.schedule.plateau import Plateau
+from stagerun.schedule.policies import Policy, Shifted, WarmUp
+
+# A new policy is a class and a row here.
+POLICIES: dict[str, type] = {
+    "fixed": policies.Fixed,
+    "step": policies.Step,
+    "exp": policies.Exp,
+    "inv": policies.Inv,
+    "multistep": policies.MultiStep,
+    "poly": policies.Poly,
+    "poly_cyc": policies.PolyCyc,
+    "sigmoid": policies.Sigmoid,
+    "plateau": Plateau,
+    "linear": shapes.Linear,
+    "cosine": shapes.Cosine,
+    "one_minus_sqrt": shapes.OneMinusSqrt,
+    "one_cycle": shapes.OneCycle,
+    "exp_epoch": shapes.ExpEpoch,
+    "piecewise_linear": shapes.PiecewiseLinear,
+}
+# Those that momentum and weight_decay can follow, too.
+CURVES = ("linear", "cosine", "one_minus_sqrt", "poly", "exp_epoch", "piecewise_linear")
+# What a policy reads and nobody writes for its sake.
+GIVEN = ("base_lr", "max_iter", "epoch_iter")
+
+
+def policy_fields(lr_policy: str) -> tuple[str, ...]:
+    """The fields of Solver that a policy reads. KeyError for an unknown policy."""
+    return tuple(f.name for f in fields(POLICIES[lr_policy]))
+
+
+def own_fields(lr_policy: str) -> tuple[str, ...]:
+    """Those of them that say how this policy goes. KeyError for an unknown one."""
+    return tuple(name for name in policy_fields(lr_policy) if name not in GIVEN)
+
+
+def curve_fields(policy: str) -> tuple[str, ...]:
+    """The fields of PolicyParameter that a policy of momentum or weight decay reads. KeyError for an unknown one."""
+    return tuple("end_value" if name == "end_lr" else name for name in own_fields(policy))
+
+
+def learning_rate(solver: Solver, drops: int = 0) -> Policy:
+    """The stage's learning rate as a function of its iteration, warm-up included. `drops`: how often `plateau` has dropped it."""
+    start = solver.warmup_iter if solver.decay_from is DecayFrom.WARMUP_END else 0
+    length = {"max_iter": solver.max_iter - start}
+    settings = {name: getattr(solver, name) for name in policy_fields(solver.lr_policy)}
+    policy = _made(solver.lr_policy, settings | {k: v for k, v in length.items() if k in settings})
+    if isinstance(policy, Plateau):
+        policy = policies.Fixed(policy.after(drops))
+    if start:
+        policy = Shifted(policy, -start)
+    if solver.warmup_iter:
+        policy = WarmUp(policy, solver.base_lr, solver.warmup_iter, solver.warmup_start_lr)
+    return _started(policy, solver)
+
+
+def warm_up_end(solver: Solver) -> int:
+    """The iteration of the stage whose rate is the first one of the policy; 0 without a warm-up, max_iter where all is
+    warm-up."""
+    return min(max(solver.warmup_iter - solver.policy_start_iter, 0), solver.max_iter)
+
+
+def moving(value: float, curve: Curve | None, solver: Solver) -> Policy:
+    """Momentum or weight decay as a function of the stage's iteration: it goes on from `value`."""
+    if curve is None:
+        return policies.Fixed(value)
+    settings = {
+        "base_lr": value,
+        "end_lr": curve.end_value,
+        "power": curve.power,
+        "gamma": curve.gamma,
+        "knot": curve.knot,
+        "max_iter": solver.max_iter,
+        "epoch_iter": solver.epoch_iter,
+    }
+    return _started(_made(curve.policy, {name: settings[name] for name in policy_fields(curve.policy)}), solver)
+
+
+def is_ever(value: float, curve: Curve | None) -> bool:
+    """Whether momentum or weight decay is above zero anywhere: a curve from zero leaves it only for an end_value."""
+    return value > 0 or (curve is not None and curve.end_value > 0 and "end_value" in curve_fields(curve.policy))
+
+
+class KnobsAt(Protocol):
+    def __call__(self, iter: int, drops: int = 0) -> Knobs: ...
+
+
+def make_knobs(solver: Solver) -> KnobsAt:
+    """Knobs of the update that takes the stage from `iter` to `iter + 1` updates, 0 <= iter < max_iter. `drops`: how often
+    `plateau` has dropped the rate by then, which depends on the loss."""
+    most = len(solver.plateau_winsize) if solver.lr_policy == "plateau" else 0
+    rates = [learning_rate(solver, n) for n in range(most + 1)]
+    momentum = moving(solver.momentum, solver.momentum_policy, solver)
+    weight_decay = moving(solver.weight_decay, solver.weight_decay_policy, solver)
+
+    def knobs(iter: int, drops: int = 0) -> Knobs:
+        return Knobs(lr=rates[drops](iter), momentum=momentum(iter), weight_decay=weight_decay(iter))
+
+    return knobs
+
+
+def _made(name: str, settings: Mapping[str, Any]) -> Policy:
+    policy: Policy = POLICIES[name](**settings)
+    return policy
+
+
+def _started(policy: Policy, solver: Solver) -> Policy:
+    return Shifted(policy, solver.policy_start_iter) if solver.policy_start_iter else policy
