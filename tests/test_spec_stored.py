@@ -17,6 +17,7 @@ from stagerun.spec.stored import read_recipe
 
 SOLVERS = Path(__file__).parent.parent / "solvers"
 SPAN = Span("x", 1, 1)
+NOWHERE = recipe.Ensemble(name="", members=()).span
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {
@@ -28,6 +29,7 @@ SCALARS: dict[Any, st.SearchStrategy[Any]] = {
 NOT_IN_THE_TEXT = {
     recipe.Schedule: {"files": st.just(())},
     recipe.Stage: {"identity": st.just({}), "origins": st.just({}), "span": st.just(SPAN)},
+    recipe.Ensemble: {"span": st.just(NOWHERE)},
 }
 
 
@@ -46,12 +48,15 @@ def values(wanted: Any) -> st.SearchStrategy[Any]:
     parts = {f.name: fixed[f.name] if f.name in fixed else values(hints[f.name]) for f in dataclasses.fields(wanted)}
     if wanted is recipe.Stage:
         parts["parent"] = st.none() | TEXT.filter(bool)  # `from: ""` is no parent
+    if wanted is recipe.Ensemble:
+        parts["members"] = st.lists(TEXT, min_size=1, max_size=3).map(tuple)
     return st.builds(wanted, **parts)
 
 
 def without_places(schedule: recipe.Schedule) -> recipe.Schedule:
     stages = tuple(dataclasses.replace(s, identity={}, origins={}, span=SPAN) for s in schedule.stages)
-    return dataclasses.replace(schedule, stages=stages, files=())
+    ensembles = tuple(dataclasses.replace(e, span=NOWHERE) for e in schedule.ensembles)
+    return dataclasses.replace(schedule, stages=stages, files=(), ensembles=ensembles)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

@@ -8,7 +8,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from stagerun import recipe
 from stagerun.errors import Span
-from stagerun.spec import layers, tree
+from stagerun.spec import knots, layers, tree
+from stagerun.spec.build_rate import curve, rate_settings
 from stagerun.spec.build_transform import evaluation_transform, number, transform, whole
 from stagerun.spec.layers import PAIRS
 from stagerun.spec.networks import NETWORKS, PLAIN
@@ -23,12 +24,15 @@ OPTIONAL = {
     "random_resized_crop_param",
     "color_jitter_param",
     "rand_augment_param",
+    "crop_size_ramp_param",
     "test_transform_param",
     "fc_weight_filler",
     "fc_bias_filler",
+    "momentum_policy",
+    "weight_decay_policy",
 }
 # Fields that say nothing by themselves: they are resolved into others, or stand in stages.
-SKIPPED = {"clear", "solver", "stage"} | {other for _, other in PAIRS}
+SKIPPED = {"clear", "solver", "stage", "ensemble"} | {other for _, other in PAIRS}
 NONE = "none"
 
 
@@ -85,25 +89,17 @@ def _source(view: View, root: str) -> recipe.Source:
     return recipe.Source(source=source, path=path, images=whole(view, "images"))
 
 
-def solver(view: View, seed: int) -> recipe.Solver:
-    """A stage's settings, durations in iterations; `seed` is Schedule.seed."""
+def solver(view: View, seed: int, images: int) -> recipe.Solver:
+    """A stage's settings, durations in iterations; `seed` is Schedule.seed, `images` is how many an epoch has."""
     carry = view.inside("carry")
     made = transform(view.inside("transform_param"))
     test = view.view("test_transform_param")
     random_seed, test_batch = view.whole("random_seed"), view.whole("test_batch_size")
     return recipe.Solver(
-        base_lr=number(view, "base_lr"),
-        lr_policy=_text(view, "lr_policy"),
-        max_iter=whole(view, "max_iter"),
-        batch_size=whole(view, "batch_size"),
+        **rate_settings(view, images),
         device_batch_size=whole(view, "device_batch_size"),
-        power=view.number("power"),
-        gamma=view.number("gamma"),
-        stepsize=view.whole("stepsize"),
-        stepvalue=tuple(int(v) for v in view.numbers("stepvalue")),
-        lr_iter=view.whole("lr_iter"),
-        warmup_iter=view.whole("warmup_iter") or 0,
-        warmup_start_lr=number(view, "warmup_start_lr"),
+        momentum_policy=curve(view, "momentum_policy"),
+        weight_decay_policy=curve(view, "weight_decay_policy"),
         type=_text(view, "type"),
         momentum=number(view, "momentum"),
         momentum2=number(view, "momentum2"),
@@ -197,10 +193,17 @@ def _default(field: FieldDescriptor) -> str:
 
 
 def _written(entry: Entry) -> str:
-    if is_message(entry.field):
-        return _canonical(entry)
-    texts = [v.text for v in entry.values]
+    texts = [_block_as_written(v.value) if isinstance(v.value, Block) else v.text for v in entry.values]
     return f"[{', '.join(texts)}]" if entry.field.is_repeated else texts[0]
+
+
+def _block_as_written(block: Block) -> str:
+    """On one line; a knot's `iter` that was written as `epoch` has that in its text."""
+    found = []
+    for name, entry in block.entries.items():
+        text = _written(entry)
+        found.append(text if text.startswith(f"{knots.EPOCH}: ") else f"{name}: {text}")
+    return "{ " + " ".join(found) + " }"
 
 
 def _canonical(entry: Entry) -> str:
@@ -211,6 +214,7 @@ def _canonical(entry: Entry) -> str:
 
 
 def _message(block: Block) -> str:
-    """A message of scalars on one line, defaults spelt out."""
+    """A message of scalars on one line, defaults spelt out; a field that is not written and has none is left out."""
     entries = ((f, block.entries.get(f.name)) for f in block.kind.fields)
-    return "{ " + " ".join(f"{f.name}: {_canonical(e) if e else _default(f)}" for f, e in entries) + " }"
+    texts = ((f.name, _canonical(e) if e else _default(f)) for f, e in entries)
+    return "{ " + " ".join(f"{name}: {text}" for name, text in texts if text != NONE) + " }"

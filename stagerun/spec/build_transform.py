@@ -7,7 +7,7 @@ from stagerun.spec.view import View
 def transform(view: View) -> recipe.Transform:
     aspect, resize = view.view("random_aspect_ratio_param"), view.view("random_resize_param")
     crop, jitter = view.view("random_resized_crop_param"), view.view("color_jitter_param")
-    augment = view.view("rand_augment_param")
+    augment, ramp = view.view("rand_augment_param"), view.view("crop_size_ramp_param")
     return recipe.Transform(
         scale=number(view, "scale"),
         mirror=view.flag("mirror"),
@@ -26,11 +26,12 @@ def transform(view: View) -> recipe.Transform:
         rand_augment=_rand_augment(augment) if augment else None,
         trivial_augment=view.flag("trivial_augment"),
         rectangular=view.flag("rectangular"),
+        crop_size_ramp=_crop_size_ramp(ramp) if ramp else None,
     )
 
 
 def evaluation_transform(transform: recipe.Transform) -> recipe.Transform:
-    """The transform of an evaluation that has none of its own: nothing drawn at random."""
+    """The transform of an evaluation that has none of its own: nothing drawn at random, and crop_size from the start."""
     return recipe.Transform(
         scale=transform.scale,
         crop_size=transform.crop_size,
@@ -84,6 +85,15 @@ def _rand_augment(view: View) -> recipe.RandAugment:
         num_ops=whole(view, "num_ops"),
         magnitude=whole(view, "magnitude"),
         num_magnitude_bins=whole(view, "num_magnitude_bins"),
+    )
+
+
+def _crop_size_ramp(view: View) -> recipe.CropSizeRamp:
+    return recipe.CropSizeRamp(
+        start_size=whole(view, "start_size"),
+        start_epoch=number(view, "start_epoch"),
+        end_epoch=number(view, "end_epoch"),
+        multiple=whole(view, "multiple"),
     )
 
 

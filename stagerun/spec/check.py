@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 from stagerun import schedule
 from stagerun.errors import listing
-from stagerun.spec import layers
+from stagerun.spec import layers, tree
+from stagerun.spec.curves import check_curves
+from stagerun.spec.knots import check_knots
 from stagerun.spec.problems import Problems
-from stagerun.spec.rate import check_learning_rate
-from stagerun.spec.transform import check_drawn, check_training, check_transform
+from stagerun.spec.rate import FACTORS, check_learning_rate
+from stagerun.spec.transform import check_compiled, check_drawn, check_training, check_transform
 from stagerun.spec.tree import Block
 from stagerun.spec.update import check_carry, check_local_rate, check_regularisation
 from stagerun.spec.view import Doubtful, View
@@ -28,7 +30,11 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "Data": ("train",),
     "Source": ("source", "images"),
     "StageEntry": ("name",),
+    "Sweep": ("name",),
+    "Ensemble": ("name", "members"),
     "RandomResizeParameter": ("min_size",),
+    "PolicyParameter": ("policy",),
+    "CropSizeRampParameter": ("start_size", "end_epoch"),
 }
 
 EXAMPLES = {
@@ -37,6 +43,9 @@ EXAMPLES = {
     "stage": 'stage { name: "init" }',
     "Model.name": 'name: "resnet50"',
     "StageEntry.name": 'name: "init"',
+    "Sweep.name": 'name: "low"',
+    "Ensemble.name": 'name: "all"',
+    "members": 'members: ["STAGE", "STAGE"]',
     "num_classes": "num_classes: 1000",
     "source": 'source: "/path/to/lmdb"',
     "train": 'train { source: "/path/to/lmdb" images: 1281167 }',
@@ -45,8 +54,11 @@ EXAMPLES = {
     "lr_policy": 'lr_policy: "poly"',
     "max_iter": "max_iter: 1000` or `max_epoch: 10",
     "batch_size": "batch_size: 256",
+    "policy": 'policy: "linear"',
     "device_batch_size": "device_batch_size: 32` or `iter_size: 8",
     "min_size": "min_size: 256",
+    "start_size": "start_size: 160",
+    "end_epoch": "end_epoch: 13",
 }
 
 
@@ -58,6 +70,7 @@ class Shared:
     has_val: bool | None
     val_images: int | None
     on_device: bool = False  # `cache: DEVICE`
+    train_images: int | None = None
 
 
 def check_required(block: Block, problems: Problems) -> None:
@@ -97,7 +110,12 @@ def check_stage(name: str, view: View, shared: Shared, problems: Problems) -> No
         except Doubtful:
             continue
     with contextlib.suppress(Doubtful):
+        check_learning_rate(name, view, shared.train_images, problems)
+    check_curves(name, view, shared.train_images, problems)
+    with contextlib.suppress(Doubtful):
         _evaluation(view, shared, problems)
+    with contextlib.suppress(Doubtful):
+        check_compiled(view, problems)
     for field in ("transform_param", "test_transform_param"):
         try:
             transform = view.view(field)
@@ -153,7 +171,7 @@ def _policy(stage: str, view: View, problems: Problems) -> None:
     policy = view.text("lr_policy")
     if policy is None:
         return
-    needed = [n for n in schedule.policy_fields(policy) if n not in ("base_lr", "max_iter")]
+    needed = [n for n in schedule.own_fields(policy) if tree.default(tree.SOLVER.fields_by_name[n]) is None]
     missing = []
     for name in needed:
         try:
@@ -163,16 +181,21 @@ def _policy(stage: str, view: View, problems: Problems) -> None:
             continue
     if missing:
         place = view.place("lr_policy")
-        if place.path != view.block.place.path:  # inherited, by stages that may have the field
+        if place.path != view.block.place.path and place not in view.block.lifted:
+            # Inherited, by stages that may have the field.
             place = view.block.place
-        names = [f"`{n}: ...`" + (f" or `{layers.PARTNER[n]}: ...`" if n in layers.PARTNER else "") for n in missing]
+        names = [f"`{_shape(n)}`" + (f" or `{layers.PARTNER[n]}: ...`" if n in layers.PARTNER else "") for n in missing]
         message = f"stage `{stage}`: lr_policy `{policy}` needs {_all(missing)}"
         problems.add(place, message, "write " + ", ".join(names))
 
 
+def _shape(name: str) -> str:
+    return "knot { epoch: ... factor: ... }" if name == "knot" else f"{name}: ..."
+
+
 def _gamma(stage: str, view: View, problems: Problems) -> None:
     policy, gamma = view.text("lr_policy"), view.number("gamma")
-    if policy in ("step", "exp", "multistep") and gamma is not None and gamma < 0:
+    if policy in FACTORS and gamma is not None and gamma < 0:
         problems.add(view.place("gamma"), f"`gamma` of lr_policy `{policy}` must be at least 0, not {gamma}")
 
 
@@ -185,6 +208,24 @@ def _steps(stage: str, view: View, problems: Problems) -> None:
         if later.value <= earlier.value:
             message = f"the step at iteration {later.value} does not come after the one at {earlier.value}"
             problems.add(later.span, message, "stepvalues grow")
+
+
+def _peak(stage: str, view: View, problems: Problems) -> None:
+    peak, length = view.whole("peak_iter"), view.whole("max_iter")
+    if view.text("lr_policy") != "one_cycle" or not peak or not length:
+        return
+    after = (view.whole("warmup_iter") or 0) if view.text("decay_from") == "WARMUP_END" else 0
+    if peak < length - after:
+        return
+    message = f"the peak at iteration {peak} does not come before the end of the stage, which has {length}"
+    if after:
+        message = f"the peak {peak} iterations after the warm-up of {after} does not come before the end of the stage, which has {length}"
+    place = layers.higher(view, "peak_iter", "max_iter")
+    problems.add(place, message, f"stage `{stage}`: {_origin(view, 'max_iter')}; {_origin(view, 'peak_iter')}")
+
+
+def _knots(stage: str, view: View, problems: Problems) -> None:
+    check_knots(view, "lr_policy", problems)
 
 
 def _evaluation(view: View, shared: Shared, problems: Problems) -> None:
@@ -212,7 +253,8 @@ STAGE_CHECKS: tuple[Callable[[str, View, Problems], None], ...] = (
     _policy,
     _gamma,
     _steps,
-    check_learning_rate,
+    _peak,
+    _knots,
     check_local_rate,
     check_regularisation,
 )

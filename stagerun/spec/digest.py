@@ -18,6 +18,7 @@ NAMES = {
     "random_resized_crop": "random_resized_crop_param",
     "color_jitter": "color_jitter_param",
     "rand_augment": "rand_augment_param",
+    "crop_size_ramp": "crop_size_ramp_param",
 }
 
 
@@ -30,8 +31,13 @@ def canonical(schedule: recipe.Schedule) -> str:
     lines += [f"determinism: {schedule.determinism.value}", f"keep_snapshots: {schedule.keep_snapshots}"]
     for stage in schedule.stages:
         lines += ["stage {", f"  name: {quoted(stage.name)}", f"  from: {quoted(stage.parent or '')}"]
-        lines += [f"  {line}" for line in _field("solver", stage.solver)]
+        for name in ("parent_iter", "enabled", "group", "solver"):
+            lines += [f"  {line}" for line in _field(name, getattr(stage, name))]
         lines += ["}"]
+    for ensemble in schedule.ensembles:
+        lines += ["ensemble {", f"  name: {quoted(ensemble.name)}"]
+        lines += [f"  members: {quoted(member)}" for member in ensemble.members]
+        lines += [f"  rule: {ensemble.rule.value}", f"  batch_norm_iter: {ensemble.batch_norm_iter}", "}"]
     return "\n".join(lines) + "\n"
 
 
@@ -59,11 +65,11 @@ def _scalar(value: Any) -> str:
 
 def digest(schedule: recipe.Schedule) -> str:
     """sha256, in hex, of what training depends on: the settings of each stage that snapshots are made from, in running
-    order, and which stage it starts from. Names of stages, paths and what is only looked at are not in it.
+    order, and which stage and iteration of it each starts from. Names of stages, paths and what is only looked at are not in it.
     """
     place = {stage.name: number for number, stage in enumerate(schedule.stages)}
     made_from = [
-        [None if stage.parent is None else place[stage.parent], sorted(stage.identity.items())]
+        [None if stage.parent is None else place[stage.parent], sorted(stage.identity.items())]  # has the iteration
         for stage in schedule.stages
     ]
     return hashlib.sha256(json.dumps(made_from, separators=(",", ":")).encode()).hexdigest()

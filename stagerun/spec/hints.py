@@ -20,12 +20,10 @@ CAFFE: dict[str, str] = {
     "snapshot_format": "leave it out: snapshots have one format",
     "test_initialization": "leave it out: `test_interval` says how often the stage is evaluated",
     "test_compute_loss": "leave it out: an evaluation always has the loss",
-    "average_loss": "leave it out: `display` says how often a line of progress is written",
     "debug_info": "leave it out",
     "layer": "a network is not described in layers: `model` in schedule.prototxt names one",
     "data_param": "`data` in schedule.prototxt says where the images are",
     "mean_file": "write `mean_value`: one number per channel",
-    "plateau_winsize": "the policy `plateau` is not there; `multistep` takes its steps at given iterations",
     "lr_mult": 'write `param { name: "..." lr_mult: ... }`',
     "decay_mult": 'write `param { name: "..." decay_mult: ... }`',
 }

@@ -1,6 +1,6 @@
 """Inheritance: what a stage's settings are, from the layers that set them. Pure.
 
-Layers are, from the lowest: `Schedule.solver`, `--set solver.FIELD=...`, the stage's own file,
+Layers are, from the lowest: `Schedule.solver`, `--set solver.FIELD=...`, the stage's own file, its entry in `sweep`,
 `--set STAGE.FIELD=...`. A field that a layer sets replaces the inherited one whole. Of two fields that say the same
 thing in different units, the one in the higher layer replaces the other.
 """
@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from stagerun import units
 from stagerun.errors import Span, nearest
+from stagerun.spec import knots
 from stagerun.spec.problems import Problems
 from stagerun.spec.scalars import INT64_MAX
 from stagerun.spec.tree import SOLVER, Block, Entry, Value
@@ -19,9 +20,12 @@ from stagerun.spec.view import Doubtful, View
 DURATIONS = (
     ("max_iter", "max_epoch"),
     ("warmup_iter", "warmup_epoch"),
+    ("policy_start_iter", "policy_start_epoch"),
     ("lr_iter", "lr_epoch"),
     ("stepsize", "stepsize_epoch"),
     ("stepvalue", "stepvalue_epoch"),
+    ("peak_iter", "peak_epoch"),
+    ("plateau_winsize", "plateau_winsize_epoch"),
     ("snapshot", "snapshot_epoch"),
     ("test_interval", "test_epoch"),
     ("display", "display_epoch"),
@@ -129,7 +133,7 @@ def in_iterations(block: Block, images: int | None, problems: Problems) -> Block
             entries["device_batch_size"] = found
         else:
             doubtful.add("device_batch_size")
-    return replace(block, entries=entries, doubtful=frozenset(doubtful))
+    return knots.in_iterations(replace(block, entries=entries, doubtful=frozenset(doubtful)), images, batch, problems)
 
 
 def _convert(entry: Entry, name: str, images: int | None, batch: int | None, problems: Problems) -> Entry | None:
@@ -181,7 +185,10 @@ def layer_of(span: Span | None, schedule: str) -> str:
 
 def higher(view: View, first: str, second: str) -> Span:
     """Where to point when two values don't fit: at the one in the higher layer, at `first` if they share it."""
-    here = view.block.place.path
+    here, lifted = view.block.place.path, view.block.lifted
+
+    def height(place: Span) -> int:
+        return 2 if place in lifted else {here: 1, SET: 3}.get(place.path, 0)
+
     a, b = view.place(first), view.place(second)
-    height = {here: 1, SET: 2}
-    return b if height.get(b.path, 0) > height.get(a.path, 0) else a
+    return b if height(b) > height(a) else a

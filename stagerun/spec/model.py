@@ -72,6 +72,16 @@ def _filler(filler: View, problems: Problems) -> None:
 
 def _sizes(name: str, network: Network, stage: View, problems: Problems) -> None:
     """Where a crop says how large the images are; the others are met in training."""
+    with suppress(Doubtful):
+        transform = stage.view("transform_param")
+        ramp = transform.view("crop_size_ramp_param") if transform else None
+        start = ramp.whole("start_size") if ramp else None
+        if ramp and start is not None and not network.fits(start, start):
+            message = f"`{name}` takes images of {network.sizes}, not {start} x {start}"
+            hint = "remove `crop_size_ramp_param`, or take another network"
+            if network.largest is None:
+                hint = f"write `start_size: {network.smallest}`, or take another network"
+            problems.add(ramp.place("start_size"), message, hint)
     for field in ("transform_param", "test_transform_param"):
         with suppress(Doubtful):
             transform = stage.view(field)

@@ -135,7 +135,12 @@ TORCHVISION: dict[str, Network] = {
 
 NETWORKS: dict[str, Network] = {
     **TORCHVISION,
+    "alexnet_bn": Network(smallest=15, fc_bias=False),
+    # MXNet's own BatchNorm in November 2015; two months later its eps was 1e-3.
+    "inception_bn": Network(batch_norm=(0.9, 1e-10)),
+    "inception_bn_28_small": Network(batch_norm=(0.9, 1e-10)),
     "resnet50_intel_caffe": Network(smallest=3, batch_norm=(0.95, 1e-5), zero_gamma=True, blur_pool=True),
+    "resnet9": Network(smallest=8, fc_bias=False),
     "resnet_small": Network(smallest=2, zero_gamma=True),
 }
 

@@ -1,4 +1,4 @@
-"""Protobuf text format -> Block, for the messages of stagerun.proto, with every mistake of the file and every place.
+"""Protobuf text format -> Block, for the messages of a .proto, with every mistake of the file and every place.
 
 google.protobuf.text_format stops at the first mistake and keeps no places. This parser goes on at the next field. What
 it accepts means the same there; on top of what text_format refuses it refuses numbers that are not finite, NUL
@@ -18,8 +18,12 @@ from stagerun.spec.tree import SCHEDULE, SOLVER, Block, Entry, Value, is_message
 LARGEST = 1_000_000  # bytes of a file
 
 
-def parse(path: str, data: bytes | str, kind: Descriptor, problems: Problems) -> Block:
-    """The message in a file; what could not be read of it is in `problems`, and doubtful in the Block."""
+def parse(
+    path: str, data: bytes | str, kind: Descriptor, problems: Problems, grammar: "type[Reader] | None" = None
+) -> Block:
+    """The message in a file; what could not be read of it is in `problems`, and doubtful in the Block. `grammar` is for
+    the messages of another .proto, whose unknown fields have other hints.
+    """
     start = Span(path, 1, 1)
     nothing = Block(kind, start, broken=True)
     size = len(data)
@@ -46,7 +50,7 @@ def parse(path: str, data: bytes | str, kind: Descriptor, problems: Problems) ->
         span = Span(path, text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at))
         problems.add(span, "the file holds a NUL character", "is it a text file?")
         return nothing
-    reader = _Reader(path, tokens(text), problems)
+    reader = (grammar or Reader)(path, tokens(text), problems)
     try:
         block = reader.block(kind, start, None)
     except TooManyMistakes:
@@ -63,7 +67,7 @@ def parse_value(
     found = [
         Token(t.kind, t.text, t.line + line - 1, t.column + (column - 1 if t.line == 1 else 0)) for t in tokens(text)
     ]
-    reader = _Reader(path, found, problems)
+    reader = Reader(path, found, problems)
     place = Span(path, line, 1, max(1, column - 2))
     before = problems.count(path)
     try:
@@ -76,7 +80,7 @@ def parse_value(
     return Entry(field, place, values) if values is not None and problems.count(path) == before else None
 
 
-class _Reader(Cursor):
+class Reader(Cursor):
     """The grammar."""
 
     def __init__(self, path: str, found: list[Token], problems: Problems) -> None:
@@ -271,6 +275,10 @@ class _Reader(Cursor):
         self.fail(
             name, f"{kind.name} has no field `{shown(name.text)}`", hint or f"`stagerun help {kind.name}` lists them"
         )
+        self.pass_over()
+
+    def pass_over(self) -> None:
+        """Past the value of a field whose name is taken, whatever it is."""
         if self.looking_at(":", "="):
             self.take()
         self.skip_value()

@@ -26,9 +26,10 @@ class Problems:
         self._lines[path] = text.split("\n")
 
     def add(self, span: Span, message: str, hint: str = "") -> None:
-        self._found.setdefault((span, message), Problem(message, span, self._line(span), hint))
+        self._found.setdefault((span, message), Problem(message, span, self.line(span), hint))
 
-    def _line(self, span: Span) -> str:
+    def line(self, span: Span) -> str:
+        """The line that a place is in, as far as it can be shown; '' where it is not known."""
         lines = self._lines.get(span.path, [])
         line = lines[span.line - 1] if span.line <= len(lines) else ""
         if span.column > LONGEST_LINE:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, replace
 
 from stagerun.errors import Span, listing, nearest
-from stagerun.schedule import POLICIES, SOLVER_TYPES
+from stagerun.schedule import CURVES, POLICIES, SOLVER_TYPES
 from stagerun.spec.networks import FILLER_FIELDS, NETWORKS
 from stagerun.spec.problems import Problems
 from stagerun.spec.scalars import shown
@@ -66,6 +66,22 @@ RANGES: dict[str, Range] = {
     "Solver.warmup_iter": NOT_NEGATIVE,
     "Solver.warmup_epoch": NOT_NEGATIVE,
     "Solver.warmup_start_lr": NOT_NEGATIVE,
+    "Solver.policy_start_iter": NOT_NEGATIVE,
+    "Solver.policy_start_epoch": NOT_NEGATIVE,
+    "Solver.base_lr_batch": COUNT,
+    "Solver.end_lr": NOT_NEGATIVE,
+    "Solver.start_lr": NOT_NEGATIVE,
+    "Solver.peak_iter": COUNT,
+    "Solver.peak_epoch": POSITIVE,
+    "Solver.plateau_winsize": COUNT,
+    "Solver.plateau_winsize_epoch": POSITIVE,
+    "Solver.average_loss": COUNT,
+    "Knot.iter": NOT_NEGATIVE,
+    "Knot.epoch": NOT_NEGATIVE,
+    "Knot.factor": NOT_NEGATIVE,
+    "PolicyParameter.end_value": NOT_NEGATIVE,
+    "PolicyParameter.power": NOT_NEGATIVE,
+    "PolicyParameter.gamma": NOT_NEGATIVE,
     "Solver.max_iter": COUNT,
     "Solver.max_epoch": POSITIVE,
     "Solver.batch_size": COUNT,
@@ -116,6 +132,11 @@ RANGES: dict[str, Range] = {
     "RandAugmentParameter.num_ops": FEW,
     "RandAugmentParameter.magnitude": NOT_NEGATIVE,
     "RandAugmentParameter.num_magnitude_bins": Range(2, 10_000),
+    "Ensemble.batch_norm_iter": COUNT,
+    "CropSizeRampParameter.start_size": PIXELS,
+    "CropSizeRampParameter.start_epoch": NOT_NEGATIVE,
+    "CropSizeRampParameter.end_epoch": POSITIVE,
+    "CropSizeRampParameter.multiple": PIXELS,
 }
 
 # Numbers whose range is not an interval, or depends on another field.
@@ -134,6 +155,7 @@ FREE = {
 CHOICES: dict[str, tuple[str, ...]] = {
     "Model.name": tuple(NETWORKS),
     "Solver.lr_policy": tuple(POLICIES),
+    "PolicyParameter.policy": CURVES,
     "Solver.type": tuple(SOLVER_TYPES),
     "Solver.regularization_type": ("L2", "L1"),
     "FillerParameter.type": tuple(FILLER_FIELDS),
@@ -201,6 +223,8 @@ def _wrong_text(key: str, name: str, value: str) -> tuple[str, str]:
         return f"`{name}` has no value `{shown(value)}`", nearest(value, CHOICES[key]) or known
     if key == "Schedule.name" and not is_schedule_name(value):
         return f"`{shown(value)}` can't be the name of a schedule", "letters, digits, `_`, `-` and `.` can be in it"
+    if key == "Sweep.name" and not _STAGE_NAME.fullmatch(value):
+        return f"`{shown(value)}` can't end the name of a stage", "letters, digits, `_` and `-` can be in it"
     if key == "StageEntry.name":
         if not _STAGE_NAME.fullmatch(value):
             return f"`{shown(value)}` can't be the name of a stage", "letters, digits, `_` and `-` can be in it"
@@ -211,6 +235,9 @@ def _wrong_text(key: str, name: str, value: str) -> tuple[str, str]:
             )
         if value in SCHEDULE.fields_by_name:
             return f"a stage can't be named `{value}`", f"`--set {value}...` means the field of Schedule"
+    if key == "Ensemble.name" and (not _STAGE_NAME.fullmatch(value) or len(value) > LONGEST_NAME):
+        hint = f"letters, digits, `_` and `-` can be in it, {LONGEST_NAME} at most"
+        return f"`{shown(value)}` can't be the name of an ensemble", hint
     if key in NOT_EMPTY and not value:
         return (
             f"`{name}` is empty",

@@ -2,12 +2,12 @@
 
 import contextlib
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stagerun import recipe
 from stagerun.errors import RecipeError, Span
-from stagerun.spec import build, check, layers, override, ranges, stages, tree
+from stagerun.spec import build, check, ensembles, layers, override, ranges, stages, tree
 from stagerun.spec.model import check_model
 from stagerun.spec.override import Override
 from stagerun.spec.parse import parse
@@ -46,12 +46,15 @@ def read(texts: Mapping[str, Text], root: str, overrides: Sequence[str] = (), sh
         raise RecipeError(problems.all())
     schedule = ranges.sound(parse(path, text, SCHEDULE, problems), problems)
     found = stages.nodes(schedule, problems)
-    changes = _sound_changes(override.read(overrides, [n.name for n in found], problems), problems)
+    names = dict.fromkeys([*(n.name for n in found), *stages.groups(found)])
+    changes = _sound_changes(override.read(overrides, list(names), problems), problems)
     schedule = _change_schedule(schedule, changes)
     files = _stage_blocks(found, texts, shown, problems)
     settings = _settings(schedule, found, files, changes, problems)
+    found = stages.check_branches(found, _lengths(settings), problems)
     order = stages.in_running_order(found, problems)
     _check(schedule, settings, posixpath.basename(root), problems)
+    ensembles.check(schedule, found, settings, problems)
     for node in found:
         if node.parent in settings:
             parent = View(settings[node.parent])
@@ -129,12 +132,29 @@ def _settings(
     inherited = _deep(layers.merge(base), [replace(c, path=c.path[1:]) for c in shared])
     settings = {}
     for node in found:
-        own = [c for c in changes if c.stage == node.name]
-        stack = [inherited, files[node.name], *_as_layer(own)]
+        swept = [node.sweep] if node.sweep is not None else []
+        stack = [inherited, files[node.name], *swept]
+        merged = layers.merge(stack)
+        # Of a stage that one block makes several of: what is for all of them, then what is for this one.
+        for own in ([c for c in changes if c.stage == name] for name in (node.group, node.name) if name is not None):
+            stack += _as_layer(own)
+            merged = _deep(layers.merge([merged, *_as_layer(own)]), own)
         layers.check_layers(stack, problems)
-        merged = replace(_deep(layers.merge(stack), own), place=files[node.name].place)
+        lifted = frozenset(entry.place for block in swept for _, entry in block.walk())
+        merged = replace(merged, place=files[node.name].place, lifted=lifted)
         settings[node.name] = layers.in_iterations(merged, images, problems)
     return settings
+
+
+def _lengths(settings: Mapping[str, Block]) -> dict[str, int]:
+    """The iterations of the stages, as far as they are known."""
+    found = {}
+    for name, block in settings.items():
+        with contextlib.suppress(Doubtful):
+            length = View(block).whole("max_iter")
+            if length is not None:
+                found[name] = length
+    return found
 
 
 def _as_layer(changes: Sequence[Override]) -> list[Block]:
@@ -189,7 +209,8 @@ def _shared(view: View) -> check.Shared:
         on_device = view.inside("data").text("cache") == "DEVICE"
     except Doubtful:
         on_device = False
-    return check.Shared(known(("model",), "channels"), has_val, known(("data", "val"), "images"), on_device)
+    images = known(("data", "train"), "images")
+    return check.Shared(known(("model",), "channels"), has_val, known(("data", "val"), "images"), on_device, images)
 
 
 def _build(
@@ -211,20 +232,22 @@ def _build(
         "model.batch_norm_param.eps": repr(model.eps),
     }
     shared = list(build.facts(schedule, "", derived, path))
+    data = build.data(view.inside("data"), root)
     return recipe.Schedule(
         name=name,
         seed=seed,
         model=model,
-        data=build.data(view.inside("data"), root),
-        stages=tuple(_stage(node, settings[node.name], seed, shared, path) for node in order),
+        data=data,
+        stages=tuple(_stage(node, settings[node.name], seed, data.train.images, shared, path) for node in order),
         determinism=recipe.Determinism(view.text("determinism")),
         keep_snapshots=keep,
         files=files,
+        ensembles=ensembles.build(schedule, order),
     )
 
 
-def _stage(node: Node, block: Block, seed: int, shared: Sequence[build.Fact], path: str) -> recipe.Stage:
-    solver = build.solver(View(block), seed)
+def _stage(node: Node, block: Block, seed: int, images: int, shared: Sequence[build.Fact], path: str) -> recipe.Stage:
+    solver = build.solver(View(block), seed, images)
     derived = {
         "solver.warmup_iter": "0",
         "solver.random_seed": str(solver.random_seed),
@@ -236,12 +259,27 @@ def _stage(node: Node, block: Block, seed: int, shared: Sequence[build.Fact], pa
         derived[f"solver.{field}.std_value"] = "[1.0]"
         if transform.random_resize:
             derived[f"solver.{field}.random_resize_param.max_size"] = str(transform.random_resize.max_size)
-    found = [*shared, *build.facts(block, "solver.", derived, path)]
+    found = [*shared, *build.facts(block, "solver.", derived, path), *_branch(node)]
     return recipe.Stage(
         name=node.name,
         parent=node.parent,
         solver=solver,
         identity={f.key: f.text for f in found if f.identity},
-        origins={f.key: f.origin for f in found},
+        origins={f.key: _from_sweep(f.origin, block) for f in found},
         span=node.place,
+        parent_iter=node.parent_iter,
+        enabled=node.enabled,
+        group=node.group,
     )
+
+
+def _branch(node: Node) -> Iterator[build.Fact]:
+    """The iteration of its parent that a stage starts from, where that is not the end. Part of its identity: a snapshot's id
+    tells it, too, but only as long as the parent's snapshot is there."""
+    if node.parent_iter is not None:
+        origin = recipe.Origin(f"{node.parent}@{node.parent_iter}", "schedule", node.parent_place)
+        yield build.Fact(recipe.FROM_ITER, str(node.parent_iter), True, origin)
+
+
+def _from_sweep(origin: recipe.Origin, block: Block) -> recipe.Origin:
+    return replace(origin, layer="sweep") if origin.span is not None and origin.span in block.lifted else origin

@@ -10,14 +10,22 @@ from stagerun.spec.lexer import Kind, Token, unescape
 from stagerun.spec.tree import Scalar
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+# What whole numbers may be. stagerun's own are all INT64; Caffe's are of several types.
+INTEGERS = {
+    FieldDescriptor.TYPE_INT64: (INT64_MIN, INT64_MAX),
+    FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
+}
+# A float of Caffe's is read as the number that is written, too.
+NUMBERS = (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT)
 
 _OCTAL = re.compile(r"(-?)0(\d+)$", re.ASCII)
 _FLOAT_OCTAL = re.compile(r"-?0[0-9]+")
 _NO_NUMBER = re.compile(r"[+-]?(?:inf|infinity|nan)f?$", re.IGNORECASE)
 
 WORDS = {
-    FieldDescriptor.TYPE_INT64: "a whole number",
-    FieldDescriptor.TYPE_DOUBLE: "a number",
+    **dict.fromkeys(INTEGERS, "a whole number"),
+    **dict.fromkeys(NUMBERS, "a number"),
     FieldDescriptor.TYPE_BOOL: "`true` or `false`",
     FieldDescriptor.TYPE_STRING: "a text in quotes",
 }
@@ -33,7 +41,7 @@ class WrongValue(Exception):
 
 
 def read(field: FieldDescriptor, token: Token) -> Scalar:
-    """The value of an INT64, DOUBLE, BOOL or ENUM field. WrongValue if the token is none."""
+    """The value of a whole number, number, BOOL or ENUM field. WrongValue if the token is none."""
     if token.kind is Kind.STRING:
         inside = token.text.strip("\"'")
         raise WrongValue(
@@ -41,9 +49,9 @@ def read(field: FieldDescriptor, token: Token) -> Scalar:
         )
     if field.enum_type is not None:
         return _enum(field, token.text)
-    if field.type == FieldDescriptor.TYPE_INT64:
-        return _integer(token.text)
-    if field.type == FieldDescriptor.TYPE_DOUBLE:
+    if field.type in INTEGERS:
+        return _integer(token.text, *INTEGERS[field.type])
+    if field.type in NUMBERS:
         return _number(token.text)
     return _boolean(token.text)
 
@@ -74,13 +82,14 @@ def utf8(value: bytes) -> str:
         raise WrongValue("is not UTF-8", "write the characters themselves rather than their bytes") from None
 
 
-def _integer(text: str) -> int:
+def _integer(text: str, low: int, high: int) -> int:
+    bits = 64 if high == INT64_MAX else 32
     octal = _OCTAL.match(text)
     try:
         value = int(f"{octal.group(1)}0o{octal.group(2)}" if octal else text, 0)
     except ValueError:
         if len(text) > 4000 and text.strip("-").isdecimal():
-            raise WrongValue("is too large for 64 bits") from None
+            raise WrongValue(f"is too large for {bits} bits") from None
         hint = ""
         try:
             number = _number(text)
@@ -88,8 +97,10 @@ def _integer(text: str) -> int:
         except WrongValue:
             pass
         raise WrongValue(f"is a whole number, not `{shown(text)}`", hint) from None
-    if not INT64_MIN <= value <= INT64_MAX:
-        raise WrongValue(f"is too {'large' if value > 0 else 'small'} for 64 bits")
+    if low == 0 and value < 0:
+        raise WrongValue(f"must not be negative, not `{shown(text)}`")
+    if not low <= value <= high:
+        raise WrongValue(f"is too {'large' if value > 0 else 'small'} for {bits} bits")
     return value
 
 

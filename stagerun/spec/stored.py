@@ -17,11 +17,12 @@ from stagerun.spec.digest import NAMES
 from stagerun.spec.lexer import Kind, Token, tokens
 
 # `canonical` writes these two by hand.
-_NAMES = {**NAMES, "stages": "stage", "parent": "from"}
+_NAMES = {**NAMES, "stages": "stage", "parent": "from", "ensembles": "ensemble"}
 # What it leaves out: where the values came from, and what is derived from the text as it was written.
 _LEFT_OUT = {
     recipe.Schedule: {"files"},
     recipe.Stage: {"identity", "origins", "span"},
+    recipe.Ensemble: {"span"},
 }
 
 DEEPEST = 20  # messages inside messages; the language has five

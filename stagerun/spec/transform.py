@@ -16,6 +16,7 @@ COLOURED: dict[str, Callable[[View], bool]] = {
     "rand_augment_param": lambda view: view.has("rand_augment_param"),
     "trivial_augment": lambda view: view.flag("trivial_augment"),
 }
+MOST_COMPILED = 4  # sizes of images in training
 # What an evaluation can't have, since it sees the same images each time.
 DRAWN: dict[str, Callable[[View], bool]] = {
     "mirror": lambda view: view.flag("mirror"),
@@ -86,6 +87,64 @@ def _resize(view: View, channels: int | None, problems: Problems) -> None:
         problems.add(view.place("crop_size"), message, f"it can be {low}, or `min_size` {crop}")
 
 
+def _ramp(view: View, channels: int | None, problems: Problems) -> None:
+    ramp = view.view("crop_size_ramp_param")
+    if ramp is None:
+        return
+    with contextlib.suppress(Doubtful):
+        start, end = ramp.number("start_epoch"), ramp.number("end_epoch")
+        if start is not None and end is not None and end <= start:
+            message = f"`end_epoch` {end:g} does not come after `start_epoch` {start:g}"
+            problems.add(ramp.place("end_epoch"), message, "between them crop_size goes from start_size to its end")
+    if not view.has("crop_size"):
+        hint = "write `crop_size: ...` beside it: that is where the ramp ends"
+        problems.add(view.place("crop_size_ramp_param"), "`crop_size_ramp_param` needs `crop_size`", hint)
+    elif ramp.whole("start_size") == view.whole("crop_size"):
+        message = f"`start_size` is `crop_size`, {view.whole('crop_size')}: nothing changes"
+        problems.add(ramp.place("start_size"), message, "remove `crop_size_ramp_param`, or start elsewhere")
+
+
+def check_compiled(stage: View, problems: Problems) -> None:
+    """torch makes a network's code for eight shapes, evaluations included, and leaves it uncompiled for others without a word."""
+    transform = stage.view("transform_param") if stage.flag("compile") else None
+    ramp = transform.view("crop_size_ramp_param") if transform else None
+    if transform is None or ramp is None:
+        return
+    start, end, multiple = ramp.whole("start_size"), transform.whole("crop_size"), ramp.whole("multiple")
+    if start is None or end is None or not multiple:
+        return
+    low, high = sorted((start, end))
+
+    def sizes(multiple: int) -> int:
+        """The two ends, and what lies between."""
+        return 2 + (high - 1) // multiple - low // multiple
+
+    if sizes(multiple) > MOST_COMPILED:
+        message = (
+            f"`compile` makes code for each size, and the ramp has up to {sizes(multiple)}: {MOST_COMPILED} at most"
+        )
+        fitting = next(m for m in itertools.count(multiple, multiple) if sizes(m) <= MOST_COMPILED)
+        problems.add(ramp.place("multiple"), message, f"write `multiple: {fitting}`, or leave `compile` out")
+
+
+def _ramp_start(view: View, channels: int | None, problems: Problems) -> None:
+    """What `crop_size` must fit into, or fit around, holds for the start of the ramp."""
+    ramp = view.view("crop_size_ramp_param")
+    start = ramp.whole("start_size") if ramp else None
+    if ramp is None or start is None:
+        return
+    with contextlib.suppress(Doubtful):
+        resize = view.view("random_resize_param")
+        low = resize.whole("min_size") if resize else None
+        if low is not None and start > low and not view.has("random_aspect_ratio_param"):
+            message = f"`start_size` {start} does not fit into an image whose shorter side is {low}"
+            problems.add(ramp.place("start_size"), message, f"it can be {low}, or `min_size` {start}")
+    side = view.whole("cutout_size")
+    if side and side > start:
+        message = f"`cutout_size` {side} is more than `start_size` {start}"
+        problems.add(view.place("cutout_size"), message, "the square lies inside the image")
+
+
 def _padding(view: View, channels: int | None, problems: Problems) -> None:
     if view.text("pad_mode") == "REFLECT" and not view.whole("pad"):
         message = "`pad_mode` without `pad`: there is no padding"
@@ -135,6 +194,8 @@ CHECKS: tuple[Callable[[View, int | None, Problems], None], ...] = (
     _geometry,
     _rectangles,
     _resize,
+    _ramp,
+    _ramp_start,
     _padding,
     _cutout,
     _colours,
@@ -169,6 +230,10 @@ def check_drawn(view: View, problems: Problems) -> None:
         if inner and inner.whole("max_size") is not None and inner.whole("max_size") != inner.whole("min_size"):
             message = "`test_transform_param` draws at random: `min_size` and `max_size` differ"
             problems.add(inner.place("max_size"), message, "make them equal, or leave `max_size` out")
+    with contextlib.suppress(Doubtful):
+        if view.has("crop_size_ramp_param"):
+            message = "`crop_size_ramp_param` is for training, and an evaluation has one size"
+            problems.add(view.place("crop_size_ramp_param"), message, "remove it: `crop_size` says which")
     with contextlib.suppress(Doubtful):
         missing = [name for name in ("crop_size", "random_resize_param") if not view.has(name)]
         if view.flag("rectangular") and missing:

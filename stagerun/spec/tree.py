@@ -41,7 +41,8 @@ class Entry:
 @dataclass(frozen=True, slots=True)
 class Block:
     """A message. `doubtful` are fields that someone tried to write and that could not be read, so that nothing is known
-    of them; in a `broken` block (its end is missing) that holds for every field that is not there.
+    of them; in a `broken` block (its end is missing) that holds for every field that is not there. `lifted` are places in
+    schedule.prototxt that stand above the stage's own file, those of a `sweep`.
     """
 
     kind: Descriptor
@@ -49,6 +50,7 @@ class Block:
     entries: Mapping[str, Entry] = field(default_factory=dict)
     doubtful: frozenset[str] = frozenset()
     broken: bool = False
+    lifted: frozenset[Span] = frozenset()
 
     def block(self, name: str) -> "Block | None":
         """The message in a singular field."""

@@ -1,0 +1,119 @@
+"""What the layers say of one field of a stage: the value that counts and those that it replaced. Pure.
+
+Reads the files of a schedule that has no mistakes a second time, so that reading one keeps no more than what counts.
+"""
+
+import posixpath
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from stagerun import recipe
+from stagerun.errors import Span
+from stagerun.spec import override, stages
+from stagerun.spec.layers import PARTNER
+from stagerun.spec.parse import parse
+from stagerun.spec.problems import Problems
+from stagerun.spec.stages import Node
+from stagerun.spec.tree import SCHEDULE, SOLVER, Block, Entry, is_message
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a layer says of a field. `name` is the field that is written there: its own, its partner's in another unit, `clear`,
+    or a message around it, which replaces the inherited one whole whether the field stands in it or not.
+
+    `layer`: "schedule", "stage", "sweep" or "--set". `text` is the value as written, '' for a message. `source`: the line.
+    """
+
+    layer: str
+    name: str
+    text: str
+    span: Span
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """`path` is where the block goes: () for a Solver's fields, else that of a message whose other fields stay."""
+
+    name: str
+    block: Block
+    path: tuple[str, ...] = ()
+
+
+def history(schedule: recipe.Schedule, overrides: Sequence[str], stage: str | None, key: str) -> tuple[Said, ...]:
+    """Lowest layer first, so that the last one counts. `key` is `solver.FIELD` of a stage, or a field of Schedule where
+    `stage` is None. `overrides` are those that the schedule was read with. Empty for a default.
+    """
+    texts = dict(schedule.files)
+    path, text = schedule.files[0]
+    ignored = Problems()
+    root = parse(path, text, SCHEDULE, ignored)
+    found = stages.nodes(root, ignored)
+    names = dict.fromkeys([*(n.name for n in found), *stages.groups(found)])
+    changes = override.read(overrides, list(names), ignored)
+    if stage is None:
+        layers = [_Layer("schedule", root)]
+        layers += [_Layer("--set", c.leaf, c.path) for c in changes if c.stage is None]
+        words = key.split(".")
+    else:
+        node = next(n for n in found if n.name == stage)
+        file = posixpath.join(posixpath.dirname(path), node.file or "")
+        layers = list(_of_stage(node, root, parse(file, texts[file], SOLVER, ignored), changes))
+        words = key.split(".")[1:]
+    said = [one for layer in layers for one in _said(layer, words)]
+    return tuple(Said(layer, name, value, span, ignored.line(span)) for layer, name, value, span in said)
+
+
+def _of_stage(node: Node, root: Block, file: Block, changes: Sequence[override.Override]) -> Iterator[_Layer]:
+    """In the order of `spec.layers`: of what one layer says, what is inside a message comes on top of the message."""
+    for block in root.blocks("solver"):
+        yield _Layer("schedule", block)
+    shared = [
+        c for c in changes if c.stage is None and ("solver" in c.leaf.entries if not c.path else c.path[0] == "solver")
+    ]
+    for change in sorted(shared, key=lambda c: len(c.path)):
+        for block in change.leaf.blocks("solver") if not change.path else [change.leaf]:
+            yield _Layer("--set", block, change.path[1:])
+    yield _Layer("stage", file)
+    if node.sweep is not None:
+        yield _Layer("sweep", node.sweep)
+    for name in (node.group, node.name):
+        own = [c for c in changes if name is not None and c.stage == name]
+        for change in sorted(own, key=lambda c: bool(c.path)):
+            yield _Layer("--set", change.leaf, change.path)
+
+
+def _said(layer: _Layer, words: Sequence[str]) -> Iterator[tuple[str, str, str, Span]]:
+    """(layer, name, text, span) of what a layer says of the field that `words` lead to: one or nothing."""
+    inside = len(layer.path)
+    if tuple(words[:inside]) != layer.path or len(words) == inside:
+        return
+    entries, top = layer.block.entries, words[inside]
+    if "clear" in entries and not inside:
+        for value in entries["clear"].values:
+            if value.value in (top, PARTNER.get(top)):
+                yield layer.name, "clear", value.text, value.span
+    found = entries.get(top)
+    if found is None and not inside and top in PARTNER:
+        found = entries.get(PARTNER[top])
+    if found is not None:
+        entry = _deepest(found, words[inside + 1 :])
+        yield layer.name, entry.field.name, _written(entry), entry.place
+
+
+def _deepest(entry: Entry, words: Sequence[str]) -> Entry:
+    """The field that `words` lead to inside a message, or the message in which it isn't written."""
+    for word in words:
+        value = entry.values[0].value
+        if not isinstance(value, Block) or word not in value.entries:
+            return entry
+        entry = value.entries[word]
+    return entry
+
+
+def _written(entry: Entry) -> str:
+    if is_message(entry.field):
+        return ""
+    texts = [value.text for value in entry.values]
+    return f"[{', '.join(texts)}]" if entry.field.is_repeated else texts[0]

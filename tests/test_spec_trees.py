@@ -1,0 +1,170 @@
+"""Trees of stages as they are written: iterations of a parent, several parents, sweeps, what is not enabled."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stagerun import recipe, spec
+from stagerun.errors import RecipeError
+from stagerun.plan import make_plan
+from stagerun.snapshots import Inventory
+from stagerun.spec.stored import read_recipe
+
+SHARED = """
+name: "tree"
+model { name: "resnet18" num_classes: 10 }
+data { train { source: "train" images: 1000 } val { source: "val" images: 200 } }
+solver { batch_size: 100 device_batch_size: 10 }
+"""
+MAIN = 'base_lr: 0.1 lr_policy: "fixed" max_iter: 20\n'
+COLLAPSE = 'base_lr: 0.1 lr_policy: "poly" power: 2 max_iter: 5 weight_decay: 1e-4\ntransform_param { crop_size: 24 }\n'
+
+
+def read(stages: str, changes: tuple[str, ...] = (), **more: str) -> recipe.Schedule:
+    texts = {"schedule.prototxt": SHARED + stages, "main.prototxt": MAIN, "collapse.prototxt": COLLAPSE}
+    return spec.read(texts | {f"{n}.prototxt": t for n, t in more.items()}, "/runs/tree", changes)
+
+
+def tree(schedule: recipe.Schedule) -> dict[str, tuple[str | None, int | None]]:
+    return {s.name: (s.parent, s.parent_iter) for s in schedule.stages}
+
+
+def test_an_iteration_of_the_parent() -> None:
+    schedule = read('stage { name: "main" } stage { name: "collapse" from: "main@7" }')
+    assert tree(schedule) == {"main": (None, None), "collapse": ("main", 7)}
+    assert schedule.branch_points("main") == (7,) and schedule.branch_points("collapse") == ()
+    stage = schedule.stage("collapse")
+    assert stage.identity[recipe.FROM_ITER] == "7" and stage.origins[recipe.FROM_ITER].text == "main@7"
+    assert recipe.FROM_ITER not in schedule.stage("main").identity
+
+
+def test_the_last_iteration_is_the_end() -> None:
+    whole = read('stage { name: "main" } stage { name: "collapse" from: "main@20" }')
+    assert tree(whole)["collapse"] == ("main", None)
+    assert spec.digest(whole) == spec.digest(read('stage { name: "main" } stage { name: "collapse" }'))
+
+
+def test_several_parents_make_a_stage_each() -> None:
+    schedule = read('stage { name: "main" } stage { name: "collapse" from: ["main@7", "main", ""] }')
+    assert tree(schedule) == {
+        "main": (None, None),
+        "collapse_main_7": ("main", 7),
+        "collapse_main": ("main", None),
+        "collapse_seed": (None, None),
+    }
+    assert {s.group for s in schedule.stages[1:]} == {"collapse"} and schedule.stage("main").group is None
+    assert len(schedule.files) == 3, "a file is read once"
+
+
+SWEEP = """stage { name: "main" }
+stage {
+  name: "collapse" from: "main@7"
+  sweep { name: "low" solver { base_lr: 0.05 } }
+  sweep { name: "long" solver { max_epoch: 1.2 transform_param { crop_size: 28 } } }
+  sweep { name: "late" from: "main" solver { clear: "weight_decay" } }
+}
+"""
+
+
+def test_a_sweep_is_a_layer_above_the_stages_file() -> None:
+    schedule = read(SWEEP)
+    assert tree(schedule) == {
+        "main": (None, None),
+        "collapse_low": ("main", 7),
+        "collapse_long": ("main", 7),
+        "collapse_late": ("main", None),
+    }
+    low, long, late = (schedule.stage(f"collapse_{name}").solver for name in ("low", "long", "late"))
+    assert (low.base_lr, long.base_lr, late.base_lr) == (0.05, 0.1, 0.1)
+    assert (low.max_iter, long.max_iter, late.max_iter) == (5, 12, 5)
+    assert (low.transform.crop_size, long.transform.crop_size) == (24, 28)
+    assert (low.weight_decay, late.weight_decay) == (1e-4, 0.0)
+    origins = schedule.stage("collapse_low").origins
+    assert (origins["solver.base_lr"].layer, origins["solver.power"].layer) == ("sweep", "stage")
+    assert origins["solver.batch_size"].layer == "schedule"
+    span = origins["solver.base_lr"].span
+    assert span is not None and (span.path, span.line) == ("schedule.prototxt", 9)
+
+
+def test_parents_times_sweeps() -> None:
+    schedule = read(
+        'stage { name: "main" } stage { name: "collapse" from: "main@7" from: "main" sweep { name: "a" } sweep { name: "b" } }'
+    )
+    assert list(tree(schedule)) == [
+        "main", "collapse_main_7_a", "collapse_main_a", "collapse_main_7_b", "collapse_main_b",
+    ]  # fmt: skip
+
+
+def test_set_for_the_group_and_for_one_of_it() -> None:
+    changes = ("collapse.base_lr=0.5", "collapse_low.base_lr=0.7", "collapse_low.transform_param.crop_size=20")
+    schedule = read(SWEEP, changes)
+    found = {s.name: (s.solver.base_lr, s.solver.transform.crop_size) for s in schedule.stages[1:]}
+    assert found == {"collapse_low": (0.7, 20), "collapse_long": (0.5, 28), "collapse_late": (0.5, 24)}
+    whole = ("collapse.transform_param.crop_size=20", "collapse_low.transform_param={ crop_size: 26 mirror: true }")
+    transform = read(SWEEP, whole).stage("collapse_low").solver.transform
+    assert (transform.crop_size, transform.mirror) == (26, True)
+
+
+def test_a_stage_follows_on_the_one_that_a_block_makes() -> None:
+    schedule = read(
+        'stage { name: "main" } stage { name: "collapse" sweep { name: "a" } } stage { name: "last" }', last=MAIN
+    )
+    assert tree(schedule)["last"] == ("collapse_a", None)
+
+
+def test_below_what_is_not_enabled_nothing_is() -> None:
+    schedule = read(
+        'stage { name: "a" } stage { name: "b" enabled: false } stage { name: "c" } stage { name: "d" from: "a@3" }',
+        a=MAIN, b=MAIN, c=MAIN, d=MAIN,
+    )  # fmt: skip
+    assert {s.name: s.enabled for s in schedule.stages} == {"a": True, "b": False, "c": False, "d": True}
+    off = read('stage { name: "main" } stage { name: "collapse" from: "main@7" enabled: false }')
+    assert off.branch_points("main") == (7,), "its snapshot is taken all the same"
+
+
+def test_names_and_what_is_enabled_are_not_in_the_digest_and_the_iteration_is() -> None:
+    def of(text: str) -> str:
+        return spec.digest(read('stage { name: "main" }' + text, other=COLLAPSE))
+
+    one = of('stage { name: "collapse" from: "main@7" }')
+    assert of('stage { name: "other" from: "main@7" enabled: false }') == one
+    assert of('stage { name: "collapse" from: "main@7" sweep { name: "x" } }') == one
+    assert of('stage { name: "collapse" from: "main@8" }') != one
+    assert of('stage { name: "collapse" from: "main" }') != one
+
+
+def test_what_is_stored_is_read_back() -> None:
+    schedule = read(SWEEP.replace('from: "main@7"', 'from: "main@7" enabled: false'))
+    stored = read_recipe(spec.canonical(schedule))
+    assert [(s.name, s.parent, s.parent_iter, s.enabled, s.group) for s in stored.stages] == [
+        (s.name, s.parent, s.parent_iter, s.enabled, s.group) for s in schedule.stages
+    ]
+    older = "".join(
+        line
+        for line in spec.canonical(schedule).splitlines(True)
+        if line.split(":")[0].strip() not in ("parent_iter", "enabled", "group")
+    )
+    assert read_recipe(older).stage("collapse_low").enabled
+
+
+def test_a_parent_that_stands_below() -> None:
+    schedule = read('stage { name: "collapse" from: "main@3" } stage { name: "main" from: "" }')
+    assert list(tree(schedule)) == ["main", "collapse"]
+    assert [s.position for s in make_plan(schedule, Inventory()).stages] == [0, 300]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.text("@main0123456789 -_", max_size=30) | st.just("main@" + "0" * 30 + "9" * 5000), max_size=4),
+    st.lists(st.sampled_from(["a", "b", "main", "main_7", ""]), max_size=3),
+)
+def test_whatever_is_written_a_mistake_has_its_place(starts: list[str], sweeps: list[str]) -> None:
+    text = 'stage { name: "main" }\nstage { name: "collapse" '
+    text += " ".join(f'from: "{s}"' for s in starts) + " ".join(f' sweep {{ name: "{s}" }}' for s in sweeps) + " }"
+    try:
+        schedule = read(text)
+    except RecipeError as error:
+        assert all(p.span.line >= 1 and p.span.column >= 1 and p.message for p in error.problems)
+        return
+    names = [s.name for s in schedule.stages]
+    assert len(names) == len(set(names)) == 1 + max(1, len(starts)) * max(1, len(sweeps))
+    assert all(1 <= s.parent_iter < 20 for s in schedule.stages if s.parent_iter is not None)
