@@ -4,9 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from stagerun.plan.hours import Speed, stage_left, times
 from stagerun.plan.plan import Plan, PlannedStage
 from stagerun.plan.rehearsal import cost_key
-from stagerun.recipe import Schedule, Solver
+from stagerun.recipe import Schedule, Solver, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,28 +76,29 @@ class StageTime:
 
 
 def estimate(plan: Plan, figures: Figures, workers: int) -> dict[str, StageTime | None]:
-    """For each stage that is not done what it will take on `workers` workers like those of the rehearsal; None for one of
+    """For each stage that is not done, and each piece that is trained again, by label, what it will take on `workers` workers like those of the rehearsal; None for one of
     a kind that was not rehearsed. Traffic between more machines than were rehearsed on is not in it.
     """
-    costs = {cost.key: cost for cost in figures.costs}
+    speeds = speeds_of(plan.schedule, figures, workers)
     return {
-        planned.stage.name: _stage(plan.schedule, planned, costs.get(key), figures, workers)
-        for planned in plan.stages
-        if planned.iterations_left
-        for key in [cost_key(plan.schedule, planned.stage.solver)]
+        planned.label: _stage(plan.schedule, planned, speeds.get(planned.stage.name), workers) for planned in plan.work
     }
 
 
-def _stage(
-    schedule: Schedule, planned: PlannedStage, cost: Cost | None, figures: Figures, workers: int
-) -> StageTime | None:
-    if cost is None:
-        return None
-    solver, left = planned.stage.solver, planned.iterations_left
-    passes = math.ceil(solver.logical_workers / workers)
+def speeds_of(schedule: Schedule, figures: Figures, workers: int) -> dict[str, Speed]:
+    """By name, how fast the stages go whose kind was rehearsed."""
+    costs = {cost.key: cost for cost in figures.costs}
+    kinds = {stage.name: costs.get(cost_key(schedule, stage.solver)) for stage in schedule.stages}
+    return {
+        stage.name: _speed(schedule, stage.solver, cost, figures, workers)
+        for stage in schedule.stages
+        if (cost := kinds[stage.name]) is not None
+    }
+
+
+def _speed(schedule: Schedule, solver: Solver, cost: Cost, figures: Figures, workers: int) -> Speed:
     # A rehearsal with another device batch: as if time went with the images.
     one_pass = cost.pass_seconds * solver.device_batch_size / cost.device_batch_size
-    iteration = passes * one_pass + cost.update_seconds
     val = schedule.data.val
     whole = one_test = 0.0
     if val is not None:
@@ -105,32 +107,47 @@ def _stage(
         batch *= 1 if solver.ema_decay is None else 2
         whole = math.ceil(math.ceil(val.images / solver.test_batch_size) / workers) * batch
         one_test = whole if solver.test_iter is None else math.ceil(solver.test_iter / workers) * batch
-    return StageTime(
-        stage=planned.stage.name,
-        iterations=left,
-        passes=passes,
-        iteration=iteration,
-        training=left * iteration,
-        tests=whole + min(one_test, whole) * times(planned.iter, solver.max_iter, solver.test_interval),
-        snapshots=figures.snapshot_seconds
-        + figures.blocked_seconds * times(planned.iter, solver.max_iter, solver.snapshot),
+    return Speed(
+        iteration=_passes(solver, workers) * one_pass + cost.update_seconds,
         start=cost.start_seconds,
-        images_per_second=solver.batch_size / iteration,
+        test=whole,
+        inner_test=min(one_test, whole),
+        blocked=figures.blocked_seconds,
+        written=figures.snapshot_seconds,
     )
 
 
-def times(iter: int, max_iter: int, every: int) -> int:
-    """How often something that is due `every` iterations (0: never) comes after `iter` and before `max_iter`."""
-    return (max_iter - 1) // every - iter // every if every else 0
+def _passes(solver: Solver, workers: int) -> int:
+    """Forward passes of the busiest worker per iteration."""
+    return math.ceil(solver.logical_workers / workers)
+
+
+def _stage(schedule: Schedule, planned: PlannedStage, speed: Speed | None, workers: int) -> StageTime | None:
+    if speed is None:
+        return None
+    time, solver = stage_left(schedule, planned, speed), planned.stage.solver
+    return StageTime(
+        stage=planned.label,
+        iterations=planned.iterations_left,
+        passes=_passes(solver, workers),
+        iteration=speed.iteration,
+        training=time.training,
+        tests=time.tests,
+        snapshots=time.snapshots,
+        start=time.start,
+        images_per_second=solver.batch_size / speed.iteration,
+    )
 
 
 def snapshots_on_disk(schedule: Schedule) -> int:
-    """Most snapshots there are at one time: of each stage the newest and its end, and one that is being written."""
+    """Most snapshots there are at one time: of each stage the newest, those that others start from and its end, and one that is being
+    written."""
 
-    def kept(solver: Solver) -> int:
-        return min(schedule.keep_snapshots, 1 + times(0, solver.max_iter, solver.snapshot)) + 1
+    def kept(stage: Stage) -> int:
+        solver, branches = stage.solver, len(schedule.branch_points(stage.name))
+        return min(schedule.keep_snapshots, 1 + times(0, solver.max_iter, solver.snapshot)) + branches + 1
 
-    return sum(kept(s.solver) for s in schedule.stages) + 1
+    return sum(kept(s) for s in schedule.stages if s.enabled) + 1
 
 
 def mean(values: Sequence[float]) -> float:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from stagerun.plan.estimate import Figures, StageTime, snapshots_on_disk
 from stagerun.plan.plan import Plan
+from stagerun.schedule.image_size import largest_crop_size
 from stagerun.text import columns, count, duration, size
 
 # Fewer timed iterations than this are worth a word: the four warm ones of one stage.
@@ -155,6 +156,12 @@ def doubts(plan: Plan, figures: Figures) -> list[str]:
             f"the device batch was {other[0].device_batch_size}: time is taken to go with the images, and memory is that of "
             "the smaller one"
         )
+    growing = [s.stage for s in plan.stages if s.iterations_left and s.stage.solver.transform.crop_size_ramp]
+    found += [
+        f"stage `{stage.name}` was timed at its largest images, {largest_crop_size(stage.solver.transform)} pixels: it takes "
+        "less where they are smaller"
+        for stage in growing
+    ]
     return found
 
 

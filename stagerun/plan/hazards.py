@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from stagerun.plan.images import image_notes
-from stagerun.plan.update import place, update_notes
-from stagerun.recipe import Schedule, Solver, Stage
-from stagerun.schedule import learning_rate
+from stagerun.plan.reach import reach_notes
+from stagerun.plan.update import course, place, update_notes
+from stagerun.recipe import DecayFrom, Schedule, Solver, Stage
+from stagerun.schedule import learning_rate, warm_up_end
 
 # A learning rate that is off by more than this share, where one would expect it to go on, is a jump worth a note.
 JUMP = 0.05
@@ -15,7 +16,8 @@ JUMP = 0.05
 @dataclass(frozen=True, slots=True)
 class Joint:
     """Where the learning rate is not one policy's: `before` is the rate of the update before `iter`, `after` that of the
-    one at `iter`. `place` is the parent's name at iteration 0, and `warm-up` where a warm-up ends."""
+    one at `iter`. `place` is the parent's name at iteration 0, and `warm-up` where a warm-up ends. Rates of `plateau` are those
+    before any drop."""
 
     place: str
     iter: int
@@ -30,9 +32,11 @@ def joints(schedule: Schedule, stage: Stage) -> list[Joint]:
     found = []
     if stage.parent is not None:
         parent = schedule.stage(stage.parent).solver
-        found.append(Joint(stage.parent, 0, learning_rate(parent)(parent.max_iter - 1), rate(0)))
-    if 0 < solver.warmup_iter < solver.max_iter:
-        found.append(Joint("warm-up", solver.warmup_iter, rate(solver.warmup_iter - 1), rate(solver.warmup_iter)))
+        left = parent.max_iter if stage.parent_iter is None else stage.parent_iter
+        found.append(Joint(stage.parent, 0, learning_rate(parent)(left - 1), rate(0)))
+    end = warm_up_end(solver)
+    if 0 < end < solver.max_iter:
+        found.append(Joint("warm-up", end, rate(end - 1), rate(end)))
     return found
 
 
@@ -42,12 +46,17 @@ def notes(schedule: Schedule, stage: Stage) -> list[str]:
     solver = stage.solver
     rate = learning_rate(solver)
     first, last = rate(0), rate(solver.max_iter - 1)
-    found = roundings(stage, schedule.data.train.images) + update_notes(stage)
+    found = roundings(stage, schedule.data.train.images) + scaling(stage) + update_notes(stage)
     found += image_notes(schedule, stage)
     for joint in joints(schedule, stage):
-        found += _warmup_end(stage, solver, joint) if joint.iter else _join(joint)
-    found += _unused(stage, solver)
-    if last > 0.001 * max(first, solver.base_lr):
+        if joint.iter:
+            found += _warmup_end(stage, solver, joint)
+        elif schedule.stage(joint.place).solver.lr_policy != "plateau":  # whose last rate nobody knows
+            found += _join(joint)
+    found += reach_notes(stage)
+    if solver.lr_policy == "plateau":
+        found.append(_drops(stage, solver))
+    elif last > 0.001 * max(first, solver.base_lr):
         found.append(f"ends at LR {last:.4g}, above zero")
     return found
 
@@ -58,10 +67,31 @@ def _warmup_end(stage: Stage, solver: Solver, joint: Joint) -> list[str]:
     if abs(high - solver.base_lr) <= JUMP * solver.base_lr:
         return []
     factor = f" (x{high / low:.3g})" if low > 0 else ""
+    begins = "begins" if solver.decay_from is DecayFrom.WARMUP_END else "is read at the absolute iteration"
     return [
-        f"LR {'falls' if high < low else 'goes'} {low:.4g} -> {high:.4g}{factor} at iteration {solver.warmup_iter}, where the "
-        f"warm-up to {solver.base_lr:g} ends and {solver.lr_policy} is read at the absolute iteration"
+        f"LR {'falls' if high < low else 'goes'} {low:.4g} -> {high:.4g}{factor} at iteration {joint.iter}, where the "
+        f"warm-up to {solver.base_lr:g} ends and {solver.lr_policy} {begins}"
         f"{place(stage, 'solver.warmup_iter')}"
+    ]
+
+
+def _drops(stage: Stage, solver: Solver) -> str:
+    """What the plan can't show of a plateau."""
+    most = len(solver.plateau_winsize)
+    low = learning_rate(solver, most)(solver.max_iter - 1)
+    times = "once" if most == 1 else f"up to {most} times"
+    return f"LR drops {times}, down to {low:.4g}, when the loss stands still; shown is the rate before{place(stage, 'solver.plateau_winsize')}"
+
+
+def scaling(stage: Stage) -> list[str]:
+    """What `base_lr_batch` makes of base_lr."""
+    batch, written = stage.identity.get("solver.base_lr_batch", "none"), stage.origins.get("solver.base_lr")
+    if batch == "none" or written is None:
+        return []
+    solver = stage.solver
+    return [
+        f"base_lr {written.text} for {batch} images is {solver.base_lr:.6g} for {solver.batch_size}"
+        f"{place(stage, 'solver.base_lr_batch')}"
     ]
 
 
@@ -77,38 +107,16 @@ def roundings(stage: Stage, images: int) -> list[str]:
     """One sentence for each duration that was written in epochs and is no whole number of iterations."""
     found = []
     for field, origin in stage.origins.items():
-        name, _, written = origin.text.partition(": ")
         value = getattr(stage.solver, field.removeprefix("solver."), None)
-        if name.endswith("_epoch") and isinstance(value, int):
-            exact = Fraction(repr(float(written))) * images / stage.solver.batch_size
-            if exact != value:
-                found.append(f"{origin.text} is {float(exact):.2f} iterations, rounded to {value}{place(stage, field)}")
+        values = value if isinstance(value, tuple) else (value,)
+        texts = origin.text[1:-1].split(", ") if isinstance(value, tuple) else [origin.text]
+        for text, rounded in zip(texts, values, strict=False):
+            name, _, written = text.partition(": ")
+            if name.endswith("_epoch") and isinstance(rounded, int):
+                exact = Fraction(repr(float(written.rstrip("fF")))) * images / stage.solver.batch_size
+                if exact != rounded:
+                    found.append(f"{text} is {float(exact):.2f} iterations, rounded to {rounded}{place(stage, field)}")
     return found
-
-
-def _unused(stage: Stage, solver: Solver) -> list[str]:
-    end = solver.max_iter
-    if solver.warmup_iter == end:
-        return [f"is warm-up from end to end: {solver.lr_policy} is never used{place(stage, 'solver.warmup_iter')}"]
-    if solver.lr_policy == "poly_cyc" and solver.lr_iter is not None:
-        if solver.lr_iter > end:
-            return [
-                f"uses {end} of the {solver.lr_iter} iterations of its poly_cyc; the last {solver.lr_iter - end} are never "
-                f"reached{place(stage, 'solver.lr_iter')}"
-            ]
-        if solver.lr_iter < end:
-            return [
-                f"LR reaches zero at iteration {solver.lr_iter} and rises again until {end}{place(stage, 'solver.lr_iter')}"
-            ]
-    if solver.lr_policy == "multistep":
-        late = [v for v in solver.stepvalue if v >= end]
-        if late:
-            return [f"stepvalue {late[0]} is never reached: the stage ends at {end}{place(stage, 'solver.stepvalue')}"]
-    if solver.lr_policy == "step" and solver.stepsize is not None and solver.stepsize >= end:
-        return [
-            f"stepsize {solver.stepsize} is never reached: the stage ends at {end}{place(stage, 'solver.stepsize')}"
-        ]
-    return []
 
 
 # Fields whose changes are shown elsewhere: learning rate and length in the table, the images and what is carried on lines of
@@ -121,6 +129,16 @@ _SHOWN = (
     "step",
     "lr_",
     "warmup",
+    "decay_from",
+    "policy_start",
+    "end_lr",
+    "start_lr",
+    "peak_",
+    "knot",
+    "plateau",
+    "average_loss",
+    "momentum_policy",
+    "weight_decay_policy",
     "max_",
     "transform_param",
     "test_",
@@ -131,9 +149,15 @@ _SHOWN = (
 def solver_changes(parent: Stage, stage: Stage) -> list[str]:
     """`field old -> new` for each setting of the update that is not the parent's: weight_decay, type, batch_size, ..."""
     found = []
+    moving = {
+        n for n in ("momentum", "weight_decay") for s in (parent, stage) if getattr(s.solver, f"{n}_policy") is not None
+    }
     for field, new in stage.identity.items():
         name = field.removeprefix("solver.")
         old = parent.identity.get(field)
-        if field.startswith("solver.") and not name.startswith(_SHOWN) and old not in (None, new):
+        if name in moving:
+            before, now = (f"({course(s.solver, name)})" for s in (parent, stage))
+            found += [f"{name} {before} -> {now}"] if before != now else []
+        elif field.startswith("solver.") and not name.startswith(_SHOWN) and old not in (None, new):
             found.append(f"{name} {old} -> {new}".replace('"', ""))
     return found

@@ -4,6 +4,7 @@ import enum
 
 from stagerun.plan.update import place
 from stagerun.recipe import PadMode, Schedule, Solver, Stage, Transform
+from stagerun.schedule.image_size import crop_size
 from stagerun.spec.digest import NAMES
 
 # What turns pixels into the numbers that the network gets, and what counts where nothing is given.
@@ -27,7 +28,8 @@ def augmentation(solver: Solver) -> str:
         c = transform.random_resized_crop
         parts.append(f"area {c.min_area_ratio:g}-{c.max_area_ratio:g}")
     if transform.crop_size:
-        parts.append(f"crop {transform.crop_size}")
+        ramp = transform.crop_size_ramp
+        parts.append(f"crop {ramp.start_size} -> {transform.crop_size}" if ramp else f"crop {transform.crop_size}")
     if transform.color_jitter:
         parts.append("jitter")
     if transform.rand_augment:
@@ -58,10 +60,11 @@ def augmentation_changes(before: Transform, now: Transform) -> list[str]:
 
 
 def image_notes(schedule: Schedule, stage: Stage) -> list[str]:
-    """One sentence for each way in which an evaluation shows the network something else than training does."""
+    """One sentence for each thing about the size of training images, then for each way in which an evaluation shows the network
+    something else than training does."""
+    solver, found = stage.solver, _ramp_notes(stage)
     if schedule.data.val is None:
-        return []
-    solver, found = stage.solver, []
+        return found
     if _resizes(solver.transform) and not _resizes(solver.test_transform):
         shown = f"the centre {crop} x {crop} pixels" if (crop := solver.test_transform.crop_size) else "the whole"
         found.append(
@@ -77,6 +80,28 @@ def image_notes(schedule: Schedule, stage: Stage) -> list[str]:
                 f"an evaluation has {name} {_short(tested)}, training {_short(trained)}: the network is given other numbers "
                 f"than it was trained on{where}"
             )
+    return found
+
+
+def crop_size_ramp(solver: Solver) -> str:
+    """How large the images of the stage are while that changes; '' where it doesn't."""
+    ramp = solver.transform.crop_size_ramp
+    if ramp is None:
+        return ""
+    start, end = (f"{at:g}" for at in (ramp.start_epoch, ramp.end_epoch))
+    return f"images {ramp.start_size} -> {solver.transform.crop_size} pixels, epochs {start} to {end} of the stage"
+
+
+def _ramp_notes(stage: Stage) -> list[str]:
+    solver, ramp = stage.solver, stage.solver.transform.crop_size_ramp
+    if ramp is None:
+        return []
+    found, where = [], place(stage, "solver.transform_param.crop_size_ramp_param.end_epoch")
+    last = crop_size(solver, solver.max_iter - 1)
+    if last != solver.transform.crop_size:
+        found.append(f"crop_size {solver.transform.crop_size} is never reached: the stage ends at {last} pixels{where}")
+    if solver.compile:
+        found.append("compile: the network is compiled again for each size of its images")
     return found
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from stagerun.recipe import Data, Schedule, Solver, Source, Stage, Transform
+from stagerun.schedule.image_size import at_largest, largest_crop_size
 from stagerun.spec.networks import NETWORKS
 
 
@@ -28,10 +29,10 @@ def synthetic_images(schedule: Schedule) -> Synthetic:
     transforms = [t for s in schedule.stages for t in (s.solver.transform, s.solver.test_transform)]
     channels = schedule.model.channels
     if any(t.random_aspect_ratio or t.random_resize or t.random_resized_crop for t in transforms):
-        most = max([t.crop_size or 0 for t in transforms] + [min(PHOTOGRAPH)])
+        most = max([largest_crop_size(t) or 0 for t in transforms] + [min(PHOTOGRAPH)])
         height, width = (side * most // min(PHOTOGRAPH) for side in PHOTOGRAPH)
         return Synthetic(height, width, channels, encoded=True)
-    side = max([t.crop_size or 0 for t in transforms]) or max(32, NETWORKS[schedule.model.name].smallest)
+    side = max([largest_crop_size(t) or 0 for t in transforms]) or max(32, NETWORKS[schedule.model.name].smallest)
     return Synthetic(side, side, channels, encoded=False)
 
 
@@ -39,9 +40,10 @@ def rehearsal(
     schedule: Schedule, iters: int, workers: int, device_batch: int | None, test_inside: bool = True
 ) -> Schedule:
     """Every stage with `iters` iterations, or all it has if those are fewer, of one device batch per worker.
+    Stages that start from the midst of another do so here, as near to its middle as it goes.
 
     Learning rates are scaled with the batch, so that a network that has hardly been trained stays finite. Images are read
-    where they are, not copied to scratch. Only the last weights of a stage are saved. With `test_inside` it is evaluated in
+    where they are, not copied to scratch; where their size changes within a stage, they have the largest one. Only the last weights of a stage are saved. With `test_inside` it is evaluated in
     its middle, too, on one batch per worker: what an evaluation does for the first time is not what it costs.
     """
 
@@ -53,19 +55,33 @@ def rehearsal(
             solver,
             base_lr=solver.base_lr * share,
             warmup_start_lr=solver.warmup_start_lr * share,
+            start_lr=solver.start_lr * share,
+            end_lr=solver.end_lr * share,
+            policy_start_iter=0,  # beyond the end of a policy that is so short now, there may be no rate
+            epoch_iter=None if solver.epoch_iter is None else solver.epoch_iter / share,
             max_iter=min(iters, solver.max_iter),
             batch_size=size * workers,
             device_batch_size=size,
+            transform=at_largest(solver.transform),
             display=0,
             snapshot=0,
             test_interval=max(1, min(iters, solver.max_iter) // 2) if schedule.data.val and test_inside else 0,
             test_iter=workers,
             test_batch_size=min(solver.test_batch_size, device_batch or solver.test_batch_size),
         )
-        return replace(stage, solver=short)
+        above = schedule.stage(stage.parent).solver.max_iter if stage.parent is not None else 0
+        middle = min(iters, above) // 2
+        # One iteration has no midst: it is its end.
+        leaves = None if stage.parent_iter is None or not middle else min(stage.parent_iter, middle)
+        return replace(stage, solver=short, parent_iter=leaves)
 
-    data = replace(schedule.data, scratch=None)
-    return replace(schedule, data=data, stages=tuple(cut(s) for s in schedule.stages), keep_snapshots=1)
+    return replace(
+        schedule,
+        data=replace(schedule.data, scratch=None),
+        stages=tuple(cut(s) for s in schedule.stages),
+        ensembles=tuple(replace(e, batch_norm_iter=min(iters, e.batch_norm_iter)) for e in schedule.ensembles),
+        keep_snapshots=1,
+    )
 
 
 def with_sources(schedule: Schedule, train: tuple[str, int], val: tuple[str, int]) -> Schedule:
@@ -86,7 +102,7 @@ def cost_key(schedule: Schedule, solver: Solver) -> str:
         return (
             transform.pad,
             transform.mirror,
-            transform.crop_size,
+            largest_crop_size(transform),
             transform.random_aspect_ratio,
             transform.random_resize,
             transform.random_resized_crop,

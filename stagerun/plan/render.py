@@ -3,15 +3,17 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 
 from stagerun.plan.hazards import joints, notes, solver_changes
-from stagerun.plan.images import augmentation, augmentation_changes
+from stagerun.plan.images import augmentation, augmentation_changes, crop_size_ramp
 from stagerun.plan.plan import Plan, PlannedStage, State
-from stagerun.plan.update import described
+from stagerun.plan.planned import label
+from stagerun.plan.update import course, described
+from stagerun.recipe import Schedule, Solver, Stage
 from stagerun.schedule import learning_rate, make_knobs
-from stagerun.text import columns
+from stagerun.text import columns, count
 from stagerun.units import epochs
 
 CSV_COLUMNS = ("stage", "iter", "epoch", "lr", "momentum", "weight_decay")
@@ -23,35 +25,69 @@ def stage_state(planned: PlannedStage) -> str:
     return planned.state.value + (" (kept)" if planned.kept else "")
 
 
-def render_text(plan: Plan, remarks: Iterable[str] = ()) -> str:
-    """The table, then for each stage what to know about it. `remarks` concern the whole: missing data, time, disk."""
+def render_text(plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] = ()) -> str:
+    """The table, the blocks `beside` it, then for each stage what to know about it. `remarks` concern the whole: missing data, disk."""
     schedule = plan.schedule
     images = schedule.data.train.images
-    total_epochs = sum(epochs(s.stage.solver.max_iter, images, s.stage.solver.batch_size) for s in plan.stages)
-    rows = [("stage", "from", "iterations", "epochs", "LR first -> last", "decay", "augmentation", "state")]
+    enabled = [s for s in plan.stages if s.state is not State.DISABLED]
+    total_epochs = sum(epochs(s.stage.solver.max_iter, images, s.stage.solver.batch_size) for s in enabled)
+    rows: list[tuple[str, ...]] = [
+        ("stage", "from", "iterations", "epochs", "LR first -> last", "decay", "augmentation", "state")
+    ]
     for planned in plan.stages:
         stage, solver = planned.stage, planned.stage.solver
         rate = learning_rate(solver)
         rows.append(
             (
                 stage.name,
-                stage.parent or "seed",
+                starts_from(stage),
                 str(solver.max_iter),
                 f"{epochs(solver.max_iter, images, solver.batch_size):.2f}",
                 f"{rate(0):.4g} -> {rate(solver.max_iter - 1):.4g}",
-                f"{solver.weight_decay:g}",
+                course(solver, "weight_decay"),
                 augmentation(solver),
                 stage_state(planned),
             )
         )
+    rows += [_piece(piece, images) for piece in plan.pieces]
     rows.append(("total", "", str(plan.iterations), f"{total_epochs:.2f}", "", "", "", f"{plan.iterations_left} to do"))
-    title = f"{schedule.name}: {len(plan.stages)} stages, {plan.iterations} iterations, {total_epochs:.2f} epochs of {images} images"
+    title = f"{schedule.name}: {len(enabled)} stages, {plan.iterations} iterations, {total_epochs:.2f} epochs of {images} images"
+    if len(enabled) < len(plan.stages):
+        title += f"; {count(len(plan.stages) - len(enabled), 'stage')} not enabled"
     blocks = ["\n".join([title, "", *columns(rows)])]
+    blocks += [text for text in beside if text]
     blocks += [text for planned in plan.stages if (text := _details(plan, planned))]
     remarks = list(remarks)
     if remarks:
         blocks.append("\n".join(f"note: {remark}" for remark in remarks))
     return "\n\n".join(blocks)
+
+
+def _kept_at(schedule: Schedule, stage: Stage) -> Iterator[str]:
+    """Each iteration before its end that others start from, and which do."""
+    for point in schedule.branch_points(stage.name):
+        here = [s for s in schedule.stages if (s.parent, s.parent_iter) == (stage.name, point)]
+        yield f"{point}, for {', '.join(dict.fromkeys(s.group or s.name for s in here))}"
+
+
+def starts_from(stage: Stage) -> str:
+    """`main@7638`, `main`, `seed`."""
+    return "seed" if stage.parent is None else label(stage.parent, stage.parent_iter)
+
+
+def _piece(piece: PlannedStage, images: int) -> tuple[str, ...]:
+    solver = piece.stage.solver
+    rate = learning_rate(solver)
+    return (
+        piece.stage.name,
+        label(piece.stage.name, piece.iter) if piece.iter else starts_from(piece.stage),
+        str(piece.iterations_left),
+        f"{epochs(piece.iterations_left, images, solver.batch_size):.2f}",
+        f"{rate(piece.iter):.4g} -> {rate(piece.last - 1):.4g}",
+        course(solver, "weight_decay"),
+        augmentation(solver),
+        f"again, for {', '.join(piece.children)}",
+    )
 
 
 def _details(plan: Plan, planned: PlannedStage) -> str:
@@ -60,16 +96,24 @@ def _details(plan: Plan, planned: PlannedStage) -> str:
         f"  batch {solver.batch_size} = {solver.logical_workers} x {solver.device_batch_size}, {described(solver)}, "
         f"{solver.lr_policy}" + (f" after {solver.warmup_iter} iterations of warm-up" if solver.warmup_iter else "")
     ]
+    if growing := crop_size_ramp(solver):
+        lines.append(f"  {growing}")
     if stage.parent is not None:
-        lines.append(f"  carried over from {stage.parent}: {carried_over(planned)}")
+        lines.append(f"  carried over from {starts_from(stage)}: {carried_over(planned)}")
         if update := solver_changes(plan.schedule.stage(stage.parent), stage):
             lines.append("  update: " + ", ".join(update))
         changes = augmentation_changes(plan.schedule.stage(stage.parent).solver.transform, solver.transform)
         if changes:
             lines.append("  augmentation: " + ", ".join(changes))
+    lines += [f"  saved and kept at {where}" for where in _kept_at(plan.schedule, stage)]
     if planned.why:
         lines.append(f"  {planned.state.value}: {planned.why}")
     lines += [f"    {change}" for change in planned.changes]
+    lines += [
+        f"  again: {p.iter} to {p.until}, for {', '.join(p.children)}, of which there is no snapshot to start from"
+        for p in plan.pieces
+        if p.stage.name == stage.name
+    ]
     lines += [f"  note: {text}" for text in notes(plan.schedule, stage)]
     return "\n".join([stage.name, *lines])
 
@@ -87,8 +131,15 @@ def carried_over(planned: PlannedStage) -> str:
     )
 
 
-def render_json(plan: Plan, remarks: Iterable[str] = ()) -> str:
-    """One object; numbers at full precision."""
+def moving_members(solver: Solver) -> dict[str, object]:
+    """Of momentum and weight decay that move: those of the first and the last update."""
+    moving = [n for n in ("momentum", "weight_decay") if getattr(solver, f"{n}_policy") is not None]
+    ends = [(end, make_knobs(solver)(i)) for end, i in (("first", 0), ("last", solver.max_iter - 1))]
+    return {f"{end}_{name}": getattr(knobs, name) for name in moving for end, knobs in ends}
+
+
+def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, object] | None = None) -> str:
+    """One object; numbers at full precision. `beside` are further members of it."""
     schedule = plan.schedule
     stages = []
     for planned in plan.stages:
@@ -98,6 +149,8 @@ def render_json(plan: Plan, remarks: Iterable[str] = ()) -> str:
             {
                 "name": stage.name,
                 "from": stage.parent,
+                "from_iter": stage.parent_iter,
+                "group": stage.group,
                 "iterations": solver.max_iter,
                 "epochs": epochs(solver.max_iter, schedule.data.train.images, solver.batch_size),
                 "first_lr": rate(0),
@@ -106,6 +159,7 @@ def render_json(plan: Plan, remarks: Iterable[str] = ()) -> str:
                 "device_batch_size": solver.device_batch_size,
                 "momentum": solver.momentum,
                 "weight_decay": solver.weight_decay,
+                **moving_members(solver),
                 "augmentation": augmentation(solver),
                 "carried_over": carried_over(planned) if stage.parent else None,
                 "position": planned.position,
@@ -126,7 +180,11 @@ def render_json(plan: Plan, remarks: Iterable[str] = ()) -> str:
         "iterations": plan.iterations,
         "iterations_left": plan.iterations_left,
         "stages": stages,
+        "again": [
+            {"name": p.stage.name, "iter": p.iter, "until": p.until, "for": list(p.children)} for p in plan.pieces
+        ],
         "notes": list(remarks),
+        **(beside or {}),
     }
     return json.dumps(whole, indent=2)
 
@@ -141,6 +199,8 @@ def csv_rows(plan: Plan) -> Iterator[str]:
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for planned in plan.stages:
+        if planned.state is State.DISABLED:
+            continue
         solver, name = planned.stage.solver, planned.stage.name
         knobs = make_knobs(solver)
         for iter in range(solver.max_iter):

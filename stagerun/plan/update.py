@@ -1,7 +1,10 @@
 """What moves the weights of a stage: in a few words, and what of it deserves a look. Pure."""
 
+import math
+from itertools import groupby
+
 from stagerun.recipe import MomentumForm, Origin, Solver, Stage
-from stagerun.schedule import POLICIES, SOLVER_TYPES, fields_read, policy_fields
+from stagerun.schedule import POLICIES, SOLVER_TYPES, fields_read, is_ever, make_knobs, own_fields
 
 
 def place(stage: Stage, field: str) -> str:
@@ -14,18 +17,33 @@ def described(solver: Solver) -> str:
     """The type and those of its settings that matter, `delta` left out; then the average, if one is kept."""
     read = fields_read(solver)
     parts = [solver.type]
-    parts += [f"{n} {getattr(solver, n):g}" for n in ("momentum", "momentum2", "rms_decay") if n in read]
+    parts += [f"momentum {course(solver, 'momentum')}"] if "momentum" in read else []
+    parts += [f"{n} {getattr(solver, n):g}" for n in ("momentum2", "rms_decay") if n in read]
     if "momentum_form" in read and solver.momentum_form is MomentumForm.TORCH:
         parts.append("momentum_form TORCH")
     if "local_gw_ratio" in read:
         name = "local_lr_auto" if solver.local_lr_auto else "local_gw_ratio"
         parts.append(f"{name} {solver.local_gw_ratio:g}")
-    if solver.weight_decay and solver.regularization_type != "L2":
+    if is_ever(solver.weight_decay, solver.weight_decay_policy) and solver.regularization_type != "L2":
         parts.append(solver.regularization_type)
     if solver.ema_decay is not None:
         every = f" every {solver.ema_interval} iterations" if solver.ema_interval > 1 else ""
         parts.append(f"EMA {solver.ema_decay:g}{every}")
     return ", ".join(parts)
+
+
+def course(solver: Solver, name: str) -> str:
+    """`momentum` or `weight_decay` from the first update to the last, with the knots between where it turns: `0.9`, or
+    `5e-05 -> 0.0002`."""
+    curve = getattr(solver, f"{name}_policy")
+    if curve is None:
+        return f"{getattr(solver, name):g}"
+    knobs, last = make_knobs(solver), solver.max_iter - 1
+    inner = {math.ceil(k.iter) - solver.policy_start_iter for k in curve.knot}
+    seen = [getattr(knobs(i), name) for i in sorted({0, last} | {i for i in inner if 0 < i < last})]
+    values = [v for v, _ in groupby(seen)]
+    turns = [b for a, b, c in zip(values, values[1:], values[2:], strict=False) if (b - a) * (c - b) < 0]
+    return " -> ".join(f"{v:.4g}" for v in (seen[0], *turns, seen[-1]))
 
 
 def update_notes(stage: Stage) -> list[str]:
@@ -45,17 +63,17 @@ def _unread_fields(stage: Stage) -> list[str]:
 
 def _unread(solver: Solver) -> list[tuple[str, str]]:
     """(field, why) of all that the stage doesn't read, written or not, as the end of `FIELD is not read`."""
-    of_policies = {name for kind in POLICIES for name in policy_fields(kind)} - {"base_lr", "max_iter"}
-    unread = [
-        (n, f" by lr_policy {solver.lr_policy}") for n in sorted(of_policies - {*policy_fields(solver.lr_policy)})
-    ]
+    of_policies = {name for kind in POLICIES for name in own_fields(kind)}
+    unread = [(n, f" by lr_policy {solver.lr_policy}") for n in sorted(of_policies - {*own_fields(solver.lr_policy)})]
     of_types = {name for kind in SOLVER_TYPES.values() for name in kind.reads} - {"adapt", "local_lr_auto"}
     for name in sorted(of_types - fields_read(solver)):
         without = " without local_lr_auto" if (name, solver.type) == ("local_gw_ratio", "SGD") else ""
         unread.append((name, f" by type {solver.type}{without}"))
+        if name == "momentum":
+            unread.append(("momentum_policy.policy", f" by type {solver.type}"))
     if not solver.warmup_iter:
-        unread.append(("warmup_start_lr", ": there is no warm-up"))
-    if not solver.weight_decay:
+        unread += [("warmup_start_lr", ": there is no warm-up"), ("decay_from", ": there is no warm-up")]
+    if not is_ever(solver.weight_decay, solver.weight_decay_policy):
         unread.append(("regularization_type", ": weight_decay is 0"))
     if solver.ema_decay is None:
         unread.append(("ema_interval", ": there is no ema_decay"))
@@ -64,7 +82,7 @@ def _unread(solver: Solver) -> list[tuple[str, str]]:
 
 def _written_as(field: str, origin: Origin) -> str:
     """The field's own name, or that of its partner in epochs."""
-    name = origin.text.partition(": ")[0]
+    name = origin.text.lstrip("[").partition(": ")[0]
     return name if name.endswith("_epoch") else field
 
 
@@ -84,7 +102,12 @@ def _unread_rules(stage: Stage) -> list[str]:
 def _doubtful_values(stage: Stage) -> list[str]:
     solver, kind = stage.solver, SOLVER_TYPES[stage.solver.type]
     found = []
-    if kind.momentum_is is not None and solver.momentum == 0:
+    for name in ("momentum", "weight_decay"):
+        value, curve = getattr(solver, name), getattr(solver, f"{name}_policy")
+        if curve is not None and not is_ever(value, curve):
+            where = place(stage, f"solver.{name}_policy.policy")
+            found.append(f"{name}_policy moves nothing: {name} is 0, and stays so by policy {curve.policy}{where}")
+    if kind.momentum_is is not None and not is_ever(solver.momentum, solver.momentum_policy):
         meaning, usual = kind.momentum_is
         found.append(
             f"momentum is 0, and {meaning} of type {solver.type}: {usual} is usual{place(stage, 'solver.momentum')}"

@@ -1,0 +1,100 @@
+"""Which snapshots of a stage count for what it is now, and why others don't. Pure."""
+
+from dataclasses import dataclass
+
+from stagerun.plan.planned import Change, PlannedStage, State, label
+from stagerun.recipe import FROM_ITER, Stage
+from stagerun.snapshots import Inventory, SnapshotRef
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a stage with a parent starts from: `at` are the snapshots of the parent there that count, the one to take first."""
+
+    parent: PlannedStage
+    at: tuple[SnapshotRef, ...]
+
+    @property
+    def start(self) -> SnapshotRef | None:
+        return self.at[0] if self.at else None
+
+
+def source_of(stage: Stage, parent: PlannedStage, usable: tuple[SnapshotRef, ...]) -> Source:
+    """`usable` are the parent's snapshots that count.
+
+    Of several at one iteration (one was trained once more, elsewhere) the oldest is taken, so that all that start there start
+    from the same bits.
+    """
+    if stage.parent_iter is None:
+        return Source(parent, (parent.end,) if parent.end is not None else ())
+    at = [ref for ref in usable if ref.iter == stage.parent_iter]
+    return Source(parent, tuple(sorted(at, key=lambda ref: ref.attempt)))
+
+
+def counts(ref: SnapshotRef, stage: Stage, source: Source | None, inventory: Inventory) -> bool:
+    """Whether the stage, trained now, would come by this snapshot."""
+    if source is None:
+        came_from = ref.parent == ""
+    elif source.at:
+        came_from = any(ref.parent == start.id for start in source.at)
+    else:
+        # The parent has lost that snapshot (damaged, or deleted). Unchanged, it will come to the same bits, and if not,
+        # the next plan sees another id. What is still there did not get lost: the end of another stage, or that of an
+        # older definition of a parent that is half trained again.
+        lost = ref.parent != "" and all(ref.parent != other.id for other in inventory.snapshots)
+        came_from = lost and source.parent.state is not State.STALE and not source.parent.again
+    return came_from and not changed_fields(ref, stage) and ref.iter <= stage.solver.max_iter
+
+
+def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
+    """The fields of identity in which a snapshot was made from something else than the stage is now.
+
+    A field that the snapshot's version of stagerun did not know had its default then, and one that counted there and does not any
+    more is as good with any value: an upgrade makes nothing stale.
+    """
+
+    def changed(field: str) -> bool:
+        if field not in stage.identity and field in stage.origins:
+            return False
+        if field in ref.identity:
+            return ref.identity[field] != stage.identity.get(field)
+        origin = stage.origins.get(field)
+        return origin is None or origin.layer != "default"
+
+    return sorted(field for field in ref.identity.keys() | stage.identity.keys() if changed(field))
+
+
+def why_stale(
+    stage: Stage, source: Source | None, own: tuple[SnapshotRef, ...], inventory: Inventory
+) -> tuple[str, tuple[Change, ...]]:
+    """In words, and the fields that differ. `own` are the stage's snapshots, none of which counts."""
+    newest = max(own, key=lambda ref: (ref.attempt, ref.iter))
+    changed = changed_fields(newest, stage)
+    changes = tuple(_change(field, newest, stage) for field in changed if field != FROM_ITER)
+    if changes:
+        return "its definition has changed since it was trained", changes
+    if source is None:
+        return "it was trained from another stage, and now starts from the seed", ()
+    now = label(source.parent.stage.name, stage.parent_iter)
+    if newest.parent == "":
+        return f"it was trained from the seed, and now starts from `{now}`", ()
+    before = next((ref.stage for ref in inventory.snapshots if ref.id == newest.parent), source.parent.stage.name)
+    if before != source.parent.stage.name or FROM_ITER in changed:
+        iter = newest.identity.get(FROM_ITER)
+        old = label(before, None if iter is None else int(iter))
+        change = (_change(FROM_ITER, newest, stage),) if FROM_ITER in changed else ()
+        return f"it was trained from `{old}`, and now starts from `{now}`", change
+    if source.at:
+        what = "" if stage.parent_iter is not None else "end of "
+        return f"it was trained from another {what}`{now}`", ()
+    if source.parent.state is State.STALE:
+        return f"its parent `{source.parent.stage.name}` is stale", ()
+    return f"its parent `{source.parent.stage.name}` is to be trained again", ()
+
+
+def _change(field: str, ref: SnapshotRef, stage: Stage) -> Change:
+    missing = "(the end)" if field == FROM_ITER else "(none)"
+    old, new = ref.identity.get(field, missing), stage.identity.get(field, missing)
+    origin = stage.origins.get(field)
+    name = field.removeprefix("solver.")
+    return Change("from" if field == FROM_ITER else name, old, new, origin.span if origin else None)

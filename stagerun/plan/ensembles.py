@@ -1,0 +1,164 @@
+"""Plan + what was evaluated -> for each ensemble whether it can be, or was. Pure."""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stagerun.events import EnsembleTested
+from stagerun.plan.hours import EVALUATION_SHARE, Speed, Spent
+from stagerun.plan.plan import Plan, State
+from stagerun.plan.tested import tested_on
+from stagerun.recipe import Ensemble, EnsembleRule, Schedule
+from stagerun.snapshots import SnapshotRef
+from stagerun.text import columns, count
+
+
+class EnsembleState(enum.Enum):
+    OFF = "off"  # a member is not enabled
+    WAITING = "waiting"  # for members that are not trained
+    READY = "ready"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedEnsemble:
+    """`members` are the ends of the members' stages (READY, DONE). `result` is there if DONE."""
+
+    ensemble: Ensemble
+    state: EnsembleState
+    members: tuple[SnapshotRef, ...] = ()
+    why: str = ""
+    result: EnsembleTested | None = None
+
+
+def plan_ensembles(plan: Plan, results: Mapping[str, EnsembleTested]) -> tuple[PlannedEnsemble, ...]:
+    """`results` by the ensemble's name; one that was made from something else than is there now does not count."""
+    return tuple(_plan_ensemble(plan, ensemble, results.get(ensemble.name)) for ensemble in plan.schedule.ensembles)
+
+
+def _plan_ensemble(plan: Plan, ensemble: Ensemble, result: EnsembleTested | None) -> PlannedEnsemble:
+    stages = [s for name in ensemble.members for s in plan.stages if s.stage.name == name]
+    if off := [s.stage.name for s in stages if not s.stage.enabled]:
+        why = f"{_all(off)} {'is' if len(off) == 1 else 'are'} not enabled"
+        return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.OFF, why=why)
+    if left := [s.stage.name for s in stages if s.state is not State.DONE]:
+        return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.WAITING, why=f"for {_all(left)}")
+    members = tuple(s.end for s in stages if s.end is not None)
+    if result is None:
+        return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.READY, members=members)
+    now = made_from(plan.schedule, ensemble, members)
+    if changed := [name for name, value in now.items() if getattr(result, name) != value]:
+        why = f"evaluated with {_all([_WORDS[name] for name in changed])}"
+        return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.READY, members=members, why=why)
+    return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.DONE, members=members, result=result)
+
+
+_WORDS = {
+    "snapshots": "other weights",
+    "members": "other members",
+    "rule": "another rule",
+    "batch_norm_iter": "another batch_norm_iter",
+    "tested_on": "other images or another transform",
+}
+
+
+def made_from(schedule: Schedule, ensemble: Ensemble, members: Sequence[SnapshotRef]) -> dict[str, Any]:
+    """The fields of an EnsembleTested that say what it was made from, of one that is made now."""
+    averaged = ensemble.rule is EnsembleRule.WEIGHT_AVERAGE
+    return {
+        "members": ensemble.members,
+        "snapshots": tuple(ref.id for ref in members),
+        "rule": ensemble.rule.value,
+        "batch_norm_iter": ensemble.batch_norm_iter if averaged else 0,
+        # The members' transforms are the same: `check` sees to that.
+        "tested_on": tested_on(schedule, schedule.stage(ensemble.members[0])),
+    }
+
+
+def _all(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+# -- how long it takes
+
+
+def ensembles_left(
+    schedule: Schedule, ensembles: Sequence[PlannedEnsemble], speeds: Mapping[str, Speed]
+) -> dict[str, Spent | None]:
+    """For each ensemble that is still to be evaluated, by `ensemble NAME`; None where that is not known of a member."""
+    to_do = [e.ensemble for e in ensembles if e.state in (EnsembleState.READY, EnsembleState.WAITING)]
+    return {f"ensemble {e.name}": _left(schedule, e, speeds) for e in to_do}
+
+
+def _left(schedule: Schedule, ensemble: Ensemble, speeds: Mapping[str, Speed]) -> Spent | None:
+    """As if each member were evaluated by itself, which is too much where making the images takes the time."""
+    found = [(schedule.stage(name).solver, speeds.get(name)) for name in ensemble.members]
+    # Of a stage with averaged weights `test` is two evaluations.
+    tests = [speed.test / (1 if solver.ema_decay is None else 2) for solver, speed in found if speed is not None]
+    if len(tests) < len(found):
+        return None
+    if ensemble.rule is EnsembleRule.WEIGHT_AVERAGE:
+        forward = ensemble.batch_norm_iter * speeds[ensemble.members[0]].iteration * EVALUATION_SHARE
+        return Spent(tests=tests[0] + forward)
+    return Spent(tests=sum(tests))
+
+
+# -- what is shown
+
+
+def ensembles_text(ensembles: Sequence[PlannedEnsemble]) -> str:
+    """A table, and what to know; '' without ensembles."""
+    if not ensembles:
+        return ""
+    rows: list[Sequence[str]] = [("ensemble", "rule", "members", "state")]
+    rows += [
+        (e.ensemble.name, e.ensemble.rule.value, ", ".join(e.ensemble.members), _state_in_words(e)) for e in ensembles
+    ]
+    lines = columns(rows)
+    for e in ensembles:
+        if e.state in (EnsembleState.READY, EnsembleState.WAITING):
+            lines.append(f"  {e.ensemble.name}: {at_once(e.ensemble)}")
+    return "\n".join(lines)
+
+
+def at_once(ensemble: Ensemble) -> str:
+    """What an evaluation has in memory, in words."""
+    if ensemble.rule is EnsembleRule.WEIGHT_AVERAGE:
+        return (
+            "one network of averaged weights, its BatchNorm statistics taken anew over "
+            f"{count(ensemble.batch_norm_iter, 'iteration')} of {ensemble.members[0]}'s images"
+        )
+    return f"the weights of {count(len(ensemble.members), 'network')} are in each worker's memory at a time, one pass over the images"
+
+
+def _state_in_words(planned: PlannedEnsemble) -> str:
+    if planned.result is not None:
+        return f"done, top-1 {100 * planned.result.top1:.2f} % ({100 * planned.result.gain:+.2f} against {planned.result.best})"
+    if planned.state is EnsembleState.OFF:
+        return f"not evaluated: {planned.why}"
+    if planned.state is EnsembleState.WAITING:
+        return f"waiting {planned.why}"
+    return "ready" + (f": {planned.why}" if planned.why else "")
+
+
+def ensembles_record(ensembles: Sequence[PlannedEnsemble]) -> list[dict[str, object]]:
+    """For JSON; the fields of a result are None where there is none."""
+    return [
+        {
+            "name": e.ensemble.name,
+            "rule": e.ensemble.rule.value,
+            "members": list(e.ensemble.members),
+            "batch_norm_iter": e.ensemble.batch_norm_iter if e.ensemble.rule is EnsembleRule.WEIGHT_AVERAGE else None,
+            "state": e.state.value,
+            "why": e.why,
+            "top1": e.result.top1 if e.result else None,
+            "top5": e.result.top5 if e.result else None,
+            "loss": e.result.loss if e.result else None,
+            "best": e.result.best if e.result else None,
+            "gain": e.result.gain if e.result else None,
+            "gain_over_mean": e.result.gain_over_mean if e.result else None,
+        }
+        for e in ensembles
+    ]

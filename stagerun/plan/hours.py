@@ -1,0 +1,180 @@
+"""How long a schedule takes, stage by stage, from how fast each part of it goes. Pure: the speeds are measured elsewhere."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stagerun.plan.plan import Plan, PlannedStage
+from stagerun.recipe import Schedule, Solver, Stage
+
+# Of training on as many images: backward through a layer is two products of the size of the one forward, for the gradients of
+# its weights and of what it was given.
+EVALUATION_SHARE = 1 / 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Seconds of the parts of one stage. What is not known is 0, and `Hours.left_out` says so."""
+
+    iteration: float
+    start: float = 0.0  # before its first iteration, in each process life: reading the snapshot, building the network
+    test: float = 0.0  # the evaluation at its end
+    inner_test: float = 0.0  # one inside it
+    blocked: float = 0.0  # that training stands still for a snapshot inside it
+    written: float = 0.0  # until the one at its end is on disk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Seconds of a stretch of a stage."""
+
+    start: float = 0.0
+    training: float = 0.0
+    tests: float = 0.0
+    snapshots: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.start + self.training + self.tests + self.snapshots
+
+    def __add__(self, other: "Spent") -> "Spent":
+        return Spent(
+            start=self.start + other.start,
+            training=self.training + other.training,
+            tests=self.tests + other.tests,
+            snapshots=self.snapshots + other.snapshots,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hours:
+    """How fast every stage goes, by name; those that are not in `speeds` are of a kind that nothing was measured of.
+
+    `source` says where that is from, as the end of `4 h left ...`. `opening`: seconds of each process life before its first
+    stage, the copying of images among them. `left_out` and `notes` are sentences.
+    """
+
+    source: str
+    speeds: Mapping[str, Speed]
+    opening: float = 0.0
+    left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    unknown: str = "is of a kind that was not measured"  # what is said of a stage that is not in `speeds`
+
+
+def spent(schedule: Schedule, stage: Stage, speed: Speed, first: int, last: int) -> Spent:
+    """The way from `first` updates to `last`, with what is due on it and after the last, but not the stage's own start and end."""
+    solver = stage.solver
+    before = max(first + 1, min(last + 1, solver.max_iter))  # nothing of the kind is due at the end
+    snapshots = times(first, before, solver.snapshot)
+    for point in schedule.branch_points(stage.name):
+        snapshots += first < point <= last and not (solver.snapshot and point % solver.snapshot == 0)
+    return Spent(
+        training=(last - first) * speed.iteration,
+        tests=speed.inner_test * times(first, before, solver.test_interval),
+        snapshots=speed.blocked * snapshots,
+    )
+
+
+def times(iter: int, max_iter: int, every: int) -> int:
+    """How often something that is due `every` iterations (0: never) comes after `iter` and before `max_iter`."""
+    return (max_iter - 1) // every - iter // every if every else 0
+
+
+def stage_left(schedule: Schedule, planned: PlannedStage, speed: Speed) -> Spent:
+    """What is left of a stage, from its start to its evaluation."""
+    way = spent(schedule, planned.stage, speed, planned.iter, planned.last)
+    test = speed.test if planned.until is None else 0.0
+    return way + Spent(start=speed.start, tests=test, snapshots=speed.written)
+
+
+def left(plan: Plan, hours: Hours) -> dict[str, Spent | None]:
+    """For each stage, or piece of one, with something to train, what is left of it; None where that is not known."""
+    return {
+        planned.label: stage_left(plan.schedule, planned, speed) if speed else None
+        for planned in plan.work
+        for speed in [hours.speeds.get(planned.stage.name)]
+    }
+
+
+def seconds_at(schedule: Schedule, hours: Hours, name: str, iter: int) -> float | None:
+    """Seconds from the seed to `iter` updates of a stage, along its path of ancestors and in one process life. The
+    ancestors' evaluations and snapshots are in it; None if the speed of one of them is not known.
+    """
+    stage = schedule.stage(name)
+    speed = hours.speeds.get(name)
+    if speed is None:
+        return None
+    before: float | None = hours.opening
+    if stage.parent is not None:
+        parent = schedule.stage(stage.parent)
+        end = parent.solver.max_iter if stage.parent_iter is None else stage.parent_iter
+        before = seconds_at(schedule, hours, parent.name, end)
+        if before is not None and end == parent.solver.max_iter:
+            before += hours.speeds[parent.name].written + hours.speeds[parent.name].test
+    return None if before is None else before + speed.start + spent(schedule, stage, speed, 0, iter).total
+
+
+def at_images_per_second(
+    schedule: Schedule,
+    rate: float,
+    *,
+    blocked: float | None = None,
+    written: float | None = None,
+    start: float | None = None,
+    opening: float | None = None,
+) -> Hours:
+    """At so many images per second of the whole job, in training; the seconds as in `Speed` and `Hours`, None where they are
+    not known."""
+
+    def speed(solver: Solver) -> Speed:
+        whole, one = tested_images(schedule, solver)
+        return Speed(
+            iteration=solver.batch_size / rate,
+            start=start or 0.0,
+            test=whole * EVALUATION_SHARE / rate,
+            inner_test=one * EVALUATION_SHARE / rate,
+            blocked=blocked or 0.0,
+            written=written or 0.0,
+        )
+
+    notes = []
+    if schedule.data.val is not None:
+        notes.append("an evaluation is counted as a forward pass: a third of what training takes per image")
+    transforms = [s.solver.transform for s in schedule.stages]
+    if len({t.crop_size for t in transforms}) > 1 or any(t.crop_size_ramp for t in transforms):
+        notes.append("the speed is taken to be the same for images of all sizes")
+    return Hours(
+        source=f"at {rate:g} images/s",
+        speeds={stage.name: speed(stage.solver) for stage in schedule.stages},
+        opening=opening or 0.0,
+        left_out=not_known(schedule, 0.0, blocked, start, opening),
+        notes=tuple(notes),
+    )
+
+
+def not_known(
+    schedule: Schedule, test: float | None, blocked: float | None, start: float | None, opening: float | None
+) -> tuple[str, ...]:
+    """What of these is None, in words."""
+    found = []
+    if test is None and schedule.data.val is not None:
+        found.append("evaluations")
+    if blocked is None:
+        found.append("snapshots")
+    if start is None:
+        found.append("the start of each stage")
+    if opening is None:
+        copying = f", with the copying of images to {schedule.data.scratch}" if schedule.data.scratch else ""
+        found.append(f"the start of the job{copying}")
+    return tuple(found)
+
+
+def tested_images(schedule: Schedule, solver: Solver) -> tuple[int, int]:
+    """Images that the evaluation at the end of a stage goes through, and one inside it; twice as many where averaged weights
+    are evaluated beside the trained ones."""
+    if schedule.data.val is None:
+        return 0, 0
+    passes = 1 if solver.ema_decay is None else 2
+    whole = schedule.data.val.images
+    one = whole if solver.test_iter is None else min(whole, solver.test_iter * solver.test_batch_size)
+    return passes * whole, passes * one

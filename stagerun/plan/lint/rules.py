@@ -1,0 +1,53 @@
+"""Every rule by its id. A literal table; and what it says, as text. Pure."""
+
+from collections.abc import Iterator
+
+from stagerun.errors import Span
+from stagerun.plan.lint import large_batch, lengths, rates, silence
+from stagerun.plan.lint.finding import Finding, Rule
+from stagerun.recipe import Schedule
+from stagerun.text import columns
+
+
+def no_test(schedule: Schedule) -> Iterator[Finding]:
+    """Nothing is ever evaluated."""
+    if schedule.data.val is None and schedule.stages:
+        origin = schedule.stages[0].origins.get("data.train.source")
+        path = schedule.files[0][0] if schedule.files else ""
+        span = origin.span if origin is not None and origin.span is not None else Span(path, 1, 1)
+        hint = "write `val { source: ... images: ... }` in `data`"
+        yield Finding("no-test", "there is no `data.val`: nothing says how good the network is", span, hint)
+
+
+def _of_comments(schedule: Schedule) -> Iterator[Finding]:
+    """`silence` finds these, when it knows what the other rules have found."""
+    yield from ()
+
+
+RULES: dict[str, Rule] = {
+    "lr-jump": Rule(rates.lr_jump, "the learning rate jumps where two stages, or a warm-up and its policy, meet"),
+    "warmup-start": Rule(rates.warmup_start, "a warm-up starts above base_lr"),
+    "zero-parent": Rule(rates.zero_parent, "a stage goes up again from a parent whose rate has come down to zero"),
+    "lr-batch": Rule(large_batch.lr_batch, "a large batch whose learning rate is far from those of published runs"),
+    "decay-on-norm": Rule(large_batch.decay_on_norm, "a large batch with weight decay on BatchNorm"),
+    "comment-number": Rule(lengths.comment_number, "a comment that gives another length than the line it stands in"),
+    "unsaved-work": Rule(lengths.unsaved_work, "a kill costs much, since snapshots are far apart"),
+    "no-test": Rule(no_test, "there are no images to evaluate with"),
+    silence.ID: Rule(_of_comments, "a comment for lint that does nothing; can't be silenced"),
+}
+
+
+def rules_text() -> str:
+    """The ids, what each is for, and how a comment silences one."""
+    rows = [(f"  {id}", rule.purpose) for id, rule in RULES.items()]
+    return "\n".join(
+        [
+            "lint: what is legal in a schedule and looks wrong (`stagerun check DIR --lint`)",
+            "",
+            *columns(rows),
+            "",
+            "A comment silences one where it is meant: in its line, in the line above, or at the head of a file for all of that file.",
+            "",
+            "  # lint: ignore lr-jump, zero-parent: what the published run did",
+        ]
+    )

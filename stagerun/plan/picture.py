@@ -1,0 +1,181 @@
+"""A schedule as what is drawn of it, before anything draws it. Pure: every number is one that `make_knobs` gives the trainer.
+
+A stage's place counts along its path from the root, over all that was trained before it: a branch begins where it leaves its
+parent. Stages that are not enabled have their place too.
+"""
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from stagerun.plan.hazards import JUMP, Joint, joints
+from stagerun.plan.images import augmentation
+from stagerun.plan.points import Kind, Mark, Point, points_of
+from stagerun.recipe import Schedule, Solver, Stage
+
+__all__ = ["Kind", "Mark", "Picture", "Point", "StagePicture", "Unit", "make_picture"]
+
+# Of a stage's own steps so many are marked; a rate that falls each epoch has hundreds.
+MOST_STEPS = 12
+
+
+class Unit(enum.Enum):
+    """What an x axis counts."""
+
+    ITERATIONS = "iterations"
+    EPOCHS = "epochs"
+    IMAGES = "images"
+    HOURS = "hours"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePicture:
+    """One stage. `begin_*`: where it begins. `images`: of an epoch. `seconds`: at its begin and at its end, counted from the
+    seed; None if they are not known.
+
+    `points` are in the order of their iterations; the first and last iteration, both sides of every jump, knots and extremes are
+    among them. `steps`: how many the policy has, of which `marks` holds MOST_STEPS. `drops`: how often `plateau` may lower what
+    is drawn.
+    """
+
+    name: str
+    parent: str | None
+    parent_iter: int | None  # of the parent, where this stage leaves it
+    leaves_early: bool  # before the parent's end
+    enabled: bool
+    iterations: int
+    batch_size: int
+    images: int
+    begin_iterations: int
+    begin_images: int
+    seconds: tuple[float, float] | None
+    augmentation: str
+    points: tuple[Point, ...]
+    marks: tuple[Mark, ...]
+    steps: int
+    drops: int
+
+    def x(self, iter: float, unit: Unit) -> float:
+        """The place of an iteration of this stage. ValueError for hours that are not known."""
+        if unit is Unit.ITERATIONS:
+            return self.begin_iterations + iter
+        if unit is Unit.HOURS:
+            if self.seconds is None:
+                raise ValueError(f"the hours of {self.name} are not known")
+            begin, end = self.seconds
+            return (begin + (end - begin) * iter / self.iterations) / 3600
+        images = self.begin_images + iter * self.batch_size
+        return images if unit is Unit.IMAGES else images / self.images
+
+    def line(self) -> list[tuple[int, float]]:
+        """(iteration, rate) of its points, as they are joined: upright where it jumps, and the last rate up to the stage's end."""
+        before = {mark.iter: mark.before for mark in self.marks if mark.jumps and mark.kind is not Kind.START}
+        found = []
+        for point in self.points:
+            if point.iter in before:
+                found.append((point.iter, before[point.iter]))
+            found.append((point.iter, point.lr))
+        return [*found, (self.iterations, self.points[-1].lr)]
+
+    def extent(self, unit: Unit) -> tuple[float, float]:
+        return self.x(0, unit), self.x(self.iterations, unit)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """`stages` are in the order in which they run: parents before children."""
+
+    name: str
+    images: int
+    stages: tuple[StagePicture, ...]
+
+    def stage(self, name: str) -> StagePicture:
+        return next(stage for stage in self.stages if stage.name == name)
+
+    def end(self, unit: Unit) -> float:
+        return max(stage.extent(unit)[1] for stage in self.stages)
+
+    def lanes(self, unit: Unit) -> dict[str, int]:
+        """The line on which each stage's bands are drawn. The first stage to go on from a parent's end shares its line; others
+        have the first line that is free there. 0 is the trunk's."""
+        taken: list[list[tuple[float, float]]] = []
+        lanes: dict[str, int] = {}
+        for stage in self.stages:
+            own = _on(stage, lanes.get(stage.parent or ""))
+            span = stage.extent(unit)
+            free = (n for n in own if n >= len(taken) or all(_apart(span, other) for other in taken[n]))
+            lane = next(free)
+            if lane == len(taken):
+                taken.append([])
+            taken[lane].append(span)
+            lanes[stage.name] = lane
+        return lanes
+
+
+def _on(stage: StagePicture, parents: int | None) -> Iterator[int]:
+    """The lines that a stage may have, the best first: a branch does not come back to its trunk's."""
+    if parents is not None and not stage.leaves_early:
+        yield parents
+    least = 0 if parents is None else parents + 1
+    while True:
+        yield least
+        least += 1
+
+
+def _apart(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    # What touches is apart; a billionth is what the sums of two paths may differ by.
+    gap = 1e-9 * max(one[1], other[1])
+    return one[1] <= other[0] + gap or other[1] <= one[0] + gap
+
+
+def make_picture(schedule: Schedule, seconds: Callable[[str, int], float] | None = None) -> Picture:
+    """`seconds`: (stage, iteration) -> how long it takes to come there from the seed, if that is known."""
+    drawn: dict[str, StagePicture] = {}
+    for stage in schedule.stages:
+        parent = drawn[stage.parent] if stage.parent is not None else None
+        drawn[stage.name] = _stage(schedule, stage, parent, seconds)
+    return Picture(schedule.name, schedule.data.train.images, tuple(drawn.values()))
+
+
+def _stage(
+    schedule: Schedule, stage: Stage, parent: StagePicture | None, seconds: Callable[[str, int], float] | None
+) -> StagePicture:
+    solver = stage.solver
+    leaves = None
+    begin_iterations = begin_images = 0
+    if parent is not None:
+        leaves = parent.iterations if stage.parent_iter is None else stage.parent_iter
+        begin_iterations = parent.begin_iterations + leaves
+        begin_images = parent.begin_images + leaves * parent.batch_size
+    points, steps = points_of(solver)
+    marks = [_mark(joint, schedule, solver) for joint in joints(schedule, stage)]
+    found = {mark.iter for mark in marks}
+    steps = [step for step in steps if step.iter not in found]
+    return StagePicture(
+        name=stage.name,
+        parent=stage.parent,
+        parent_iter=leaves,
+        leaves_early=parent is not None and leaves != parent.iterations,
+        enabled=stage.enabled,
+        iterations=solver.max_iter,
+        batch_size=solver.batch_size,
+        images=schedule.data.train.images,
+        begin_iterations=begin_iterations,
+        begin_images=begin_images,
+        seconds=None if seconds is None else (seconds(stage.name, 0), seconds(stage.name, solver.max_iter)),
+        augmentation=augmentation(solver),
+        points=points,
+        marks=tuple(sorted(marks + steps[:MOST_STEPS], key=lambda mark: mark.iter)),
+        steps=len(steps),
+        drops=len(solver.plateau_winsize) if solver.lr_policy == "plateau" else 0,
+    )
+
+
+def _mark(joint: Joint, schedule: Schedule, solver: Solver) -> Mark:
+    """A ramp ends at base_lr, whatever its last step is; a child goes on with its parent's rate, which nobody knows of a
+    plateau's."""
+    if joint.iter:
+        kind, due, known = Kind.WARM_UP, solver.base_lr, True
+    else:
+        kind, due, known = Kind.START, joint.before, schedule.stage(joint.place).solver.lr_policy != "plateau"
+    return Mark(kind, joint.iter, joint.before, joint.after, known and abs(joint.after - due) > JUMP * due)

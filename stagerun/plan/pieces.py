@@ -1,0 +1,66 @@
+"""Stretches of a stage that are trained once more, for a snapshot that others start from. Pure.
+
+A stage saves what its children start from on its way. Where a child was thought of later, or the snapshot is gone, the stage
+has passed that place already: then it is trained again from the newest of its snapshots before that, or from its start, up to
+there and no further. Its other snapshots and its end stay as they are.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from stagerun.plan.counting import Source
+from stagerun.plan.planned import PlannedStage, State
+from stagerun.snapshots import SnapshotRef
+
+
+def pieces(
+    planned: Mapping[str, PlannedStage],
+    usable: Mapping[str, tuple[SnapshotRef, ...]],
+    sources: Mapping[str, Source | None],
+) -> tuple[PlannedStage, ...]:
+    """In running order. `planned` has all stages, in that order; `usable` and `sources` are by stage."""
+    wanted: dict[str, dict[int, list[str]]] = {}  # by stage and iteration, who starts there
+    found: list[PlannedStage] = []
+    # Children first: a piece from a stage's start may need a piece of the stage above.
+    for stage in reversed(list(planned.values())):
+        name = stage.stage.name
+        begins = stage.state is State.FRESH
+        if name in wanted:
+            made = _of(stage, wanted[name], usable[name], sources[name])
+            begins = begins or made[0].state is State.FRESH
+            found = [*made, *found]
+        parent, iter, source = stage.stage.parent, stage.stage.parent_iter, sources[name]
+        waits = begins and source is not None and not source.at
+        if waits and parent is not None and iter is not None and has_passed(planned[parent], iter):
+            wanted.setdefault(parent, {}).setdefault(iter, []).insert(0, name)
+    return tuple(found)
+
+
+def has_passed(parent: PlannedStage, iter: int) -> bool:
+    """Whether the stage has that iteration behind it, so that it doesn't come by there any more."""
+    return parent.state in (State.DONE, State.RESUME, State.NOT_CHOSEN) and parent.iter >= iter
+
+
+def _of(
+    stage: PlannedStage, points: Mapping[int, list[str]], usable: tuple[SnapshotRef, ...], source: Source | None
+) -> list[PlannedStage]:
+    made: list[PlannedStage] = []
+    for point in sorted(points):
+        before = [ref for ref in usable if ref.iter < point]
+        newest = max(before, key=lambda ref: (ref.iter, ref.attempt), default=None)
+        children = tuple(points[point])
+        if made and made[-1].until is not None and (newest.iter if newest else 0) <= made[-1].until:
+            made[-1] = replace(made[-1], until=point, children=made[-1].children + children)
+            continue
+        made.append(
+            PlannedStage(
+                stage=stage.stage,
+                state=State.FRESH if newest is None else State.RESUME,
+                iter=newest.iter if newest else 0,
+                position=stage.position,
+                start=newest or (source.start if source else None),
+                until=point,
+                children=children,
+            )
+        )
+    return made

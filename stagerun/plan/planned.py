@@ -1,0 +1,129 @@
+"""A Plan as values."""
+
+import enum
+from dataclasses import dataclass
+
+from stagerun.errors import Span
+from stagerun.recipe import Schedule, Stage
+from stagerun.snapshots import SnapshotRef
+
+
+class State(enum.Enum):
+    FRESH = "fresh"
+    RESUME = "resume"
+    DONE = "done"
+    STALE = "stale"
+    DISABLED = "disabled"  # `enabled: false`, or below such a stage
+    NOT_CHOSEN = "not chosen"  # left out by --only or --until, and not done
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A field whose value is not the one a snapshot was made with. `span` is where the new value is written, if anywhere."""
+
+    field: str
+    old: str
+    new: str
+    span: Span | None
+
+    def __str__(self) -> str:
+        place = f" ({self.span.path}:{self.span.line})" if self.span else " (a default)"
+        return f"{self.field} {self.old} -> {self.new}{place}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStage:
+    """`iter`: updates done already. `position`: images consumed before the stage along its path.
+
+    `start` is the snapshot that training goes on from: its own (RESUME), the one of its parent that it starts from (FRESH), or
+    None: the seed, or a snapshot that is yet to be made. `end` is the finished stage's snapshot (DONE).
+
+    A piece (`Plan.pieces`) is a stretch of a stage that is trained once more, FRESH or RESUME, up to the iteration `until`, for
+    the sake of a snapshot there; `children` are the stages that start from it.
+    """
+
+    stage: Stage
+    state: State
+    iter: int
+    position: int
+    start: SnapshotRef | None = None
+    end: SnapshotRef | None = None
+    why: str = ""
+    changes: tuple[Change, ...] = ()
+    kept: bool = False
+    again: bool = False  # trained again by --redo
+    lost: bool = False  # stale for want of a snapshot to start from
+    until: int | None = None
+    children: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The stage's name; of a piece what it is trained for, `main@7638`."""
+        return label(self.stage.name, self.until)
+
+    @property
+    def last(self) -> int:
+        """The iteration after which training stops."""
+        return self.stage.solver.max_iter if self.until is None else self.until
+
+    @property
+    def iterations_left(self) -> int:
+        return self.last - self.iter if self.state in (State.FRESH, State.RESUME, State.STALE) else 0
+
+
+def label(parent: str, iter: int | None) -> str:
+    """As `from` has it: `main`, `main@7638`."""
+    return parent if iter is None else f"{parent}@{iter}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`pieces` are in running order, each before the first stage that waits for it."""
+
+    schedule: Schedule
+    stages: tuple[PlannedStage, ...]
+    pieces: tuple[PlannedStage, ...] = ()
+
+    @property
+    def stale(self) -> tuple[PlannedStage, ...]:
+        return tuple(s for s in self.stages if s.state is State.STALE)
+
+    @property
+    def work(self) -> tuple[PlannedStage, ...]:
+        """Stages and pieces with something to train, stale ones too, in running order."""
+        found: list[PlannedStage] = []
+        for planned in self.stages:
+            if not planned.iterations_left:
+                continue
+            if planned.start is None and self.pieces:
+                path = {planned.stage.name, *self._above(planned.stage)}
+                found += [p for p in self.pieces if p not in found and not path.isdisjoint(p.children)]
+            found.append(planned)
+        return tuple(found)
+
+    @property
+    def next(self) -> PlannedStage | None:
+        """The stage, or the piece of one, to train now; None when nothing is left. Parents come first, so its start is on disk."""
+        return next((s for s in self.work if s.state is not State.STALE), None)
+
+    @property
+    def left_out(self) -> tuple[PlannedStage, ...]:
+        """Stages that are not done and that this plan doesn't train: those not enabled, and those not chosen."""
+        return tuple(s for s in self.stages if s.state in (State.DISABLED, State.NOT_CHOSEN))
+
+    @property
+    def iterations(self) -> int:
+        """Of all stages that are enabled."""
+        return sum(s.stage.solver.max_iter for s in self.stages if s.state is not State.DISABLED)
+
+    @property
+    def iterations_left(self) -> int:
+        """That the plan trains, pieces among them."""
+        return sum(s.iterations_left for s in (*self.stages, *self.pieces))
+
+    def _above(self, stage: Stage) -> set[str]:
+        found: set[str] = set()
+        while stage.parent is not None and stage.parent not in found:
+            found.add(stage.parent)
+            stage = self.schedule.stage(stage.parent)
+        return found
