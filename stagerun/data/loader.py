@@ -6,7 +6,7 @@ damaged JPEGs `jpeg.decoder` says how far that was tried.)
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -48,7 +48,7 @@ class Augment(Protocol):
 @dataclass(frozen=True, slots=True)
 class Job:
     """A batch being made: `indices` are the records at its positions, once they are made those that were taken; `numbers` and
-    `colours` are uint64[count, ...]."""
+    `colours` are uint64[count, ...]; `param` is the transform, its crop_size that of this batch."""
 
     loader: "Loader"
     made: Batch
@@ -56,6 +56,7 @@ class Job:
     positions: list[int]
     numbers: order.UInt64 | None
     colours: order.UInt64 | None
+    param: Transform | None = None
 
     @property
     def count(self) -> int:
@@ -77,7 +78,8 @@ class Loader:
 
     `images` is the length of an epoch and must be the number of records; `depth` is how many batches `stream` may hold
     ready, 1 or more (of batches smaller than 16 images per thread more), `threads` how many make them. `augment` is done last. `memory` keeps pixels between epochs, `bad` puts up
-    with some bad records in training. `tier` forces a way of decoding.
+    with some bad records in training. `tier` forces a way of decoding. `side` is the crop_size of a batch that begins at a
+    position, where not all have that of `transform_param`, which is the largest then: a batch has one size.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Loader:
         memory: Decoded | None = None,
         bad: BadRecords | None = None,
         tier: str | None = None,
+        side: Callable[[int], int | None] | None = None,
     ) -> None:
         if images != len(records):
             raise DataError(
@@ -109,6 +112,7 @@ class Loader:
         self.depth, self.threads = depth, threads
         self._transform, self._train = transform_param, train
         self._seed, self._shuffle = seed, shuffle
+        self._side_at = side
         self._augment, self._bad = augment, bad if train else None
         self._pictures = Pictures(records, transform_param, channels, num_classes, memory, tier)
         self.expect = self._pictures.expect
@@ -134,9 +138,16 @@ class Loader:
             raise ValueError("a batch has at least one image")
         positions = np.arange(position, position + count, dtype=np.int64)
         indices = order.indices(self._seed, len(self.records), position, count, self._shuffle)
-        return self._job(positions, indices, self._shape(int(indices[0]), position))
+        param = self._param(position)
+        return self._job(positions, indices, param, self._shape(int(indices[0]), position, param))
 
-    def _job(self, positions: NDArray[np.int64], indices: NDArray[np.int64], shape: tuple[int, int]) -> Job:
+    def _param(self, position: int) -> Transform:
+        side = self._transform.crop_size if self._side_at is None else self._side_at(position)
+        return self._transform if side == self._transform.crop_size else replace(self._transform, crop_size=side)
+
+    def _job(
+        self, positions: NDArray[np.int64], indices: NDArray[np.int64], param: Transform, shape: tuple[int, int]
+    ) -> Job:
         count = len(positions)
         made = Batch(
             self._buffers.array((count, *shape, self._pictures.channels)),
@@ -148,7 +159,7 @@ class Loader:
         colours = None
         if self._augment is not None:
             colours = order.draws(self._seed, positions, self._augment.numbers, order.Purpose.COLOUR)
-        return Job(self, made, indices.tolist(), positions.tolist(), self._numbers(positions), colours)
+        return Job(self, made, indices.tolist(), positions.tolist(), self._numbers(positions), colours, param)
 
     def _numbers(self, positions: NDArray[np.int64]) -> order.UInt64 | None:
         return order.draws(self._seed, positions, transform.numbers_needed(self._transform)) if self._train else None
@@ -166,7 +177,7 @@ class Loader:
         """Record i as image n of the batch."""
         made, out = job.made, job.made.images[n]
         picture, label = self._pictures.open(i)
-        draw = self._pictures.draw(i, picture, None if job.numbers is None else job.numbers[n])
+        draw = self._pictures.draw(i, picture, None if job.numbers is None else job.numbers[n], job.param)
         self._check_shape(i, finished_size(draw, picture), out.shape)
         if self._augment is None or job.colours is None:
             self._pictures.finish(i, picture, draw, out)
@@ -199,11 +210,10 @@ class Loader:
             "look into the LMDB: `stagerun data verify --decode` names all bad records; make it again without them",
         )
 
-    def _shape(self, i: int, position: int) -> tuple[int, int]:
+    def _shape(self, i: int, position: int, param: Transform) -> tuple[int, int]:
         """(height, width) of the finished images of a batch whose first one is record i: all must be like that one."""
-        side = self._transform.crop_size
-        if side is not None:
-            return side, side
+        if param.crop_size is not None:
+            return param.crop_size, param.crop_size
         numbers = self._numbers(np.array([position], np.int64))
 
         def shape(i: int) -> tuple[int, int]:

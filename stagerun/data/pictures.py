@@ -81,10 +81,10 @@ class Pictures:
             picture = decoded_picture(image)
         return picture, fields.label
 
-    def draw(self, i: int, picture: Picture, numbers: UInt64 | None) -> Draw:
-        """What is done to record i's picture; `transform.draw`."""
+    def draw(self, i: int, picture: Picture, numbers: UInt64 | None, param: Transform | None = None) -> Draw:
+        """What is done to record i's picture; `transform.draw`. `param` is the transform with another crop_size."""
         try:
-            return transform.draw(self._transform, numbers, picture.height, picture.width)
+            return transform.draw(param or self._transform, numbers, picture.height, picture.width)
         except DataError as error:
             raise DataError(f"{self.place(i)}: {error.message}", error.hint) from None
 
