@@ -60,6 +60,10 @@ def slow(name: str, side: int):
         ("squeezenet1_1", 33),  # without any BatchNorm
         ("swin_t", 32),
         ("resnet50_intel_caffe", 32),
+        ("resnet9", 32),
+        ("alexnet_bn", 32),
+        ("inception_bn_28_small", 28),
+        ("inception_bn", 64),
         slow("alexnet", 63),
         slow("convnext_tiny", 32),
         slow("densenet121", 32),

@@ -7,11 +7,15 @@ from torch import Tensor, nn
 
 from stagerun import recipe
 from stagerun.errors import UsageError
+from stagerun.models.alexnet_bn import AlexNetBN
 from stagerun.models.batch_norm import BatchNorm2d
 from stagerun.models.blur_pool import add_blur_pool
 from stagerun.models.catalog import torchvision_network
 from stagerun.models.fillers import fill
+from stagerun.models.inception_bn import InceptionBN
+from stagerun.models.inception_bn_28_small import InceptionBN28Small
 from stagerun.models.residual import resnet50_intel_caffe, set_gamma
+from stagerun.models.resnet9 import ResNet9
 from stagerun.models.resnet_small import ResNetSmall
 from stagerun.recipe import ZeroGamma
 from stagerun.spec.networks import NETWORKS, TORCHVISION
@@ -20,7 +24,11 @@ __all__ = ["MODELS", "BatchNorm2d", "build"]
 
 MODELS: dict[str, Callable[[recipe.Model], nn.Module]] = {
     **{name: partial(torchvision_network, name) for name in TORCHVISION},
+    "alexnet_bn": AlexNetBN,
+    "inception_bn": InceptionBN,
+    "inception_bn_28_small": InceptionBN28Small,
     "resnet50_intel_caffe": resnet50_intel_caffe,
+    "resnet9": ResNet9,
     "resnet_small": ResNetSmall,
 }
 
