@@ -14,10 +14,11 @@ class RunStarted:
     workers: int
     device: str
     threads: int
-    stages: tuple[str, ...]
-    iterations: int  # of all stages
-    iterations_left: int
+    stages: tuple[str, ...]  # that are enabled
+    iterations: int  # of all of them
+    iterations_left: int  # that are to be done now; pieces among them
     version: str
+    ensembles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,32 @@ class Iterated:
     images: int
     seconds: float
     update_seconds: float = 0.0  # of them: from the last backward pass to the new weights, once per iteration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceStarted:
+    """A stretch of a stage that has that behind it is trained once more, for a snapshot at `until`. Nothing else comes of it: its
+    updates are told as Retraced, and nothing is evaluated."""
+
+    stage: str
+    iter: int
+    until: int
+    start: str  # what its weights come from, in words
+    children: tuple[str, ...]  # the stages that will start there; rank 0 knows
+    iterations_left: int = 0  # of all that is to be done, this among them; rank 0 knows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retraced:
+    """One weight update of such a stretch was done, as an Iterated of the stage told once."""
+
+    stage: str
+    iter: int
+    until: int
+    lr: float
+    loss: float
+    images: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +152,40 @@ class StageFinished:
     ema_top5: float | None = None
     ema_test_loss: float | None = None
     tested_on: str = ""  # what the evaluation depends on besides the weights; '' if nothing was evaluated
+    last_weight_decay: float | None = None  # that of the last update, where it is another than the first one's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnsembleTested:
+    """Several stages' last weights were evaluated together. Also the content of OUT/results/ensembles/NAME.json.
+
+    `snapshots`, `rule`, `batch_norm_iter` and `tested_on` are what it was made from: while these are the same, it counts.
+    """
+
+    name: str
+    rule: str  # of recipe.EnsembleRule
+    members: tuple[str, ...]
+    images: int
+    top1: float  # 0..1
+    top5: float
+    loss: float | None  # None where it is not finite
+    seconds: float
+    best: str  # the member with the highest top-1 by itself, the first of several
+    best_top1: float
+    mean_top1: float  # of the members by themselves
+    snapshots: tuple[str, ...]  # ids of the members' ends
+    batch_norm_iter: int  # 0 where no weights are averaged
+    tested_on: str
+
+    @property
+    def gain(self) -> float:
+        """Top-1 over that of the best member, as a fraction."""
+        return self.top1 - self.best_top1
+
+    @property
+    def gain_over_mean(self) -> float:
+        """Top-1 over the mean of the members, as a fraction."""
+        return self.top1 - self.mean_top1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +209,7 @@ class Failed:
 class RunFinished:
     trained: bool  # whether there was anything to do
     seconds: float
+    not_chosen: tuple[str, ...] = ()  # stages that are still to be trained, and were left out; rank 0 knows
 
 
 Event = (
@@ -155,12 +217,15 @@ Event = (
     | Note
     | StageStarted
     | Iterated
+    | PieceStarted
+    | Retraced
     | SnapshotDue
     | SnapshotWritten
     | SnapshotFailed
     | TestDue
     | Tested
     | StageFinished
+    | EnsembleTested
     | Stopped
     | Failed
     | RunFinished

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 
 from stagerun import events
-from stagerun.events import Event, StageFinished
+from stagerun.events import EnsembleTested, Event, StageFinished
 
 
 def event_of(line: bytes) -> tuple[float, Event] | None:
@@ -25,6 +25,13 @@ def result_of(text: bytes) -> StageFinished:
     """The content of a file of OUT/results. ValueError for what no run writes."""
     found = _MAKERS[StageFinished.__name__](_object(text))
     assert isinstance(found, StageFinished)
+    return found
+
+
+def ensemble_of(text: bytes) -> EnsembleTested:
+    """The content of a file of OUT/results/ensembles. ValueError for what no run writes."""
+    found = _MAKERS[EnsembleTested.__name__](_object(text))
+    assert isinstance(found, EnsembleTested)
     return found
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from stagerun.comm import Comm
 from stagerun.engine.device import autocast
@@ -23,7 +23,6 @@ class Score:
     loss: float
 
 
-@torch.no_grad()
 def evaluate(
     model: nn.Module,
     batches: Iterable[tuple[int, Batch]],
@@ -33,21 +32,39 @@ def evaluate(
     comm: Comm,
     stop: Callable[[], bool],
 ) -> Score | None:
-    """Collective. `batches`: this rank's (number, batch) of the `num_batches` that the images are cut into.
+    """The Score of a network; as `score`."""
+    model.eval()
+
+    def answer(batch: Batch) -> Tensor:
+        with autocast(precision, normalise.device):
+            logits: Tensor = model(normalise(batch.images))
+        return logits.to(normalise.dtype)
+
+    return score(answer, batches, num_batches, normalise, comm, stop)
+
+
+@torch.no_grad()
+def score(
+    answer: Callable[[Batch], Tensor],
+    batches: Iterable[tuple[int, Batch]],
+    num_batches: int,
+    normalise: Normalise,
+    comm: Comm,
+    stop: Callable[[], bool],
+) -> Score | None:
+    """Of what says [N, classes] of a batch, the logits or the logarithms of probabilities. Collective.
+
+    `batches`: this rank's (number, batch) of the `num_batches` that the images are cut into. `normalise` places the labels.
 
     Each batch is computed by one rank, the counts and losses of all are exchanged and added in order of their number: so
     neither the cut nor the sum depends on how many ranks there are. None when a rank was told to stop on the way.
     """
-    model.eval()
     table = torch.zeros(num_batches + 1, 4, dtype=torch.float64, device=normalise.device)
     for number, batch in batches:
         if stop():
             table[-1, 0] = 1
             break
-        with autocast(precision, normalise.device):
-            logits = model(normalise(batch.images))
-        labels = normalise.labels(batch.labels)
-        logits = logits.to(normalise.dtype)
+        logits, labels = answer(batch), normalise.labels(batch.labels)
         best = logits.topk(min(5, logits.shape[1]), dim=1).indices
         right = best == labels[:, None]
         table[number, 0] = len(labels)

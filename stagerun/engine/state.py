@@ -12,18 +12,20 @@ from stagerun.engine.parameters import trained_parameters
 from stagerun.engine.solvers import WeightUpdate, make_update
 from stagerun.engine.statistics import BatchStatistics
 from stagerun.recipe import Solver
+from stagerun.schedule.plateau import FRESH, PlateauState
 
 
 @dataclass(slots=True)
 class TrainState:
     """Network, solver, BatchNorm statistics, and `iter`: the number of weight updates done in this stage. `average`: the
-    averaged weights, of a stage with `ema_decay`."""
+    averaged weights, of a stage with `ema_decay`. `plateau`: what lr_policy `plateau` remembers, the same on every rank."""
 
     model: nn.Module
     solver: WeightUpdate
     statistics: BatchStatistics
     iter: int = 0
     average: Average | None = None
+    plateau: PlateauState = FRESH
 
 
 def make_state(model: nn.Module, solver: Solver, device: torch.device) -> TrainState:
@@ -37,7 +39,9 @@ def make_state(model: nn.Module, solver: Solver, device: torch.device) -> TrainS
     if solver.ema_decay is not None:
         state.average = Average(model, solver.ema_decay, solver.ema_interval)
     if solver.compile:
-        model.compile()  # in place: names and tensors stay
+        # In place: names and tensors stay. Images that grow have code for each of their sizes: what torch makes for any size,
+        # when it meets the second, a run that goes on with that one would not have, and other bits.
+        model.compile(dynamic=False if solver.transform.crop_size_ramp else None)
     return state
 
 

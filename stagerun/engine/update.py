@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stagerun.comm import Reducer
 from stagerun.engine.device import autocast, seed, synchronize
 from stagerun.engine.images import Batch, Normalise
-from stagerun.engine.mix import blend, placed, training_loss
+from stagerun.engine.mix import Mixed, blend, placed, training_loss
 from stagerun.engine.mixture import NO_MIXING, Mixing
 from stagerun.engine.state import TrainState
 from stagerun.errors import UsageError
@@ -46,15 +46,16 @@ class Outcome:
 def update(
     state: TrainState,
     pieces: Iterable[tuple[int, Batch, bool]],
-    knobs: Knobs,
+    knobs: Knobs | Callable[[float], Knobs],
     reducer: Reducer,
     how: Arithmetic,
     stop: Callable[[], bool],
 ) -> Outcome:
     """Moves `state` one iteration on. Collective.
 
-    `pieces`: (logical worker, its device batch, whether it is this rank's last), in order. If the loss is not finite,
-    the weights are left as they were; all ranks see the same loss and so do the same.
+    `pieces`: (logical worker, its device batch, whether it is this rank's last), in order. `knobs`, or what they are for the
+    loss of this update. If the loss is not finite, the weights are left as they were; all ranks see the same loss and so do the
+    same.
     """
     state.model.train()
     reducer.begin()
@@ -75,7 +76,7 @@ def update(
     if math.isfinite(loss_mean):
         if how.clip_gradients is not None:
             clip([p.tensor.grad for p in state.solver.parameters if p.tensor.grad is not None], how.clip_gradients)
-        state.solver.update(knobs)
+        state.solver.update(knobs if isinstance(knobs, Knobs) else knobs(loss_mean))
         statistics.move(total[: statistics.n], how.logical_workers)
         state.iter += 1
         if state.average is not None:
@@ -85,6 +86,13 @@ def update(
 
 def _loss(state: TrainState, batch: Batch, how: Arithmetic) -> Tensor:
     """Of one device batch, after the forward pass."""
+    logits, mixed = forward(state.model, batch, how)
+    labels = how.normalise.labels(batch.labels)
+    return training_loss(logits.to(how.normalise.dtype), labels, how.label_smoothing, mixed)
+
+
+def forward(model: nn.Module, batch: Batch, how: Arithmetic) -> tuple[Tensor, Mixed | None]:
+    """The pass of training over one device batch: logits, and how its images were mixed."""
     normalise, position = how.normalise, int(batch.positions[0])
     seed(how.forward_seed(position), normalise.device)
     with explained(len(batch.labels)):
@@ -93,9 +101,7 @@ def _loss(state: TrainState, batch: Batch, how: Arithmetic) -> Tensor:
         if mixed is not None:
             blend(images, mixed)
         with autocast(how.precision, normalise.device):
-            logits = state.model(images)
-    labels = normalise.labels(batch.labels)
-    return training_loss(logits.to(normalise.dtype), labels, how.label_smoothing, mixed)
+            return model(images), mixed
 
 
 @contextmanager

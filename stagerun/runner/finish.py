@@ -17,9 +17,10 @@ from stagerun.engine.state import TrainState
 from stagerun.engine.update import explained
 from stagerun.events import Event, StageFinished, Stopped, Tested
 from stagerun.plan.images import augmentation
+from stagerun.plan.tested import tested_on
 from stagerun.recipe import Solver, Transform
 from stagerun.runner.images import evaluated
-from stagerun.runner.results import tested_on, write_result
+from stagerun.runner.results import write_result
 from stagerun.runner.start import StageRun
 from stagerun.runner.together import rank0
 from stagerun.schedule import make_knobs
@@ -113,7 +114,7 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
     def result() -> dict[str, object]:
         assert run.keeper is not None
         solver = run.stage.solver
-        knobs = make_knobs(solver)
+        first, last = make_knobs(solver)(0), make_knobs(solver)(solver.max_iter - 1, state.plateau.drops)
         snapshot = _last_snapshot(run, state)
         seconds = run.seconds
         score, ema = (scores.trained, scores.ema) if scores else (None, None)
@@ -121,9 +122,9 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
             stage=run.stage.name,
             iterations=state.iter,
             epochs=epochs(state.iter, run.schedule.data.train.images, solver.batch_size),
-            first_lr=knobs(0).lr,
-            last_lr=knobs(solver.max_iter - 1).lr,
-            weight_decay=solver.weight_decay,
+            first_lr=first.lr,
+            last_lr=last.lr,
+            weight_decay=first.weight_decay,
             augmentation=augmentation(solver),
             loss=sum(run.losses) / len(run.losses),
             top1=score.top1 if score else None,
@@ -136,6 +137,7 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
             images_per_second=state.iter * solver.batch_size / seconds if seconds else 0.0,
             snapshot=snapshot,
             tested_on=tested_on(run.schedule, run.stage),
+            last_weight_decay=None if last.weight_decay == first.weight_decay else last.weight_decay,
         )
         write_result(run.keeper.disk, run.keeper.out, finished)
         return asdict(finished)

@@ -96,8 +96,8 @@ class Images:
         if self._copying is not None:
             self._copying.close()
 
-    def loader(self, stage: Stage) -> Loader:
-        """Training images, from any position on."""
+    def loader(self, stage: Stage, start: int = 0) -> Loader:
+        """Training images, from any position on, of a stage that begins at position `start`."""
         assert self.train is not None
         return training_loader(
             self.train,
@@ -107,6 +107,7 @@ class Images:
             augment=make_augment(stage.solver.transform),
             memory=self.memory(),
             bad=self.replacing.met,
+            start=start,
         )
 
     def whole_images(self) -> Loader:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stagerun import store
 from stagerun.plan import Plan, changed_fields, make_plan, require_fresh
@@ -21,19 +22,29 @@ class Progress:
 
     `position`: images consumed along the path of ancestors. `train_seconds`: over all process lives. `losses`: those of the
     last iterations. `bad_records`: [index, position, text] of those that were replaced, by all workers in all process lives.
+    `plateau`: what lr_policy `plateau` goes on from, the fields of PlateauState; None of a stage with another policy.
     """
 
     position: int
     train_seconds: float
     losses: list[float]
     bad_records: list[list[int | str]] = field(default_factory=list)  # an older snapshot has none
+    plateau: dict[str, Any] | None = None
 
 
 class Keeper:
     """Only rank 0 makes one. Holds the lock on `out` from `open` to `close`."""
 
-    def __init__(self, schedule: Schedule, out: Path, redo: Collection[str] = (), keep: Collection[str] = ()) -> None:
-        self.schedule, self.out, self.redo, self.keep = schedule, out, redo, keep
+    def __init__(
+        self,
+        schedule: Schedule,
+        out: Path,
+        redo: Collection[str] = (),
+        keep: Collection[str] = (),
+        only: Collection[str] = (),
+        until: str | None = None,
+    ) -> None:
+        self.schedule, self.out, self.redo, self.keep, self.only, self.until = schedule, out, redo, keep, only, until
         self.disk = store.LocalDisk()
         self.attempt = 1
         self._lock: store.Lock | None = None
@@ -59,7 +70,7 @@ class Keeper:
 
     def plan(self) -> Plan:
         """What is left to do. ResumeRefused when a stage is stale and neither --redo nor --keep names it."""
-        plan = make_plan(self.schedule, self.inventory(), self.redo, self.keep)
+        plan = make_plan(self.schedule, self.inventory(), self.redo, self.keep, self.only, self.until)
         require_fresh(plan)
         return plan
 
@@ -101,28 +112,39 @@ class Keeper:
             content=tuple(files),
         )
 
-    def retain(self, newest: SnapshotRef) -> None:
-        """Drops what `newest` makes superfluous; it was committed, so there is always one to go on from.
+    def retain(self, newest: SnapshotRef, spared: frozenset[str] | None = None) -> None:
+        """Drops what `newest` makes superfluous; it was committed, so there is always one to go on from. `spared`: it is of a
+        stretch that is trained once more, of which only the newest is needed, and these names are none of its.
 
         Called from the writing thread after `commit`. StorageError, PermissionDenied.
         """
         inventory = self.inventory()
         stage = self.schedule.stage(newest.stage)
         pinned = self._pinned(inventory, stage, finished=newest.iter == stage.solver.max_iter)
+        keep = self.schedule.keep_snapshots if spared is None else 1
         ends = {s.name: s.solver.max_iter for s in self.schedule.stages}
-        for old in store.superfluous(inventory, self.schedule.keep_snapshots, pinned, ends):
+        for old in store.superfluous(inventory, keep, pinned | (spared or frozenset()), ends):
             store.drop(self.disk, self.out, old)
 
+    def before_piece(self, stage: Stage) -> frozenset[str]:
+        """Names of the stage's snapshots that its training has left; what came in a life after its end are steps of pieces that
+        were broken off, which may go once a newer one is there. To be asked where a piece begins."""
+        own = self.inventory().of(stage.name)
+        ends = [ref.attempt for ref in own if ref.iter == stage.solver.max_iter and not changed_fields(ref, stage)]
+        return frozenset(ref.name for ref in own if not ends or ref.attempt <= max(ends))
+
     def _pinned(self, inventory: store.Inventory, training: Stage, finished: bool) -> frozenset[str]:
-        """Names of the snapshots that retention leaves alone: those of every stage but the one in training.
+        """Names of the snapshots that retention leaves alone: those of every stage but the one in training, and those of that
+        one that other stages start from.
 
         Of that one also those of an older definition, until the stage is finished: as long as the old end is there, a plan
         can tell that the stages after it were trained from something else.
         """
+        branches = self.schedule.branch_points(training.name)
         return frozenset(
             ref.name
             for ref in inventory.snapshots
-            if ref.stage != training.name or (not finished and changed_fields(ref, training))
+            if ref.stage != training.name or ref.iter in branches or (not finished and changed_fields(ref, training))
         )
 
 

@@ -17,7 +17,17 @@ import torch
 
 from stagerun.comm import Comm
 from stagerun.data.synthetic import write_synthetic
-from stagerun.events import Event, Iterated, RunStarted, SnapshotWritten, StageFinished, StageStarted, Stopped, Tested
+from stagerun.events import (
+    EnsembleTested,
+    Event,
+    Iterated,
+    RunStarted,
+    SnapshotWritten,
+    StageFinished,
+    StageStarted,
+    Stopped,
+    Tested,
+)
 from stagerun.plan.estimate import Cost, Figures, mean
 from stagerun.plan.rehearsal import cost_key, rehearsal, synthetic_images, with_sources
 from stagerun.recipe import Schedule
@@ -78,7 +88,7 @@ class Observer:
                 self.stages[event.stage].tests.append(event)
             case SnapshotWritten():
                 self.stages[event.stage].snapshots.append(event)
-            case StageFinished():
+            case StageFinished() | EnsembleTested():
                 self.since = time.monotonic()
             case Stopped():
                 self.stopped = event
@@ -111,7 +121,8 @@ def rehearse(
     with _images(schedule, asked.synthetic, comm, world) as source:
         observer = Observer()
         first = asked.iters // 2 if asked.iters is not None else BEFORE_STOP
-        first = min(first, schedule.stages[0].solver.max_iter - 1)  # 0: too short to be stopped inside
+        begins = next(stage for stage in schedule.stages if stage.enabled)
+        first = min(first, begins.solver.max_iter - 1)  # 0: too short to be stopped inside
 
         def live(iters: int, test_iter: int, stop: Callable[[], bool], test_inside: bool = True) -> None:
             short = rehearsal(source, iters, comm.size, asked.device_batch, test_inside)
@@ -218,7 +229,7 @@ def costs(schedule: Schedule, asked: Rehearsal, observer: Observer, workers: int
     """One Cost for each kind of stage, the mean over the stages of that kind."""
     short = rehearsal(schedule, LEAST_ITERS, workers, asked.device_batch)  # its batches are those that were run
     kinds: dict[str, list[str]] = {}
-    for stage in schedule.stages:
+    for stage in (s for s in schedule.stages if s.enabled):
         kinds.setdefault(cost_key(schedule, stage.solver), []).append(stage.name)
     for key, names in kinds.items():
         measured = [observer.stages[name] for name in names]

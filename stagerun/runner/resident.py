@@ -5,6 +5,7 @@ Each worker has a copy of its own, and decides by itself: the images of a batch 
 
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ import torch
 from stagerun import order
 from stagerun.data import transform
 from stagerun.data.bad_records import Undecodable
+from stagerun.data.loaders import side_at
 from stagerun.data.places import draw_places, only_places
 from stagerun.engine.feed import feed
 from stagerun.engine.images import Batch
@@ -81,24 +83,29 @@ def training_batches(
 ) -> Iterator[Iterator[Batch]]:
     """The stage's batches at (position, count), made on the device of `resident`, or by the loader and copied there."""
     if resident is None:
-        with run.images.loader(run.stage).stream(asked) as batches, feed(batches, run.device) as fed:
+        with (
+            run.images.loader(run.stage, run.planned.position).stream(asked) as batches,
+            feed(batches, run.device) as fed,
+        ):
             yield fed
         return
     solver = run.stage.solver
-    drawn = cuts(solver, run.schedule.data.shuffle, resident, asked)
+    drawn = cuts(solver, run.schedule.data.shuffle, resident, asked, run.planned.position)
     reflect = solver.transform.pad_mode is PadMode.REFLECT
     with closing(resident.batches(drawn, solver.transform.pad, reflect)) as made:
         yield made
 
 
-def cuts(solver: Solver, shuffle: bool, resident: Resident, asked: Iterable[tuple[int, int]]) -> Iterator[Cut]:
-    """What the loader would draw at (position, count)."""
+def cuts(
+    solver: Solver, shuffle: bool, resident: Resident, asked: Iterable[tuple[int, int]], start: int = 0
+) -> Iterator[Cut]:
+    """What the loader would draw at (position, count), in a stage that begins at position `start`."""
     records, height, width = resident.images.shape[:3]
-    needed = transform.numbers_needed(solver.transform)
+    needed, side = transform.numbers_needed(solver.transform), side_at(solver, start)
     for position, count in asked:
         positions = np.arange(position, position + count, dtype=np.int64)
         numbers = order.draws(solver.random_seed, positions, needed)
-        places = draw_places(solver.transform, numbers, height, width)
+        places = draw_places(replace(solver.transform, crop_size=side(position)), numbers, height, width)
         yield Cut(
             indices=order.indices(solver.random_seed, records, position, count, shuffle),
             top=places.top,

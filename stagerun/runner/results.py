@@ -1,14 +1,15 @@
-"""The evaluation of a stage's last snapshot, as a file beside it. No torch: `plan` reads them too."""
+"""The evaluation of a stage's last snapshot, and those of ensembles, as files beside them. No torch: `plan` reads them too."""
 
 import json
 from dataclasses import asdict
 from pathlib import Path
 
 from stagerun import store
-from stagerun.events import StageFinished
-from stagerun.logged import result_of
+from stagerun.events import EnsembleTested, StageFinished
+from stagerun.logged import ensemble_of, result_of
 from stagerun.plan import Plan, PlannedStage, State
-from stagerun.recipe import Schedule, Stage
+from stagerun.plan.ensembles import EnsembleState, PlannedEnsemble, plan_ensembles
+from stagerun.plan.tested import tested_on
 from stagerun.snapshots import SnapshotRef
 
 
@@ -44,7 +45,37 @@ def unfinished(plan: Plan, out: Path) -> list[PlannedStage]:
     return [s for s in plan.stages if s.state is State.DONE and missing(s)]
 
 
-def tested_on(schedule: Schedule, stage: Stage) -> str:
-    """What the evaluation of a stage depends on besides its weights, as text; '' without data.val."""
-    val = schedule.data.val
-    return "" if val is None else f"{val.path} {val.images} {stage.solver.test_transform}"
+def ensemble_path(out: Path, name: str) -> Path:
+    return out / "results" / "ensembles" / f"{name}.json"
+
+
+def read_ensemble(out: Path, name: str) -> EnsembleTested | None:
+    """What was evaluated under that name, whatever it was made from; None as of `read_result`."""
+    try:
+        found = ensemble_of(ensemble_path(out, name).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if found.name == name else None
+
+
+def write_ensemble(disk: store.Disk, out: Path, tested: EnsembleTested) -> None:
+    """Rank 0 only. StorageError or PermissionDenied if it can't be written."""
+    store.write_atomic(disk, ensemble_path(out, tested.name), json.dumps(asdict(tested)).encode())
+
+
+def planned_ensembles(plan: Plan, out: Path) -> tuple[PlannedEnsemble, ...]:
+    """Each ensemble of the schedule, and what is on disk of it."""
+    found = {e.name: read_ensemble(out, e.name) for e in plan.schedule.ensembles}
+    return plan_ensembles(plan, {name: result for name, result in found.items() if result is not None})
+
+
+def ensembles(plan: Plan, out: Path) -> list[EnsembleTested]:
+    """The results that count."""
+    return [e.result for e in planned_ensembles(plan, out) if e.result is not None]
+
+
+def ready_ensembles(plan: Plan, out: Path) -> list[PlannedEnsemble]:
+    """Those whose members are all trained and evaluated, and that are not."""
+    waiting = {s.stage.name for s in unfinished(plan, out)}
+    planned = planned_ensembles(plan, out)
+    return [e for e in planned if e.state is EnsembleState.READY and not waiting & set(e.ensemble.members)]

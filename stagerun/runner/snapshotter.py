@@ -20,9 +20,16 @@ class Snapshotter:
     """Rank 0 only, for one stage. One snapshot is in flight at a time; a second one waits for the first."""
 
     def __init__(
-        self, keeper: Keeper, stage: Stage, parent: str, state: TrainState, environment: Mapping[str, str]
+        self,
+        keeper: Keeper,
+        stage: Stage,
+        parent: str,
+        state: TrainState,
+        environment: Mapping[str, str],
+        piece: bool = False,
     ) -> None:
         self.keeper, self.stage, self.parent, self.environment = keeper, stage, parent, environment
+        self.spared = keeper.before_piece(stage) if piece else None
         self.state = state
         self.capture = Capture(state)
         self.thread: threading.Thread | None = None
@@ -86,7 +93,7 @@ class Snapshotter:
             )
         )
         try:
-            self.keeper.retain(ref)
+            self.keeper.retain(ref, self.spared)
         except StagerunError as error:  # the disk holds more than it should, and nothing is lost
             self.done.append(Note(text=f"an old snapshot could not be deleted: {error.message}", warning=True))
 

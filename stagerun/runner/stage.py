@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterator
 from contextlib import suppress
+from dataclasses import asdict
 
 import stagerun
 from stagerun import order
@@ -18,6 +19,8 @@ from stagerun.events import (
     Event,
     Iterated,
     Note,
+    PieceStarted,
+    Retraced,
     SnapshotDue,
     SnapshotFailed,
     SnapshotWritten,
@@ -38,7 +41,8 @@ from stagerun.schedule import make_knobs
 
 
 def train_stage(run: StageRun) -> Iterator[Event]:
-    """Trains what is left of the stage, and evaluates it. Collective; ends early after a Stopped."""
+    """Trains what is left of the stage, and evaluates it; of a piece, the stretch that is asked for, and no evaluation.
+    Collective; ends early after a Stopped."""
     solver, planned = run.stage.solver, run.planned
     state = restored(run)
     _recall(run)
@@ -50,18 +54,7 @@ def train_stage(run: StageRun) -> Iterator[Event]:
     }
     if make_augment(solver.transform) is not None:
         bits["colour library"] = colours_made_by()
-    yield StageStarted(
-        stage=run.stage.name,
-        number=run.number,
-        iter=state.iter,
-        max_iter=solver.max_iter,
-        start=planned.start.name if planned.start else f"seed {solver.random_seed}",
-        batch_size=solver.batch_size,
-        device_batch_size=solver.device_batch_size,
-        carried_over=carried_over(planned) if run.stage.parent else "",
-        iterations_left=run.iterations_left,
-        train_seconds=run.seconds,
-    )
+    yield _started(run)
     if planned.start is not None:
         same = promise(dict(planned.start.environment), bits, run.schedule.determinism)
         if same.warning or planned.state is State.RESUME:
@@ -69,7 +62,7 @@ def train_stage(run: StageRun) -> Iterator[Event]:
     snapshotter = None
     if run.keeper is not None:
         parent = _parent_id(run)
-        snapshotter = Snapshotter(run.keeper, run.stage, parent, state, bits)
+        snapshotter = Snapshotter(run.keeper, run.stage, parent, state, bits, run.is_piece)
     loop, replacing = make_loop(run), run.images.replacing
 
     def stop() -> bool:
@@ -95,7 +88,34 @@ def train_stage(run: StageRun) -> Iterator[Event]:
     if note := replacing.summary():
         yield note
     yield from run.images.copied(run.comm, all_nodes=True)
-    yield from finish_stage(run, state)
+    if not run.is_piece:
+        yield from finish_stage(run, state)
+
+
+def _started(run: StageRun) -> StageStarted | PieceStarted:
+    solver, planned = run.stage.solver, run.planned
+    start = planned.start.name if planned.start else f"seed {solver.random_seed}"
+    if planned.until is not None:
+        return PieceStarted(
+            stage=run.stage.name,
+            iter=planned.iter,
+            until=planned.until,
+            start=start,
+            children=planned.children,
+            iterations_left=run.iterations_left,
+        )
+    return StageStarted(
+        stage=run.stage.name,
+        number=run.number,
+        iter=planned.iter,
+        max_iter=solver.max_iter,
+        start=start,
+        batch_size=solver.batch_size,
+        device_batch_size=solver.device_batch_size,
+        carried_over=carried_over(planned) if run.stage.parent else "",
+        iterations_left=run.iterations_left,
+        train_seconds=run.seconds,
+    )
 
 
 def make_loop(run: StageRun) -> StageLoop:
@@ -103,14 +123,16 @@ def make_loop(run: StageRun) -> StageLoop:
     solver = run.stage.solver
     return StageLoop(
         stage=run.stage.name,
-        max_iter=solver.max_iter,
+        max_iter=run.planned.last,
         batch_size=solver.batch_size,
         epoch_images=run.schedule.data.train.images,
         start_position=run.planned.position,
         run=runs_of(solver.logical_workers, run.comm.size)[run.comm.rank],
         knobs=make_knobs(solver),
         snapshot=solver.snapshot,
-        test_interval=solver.test_interval,
+        test_interval=0 if run.is_piece else solver.test_interval,
+        branch_points=frozenset(run.schedule.branch_points(run.stage.name)),
+        plateau=solver if solver.lr_policy == "plateau" else None,
         arithmetic=Arithmetic(
             logical_workers=solver.logical_workers,
             normalise=normalise_for(run, solver.transform),
@@ -165,9 +187,11 @@ def _handle(
         case Iterated():
             run.losses.append(event.loss)
             run.seconds += event.seconds
-            yield event
+            yield _retraced(event, run.planned.until) if run.planned.until is not None else event
             if snapshotter is not None:
                 yield from snapshotter.finished()
+        case Note():
+            yield event
         case SnapshotDue():
             yield event
             yield from run.images.replacing.news_of_all(run.comm)
@@ -183,6 +207,18 @@ def _handle(
     return stopped
 
 
+def _retraced(event: Iterated, until: int) -> Retraced:
+    return Retraced(
+        stage=event.stage,
+        iter=event.iter,
+        until=until,
+        lr=event.lr,
+        loss=event.loss,
+        images=event.images,
+        seconds=event.seconds,
+    )
+
+
 def _begin_snapshot(
     run: StageRun, state: TrainState, snapshotter: Snapshotter | None
 ) -> Iterator[SnapshotWritten | SnapshotFailed | Note]:
@@ -190,7 +226,8 @@ def _begin_snapshot(
     if snapshotter is not None:
         solver = run.stage.solver
         position = run.planned.position + state.iter * solver.batch_size
-        progress = Progress(position, run.seconds, list(run.losses), run.images.replacing.known())
+        plateau = asdict(state.plateau) if solver.lr_policy == "plateau" else None
+        progress = Progress(position, run.seconds, list(run.losses), run.images.replacing.known(), plateau)
         yield from snapshotter.start(state.iter, progress)
 
 
@@ -202,10 +239,10 @@ def _save_what_is_trained(
     `state` is that of the last whole update: the images of an update, and the sum of all gradients, come before anything of it
     is applied. No rank waits for another here; what keeps the snapshot from being written is less than what went wrong before.
 
-    Not the end of a stage that replaces bad records: that counts as finished, and must not before the ranks have told each other
-    what they met and found it few enough.
+    Not the end of a stage (or a piece) that replaces bad records: that counts as finished, and must not before the ranks have
+    told each other what they met and found it few enough.
     """
-    if run.images.replacing.met is not None and state.iter == run.stage.solver.max_iter:
+    if run.images.replacing.met is not None and state.iter == run.planned.last:
         return
     if snapshotter is None or run.saved == state.iter or state.iter == run.planned.iter:
         return

@@ -1,8 +1,9 @@
 """Where a stage starts on one rank: its state from a snapshot or the seed, the same on every rank."""
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 
@@ -17,6 +18,7 @@ from stagerun.recipe import Schedule, Stage
 from stagerun.runner.images import Images
 from stagerun.runner.keeper import AVERAGE, MOMENTUM, WEIGHTS, Keeper, progress_of
 from stagerun.runner.together import everyone, rank0
+from stagerun.schedule.plateau import FRESH, PlateauState
 
 # Iterations over which the loss in the table of results is averaged, at most.
 LOSS_WINDOW = 100
@@ -42,6 +44,11 @@ class StageRun:
     saved: int = -1  # iteration of the newest snapshot asked for
 
     @property
+    def is_piece(self) -> bool:
+        """Whether this is a stretch of a stage that is trained once more (`plan.Plan.pieces`)."""
+        return self.planned.until is not None
+
+    @property
     def stage(self) -> Stage:
         return self.planned.stage
 
@@ -64,14 +71,40 @@ def restored(run: StageRun) -> TrainState:
         tensors += momentum(state).values()
     if run.planned.state is not State.FRESH:
         tensors += average(state).values()
-    for tensor in tensors:
-        whole = tensor.contiguous()  # a broadcast needs dense memory in the same order on both sides
-        run.comm.broadcast(whole)
-        with torch.no_grad():
-            tensor.copy_(whole)
+    hand_out(run.comm, tensors)
     if run.planned.state is State.FRESH and state.average is not None:
         state.average.restart()
+    if solver.lr_policy == "plateau" and run.planned.state is not State.FRESH:
+        state.plateau = _plateau(run)
     return state
+
+
+@torch.no_grad()
+def hand_out(comm: Comm, tensors: Iterable[torch.Tensor]) -> None:
+    """Gives rank 0's values to the tensors of every rank. Collective."""
+    for tensor in tensors:
+        whole = tensor.contiguous()  # a broadcast needs dense memory in the same order on both sides
+        comm.broadcast(whole)
+        tensor.copy_(whole)
+
+
+def _plateau(run: StageRun) -> PlateauState:
+    """What lr_policy `plateau` goes on from: of the snapshot, from rank 0. Collective. ResumeRefused if it has none, which is no
+    matter in a finished stage that was trained by another policy, and is kept as it is."""
+
+    def saved() -> dict[str, Any]:
+        found = progress_of(run.files).plateau if run.files is not None else None
+        if found is None and run.planned.state is not State.RESUME:
+            return asdict(FRESH)
+        if found is None:
+            raise ResumeRefused(
+                f"the snapshot of stage `{run.stage.name}` does not say how its loss went, and lr_policy is `plateau`",
+                "it was made by another policy; take `--redo` for the stage, or another --out",
+            )
+        return found
+
+    fields: Any = rank0(run.comm, saved)
+    return PlateauState(fields["drops"], fields["lowest"], fields["since"], tuple(fields["losses"]))
 
 
 def _carries_momentum(planned: PlannedStage) -> bool:

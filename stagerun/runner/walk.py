@@ -17,14 +17,17 @@ from stagerun.engine.update import explained
 from stagerun.errors import ExitCode, ResumeRefused
 from stagerun.events import Event, Note, RunFinished, RunStarted, Stopped
 from stagerun.plan import Plan, PlannedStage, State
-from stagerun.recipe import Schedule
+from stagerun.plan.ensembles import PlannedEnsemble
+from stagerun.recipe import Ensemble, Schedule
 from stagerun.runner import results
+from stagerun.runner.ensembling import EnsembleRun, Trained, test_ensemble
 from stagerun.runner.finish import finish_stage
 from stagerun.runner.images import Images
-from stagerun.runner.keeper import Keeper
+from stagerun.runner.keeper import WEIGHTS, Keeper
 from stagerun.runner.stage import train_stage
 from stagerun.runner.start import StageRun, restored
 from stagerun.runner.together import ToldByAnother, everyone, rank0
+from stagerun.snapshots import SnapshotRef
 from stagerun.spec import canonical
 from stagerun.world import World
 
@@ -37,6 +40,14 @@ class Step:
     number: int
     iterations_left: int
     files: dict[str, bytes] | None
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleStep:
+    """An ensemble comes next. `trained` are its members, on rank 0 alone."""
+
+    ensemble: Ensemble
+    trained: tuple[Trained, ...] = ()
 
 
 def run(
@@ -60,7 +71,9 @@ def run(
     with closing(Images(schedule, device)) as images:
         trained = yield from _walk(schedule, out, comm, world, device, keeper, stop, final_test_iter, images)
     if trained is not None:
-        yield RunFinished(trained=trained, seconds=time.monotonic() - begun)
+        left = keeper.plan().left_out if keeper is not None else ()
+        not_chosen = tuple(s.stage.name for s in left if s.state is State.NOT_CHOSEN)
+        yield RunFinished(trained=trained, seconds=time.monotonic() - begun, not_chosen=not_chosen)
 
 
 def _walk(
@@ -88,32 +101,51 @@ def _walk(
             stopped = yield from images.open(comm, world, stop)
             if stopped:
                 reason = "asked to stop while the images were copied; the copy goes on where it was"
-                yield Stopped(stage=step.planned.stage.name, iter=step.planned.iter, reason=reason)
+                stage, iter = _place(schedule, step)
+                yield Stopped(stage=stage, iter=iter, reason=reason)
                 return None
             everyone(comm, images.preflight)
             opened = True
-        stage_run = StageRun(
-            schedule,
-            step.planned,
-            step.number,
-            comm,
-            device,
-            images,
-            stop,
-            keeper,
-            step.iterations_left,
-            step.files,
-            final_test_iter,
-        )
-        done = step.planned.state is State.DONE
-        # A GPU may be too small for the weights alone, too.
-        with explained(step.planned.stage.solver.device_batch_size):
-            events = finish_stage(stage_run, restored(stage_run)) if done else train_stage(stage_run)
-            for event in events:
-                yield event
-                if isinstance(event, Stopped):
-                    return None
+        for event in _do(step, schedule, comm, device, keeper, stop, final_test_iter, images):
+            yield event
+            if isinstance(event, Stopped):
+                return None
     return opened
+
+
+def _do(
+    step: Step | EnsembleStep,
+    schedule: Schedule,
+    comm: Comm,
+    device: torch.device,
+    keeper: Keeper | None,
+    stop: Callable[[], bool],
+    final_test_iter: int | None,
+    images: Images,
+) -> Iterator[Event]:
+    """Collective; the last event may be Stopped."""
+    if isinstance(step, EnsembleStep):
+        ensemble, trained = step.ensemble, step.trained
+        together = EnsembleRun(schedule, ensemble, comm, device, images, stop, keeper, trained, final_test_iter)
+        yield from test_ensemble(together)
+        return
+    stage_run = StageRun(
+        schedule,
+        step.planned,
+        step.number,
+        comm,
+        device,
+        images,
+        stop,
+        keeper,
+        step.iterations_left,
+        step.files,
+        final_test_iter,
+    )
+    done = step.planned.state is State.DONE
+    # A GPU may be too small for the weights alone, too.
+    with explained(step.planned.stage.solver.device_batch_size):
+        yield from finish_stage(stage_run, restored(stage_run)) if done else train_stage(stage_run)
 
 
 def _opening(schedule: Schedule, out: str, comm: Comm, device: torch.device, keeper: Keeper | None) -> Iterator[Event]:
@@ -127,20 +159,29 @@ def _opening(schedule: Schedule, out: str, comm: Comm, device: torch.device, kee
         workers=comm.size,
         device=str(device),
         threads=torch.get_num_threads(),
-        stages=tuple(stage.name for stage in schedule.stages),
-        iterations=sum(stage.solver.max_iter for stage in schedule.stages),
+        stages=tuple(stage.name for stage in schedule.stages if stage.enabled),
+        iterations=sum(stage.solver.max_iter for stage in schedule.stages if stage.enabled),
         iterations_left=int(str(rank0(comm, left))),
         version=stagerun.__version__,
+        ensembles=tuple(ensemble.name for ensemble in schedule.ensembles),
     )
 
 
-def _next(schedule: Schedule, comm: Comm, keeper: Keeper | None) -> tuple[Step | None, list[Note]]:
+def _place(schedule: Schedule, step: Step | EnsembleStep) -> tuple[str, int]:
+    """Stage and iteration at which a step begins: of an ensemble the end of its last member."""
+    if isinstance(step, Step):
+        return step.planned.stage.name, step.planned.iter
+    last = schedule.stage(step.ensemble.members[-1])
+    return last.name, last.solver.max_iter
+
+
+def _next(schedule: Schedule, comm: Comm, keeper: Keeper | None) -> tuple[Step | EnsembleStep | None, list[Note]]:
     """Rank 0's decision, on every rank. Collective.
 
     A start snapshot that turns out damaged is set aside, and the plan is made again without it: training then goes on from
     the one before, at the cost of the iterations in between.
     """
-    found: list[Step | None] = []
+    found: list[Step | EnsembleStep | None] = []
     notes: list[Note] = []
 
     def decide() -> dict[str, object] | None:
@@ -148,6 +189,13 @@ def _next(schedule: Schedule, comm: Comm, keeper: Keeper | None) -> tuple[Step |
         while True:
             plan = keeper.plan()
             waiting = results.unfinished(plan, keeper.out)
+            ready = [] if waiting else results.ready_ensembles(plan, keeper.out)
+            if ready:
+                trained = _members(keeper, ready[0], notes)
+                if trained is None:
+                    continue
+                found.append(EnsembleStep(ready[0].ensemble, trained))
+                return {"ensemble": ready[0].ensemble.name}
             planned = waiting[0] if waiting else plan.next
             if planned is None:
                 found.append(None)
@@ -161,11 +209,10 @@ def _next(schedule: Schedule, comm: Comm, keeper: Keeper | None) -> tuple[Step |
                     "state": planned.state.value,
                     "iter": planned.iter,
                     "position": planned.position,
+                    "until": planned.until,
                     "number": _number(plan, planned),
                 }
-            notes.append(
-                Note(text=f"snapshot {source.name} is damaged and was set aside as .bad-{source.name}", warning=True)
-            )
+            notes.append(_set_aside(source))
 
     answer = rank0(comm, decide)
     if comm.rank == 0:
@@ -173,17 +220,40 @@ def _next(schedule: Schedule, comm: Comm, keeper: Keeper | None) -> tuple[Step |
     if answer is None:
         return None, []
     assert isinstance(answer, dict)
+    if "ensemble" in answer:
+        return EnsembleStep(next(e for e in schedule.ensembles if e.name == answer["ensemble"])), []
     planned = PlannedStage(
         stage=schedule.stage(answer["stage"]),
         state=State(answer["state"]),
         iter=answer["iter"],
         position=answer["position"],
+        until=answer["until"],
     )
     return Step(planned, answer["number"], 0, None), []
 
 
+def _members(keeper: Keeper, planned: PlannedEnsemble, notes: list[Note]) -> tuple[Trained, ...] | None:
+    """What an ensemble is made from, each snapshot verified. None if there is something to do before: one was damaged, and is set
+    aside now, or its result is gone."""
+    found = []
+    for ref in planned.members:
+        files, result = keeper.read(ref), results.read_result(keeper.out, ref)
+        if files is None:
+            notes.append(_set_aside(ref))
+        if files is None or result is None:
+            return None
+        found.append(Trained(ref, files.get(WEIGHTS, b""), result))
+    return tuple(found)
+
+
+def _set_aside(ref: SnapshotRef) -> Note:
+    return Note(text=f"snapshot {ref.name} is damaged and was set aside as .bad-{ref.name}", warning=True)
+
+
 def _number(plan: Plan, planned: PlannedStage) -> int:
-    return plan.stages.index(planned) + 1
+    """The place of its stage among those that are enabled, from 1."""
+    enabled = [s.stage.name for s in plan.stages if s.state is not State.DISABLED]
+    return enabled.index(planned.stage.name) + 1
 
 
 def _without_paths(schedule: Schedule) -> Schedule:

@@ -2,7 +2,8 @@
 
 In all of them, per parameter: g the gradient of the mean loss over the global batch; r = lr * lr_mult; m = momentum;
 d = weight_decay * decay_mult; h = g + d*w, with `regularization_type: "L1"` g + d*sign(w); |x| the L2 norm of a parameter,
-in its dtype. What is remembered starts at zero. Sources: the solvers of BVLC Caffe and sara-nl/caffe (610a2fa9), `sgd_solver.cpp`
+in its dtype. What is remembered starts at zero. lr, m and weight_decay are those of the update (they move with their policies), all
+else is the stage's. Sources: the solvers of BVLC Caffe and sara-nl/caffe (610a2fa9), `sgd_solver.cpp`
 and its neighbours; the papers named in the classes.
 """
 

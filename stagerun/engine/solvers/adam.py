@@ -3,6 +3,9 @@
 All three keep running averages M of the gradient and V of its square, and count in t the updates that these have seen, with
 the present one. The count is each parameter's own: a parameter that the stage before had frozen starts at zero beside others
 whose averages were carried over.
+
+Where momentum moves, m^t is the power of its present value, as in torch, and not the product of all values so far: the correction
+is off by as much as momentum has moved since the average began, and that is forgotten as m^t goes to zero.
 """
 
 import math
