@@ -16,7 +16,7 @@ FLOORS = [
     {"world", "events", "recipe", "snapshots"},
     {"schedule", "order", "pace", "logged"},
     {"spec"},
-    {"plan", "store", "data"},
+    {"plan", "store", "data", "caffe_import"},
     {"models", "comm"},
     {"engine"},
     {"report", "launch"},

@@ -1,10 +1,18 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TRAIN: _ClassVar[Phase]
+    TEST: _ClassVar[Phase]
+TRAIN: Phase
+TEST: Phase
 
 class Datum(_message.Message):
     __slots__ = ("channels", "height", "width", "data", "label", "float_data", "encoded")
@@ -53,26 +61,552 @@ class BlobProto(_message.Message):
     def __init__(self, num: _Optional[int] = ..., channels: _Optional[int] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., data: _Optional[_Iterable[float]] = ..., diff: _Optional[_Iterable[float]] = ..., shape: _Optional[_Union[BlobShape, _Mapping]] = ..., double_data: _Optional[_Iterable[float]] = ..., double_diff: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class NetParameter(_message.Message):
-    __slots__ = ("name", "layer")
+    __slots__ = ("name", "state", "force_backward", "debug_info", "engine", "bn_stats_batch_size", "layer")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    FORCE_BACKWARD_FIELD_NUMBER: _ClassVar[int]
+    DEBUG_INFO_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    BN_STATS_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     name: str
+    state: NetState
+    force_backward: bool
+    debug_info: bool
+    engine: str
+    bn_stats_batch_size: int
     layer: _containers.RepeatedCompositeFieldContainer[LayerParameter]
-    def __init__(self, name: _Optional[str] = ..., layer: _Optional[_Iterable[_Union[LayerParameter, _Mapping]]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[NetState, _Mapping]] = ..., force_backward: bool = ..., debug_info: bool = ..., engine: _Optional[str] = ..., bn_stats_batch_size: _Optional[int] = ..., layer: _Optional[_Iterable[_Union[LayerParameter, _Mapping]]] = ...) -> None: ...
 
 class LayerParameter(_message.Message):
-    __slots__ = ("name", "type", "bottom", "top", "blobs")
+    __slots__ = ("name", "type", "bottom", "top", "loss_weight", "param", "blobs", "include", "exclude", "phase", "propagate_down", "transform_param", "loss_param", "convolution_param", "data_param", "image_data_param", "inner_product_param", "batch_norm_param", "scale_param", "engine")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     BOTTOM_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
+    LOSS_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    PARAM_FIELD_NUMBER: _ClassVar[int]
     BLOBS_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    PROPAGATE_DOWN_FIELD_NUMBER: _ClassVar[int]
+    TRANSFORM_PARAM_FIELD_NUMBER: _ClassVar[int]
+    LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    CONVOLUTION_PARAM_FIELD_NUMBER: _ClassVar[int]
+    DATA_PARAM_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_DATA_PARAM_FIELD_NUMBER: _ClassVar[int]
+    INNER_PRODUCT_PARAM_FIELD_NUMBER: _ClassVar[int]
+    BATCH_NORM_PARAM_FIELD_NUMBER: _ClassVar[int]
+    SCALE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     name: str
     type: str
     bottom: _containers.RepeatedScalarFieldContainer[str]
     top: _containers.RepeatedScalarFieldContainer[str]
+    loss_weight: _containers.RepeatedScalarFieldContainer[float]
+    param: _containers.RepeatedCompositeFieldContainer[ParamSpec]
     blobs: _containers.RepeatedCompositeFieldContainer[BlobProto]
-    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., bottom: _Optional[_Iterable[str]] = ..., top: _Optional[_Iterable[str]] = ..., blobs: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ...) -> None: ...
+    include: _containers.RepeatedCompositeFieldContainer[NetStateRule]
+    exclude: _containers.RepeatedCompositeFieldContainer[NetStateRule]
+    phase: Phase
+    propagate_down: _containers.RepeatedScalarFieldContainer[bool]
+    transform_param: TransformationParameter
+    loss_param: LossParameter
+    convolution_param: ConvolutionParameter
+    data_param: DataParameter
+    image_data_param: ImageDataParameter
+    inner_product_param: InnerProductParameter
+    batch_norm_param: BatchNormParameter
+    scale_param: ScaleParameter
+    engine: str
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., bottom: _Optional[_Iterable[str]] = ..., top: _Optional[_Iterable[str]] = ..., loss_weight: _Optional[_Iterable[float]] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., blobs: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., include: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., exclude: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., phase: _Optional[_Union[Phase, str]] = ..., propagate_down: _Optional[_Iterable[bool]] = ..., transform_param: _Optional[_Union[TransformationParameter, _Mapping]] = ..., loss_param: _Optional[_Union[LossParameter, _Mapping]] = ..., convolution_param: _Optional[_Union[ConvolutionParameter, _Mapping]] = ..., data_param: _Optional[_Union[DataParameter, _Mapping]] = ..., image_data_param: _Optional[_Union[ImageDataParameter, _Mapping]] = ..., inner_product_param: _Optional[_Union[InnerProductParameter, _Mapping]] = ..., batch_norm_param: _Optional[_Union[BatchNormParameter, _Mapping]] = ..., scale_param: _Optional[_Union[ScaleParameter, _Mapping]] = ..., engine: _Optional[str] = ...) -> None: ...
+
+class NetState(_message.Message):
+    __slots__ = ("phase", "level", "stage")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    phase: Phase
+    level: int
+    stage: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, phase: _Optional[_Union[Phase, str]] = ..., level: _Optional[int] = ..., stage: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class NetStateRule(_message.Message):
+    __slots__ = ("phase", "min_level", "max_level", "stage", "not_stage")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    MIN_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    MAX_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    NOT_STAGE_FIELD_NUMBER: _ClassVar[int]
+    phase: Phase
+    min_level: int
+    max_level: int
+    stage: _containers.RepeatedScalarFieldContainer[str]
+    not_stage: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, phase: _Optional[_Union[Phase, str]] = ..., min_level: _Optional[int] = ..., max_level: _Optional[int] = ..., stage: _Optional[_Iterable[str]] = ..., not_stage: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ParamSpec(_message.Message):
+    __slots__ = ("name", "share_mode", "lr_mult", "decay_mult")
+    class DimCheckMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STRICT: _ClassVar[ParamSpec.DimCheckMode]
+        PERMISSIVE: _ClassVar[ParamSpec.DimCheckMode]
+    STRICT: ParamSpec.DimCheckMode
+    PERMISSIVE: ParamSpec.DimCheckMode
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHARE_MODE_FIELD_NUMBER: _ClassVar[int]
+    LR_MULT_FIELD_NUMBER: _ClassVar[int]
+    DECAY_MULT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    share_mode: ParamSpec.DimCheckMode
+    lr_mult: float
+    decay_mult: float
+    def __init__(self, name: _Optional[str] = ..., share_mode: _Optional[_Union[ParamSpec.DimCheckMode, str]] = ..., lr_mult: _Optional[float] = ..., decay_mult: _Optional[float] = ...) -> None: ...
+
+class TransformationParameter(_message.Message):
+    __slots__ = ("scale", "mirror", "crop_size", "mean_file", "mean_value", "force_color", "force_gray", "resize_param", "noise_param", "emit_constraint", "crop_h", "crop_w", "distort_param", "expand_param", "random_resize_param", "random_aspect_ratio_param", "flow")
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    MIRROR_FIELD_NUMBER: _ClassVar[int]
+    CROP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FILE_FIELD_NUMBER: _ClassVar[int]
+    MEAN_VALUE_FIELD_NUMBER: _ClassVar[int]
+    FORCE_COLOR_FIELD_NUMBER: _ClassVar[int]
+    FORCE_GRAY_FIELD_NUMBER: _ClassVar[int]
+    RESIZE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    NOISE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    EMIT_CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    CROP_H_FIELD_NUMBER: _ClassVar[int]
+    CROP_W_FIELD_NUMBER: _ClassVar[int]
+    DISTORT_PARAM_FIELD_NUMBER: _ClassVar[int]
+    EXPAND_PARAM_FIELD_NUMBER: _ClassVar[int]
+    RANDOM_RESIZE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    RANDOM_ASPECT_RATIO_PARAM_FIELD_NUMBER: _ClassVar[int]
+    FLOW_FIELD_NUMBER: _ClassVar[int]
+    scale: float
+    mirror: bool
+    crop_size: int
+    mean_file: str
+    mean_value: _containers.RepeatedScalarFieldContainer[float]
+    force_color: bool
+    force_gray: bool
+    resize_param: ResizeParameter
+    noise_param: Unread
+    emit_constraint: Unread
+    crop_h: int
+    crop_w: int
+    distort_param: Unread
+    expand_param: Unread
+    random_resize_param: RandomResizeParameter
+    random_aspect_ratio_param: RandomAspectRatioParameter
+    flow: bool
+    def __init__(self, scale: _Optional[float] = ..., mirror: bool = ..., crop_size: _Optional[int] = ..., mean_file: _Optional[str] = ..., mean_value: _Optional[_Iterable[float]] = ..., force_color: bool = ..., force_gray: bool = ..., resize_param: _Optional[_Union[ResizeParameter, _Mapping]] = ..., noise_param: _Optional[_Union[Unread, _Mapping]] = ..., emit_constraint: _Optional[_Union[Unread, _Mapping]] = ..., crop_h: _Optional[int] = ..., crop_w: _Optional[int] = ..., distort_param: _Optional[_Union[Unread, _Mapping]] = ..., expand_param: _Optional[_Union[Unread, _Mapping]] = ..., random_resize_param: _Optional[_Union[RandomResizeParameter, _Mapping]] = ..., random_aspect_ratio_param: _Optional[_Union[RandomAspectRatioParameter, _Mapping]] = ..., flow: bool = ...) -> None: ...
+
+class Unread(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RandomResizeParameter(_message.Message):
+    __slots__ = ("min_size", "max_size", "resize_param")
+    MIN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RESIZE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    min_size: int
+    max_size: int
+    resize_param: ResizeParameter
+    def __init__(self, min_size: _Optional[int] = ..., max_size: _Optional[int] = ..., resize_param: _Optional[_Union[ResizeParameter, _Mapping]] = ...) -> None: ...
+
+class RandomAspectRatioParameter(_message.Message):
+    __slots__ = ("min_area_ratio", "max_area_ratio", "aspect_ratio_change", "max_attempt", "resize_param")
+    MIN_AREA_RATIO_FIELD_NUMBER: _ClassVar[int]
+    MAX_AREA_RATIO_FIELD_NUMBER: _ClassVar[int]
+    ASPECT_RATIO_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    MAX_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    RESIZE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    min_area_ratio: float
+    max_area_ratio: float
+    aspect_ratio_change: float
+    max_attempt: int
+    resize_param: ResizeParameter
+    def __init__(self, min_area_ratio: _Optional[float] = ..., max_area_ratio: _Optional[float] = ..., aspect_ratio_change: _Optional[float] = ..., max_attempt: _Optional[int] = ..., resize_param: _Optional[_Union[ResizeParameter, _Mapping]] = ...) -> None: ...
+
+class ResizeParameter(_message.Message):
+    __slots__ = ("prob", "resize_mode", "height", "width", "pad_mode", "pad_value", "interp_mode", "height_scale", "width_scale")
+    class Resize_mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        WARP: _ClassVar[ResizeParameter.Resize_mode]
+        FIT_SMALL_SIZE: _ClassVar[ResizeParameter.Resize_mode]
+        FIT_LARGE_SIZE_AND_PAD: _ClassVar[ResizeParameter.Resize_mode]
+    WARP: ResizeParameter.Resize_mode
+    FIT_SMALL_SIZE: ResizeParameter.Resize_mode
+    FIT_LARGE_SIZE_AND_PAD: ResizeParameter.Resize_mode
+    class Pad_mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CONSTANT: _ClassVar[ResizeParameter.Pad_mode]
+        MIRRORED: _ClassVar[ResizeParameter.Pad_mode]
+        REPEAT_NEAREST: _ClassVar[ResizeParameter.Pad_mode]
+    CONSTANT: ResizeParameter.Pad_mode
+    MIRRORED: ResizeParameter.Pad_mode
+    REPEAT_NEAREST: ResizeParameter.Pad_mode
+    class Interp_mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        LINEAR: _ClassVar[ResizeParameter.Interp_mode]
+        AREA: _ClassVar[ResizeParameter.Interp_mode]
+        NEAREST: _ClassVar[ResizeParameter.Interp_mode]
+        CUBIC: _ClassVar[ResizeParameter.Interp_mode]
+        LANCZOS4: _ClassVar[ResizeParameter.Interp_mode]
+    LINEAR: ResizeParameter.Interp_mode
+    AREA: ResizeParameter.Interp_mode
+    NEAREST: ResizeParameter.Interp_mode
+    CUBIC: ResizeParameter.Interp_mode
+    LANCZOS4: ResizeParameter.Interp_mode
+    PROB_FIELD_NUMBER: _ClassVar[int]
+    RESIZE_MODE_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    PAD_MODE_FIELD_NUMBER: _ClassVar[int]
+    PAD_VALUE_FIELD_NUMBER: _ClassVar[int]
+    INTERP_MODE_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_SCALE_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_SCALE_FIELD_NUMBER: _ClassVar[int]
+    prob: float
+    resize_mode: ResizeParameter.Resize_mode
+    height: int
+    width: int
+    pad_mode: ResizeParameter.Pad_mode
+    pad_value: _containers.RepeatedScalarFieldContainer[float]
+    interp_mode: _containers.RepeatedScalarFieldContainer[ResizeParameter.Interp_mode]
+    height_scale: int
+    width_scale: int
+    def __init__(self, prob: _Optional[float] = ..., resize_mode: _Optional[_Union[ResizeParameter.Resize_mode, str]] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., pad_mode: _Optional[_Union[ResizeParameter.Pad_mode, str]] = ..., pad_value: _Optional[_Iterable[float]] = ..., interp_mode: _Optional[_Iterable[_Union[ResizeParameter.Interp_mode, str]]] = ..., height_scale: _Optional[int] = ..., width_scale: _Optional[int] = ...) -> None: ...
+
+class LossParameter(_message.Message):
+    __slots__ = ("ignore_label", "normalize", "normalization", "pre_fixed_normalizer", "label_smoothing")
+    class NormalizationMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        FULL: _ClassVar[LossParameter.NormalizationMode]
+        VALID: _ClassVar[LossParameter.NormalizationMode]
+        BATCH_SIZE: _ClassVar[LossParameter.NormalizationMode]
+        PRE_FIXED: _ClassVar[LossParameter.NormalizationMode]
+        NONE: _ClassVar[LossParameter.NormalizationMode]
+    FULL: LossParameter.NormalizationMode
+    VALID: LossParameter.NormalizationMode
+    BATCH_SIZE: LossParameter.NormalizationMode
+    PRE_FIXED: LossParameter.NormalizationMode
+    NONE: LossParameter.NormalizationMode
+    IGNORE_LABEL_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZATION_FIELD_NUMBER: _ClassVar[int]
+    PRE_FIXED_NORMALIZER_FIELD_NUMBER: _ClassVar[int]
+    LABEL_SMOOTHING_FIELD_NUMBER: _ClassVar[int]
+    ignore_label: int
+    normalize: bool
+    normalization: LossParameter.NormalizationMode
+    pre_fixed_normalizer: float
+    label_smoothing: float
+    def __init__(self, ignore_label: _Optional[int] = ..., normalize: bool = ..., normalization: _Optional[_Union[LossParameter.NormalizationMode, str]] = ..., pre_fixed_normalizer: _Optional[float] = ..., label_smoothing: _Optional[float] = ...) -> None: ...
+
+class FillerParameter(_message.Message):
+    __slots__ = ("type", "value", "min", "max", "mean", "std", "sparse", "variance_norm", "scale")
+    class VarianceNorm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        FAN_IN: _ClassVar[FillerParameter.VarianceNorm]
+        FAN_OUT: _ClassVar[FillerParameter.VarianceNorm]
+        AVERAGE: _ClassVar[FillerParameter.VarianceNorm]
+    FAN_IN: FillerParameter.VarianceNorm
+    FAN_OUT: FillerParameter.VarianceNorm
+    AVERAGE: FillerParameter.VarianceNorm
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    MIN_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    STD_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_FIELD_NUMBER: _ClassVar[int]
+    VARIANCE_NORM_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    type: str
+    value: float
+    min: float
+    max: float
+    mean: float
+    std: float
+    sparse: int
+    variance_norm: FillerParameter.VarianceNorm
+    scale: float
+    def __init__(self, type: _Optional[str] = ..., value: _Optional[float] = ..., min: _Optional[float] = ..., max: _Optional[float] = ..., mean: _Optional[float] = ..., std: _Optional[float] = ..., sparse: _Optional[int] = ..., variance_norm: _Optional[_Union[FillerParameter.VarianceNorm, str]] = ..., scale: _Optional[float] = ...) -> None: ...
+
+class ConvolutionParameter(_message.Message):
+    __slots__ = ("num_output", "bias_term", "pad", "kernel_size", "group", "stride", "weight_filler", "bias_filler", "pad_h", "pad_w", "kernel_h", "kernel_w", "stride_h", "stride_w", "dilation")
+    NUM_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    BIAS_TERM_FIELD_NUMBER: _ClassVar[int]
+    PAD_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FILLER_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FILLER_FIELD_NUMBER: _ClassVar[int]
+    PAD_H_FIELD_NUMBER: _ClassVar[int]
+    PAD_W_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_H_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_W_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_H_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_W_FIELD_NUMBER: _ClassVar[int]
+    DILATION_FIELD_NUMBER: _ClassVar[int]
+    num_output: int
+    bias_term: bool
+    pad: _containers.RepeatedScalarFieldContainer[int]
+    kernel_size: _containers.RepeatedScalarFieldContainer[int]
+    group: int
+    stride: _containers.RepeatedScalarFieldContainer[int]
+    weight_filler: FillerParameter
+    bias_filler: FillerParameter
+    pad_h: int
+    pad_w: int
+    kernel_h: int
+    kernel_w: int
+    stride_h: int
+    stride_w: int
+    dilation: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_output: _Optional[int] = ..., bias_term: bool = ..., pad: _Optional[_Iterable[int]] = ..., kernel_size: _Optional[_Iterable[int]] = ..., group: _Optional[int] = ..., stride: _Optional[_Iterable[int]] = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., pad_h: _Optional[int] = ..., pad_w: _Optional[int] = ..., kernel_h: _Optional[int] = ..., kernel_w: _Optional[int] = ..., stride_h: _Optional[int] = ..., stride_w: _Optional[int] = ..., dilation: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class InnerProductParameter(_message.Message):
+    __slots__ = ("num_output", "bias_term", "weight_filler", "bias_filler")
+    NUM_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    BIAS_TERM_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FILLER_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FILLER_FIELD_NUMBER: _ClassVar[int]
+    num_output: int
+    bias_term: bool
+    weight_filler: FillerParameter
+    bias_filler: FillerParameter
+    def __init__(self, num_output: _Optional[int] = ..., bias_term: bool = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ...) -> None: ...
+
+class BatchNormParameter(_message.Message):
+    __slots__ = ("use_global_stats", "moving_average_fraction", "eps", "use_weight_bias", "bias_term", "filler", "bias_filler", "stats_batch_size")
+    USE_GLOBAL_STATS_FIELD_NUMBER: _ClassVar[int]
+    MOVING_AVERAGE_FRACTION_FIELD_NUMBER: _ClassVar[int]
+    EPS_FIELD_NUMBER: _ClassVar[int]
+    USE_WEIGHT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    BIAS_TERM_FIELD_NUMBER: _ClassVar[int]
+    FILLER_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FILLER_FIELD_NUMBER: _ClassVar[int]
+    STATS_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    use_global_stats: bool
+    moving_average_fraction: float
+    eps: float
+    use_weight_bias: bool
+    bias_term: bool
+    filler: FillerParameter
+    bias_filler: FillerParameter
+    stats_batch_size: int
+    def __init__(self, use_global_stats: bool = ..., moving_average_fraction: _Optional[float] = ..., eps: _Optional[float] = ..., use_weight_bias: bool = ..., bias_term: bool = ..., filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., stats_batch_size: _Optional[int] = ...) -> None: ...
+
+class ScaleParameter(_message.Message):
+    __slots__ = ("axis", "num_axes", "filler", "bias_term", "bias_filler")
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    NUM_AXES_FIELD_NUMBER: _ClassVar[int]
+    FILLER_FIELD_NUMBER: _ClassVar[int]
+    BIAS_TERM_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FILLER_FIELD_NUMBER: _ClassVar[int]
+    axis: int
+    num_axes: int
+    filler: FillerParameter
+    bias_term: bool
+    bias_filler: FillerParameter
+    def __init__(self, axis: _Optional[int] = ..., num_axes: _Optional[int] = ..., filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_term: bool = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ...) -> None: ...
+
+class DataParameter(_message.Message):
+    __slots__ = ("source", "scale", "mean_file", "crop_size", "mirror", "batch_size", "rand_skip", "backend", "force_encoded_color", "prefetch", "shuffle")
+    class DB(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        LEVELDB: _ClassVar[DataParameter.DB]
+        LMDB: _ClassVar[DataParameter.DB]
+    LEVELDB: DataParameter.DB
+    LMDB: DataParameter.DB
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FILE_FIELD_NUMBER: _ClassVar[int]
+    CROP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MIRROR_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RAND_SKIP_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    FORCE_ENCODED_COLOR_FIELD_NUMBER: _ClassVar[int]
+    PREFETCH_FIELD_NUMBER: _ClassVar[int]
+    SHUFFLE_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    scale: float
+    mean_file: str
+    crop_size: int
+    mirror: bool
+    batch_size: int
+    rand_skip: int
+    backend: DataParameter.DB
+    force_encoded_color: bool
+    prefetch: int
+    shuffle: bool
+    def __init__(self, source: _Optional[str] = ..., scale: _Optional[float] = ..., mean_file: _Optional[str] = ..., crop_size: _Optional[int] = ..., mirror: bool = ..., batch_size: _Optional[int] = ..., rand_skip: _Optional[int] = ..., backend: _Optional[_Union[DataParameter.DB, str]] = ..., force_encoded_color: bool = ..., prefetch: _Optional[int] = ..., shuffle: bool = ...) -> None: ...
+
+class ImageDataParameter(_message.Message):
+    __slots__ = ("source", "scale", "mean_file", "batch_size", "crop_size", "mirror", "rand_skip", "shuffle", "new_height", "new_width", "is_color", "root_folder")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FILE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CROP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MIRROR_FIELD_NUMBER: _ClassVar[int]
+    RAND_SKIP_FIELD_NUMBER: _ClassVar[int]
+    SHUFFLE_FIELD_NUMBER: _ClassVar[int]
+    NEW_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    NEW_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    IS_COLOR_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FOLDER_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    scale: float
+    mean_file: str
+    batch_size: int
+    crop_size: int
+    mirror: bool
+    rand_skip: int
+    shuffle: bool
+    new_height: int
+    new_width: int
+    is_color: bool
+    root_folder: str
+    def __init__(self, source: _Optional[str] = ..., scale: _Optional[float] = ..., mean_file: _Optional[str] = ..., batch_size: _Optional[int] = ..., crop_size: _Optional[int] = ..., mirror: bool = ..., rand_skip: _Optional[int] = ..., shuffle: bool = ..., new_height: _Optional[int] = ..., new_width: _Optional[int] = ..., is_color: bool = ..., root_folder: _Optional[str] = ...) -> None: ...
+
+class SolverParameter(_message.Message):
+    __slots__ = ("train_net", "test_net", "test_iter", "test_interval", "base_lr", "display", "max_iter", "lr_policy", "gamma", "power", "momentum", "weight_decay", "stepsize", "snapshot", "snapshot_prefix", "snapshot_diff", "solver_mode", "device_id", "test_compute_loss", "random_seed", "train_net_param", "test_net_param", "debug_info", "net", "net_param", "train_state", "test_state", "snapshot_after_train", "regularization_type", "solver_type", "delta", "test_initialization", "average_loss", "stepvalue", "clip_gradients", "iter_size", "snapshot_format", "rms_decay", "momentum2", "type", "eval_type", "ap_version", "show_per_class_result", "plateau_winsize", "disabled_update", "engine", "warmup_iter", "warmup_start_lr", "local_lr_auto", "local_gw_ratio", "lr_iter")
+    class SnapshotFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        HDF5: _ClassVar[SolverParameter.SnapshotFormat]
+        BINARYPROTO: _ClassVar[SolverParameter.SnapshotFormat]
+    HDF5: SolverParameter.SnapshotFormat
+    BINARYPROTO: SolverParameter.SnapshotFormat
+    class SolverMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CPU: _ClassVar[SolverParameter.SolverMode]
+        GPU: _ClassVar[SolverParameter.SolverMode]
+    CPU: SolverParameter.SolverMode
+    GPU: SolverParameter.SolverMode
+    class SolverType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        SGD: _ClassVar[SolverParameter.SolverType]
+        NESTEROV: _ClassVar[SolverParameter.SolverType]
+        ADAGRAD: _ClassVar[SolverParameter.SolverType]
+        RMSPROP: _ClassVar[SolverParameter.SolverType]
+        ADADELTA: _ClassVar[SolverParameter.SolverType]
+        ADAM: _ClassVar[SolverParameter.SolverType]
+    SGD: SolverParameter.SolverType
+    NESTEROV: SolverParameter.SolverType
+    ADAGRAD: SolverParameter.SolverType
+    RMSPROP: SolverParameter.SolverType
+    ADADELTA: SolverParameter.SolverType
+    ADAM: SolverParameter.SolverType
+    TRAIN_NET_FIELD_NUMBER: _ClassVar[int]
+    TEST_NET_FIELD_NUMBER: _ClassVar[int]
+    TEST_ITER_FIELD_NUMBER: _ClassVar[int]
+    TEST_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    BASE_LR_FIELD_NUMBER: _ClassVar[int]
+    DISPLAY_FIELD_NUMBER: _ClassVar[int]
+    MAX_ITER_FIELD_NUMBER: _ClassVar[int]
+    LR_POLICY_FIELD_NUMBER: _ClassVar[int]
+    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    POWER_FIELD_NUMBER: _ClassVar[int]
+    MOMENTUM_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    STEPSIZE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_DIFF_FIELD_NUMBER: _ClassVar[int]
+    SOLVER_MODE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
+    TEST_COMPUTE_LOSS_FIELD_NUMBER: _ClassVar[int]
+    RANDOM_SEED_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_NET_PARAM_FIELD_NUMBER: _ClassVar[int]
+    TEST_NET_PARAM_FIELD_NUMBER: _ClassVar[int]
+    DEBUG_INFO_FIELD_NUMBER: _ClassVar[int]
+    NET_FIELD_NUMBER: _ClassVar[int]
+    NET_PARAM_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_STATE_FIELD_NUMBER: _ClassVar[int]
+    TEST_STATE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_AFTER_TRAIN_FIELD_NUMBER: _ClassVar[int]
+    REGULARIZATION_TYPE_FIELD_NUMBER: _ClassVar[int]
+    SOLVER_TYPE_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    TEST_INITIALIZATION_FIELD_NUMBER: _ClassVar[int]
+    AVERAGE_LOSS_FIELD_NUMBER: _ClassVar[int]
+    STEPVALUE_FIELD_NUMBER: _ClassVar[int]
+    CLIP_GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    ITER_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    RMS_DECAY_FIELD_NUMBER: _ClassVar[int]
+    MOMENTUM2_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    EVAL_TYPE_FIELD_NUMBER: _ClassVar[int]
+    AP_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SHOW_PER_CLASS_RESULT_FIELD_NUMBER: _ClassVar[int]
+    PLATEAU_WINSIZE_FIELD_NUMBER: _ClassVar[int]
+    DISABLED_UPDATE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_ITER_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_START_LR_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_LR_AUTO_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_GW_RATIO_FIELD_NUMBER: _ClassVar[int]
+    LR_ITER_FIELD_NUMBER: _ClassVar[int]
+    train_net: str
+    test_net: _containers.RepeatedScalarFieldContainer[str]
+    test_iter: _containers.RepeatedScalarFieldContainer[int]
+    test_interval: int
+    base_lr: float
+    display: int
+    max_iter: int
+    lr_policy: str
+    gamma: float
+    power: float
+    momentum: float
+    weight_decay: float
+    stepsize: int
+    snapshot: int
+    snapshot_prefix: str
+    snapshot_diff: bool
+    solver_mode: SolverParameter.SolverMode
+    device_id: int
+    test_compute_loss: bool
+    random_seed: int
+    train_net_param: NetParameter
+    test_net_param: _containers.RepeatedCompositeFieldContainer[NetParameter]
+    debug_info: bool
+    net: str
+    net_param: NetParameter
+    train_state: NetState
+    test_state: _containers.RepeatedCompositeFieldContainer[NetState]
+    snapshot_after_train: bool
+    regularization_type: str
+    solver_type: SolverParameter.SolverType
+    delta: float
+    test_initialization: bool
+    average_loss: int
+    stepvalue: _containers.RepeatedScalarFieldContainer[int]
+    clip_gradients: float
+    iter_size: int
+    snapshot_format: SolverParameter.SnapshotFormat
+    rms_decay: float
+    momentum2: float
+    type: str
+    eval_type: str
+    ap_version: str
+    show_per_class_result: bool
+    plateau_winsize: _containers.RepeatedScalarFieldContainer[int]
+    disabled_update: bool
+    engine: str
+    warmup_iter: int
+    warmup_start_lr: float
+    local_lr_auto: bool
+    local_gw_ratio: float
+    lr_iter: int
+    def __init__(self, train_net: _Optional[str] = ..., test_net: _Optional[_Iterable[str]] = ..., test_iter: _Optional[_Iterable[int]] = ..., test_interval: _Optional[int] = ..., base_lr: _Optional[float] = ..., display: _Optional[int] = ..., max_iter: _Optional[int] = ..., lr_policy: _Optional[str] = ..., gamma: _Optional[float] = ..., power: _Optional[float] = ..., momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ..., stepsize: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_prefix: _Optional[str] = ..., snapshot_diff: bool = ..., solver_mode: _Optional[_Union[SolverParameter.SolverMode, str]] = ..., device_id: _Optional[int] = ..., test_compute_loss: bool = ..., random_seed: _Optional[int] = ..., train_net_param: _Optional[_Union[NetParameter, _Mapping]] = ..., test_net_param: _Optional[_Iterable[_Union[NetParameter, _Mapping]]] = ..., debug_info: bool = ..., net: _Optional[str] = ..., net_param: _Optional[_Union[NetParameter, _Mapping]] = ..., train_state: _Optional[_Union[NetState, _Mapping]] = ..., test_state: _Optional[_Iterable[_Union[NetState, _Mapping]]] = ..., snapshot_after_train: bool = ..., regularization_type: _Optional[str] = ..., solver_type: _Optional[_Union[SolverParameter.SolverType, str]] = ..., delta: _Optional[float] = ..., test_initialization: bool = ..., average_loss: _Optional[int] = ..., stepvalue: _Optional[_Iterable[int]] = ..., clip_gradients: _Optional[float] = ..., iter_size: _Optional[int] = ..., snapshot_format: _Optional[_Union[SolverParameter.SnapshotFormat, str]] = ..., rms_decay: _Optional[float] = ..., momentum2: _Optional[float] = ..., type: _Optional[str] = ..., eval_type: _Optional[str] = ..., ap_version: _Optional[str] = ..., show_per_class_result: bool = ..., plateau_winsize: _Optional[_Iterable[int]] = ..., disabled_update: bool = ..., engine: _Optional[str] = ..., warmup_iter: _Optional[int] = ..., warmup_start_lr: _Optional[float] = ..., local_lr_auto: bool = ..., local_gw_ratio: _Optional[float] = ..., lr_iter: _Optional[int] = ...) -> None: ...
 
 class SolverState(_message.Message):
     __slots__ = ("iter", "learned_net", "history", "current_step")

@@ -1,0 +1,159 @@
+"""What a stage's net and solver say together: batch, seed, transforms, evaluation. Pure."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stagerun.caffe_import.data_layers import Images
+from stagerun.caffe_import.left import Findings
+from stagerun.caffe_import.lines import Line, Setting, message, setting
+from stagerun.caffe_import.model import label_smoothing
+from stagerun.caffe_import.stages import Step
+from stagerun.caffe_import.text import CaffeText
+from stagerun.spec.tree import Block
+from stagerun.spec.view import View
+
+# For stages that continue from another, where what order images have is nothing random, or is made by the solver's seed.
+AS_CAFFE = Setting("carry", (Line("carry { data: RESTART }", None, "as Caffe: from the first image"),))
+
+
+@dataclass(frozen=True, slots=True)
+class SolverStage:
+    """A stage with its solver as read."""
+
+    step: Step
+    text: CaffeText
+
+
+@dataclass(frozen=True, slots=True)
+class CaffeStage(SolverStage):
+    """One with its net. `layers` are those of training; `val` is None where no layer reads images in TEST."""
+
+    net: Block
+    layers: list[Block]
+    train: Images
+    val: Images | None
+
+
+def seeds(stages: Sequence[SolverStage]) -> tuple[Line, dict[str, Setting]]:
+    """Schedule.seed, and those of stages that differ. Caffe draws a seed from the clock where the solver has none."""
+    said = {}
+    for stage in stages:
+        entry = stage.text.block.entries.get("random_seed")
+        value = entry.values[0].value if entry else None
+        if entry and isinstance(value, int) and value >= 0:
+            said[stage.step.name] = (entry, stage.text.beside(entry))
+    if not said:
+        return Line("seed: 1"), {}
+    texts = Counter(e.values[0].text for e, _ in said.values())
+    usual = texts.most_common(1)[0][0]
+    place = next(e.place for e, _ in said.values() if e.values[0].text == usual)
+    own = {
+        name: setting("random_seed", e.values[0].text, e.place, comment)
+        for name, (e, comment) in said.items()
+        if e.values[0].text != usual
+    }
+    return Line(f"seed: {usual}", place, "Caffe's random_seed"), own
+
+
+def note_sources(stages: Sequence[CaffeStage], val: Images | None, found: Findings) -> None:
+    """One LMDB is trained on in all stages, and one evaluated."""
+    first = stages[0].train
+    for stage in stages:
+        if stage.train.source != first.source:
+            why = (
+                f"stage {stage.step.name} reads other images than {stages[0].step.name}, and a schedule has one `data`"
+            )
+            found.leave(stage.train.source_place, "source", why, f"it is trained on {first.source}")
+        if stage.train.shuffle != first.shuffle:
+            why = f"stage {stage.step.name} differs from {stages[0].step.name}, and a schedule has one `data`"
+            found.leave(stage.train.layer.place, "shuffle", why)
+        if stage.val is not None and val is not None and stage.val.source != val.source:
+            why = f"stage {stage.step.name} evaluates other images, and a schedule has one `data.val`"
+            found.leave(stage.val.source_place, "source", why, f"it is evaluated on {val.source}")
+    for images in (first, val):
+        if images is not None and ("%#" in images.source or "%*" in images.source):
+            why = "Intel's marks for the number of the worker: each had a part of its own, and stagerun reads one LMDB"
+            found.leave(images.source_place, "source", why)
+
+
+def batch(stage: CaffeStage, given: int | None, found: Findings) -> list[Setting]:
+    """batch_size over the whole job, and device_batch_size, over which BatchNorm normalises. `given`: --workers."""
+    view, images = View(stage.text.block), stage.train
+    assert images.batch is not None
+    workers = given or stage.step.workers or 1
+    if given is None and stage.step.workers is None:
+        why = "taken for a whole update, since nothing says how many workers there were"
+        found.leave(images.batch_place, "batch_size", why, "import again with `--workers N` if there were several")
+    passes = (view.whole("iter_size") or 1) if view.has("iter_size") else 1
+    device, place = images.batch, images.batch_place
+    part = View(stage.net).whole("bn_stats_batch_size") or 0
+    if part and images.batch % part == 0:
+        device, place = part, stage.net.entries["bn_stats_batch_size"].place
+    elif part:
+        why = f"{part} does not divide the batch of {images.batch}; BatchNorm takes the statistics of one device batch"
+        found.leave(stage.net.entries["bn_stats_batch_size"].place, "bn_stats_batch_size", why)
+    factors = [str(images.batch)] + ([f"{workers} workers"] if workers > 1 else [])
+    factors += [f"iter_size {passes}"] if passes > 1 else []
+    comment = " x ".join(factors) if len(factors) > 1 else ""
+    if workers > 1 and view.has("clip_gradients") and (view.number("clip_gradients") or -1) > 0:
+        why = "carried over, but Intel's Caffe on several machines does not clip, whatever this says"
+        found.leave(view.place("clip_gradients"), "clip_gradients", why, "take it out to do the same")
+    return [
+        setting("batch_size", str(images.batch * passes * workers), images.batch_place, comment),
+        setting("device_batch_size", str(device), place),
+    ]
+
+
+def transforms(stage: CaffeStage, val: Images | None) -> list[Setting]:
+    """The transforms and what the loss is. A net without a TEST layer is evaluated as the first one that has it says."""
+    result = []
+    if stage.train.transform:
+        lines = message("transform_param", stage.train.transform, stage.train.layer.place)
+        result.append(Setting("transform_param", lines))
+    test = stage.val or val
+    if test is not None:
+        lines = message("test_transform_param", test.transform, test.layer.place) if test.transform else ()
+        if not lines:
+            lines = (Line("test_transform_param { }", test.layer.place, "the whole image, as it is"),)
+        result.append(Setting("test_transform_param", lines))
+        if test.batch:
+            result.append(setting("test_batch_size", str(test.batch), test.batch_place))
+    smoothing = label_smoothing(stage.layers)
+    if smoothing is not None:
+        result.append(setting("label_smoothing", *smoothing))
+    return result
+
+
+def seeded(stage: SolverStage) -> bool:
+    view = View(stage.text.block)
+    return view.has("random_seed") and (view.whole("random_seed") or 0) >= 0
+
+
+def evaluation(
+    stage: CaffeStage, val: Images | None, made: dict[str, Setting], total: int, found: Findings
+) -> dict[str, Setting]:
+    """test_iter where it is not every image of `total` (0: not known). Without a TEST layer there is nothing to evaluate."""
+    entry = stage.text.block.entries.get("test_iter")
+    interval = made.get("test_interval")
+    if val is None:
+        made.pop("test_interval", None)
+        for place, name in (
+            (interval and interval.lines[0].span, "test_interval"),
+            (entry and entry.place, "test_iter"),
+        ):
+            if place:
+                found.leave(place, name, "no net has a layer that reads images in TEST", "add `val` to `data`")
+        return {}
+    if entry is None or not entry.values or interval is None:
+        return {}
+    if len(entry.values) > 1:
+        found.leave(entry.values[1].span, "test_iter", "one evaluation is made; the first is taken")
+    passes, batch = entry.values[0].value, (stage.val or val).batch
+    assert isinstance(passes, int)
+    if total and batch and passes * batch >= total:
+        if passes * batch > total:
+            why = f"{passes} passes of {batch} images are more than there are; Caffe counts some of them twice"
+            found.leave(entry.place, "test_iter", why, f"each of the {total} images is evaluated once")
+        return {}
+    return {"test_iter": setting("test_iter", entry.values[0].text, entry.place, stage.text.beside(entry))}

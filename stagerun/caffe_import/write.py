@@ -1,0 +1,187 @@
+"""The stages with their settings -> the files of a schedule's folder, as a person would write them. Pure."""
+
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from stagerun.caffe_import.converted import Converted
+from stagerun.caffe_import.left import Findings
+from stagerun.caffe_import.lines import Line, Setting, indented
+from stagerun.caffe_import.solver import OF_STAGE
+from stagerun.caffe_import.stages import Step
+from stagerun.errors import Problem, RecipeError
+from stagerun.spec.resolve import SCHEDULE_FILE, read
+from stagerun.spec.tree import quoted
+
+# The fields of Solver in the order in which they are written; those of a message after an empty line.
+ORDER = (
+    *OF_STAGE,
+    *("batch_size", "device_batch_size", "type", "momentum", "momentum2", "rms_decay", "delta", "weight_decay"),
+    *("regularization_type", "local_lr_auto", "local_gw_ratio", "clip_gradients", "label_smoothing", "random_seed"),
+    *("param", "carry", "transform_param", "test_transform_param", "test_batch_size", "test_interval", "test_iter"),
+    *("display", "snapshot"),
+)
+WIDTH = 110  # of the text in a header
+
+
+def folder_lines(converted: Converted, name: str, source: str) -> dict[str, list[Line]]:
+    """The lines of each file: schedule.prototxt, and one for each stage. `source` is Caffe's folder as it was given."""
+    shared = _shared(converted)
+    files = {SCHEDULE_FILE: _schedule(converted, shared, name, source)}
+    for step in converted.steps:
+        files[f"{step.name}.prototxt"] = _stage(step, converted.settings[step.name], shared)
+    return files
+
+
+def text_of_lines(lines: Sequence[Line]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _shared(converted: Converted) -> dict[str, Setting]:
+    """What stands in Schedule.solver: what more than half of the stages say alike, or half of them and the first."""
+    shared: dict[str, Setting] = {}
+    stages = [converted.settings[step.name] for step in converted.steps]
+    for name in ORDER:
+        having = [s[name] for s in stages if name in s]
+        if name in OF_STAGE or not having:
+            continue
+        value, number = Counter(h.value for h in having).most_common(1)[0]
+        first = stages[0].get(name)
+        if first is not None and sum(h.value == first.value for h in having) == number:
+            value = first.value
+        if number * 2 > len(stages) or (number * 2 == len(stages) and first is not None and first.value == value):
+            shared[name] = next(h for h in having if h.value == value)
+    return shared
+
+
+def _written(settings: Mapping[str, Setting]) -> Iterator[Line]:
+    """The settings in their order, with the comments that stood above them, an empty line around each message."""
+    message_before = False
+    for number, name in enumerate(n for n in ORDER if n in settings):
+        setting = settings[name]
+        is_message = setting.lines[0].text.endswith("{")
+        if number and is_message and not message_before:
+            yield Line("")
+        for comment in setting.above:
+            yield Line(f"# {comment}".rstrip())
+        yield from setting.lines
+        message_before = is_message
+
+
+def _stage(step: Step, settings: Mapping[str, Setting], shared: Mapping[str, Setting]) -> list[Line]:
+    own = {n: s for n, s in settings.items() if n not in shared or shared[n].value != s.value}
+    missing = [name for name in ORDER if name in shared and name not in settings]
+    lines = _head("Solver", [f"From {step.file}."])
+    if missing:
+        names = ", ".join(quoted(name) for name in missing)
+        lines.append(Line(f"clear: [{names}]", None, "the solver has none"))
+    return [*lines, *_written(own)]
+
+
+def _head(kind: str, text: Sequence[str]) -> list[Line]:
+    """What every file begins with, and an empty line."""
+    comments = ["proto-file: protos/stagerun.proto", f"proto-message: {kind}", "", *text]
+    return [*(Line(f"# {c}".rstrip()) for c in comments), Line("")]
+
+
+def _schedule(converted: Converted, shared: Mapping[str, Setting], name: str, source: str) -> list[Line]:
+    lines = _head("Schedule", _about(converted, source))
+    lines += [Line(f"name: {quoted(name)}"), converted.seed, Line("")]
+    for field, inside in (("model", converted.model), ("data", converted.data)):
+        lines += [Line(f"{field} {{"), *indented(inside), Line("}"), Line("")]
+    if shared:
+        opening = Line("solver {", None, "what every stage starts from")
+        inside = tuple(_written(shared))
+        lines += [opening, *(line if not line.text else indented([line])[0] for line in inside), Line("}"), Line("")]
+    above = ""
+    for step in converted.steps:
+        lines.append(Line(_stage_entry(step, above)))
+        above = step.name
+    return lines
+
+
+def _stage_entry(step: Step, above: str) -> str:
+    """`from` is written where it is not the stage above."""
+    parents = step.parents or ("",)
+    start = (
+        ""
+        if (above and parents == (above,)) or (not above and parents == ("",))
+        else "".join(f" from: {quoted(p)}" for p in parents)
+    )
+    return f"stage {{ name: {quoted(step.name)}{start} }}"
+
+
+def _about(converted: Converted, source: str) -> list[str]:
+    """The header: where each stage comes from, and all that is not as it was."""
+    width = max(len(step.name) for step in converted.steps)
+    text = [f"Imported from Caffe's files in {_plain(source)}:", ""]
+    text += [f"  {step.name:<{width}}  {_plain(step.file)}" for step in converted.steps]
+    return [*text, *_left(converted.found)]
+
+
+def _left(found: Findings) -> Iterator[str]:
+    if found.left:
+        yield from ("", "Not carried over, or not as it was:")
+        for left in found.left:
+            yield from textwrap.wrap(
+                _plain(str(left)),
+                WIDTH,
+                initial_indent="  ",
+                subsequent_indent="      ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+    if found.idle:
+        yield from ("", "Left out, and nothing is lost:")
+        by_why: dict[str, list[str]] = {}
+        for name, why in sorted(found.idle.items()):
+            by_why.setdefault(why, []).append(name)
+        for why, names in by_why.items():
+            yield from textwrap.wrap(
+                f"{', '.join(names)}: {why}",
+                WIDTH,
+                initial_indent="  ",
+                subsequent_indent="      ",
+                break_on_hyphens=False,
+            )
+
+
+def left_text(found: Findings) -> str:
+    """The same list for the terminal; '' where all was carried over."""
+    return "\n".join(_left(found)).strip("\n")
+
+
+def _plain(text: str) -> str:
+    """What a comment may hold: names of files may have line ends in them."""
+    return re.sub(r"[^\x20-\uffff]|[\x7f-\x9f\u2028\u2029\ud800-\udfff]", "?", text)
+
+
+def check_lines(files: Mapping[str, Sequence[Line]], found: Findings, root: str, shown: str) -> tuple[Problem, ...]:
+    """The mistakes that `stagerun check` finds in the files, before they are written: what the user is asked for, and nothing
+    else. RecipeError with the others, at the places in Caffe's files that they come from.
+    """
+    texts = {name: text_of_lines(lines) for name, lines in files.items()}
+    try:
+        read(texts, root, (), shown)
+    except RecipeError as error:
+        asked, mistakes = [], []
+        for problem in error.problems:
+            name = problem.span.path.rpartition("/")[2]
+            lines = files.get(name, ())
+            line = lines[problem.span.line - 1] if 0 < problem.span.line <= len(lines) else Line("")
+            if line.asks:
+                asked.append(problem)
+            else:
+                mistakes.append(_moved(problem, line, found))
+        if mistakes:
+            raise RecipeError(mistakes) from None
+        return tuple(asked)
+    return ()
+
+
+def _moved(problem: Problem, line: Line, found: Findings) -> Problem:
+    """A mistake of the new file at its place in Caffe's."""
+    if line.span is None:
+        return problem
+    return Problem(problem.message, line.span, found.mistakes.line(line.span), problem.hint)
