@@ -49,7 +49,7 @@ def snapshots(folder: str, overrides: tuple[str, ...], out: str | None, verify: 
     from stagerun.cli.looking import find_target, list_snapshots, refuse_damaged, snapshots_json, snapshots_text
 
     target = find_target(folder, overrides, out)
-    found = list_snapshots(target.out, verify)
+    found = list_snapshots(target.out, verify, target.schedule)
     click.echo(snapshots_json(target.out, found) if as_json else snapshots_text(target.out, found))
     if verify:
         refuse_damaged(found)

@@ -3,28 +3,54 @@
 import click
 
 from stagerun.cli.ending import guarded
-from stagerun.cli.options import output_folder, output_options, schedule_options
+from stagerun.cli.options import (
+    Duration,
+    FiniteRange,
+    choice_options,
+    output_folder,
+    output_options,
+    picture_options,
+    plot_options,
+    schedule_options,
+)
 
 
 @click.command()
 @schedule_options
+@click.option("--lint", is_flag=True, help="Also what is legal and looks wrong; `stagerun help lint` lists it.")
 @guarded
-def check(folder: str, overrides: tuple[str, ...]) -> None:
+def check(folder: str, overrides: tuple[str, ...], lint: bool) -> None:
     """Finds every mistake in a schedule's files at once, in a fraction of a second. Trains nothing."""
     from stagerun.spec import digest, load
 
     schedule = load(folder, overrides)
+    if lint:
+        from stagerun.cli.linting import require_nothing_found
+
+        require_nothing_found(schedule)
     click.echo(
         f"{schedule.name}: {len(schedule.stages)} stages, "
-        f"{sum(s.solver.max_iter for s in schedule.stages)} iterations, no mistakes, digest {digest(schedule)[:12]}"
+        f"{sum(s.solver.max_iter for s in schedule.stages)} iterations, no mistakes{', no findings' * lint}, "
+        f"digest {digest(schedule)[:12]}"
     )
 
 
 @click.command()
 @schedule_options
 @output_options
+@choice_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option(
+    "--images-per-second",
+    type=FiniteRange(min=0, min_open=True),
+    metavar="N",
+    help="Speed of training of the whole job, for the hours.  [default: as the last run or rehearsal here]",
+)
+@click.option(
+    "--budget", "allocation", type=Duration(), metavar="TIME", help="Where an allocation of 4h, 90m or 2d would end."
+)
 @click.option("--csv", "csv_file", metavar="FILE", help="Write one row per iteration: lr, momentum, weight decay.")
+@plot_options
 @guarded
 def plan(
     folder: str,
@@ -32,34 +58,101 @@ def plan(
     out: str | None,
     redo: tuple[str, ...],
     keep: tuple[str, ...],
+    only: tuple[str, ...],
+    until: str | None,
     as_json: bool,
+    images_per_second: float | None,
+    allocation: float | None,
     csv_file: str | None,
+    plot_file: str | None,
+    x: str | None,
+    scale: str | None,
+    watched: bool,
 ) -> None:
     """Shows what `run` would do: stages, epochs, learning rate, joints, and what is done already.
 
     Works where the data is not.
     """
     from stagerun.cli.planning import remarks, write_csv
+    from stagerun.cli.timing import beside
     from stagerun.plan import make_plan
     from stagerun.plan.render import render_json, render_text
     from stagerun.spec import load
     from stagerun.store import LocalDisk, inventory
 
+    picture = None
+    if plot_file is not None or x or scale or watched:
+        from stagerun.cli.plotting import asked, plot, watch
+
+        others = {"--json": as_json, "--csv": csv_file, "--budget": allocation, "--redo": redo, "--keep": keep}
+        others |= {"--only": only, "--until": until}
+        picture = asked(plot_file, x, scale, watched, folder, overrides, out, images_per_second, others)
+        if watched:
+            return watch(picture)
     schedule = load(folder, overrides)
     target = output_folder(schedule.name, out)
     found = inventory(LocalDisk(), target)
-    planned = make_plan(schedule, found, redo, keep)
+    planned = make_plan(schedule, found, redo, keep, only, until)
     if csv_file is not None:
         write_csv(planned, csv_file)
-    notes = remarks(planned, target, found.damaged)
-    click.echo(render_json(planned, notes) if as_json else render_text(planned, notes))
+    notes = remarks(planned, found.damaged)
+    more = beside(planned, target, images_per_second, allocation)
+    click.echo(render_json(planned, notes, more.record) if as_json else render_text(planned, notes, more.blocks))
+    if picture is not None:
+        plot(picture, schedule)
+
+
+@click.command()
+@schedule_options
+@click.argument("name", metavar="NAME")
+@guarded
+def explain(folder: str, overrides: tuple[str, ...], name: str) -> None:
+    """Shows where a setting came from: its value, the line it stands in, what it replaced, and the manual's word on it.
+
+    NAME is STAGE.FIELD (`cyc2.max_iter`, `init.transform_param.mirror`), STAGE for all its fields, FIELD for that field of every
+    stage, or a field of the schedule (`seed`, `data.train.images`).
+    """
+    from stagerun.cli.explaining import explain_text
+
+    click.echo(explain_text(folder, name, overrides))
+
+
+@click.command()
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@picture_options
+@guarded
+def diff(a: str, b: str, as_json: bool, plot_file: str | None, x: str | None, scale: str | None) -> None:
+    """Shows in what two schedules differ: by stage and field, with the places, and where their learning rates part.
+
+    A and B are each a schedule's folder, the output folder of a run (what its stages were trained from), or a snapshot's.
+    What differs and changes no training (paths, intervals) is shown apart, --plot draws both learning rates. The exit code is 0
+    whether they differ or not; --json has `same`.
+    """
+    from stagerun.cli.diffing import compare, diff_json, diff_text, overlay
+
+    picture = None
+    if plot_file is not None or x or scale:
+        from stagerun.cli.plotting import asked, draw_once
+
+        picture = asked(plot_file, x, scale, False, "", (), None, None, {"--json": as_json})
+    found = compare(a, b)
+    click.echo(diff_json(found) if as_json else diff_text(found))
+    if picture is not None:
+        draw_once(overlay(found), picture)
 
 
 @click.command("help")
 @click.argument("name", metavar="[FIELD]", default="")
 @guarded
 def help_command(name: str) -> None:
-    """Prints the manual of a field, a message or an enum of the solver files; of nothing, an overview."""
+    """Prints the manual of a field, a message or an enum of the solver files; of `lint`, what it looks for; of nothing, an overview."""
     from stagerun.spec.manual import help_text
 
+    if name == "lint":
+        from stagerun.plan.lint import rules_text
+
+        click.echo(rules_text())
+        return
     click.echo(help_text(name))

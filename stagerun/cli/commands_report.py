@@ -5,7 +5,7 @@ import click
 from stagerun.cli.ending import guarded
 
 FORMATS = ("markdown", "csv", "tsv", "html")
-TABLES = ("run", "stage", "epoch", "life", "seed", "workers")
+TABLES = ("run", "stage", "epoch", "life", "ensemble", "seed", "workers")
 
 
 @click.command()
@@ -21,7 +21,7 @@ TABLES = ("run", "stage", "epoch", "life", "seed", "workers")
 @click.option(
     "--by",
     type=click.Choice(TABLES),
-    help="One table alone: a row per run, stage, epoch or process life; mean and spread over seeds; speed by number of "
+    help="One table alone: a row per run, stage, epoch or process life; ensembles beside their members; mean and spread over seeds; speed by number of "
     "workers.  [default: all that say something; stage in csv and tsv]",
 )
 @click.option(

@@ -6,12 +6,13 @@ import click
 
 from stagerun.cli.ending import guarded
 from stagerun.cli.logs import LOGS, SCREENS
-from stagerun.cli.options import at_least, output_options, schedule_options
+from stagerun.cli.options import at_least, choice_options, output_options, schedule_options
 
 
 @click.command()
 @schedule_options
 @output_options
+@choice_options
 @click.option("--nproc", type=int, metavar="N", help="Workers on this machine.  [default: one per GPU, or 1]")
 @click.option("--threads", type=int, metavar="N", help="Threads per worker.  [default: the processors shared evenly]")
 @click.option(
@@ -37,6 +38,8 @@ def run(
     out: str | None,
     redo: tuple[str, ...],
     keep: tuple[str, ...],
+    only: tuple[str, ...],
+    until: str | None,
     nproc: int | None,
     threads: int | None,
     log_format: str,
@@ -50,4 +53,4 @@ def run(
     from stagerun.cli.running import RunOptions, run_command
 
     at_least(1, nproc=nproc, threads=threads)
-    sys.exit(run_command(RunOptions(folder, overrides, out, redo, keep, nproc, threads, log_format, log)))
+    sys.exit(run_command(RunOptions(folder, overrides, out, redo, keep, nproc, threads, log_format, log, only, until)))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from stagerun.errors import UsageError
 
 if TYPE_CHECKING:
-    from stagerun.events import Event, StageFinished
+    from stagerun.events import EnsembleTested, Event, StageFinished
     from stagerun.plan import Plan
     from stagerun.recipe import Schedule
 
@@ -90,17 +90,17 @@ def require_evaluation(names: Sequence[str], schedule: "Schedule") -> None:
 # -- what is printed
 
 
-def _text(plan: "Plan", results: "Sequence[StageFinished]") -> Screen:
+def _text(plan: "Plan", results: "Sequence[StageFinished]", ensembles: "Sequence[EnsembleTested]") -> Screen:
     from stagerun.report import Console
 
-    return Console(_display(plan), _parents(plan), results)
+    return Console(_display(plan), _parents(plan), results, ensembles=ensembles)
 
 
-def _caffe(plan: "Plan", results: "Sequence[StageFinished]") -> Screen:
+def _caffe(plan: "Plan", results: "Sequence[StageFinished]", ensembles: "Sequence[EnsembleTested]") -> Screen:
     from stagerun.report.caffe_log import CaffeLog
     from stagerun.report.course import course
 
-    return CaffeLog(course(plan), _display(plan), _parents(plan), results)
+    return CaffeLog(course(plan), _display(plan), _parents(plan), results, ensembles)
 
 
 def _display(plan: "Plan") -> dict[str, int]:
@@ -108,10 +108,14 @@ def _display(plan: "Plan") -> dict[str, int]:
 
 
 def _parents(plan: "Plan") -> dict[str, str | None]:
-    return {stage.name: stage.parent for stage in plan.schedule.stages}
+    """The stages at whose ends others start: with those they are compared."""
+    return {stage.name: stage.parent if stage.parent_iter is None else None for stage in plan.schedule.stages}
 
 
-SCREENS: dict[str, Callable[["Plan", "Sequence[StageFinished]"], Screen]] = {"text": _text, "caffe": _caffe}
+SCREENS: dict[str, Callable[["Plan", "Sequence[StageFinished]", "Sequence[EnsembleTested]"], Screen]] = {
+    "text": _text,
+    "caffe": _caffe,
+}
 
 
 def in_format(log_format: str, text: str) -> str:

@@ -4,14 +4,14 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from stagerun import store
 from stagerun.cli.options import output_folder
 from stagerun.errors import ResumeRefused, StagerunError, UsageError
 from stagerun.events import StageFinished
-from stagerun.recipe import Schedule
+from stagerun.recipe import Schedule, Stage
 from stagerun.runner import figures
 from stagerun.runner.keeper import RECIPE, STATE, progress_of
 from stagerun.runner.results import read_result
@@ -59,7 +59,7 @@ class Found:
     """A snapshot as `snapshots` shows it. `epoch` is that of the whole schedule along the path of ancestors.
 
     `state`: complete, damaged, or set aside. `end` whether its stage ends with it; `started` the stages that started from
-    it. `written`: seconds since the epoch, by the file system.
+    it, `kept_for` those that the schedule lets start there, before the stage's end. `written`: seconds since the epoch, by the file system.
     """
 
     name: str
@@ -74,10 +74,12 @@ class Found:
     result: StageFinished | None = None
     end: bool = False
     started: tuple[str, ...] = ()
+    kept_for: tuple[str, ...] = ()
 
 
-def list_snapshots(out: Path, verify: bool = False) -> list[Found]:
-    """Every snapshot, in the order of stages, attempts and iterations. `verify` reads every byte of them.
+def list_snapshots(out: Path, verify: bool = False, schedule: Schedule | None = None) -> list[Found]:
+    """Every snapshot, in the order of stages, attempts and iterations. `verify` reads every byte of them. Without a schedule that
+    of the newest one counts.
 
     Errors as of `store.inventory`.
     """
@@ -87,7 +89,10 @@ def list_snapshots(out: Path, verify: bool = False) -> list[Found]:
     found += _set_aside(out)
     # A run that goes on may have deleted some while they were looked at.
     found = [f for f in found if f.state == "complete" or os.path.exists(snapshots_folder(out) / f.name)]
-    order = stage_order(out, inventory)
+    schedule = schedule or newest_recipe(out, inventory)
+    stages = schedule.stages if schedule is not None else ()
+    order = [stage.name for stage in stages]
+    found = [replace(f, kept_for=_starting(stages, f), started=_ordered(f.started, order)) for f in found]
 
     def place(f: Found) -> tuple[int, str, int, int]:
         return order.index(f.stage) if f.stage in order else len(order), f.stage, f.attempt, f.iter
@@ -100,7 +105,9 @@ def snapshots_text(out: Path, found: Sequence[Found]) -> str:
     if not found:
         return f"no snapshots in {out}"
     averaged = any(f.result is not None and f.result.ema_top1 is not None for f in found)
+    branches = any(f.kept_for for f in found)
     header = ["snapshot", "iteration", "epoch", "size", "written", "top-1", "state", "end of", "started"]
+    header += ["kept for"] * branches
     rows = [header[:6] + ["EMA top-1"] * averaged + header[6:]]
     for f in found:
         top1 = [percent(f.result.top1 if f.result else None)]
@@ -116,11 +123,22 @@ def snapshots_text(out: Path, found: Sequence[Found]) -> str:
                 f.state,
                 f.stage if f.end else "",
                 ", ".join(f.started),
+                *[", ".join(f.kept_for)] * branches,
             ]
         )
     whole = [f for f in found if f.state == "complete"]
     lines = [*columns(rows), f"{count(len(whole), 'complete snapshot')}, {size(sum(f.bytes or 0 for f in whole))}"]
     return "\n".join([*lines, *(f"damaged: {f.name}: {f.reason}" for f in found if f.state == "damaged")])
+
+
+def _ordered(names: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:
+    return tuple(sorted(names, key=lambda name: order.index(name) if name in order else len(order)))
+
+
+def _starting(stages: Sequence[Stage], found: Found) -> tuple[str, ...]:
+    """The stages that start at this iteration of its stage."""
+    here = (found.stage, found.iter)
+    return tuple(s.name for s in stages if (s.parent, s.parent_iter) == here and found.state == "complete")
 
 
 def snapshots_json(out: Path, found: Sequence[Found]) -> str:
@@ -148,14 +166,19 @@ def percent(share: float | None) -> str:
 
 def stage_order(out: Path, inventory: Inventory) -> list[str]:
     """Names of the stages as the recipe in the newest snapshot has them; none if it can't be read."""
+    recipe = newest_recipe(out, inventory)
+    return [stage.name for stage in recipe.stages] if recipe is not None else []
+
+
+def newest_recipe(out: Path, inventory: Inventory) -> Schedule | None:
+    """The schedule that the newest snapshot was made from; None if it can't be read."""
     newest = newest_snapshot(out, inventory)
     if newest is None:
-        return []
+        return None
     try:
-        text = store.read_file(DISK, out, newest.name, RECIPE).decode()
-        return [stage.name for stage in read_recipe(text).stages]
+        return read_recipe(store.read_file(DISK, out, newest.name, RECIPE).decode())
     except (StagerunError, ValueError):
-        return []
+        return None
 
 
 def newest_snapshot(out: Path, inventory: Inventory) -> SnapshotRef | None:

@@ -11,8 +11,9 @@ import click
 
 import stagerun
 from stagerun.cli.commands_data import data
+from stagerun.cli.commands_import import import_group
 from stagerun.cli.commands_look import snapshots, status
-from stagerun.cli.commands_plan import check, help_command, plan
+from stagerun.cli.commands_plan import check, diff, explain, help_command, plan
 from stagerun.cli.commands_rehearse import rehearse
 from stagerun.cli.commands_report import report
 from stagerun.cli.commands_run import run
@@ -48,6 +49,8 @@ def main() -> None:
     \b
     stagerun check DIR        every mistake in the files at once
     stagerun plan DIR         what will run: stages, epochs, learning rate, joints
+    stagerun explain DIR X.Y  where a setting came from, and what it means
+    stagerun diff A B         in what two schedules differ, or a schedule and a run
     stagerun rehearse DIR     all stages with a few iterations, and what the real run will take
     stagerun run DIR          runs what is not yet done; the same command goes on after anything
     stagerun status DIR       whether a run is alive, how far it is, its warnings
@@ -56,10 +59,26 @@ def main() -> None:
     stagerun export SNAPSHOT  its network as safetensors, for torch, or as ONNX
     stagerun report OUT       tables and curves of one run or several
     stagerun data ...         makes, checks and shows the LMDBs that it reads
+    stagerun import caffe ... makes a schedule of Caffe's solver files
     stagerun help FIELD       the manual of the solver files
     """
 
 
-COMMANDS = (check, plan, rehearse, run, status, snapshots, eval_command, export, report, data, help_command)
+COMMANDS = (
+    check,
+    plan,
+    explain,
+    diff,
+    rehearse,
+    run,
+    status,
+    snapshots,
+    eval_command,
+    export,
+    report,
+    data,
+    import_group,
+    help_command,
+)
 for command in COMMANDS:
     main.add_command(command)

@@ -1,12 +1,14 @@
 """Arguments and options that several commands share."""
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from stagerun import units
 from stagerun.errors import Problem, RecipeError, Span
 
 
@@ -35,14 +37,83 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def _no_folder(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """A word after --plot is its FILE: `plan --plot DIR` would draw into DIR, and miss its DIR."""
+    if value is not None and os.path.isdir(value):
+        raise click.BadParameter(f"{value} is a folder: write `stagerun plan {value} --plot`.", ctx, param)
+    return value
+
+
+def choice_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--only and --until, which leave stages out."""
+    for decorate in (
+        click.option("--until", metavar="STAGE", help="Train up to this stage, it included, and nothing after it."),
+        click.option(
+            "--only",
+            metavar="STAGE",
+            multiple=True,
+            help="Train this stage alone; what it starts from must be there. Repeatable.",
+        ),
+    ):
+        command = decorate(command)
+    return command
+
+
+def plot_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--plot, --x, --scale and --watch."""
+    watch = click.option(
+        "--watch", "watched", is_flag=True, help="With --plot: draw again whenever a file is saved. Ctrl-C ends."
+    )
+    return picture_options(watch(command), hours=True)
+
+
+def picture_options(command: Callable[..., Any], hours: bool = False) -> Callable[..., Any]:
+    """--plot, --x and --scale."""
+    for decorate in (
+        click.option(
+            "--scale",
+            type=click.Choice(("log", "linear")),
+            help="With --plot: of the learning rate.  [default: log where it falls far for long]",
+        ),
+        click.option(
+            "--x",
+            type=click.Choice(("iterations", "epochs", "images", *["hours"] * hours)),
+            help="With --plot: what the x axis counts.  [default: epochs]",
+        ),
+        click.option(
+            "--plot",
+            "plot_file",
+            is_flag=False,
+            flag_value="-",
+            metavar="[FILE]",
+            callback=_no_folder,
+            help="Also draw it, in the terminal or into FILE (.svg, .png, .html; pip install 'stagerun[plots]').",
+        ),
+    ):
+        command = decorate(command)
+    return command
+
+
 class FiniteRange(click.FloatRange):
-    """Click's own lets `nan` through: it is neither below nor above."""
+    """Click's own lets `nan` through, which is neither below nor above, and `inf` where there is no upper end."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
-        if math.isnan(number):
+        if not math.isfinite(number):
             self.fail(f"{value} is no number.", param, ctx)
         return number
+
+
+class Duration(click.ParamType[float]):
+    """A length of time on the command line, in seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return units.seconds(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is no length of time: write 4h, 90m, 3h30m, 2d or 1:30:00.", param, ctx)
 
 
 def output_folder(name: str, out: str | None) -> Path:

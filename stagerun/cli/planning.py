@@ -1,22 +1,17 @@
-"""What `plan` looks at on this machine besides the files: data, earlier results, the output folder."""
+"""What `plan` looks at on this machine besides the files: the data."""
 
 import os
 from collections.abc import Collection
-from pathlib import Path
 
 from stagerun.errors import PermissionDenied, StorageError
-from stagerun.plan import Plan
-from stagerun.plan.estimate import Figures, estimate, snapshots_on_disk
-from stagerun.plan.estimate_text import doubts
+from stagerun.plan import Plan, State
+from stagerun.plan.estimate import snapshots_on_disk
 from stagerun.plan.render import csv_rows
-from stagerun.runner.figures import read_figures
-from stagerun.runner.results import read_result
-from stagerun.text import count, duration, size
+from stagerun.text import size
 
 
-def remarks(plan: Plan, out: Path, damaged: Collection[str] = ()) -> list[str]:
-    """One sentence each: what is missing here or `damaged`, and what time and disk it will take as far as that was
-    measured."""
+def remarks(plan: Plan, damaged: Collection[str] = ()) -> list[str]:
+    """One sentence each: what is missing here or `damaged`, and what disk it will take as far as that was measured."""
     data = plan.schedule.data
     found = [f"snapshot {name} is damaged and is passed over" for name in damaged]
     for field, source in (("data.train", data.train), ("data.val", data.val)):
@@ -24,47 +19,12 @@ def remarks(plan: Plan, out: Path, damaged: Collection[str] = ()) -> list[str]:
             found.append(f"{field}: there is no LMDB at {source.path} on this machine; `run` will need it")
     if data.val is None:
         found.append("no data.val: nothing will be evaluated")
-    unsaved = [s.stage.name for s in plan.stages if not s.stage.solver.snapshot]
+    unsaved = [s.stage.name for s in plan.stages if not s.stage.solver.snapshot and s.state is not State.DISABLED]
     if unsaved:
         found.append(
             f"no snapshot inside {', '.join(unsaved)}: a kill there costs the stage from its start (`snapshot`)"
         )
-    return found + _time(plan, out) + _disk(plan)
-
-
-def _time(plan: Plan, out: Path) -> list[str]:
-    """From a rehearsal, or else from the stages that are finished."""
-    if not plan.iterations_left:
-        return []
-    figures = read_figures(out)
-    if figures is not None:
-        return _rehearsed(plan, figures)
-    speeds = [
-        r.images_per_second for s in plan.stages if s.end is not None and (r := read_result(out, s.end)) is not None
-    ]
-    if not speeds:
-        return []
-    images = sum(s.iterations_left * s.stage.solver.batch_size for s in plan.stages)
-    speed = min(speeds)
-    return [f"about {duration(images / speed)} of training left at {speed:.0f} images/s, the slowest stage so far"]
-
-
-def _rehearsed(plan: Plan, figures: Figures) -> list[str]:
-    times = estimate(plan, figures, figures.workers)
-    known = {name: time for name, time in times.items() if time is not None}
-    source = (
-        f"with {count(figures.workers, 'worker')}, as rehearsed on {figures.date} on {figures.host} "
-        f"({figures.device}{', synthetic images' if figures.synthetic else ''})"
-    )
-    found = []
-    if known:
-        parts = ", ".join(f"{name} {duration(time.total)}" for name, time in known.items())
-        found.append(f"about {duration(sum(t.total for t in known.values()))} left {source}: {parts}")
-        found += [f"a rough estimate: {doubt}" for doubt in doubts(plan, figures)]
-    unknown = [name for name in times if name not in known]
-    if unknown:
-        found.append(f"stage {', '.join(unknown)} has changed since the rehearsal of {figures.date}: rehearse again")
-    return found
+    return found + _disk(plan)
 
 
 def _disk(plan: Plan) -> list[str]:

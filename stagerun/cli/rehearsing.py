@@ -15,11 +15,12 @@ from stagerun.cli.options import output_folder
 from stagerun.cli.workers import Job, check_workers, devices, join, joined, load_everywhere, say, start, work
 from stagerun.data.lmdb_source import data_file
 from stagerun.errors import DataError, ExitCode, UsageError
-from stagerun.events import Event, Note, Stopped, Tested
+from stagerun.events import EnsembleTested, Event, Note, Stopped, Tested
 from stagerun.events import StageStarted as Started
 from stagerun.launch import StopRequest
 from stagerun.plan import make_plan
-from stagerun.plan.estimate import Figures, StageTime, estimate
+from stagerun.plan.ensembles import ensembles_left, plan_ensembles
+from stagerun.plan.estimate import Figures, StageTime, estimate, speeds_of
 from stagerun.plan.estimate_text import Room, caveats, needs, render_needs, render_times
 from stagerun.recipe import Schedule
 from stagerun.runner.figures import write_figures
@@ -83,6 +84,8 @@ def _start(options: RehearseOptions) -> int:
 
 def _check(options: RehearseOptions, schedule: Schedule, workers: int) -> None:
     """What each worker finds by itself, too, where another launcher has started it. RecipeError, DataError."""
+    if not any(stage.enabled for stage in schedule.stages):
+        raise UsageError(f"no stage of {schedule.name} is enabled", "take `enabled: false` out of one of them")
     check_workers(schedule, max(workers, options.workers or 1))
     largest = max(stage.solver.device_batch_size for stage in schedule.stages)
     if options.device_batch is not None and options.device_batch > largest:
@@ -116,7 +119,8 @@ def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
     asked = Rehearsal(options.iters, options.device_batch, options.synthetic)
     if comm.rank == 0 and not options.as_json:
         say(
-            f"rehearsing {schedule.name}: {count(len(schedule.stages), 'stage')}, {count(comm.size, 'worker')} on {device}"
+            f"rehearsing {schedule.name}: {count(sum(s.enabled for s in schedule.stages), 'stage')}, "
+            f"{count(comm.size, 'worker')} on {device}"
         )
     with ExitStack() as stack:
         rank0(comm, lambda: _claim(folder, stack))
@@ -148,6 +152,9 @@ def _watcher(quiet: bool) -> Callable[[Event], None]:
                 say(f"  {event.stage}: iterations {event.iter} to {event.max_iter}, from {event.start}")
             case Tested():
                 say(f"  {event.stage}: evaluated {event.images} images in {duration(event.seconds)}")
+            case EnsembleTested():
+                of = count(len(event.members), "stage")
+                say(f"  ensemble {event.name}: {of} evaluated on {event.images} images in {duration(event.seconds)}")
             case Stopped():
                 say(f"  {event.stage}: stopped and saved after {event.iter}, to be resumed")
             case Note(warning=True):
@@ -162,12 +169,14 @@ def _tell(options: RehearseOptions, schedule: Schedule, out: Path, figures: Figu
     workers = options.workers or comm.size
     plan = make_plan(schedule, Inventory())
     times = estimate(plan, figures, workers)
+    together = ensembles_left(schedule, plan_ensembles(plan, {}), speeds_of(schedule, figures, workers))
     found = needs(plan, figures, room(schedule, out))
     if options.as_json:
         record = {
             "figures": asdict(figures),
             "workers": workers,
             "stages": [_time_record(name, time) for name, time in times.items()],
+            "ensembles": {name: time.total if time else None for name, time in together.items()},
             "needs": [asdict(need) for need in found],
             "caveats": caveats(plan, figures, workers),
         }
@@ -178,6 +187,8 @@ def _tell(options: RehearseOptions, schedule: Schedule, out: Path, figures: Figu
         f"{count(figures.threads, 'thread')} each, torch {figures.torch})\n"
     )
     say(render_times(plan, times) + "\n")
+    if together:
+        say("".join(f"{name}: {duration(t.total) if t else '?'} of evaluation more\n" for name, t in together.items()))
     say(render_needs(found) + "\n")
     for text in caveats(plan, figures, workers):
         say(f"note: {text}")

@@ -1,14 +1,15 @@
 """`stagerun report`: output folders are looked at, and what was found is written as asked."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stagerun import store
 from stagerun.cli.ending import tell
 from stagerun.errors import PermissionDenied, StorageError, UsageError
-from stagerun.report import compare_tables, epoch_tables, tables
+from stagerun.events import EnsembleTested
+from stagerun.report import compare_tables, ensemble_tables, epoch_tables, tables
 from stagerun.report.compare import groups
 from stagerun.report.history import History, StageHistory
 from stagerun.report.lead import lead, title
@@ -17,7 +18,7 @@ from stagerun.report.replay import history
 from stagerun.report.runs import Run, notes
 from stagerun.report.tables import Table
 from stagerun.report.written import document, separated
-from stagerun.runner.results import read_result
+from stagerun.runner.results import read_ensemble, read_result
 from stagerun.snapshots import Inventory, SnapshotRef
 
 
@@ -39,6 +40,7 @@ TABLES: dict[str, Callable[[Sequence[Run]], Table]] = {
     "stage": tables.stages_table,
     "epoch": epoch_tables.epochs_table,
     "life": tables.lives_table,
+    "ensemble": ensemble_tables.ensembles_table,
     "seed": compare_tables.seeds_table,
     "workers": compare_tables.workers_table,
 }
@@ -111,6 +113,7 @@ def _look(out: Path, label: str) -> Run:
     past = history(read_log(out))
     inventory = store.inventory(store.LocalDisk(), out)
     past = replace(past, stages=tuple(_with_result(out, stage, inventory) for stage in past.stages))
+    past = replace(past, ensembles=tuple(_ensembles(out, past, inventory)))
     newest = {s.name: refs[-1] for s in past.stages if (refs := _refs(inventory, s))}
     return Run(
         label=label,
@@ -136,6 +139,18 @@ def _with_result(out: Path, stage: StageHistory, inventory: Inventory) -> StageH
     return stage
 
 
+def _ensembles(out: Path, past: History, inventory: Inventory) -> Iterator[EnsembleTested]:
+    """In the order of the schedule; of an ensemble whose line is lost, its file, where its members were not trained again since."""
+    logged, ids = {e.name: e for e in past.ensembles}, {ref.id for ref in inventory.snapshots}
+    finished = {stage.name for stage in past.stages if stage.finished}
+    for name in past.planned_ensembles:
+        tested = logged.get(name) or read_ensemble(out, name)
+        if tested is None or not finished.issuperset(tested.members):
+            continue
+        if name in logged or ids.issuperset(tested.snapshots):
+            yield tested
+
+
 def _stale(past: History, inventory: Inventory, newest: dict[str, SnapshotRef]) -> frozenset[str]:
     """Finished stages that started from another end of their parent than it has now, and what follows from them."""
     found: set[str] = set()
@@ -143,9 +158,9 @@ def _stale(past: History, inventory: Inventory, newest: dict[str, SnapshotRef]) 
         parent = past.stage(stage.parent) if stage.parent else None
         if parent is None or stage.finished is None:
             continue
-        ends = [ref.id for ref in _refs(inventory, parent) if ref.iter == parent.max_iter]
+        ends = [ref.id for ref in _refs(inventory, parent) if ref.iter in (parent.max_iter, stage.parent_iter)]
         own = newest.get(stage.name)
-        in_training = parent.finished is None and bool(parent.points)
+        in_training = parent.finished is None and bool(parent.points) and (own is None or own.parent not in ends)
         if parent.name in found or in_training or (own is not None and ends and own.parent not in ends):
             found.add(stage.name)
     return frozenset(found)
@@ -177,6 +192,8 @@ def _table(runs: Sequence[Run], by: str, op: str | None) -> Table:
 def _all(runs: Sequence[Run]) -> tuple[list[Table], list[Table]]:
     """The tables that say something about these runs: what came out, and how."""
     summary, details = [tables.runs_table(runs)], [tables.stages_table(runs)]
+    if any(run.history.ensembles for run in runs):
+        summary.append(ensemble_tables.ensembles_table(runs))
     if any(len(group.runs) > 1 for group in groups(runs)):
         summary.append(compare_tables.seeds_table(runs))
     if len({life.workers for run in runs for life in run.history.lives}) > 1:

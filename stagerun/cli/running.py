@@ -11,12 +11,13 @@ from stagerun.cli.logs import LOGS, SCREENS, Opened, Sink, in_format, require_ev
 from stagerun.cli.options import output_folder
 from stagerun.cli.workers import Job, check_workers, devices, join, joined, load_everywhere, say, start, work
 from stagerun.errors import ExitCode, StagerunError
-from stagerun.events import Event, Failed, Stopped
+from stagerun.events import Event, Failed, RunFinished, Stopped
 from stagerun.launch import StopRequest
-from stagerun.plan import Plan, make_plan, require_fresh
+from stagerun.plan import Plan, State, make_plan, require_fresh
+from stagerun.plan.ensembles import ensembles_text
 from stagerun.plan.render import render_text
 from stagerun.recipe import Schedule
-from stagerun.report import JsonLines, results_table
+from stagerun.report import JsonLines, ensembles_table, finished_line, results_table
 from stagerun.runner import results
 from stagerun.spec import load
 from stagerun.world import World
@@ -33,13 +34,23 @@ class RunOptions:
     threads: int | None
     log_format: str = "text"
     log: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    until: str | None = None
 
     def arguments(self) -> list[str]:
         """The command line of a worker."""
         words = ["run", self.folder, "--log-format", self.log_format]
-        repeated = (("--set", self.overrides), ("--redo", self.redo), ("--keep", self.keep), ("--log", self.log))
+        repeated = (
+            ("--set", self.overrides),
+            ("--redo", self.redo),
+            ("--keep", self.keep),
+            ("--only", self.only),
+            ("--log", self.log),
+        )
         for option, values in repeated:
             words += [word for value in values for word in (option, value)]
+        if self.until is not None:
+            words += ["--until", self.until]
         if self.out is not None:
             words += ["--out", self.out]
         return words
@@ -63,8 +74,8 @@ def _start(options: RunOptions) -> int:
     require_evaluation(options.log, schedule)
     out = output_folder(schedule.name, options.out)
     plan = _look(schedule, out, options)
-    if plan.next is None and not results.unfinished(plan, out):
-        say(in_format(options.log_format, "nothing to do: every stage is done"))
+    if plan.next is None and not results.unfinished(plan, out) and not results.ready_ensembles(plan, out):
+        say(in_format(options.log_format, finished_line(_nothing(plan))))
         say(in_format(options.log_format, _table(plan, out)))
         return ExitCode.DONE
     nproc = options.nproc or devices()
@@ -72,7 +83,8 @@ def _start(options: RunOptions) -> int:
     from stagerun.runner.images import preflight
 
     preflight(schedule)
-    say(in_format(options.log_format, render_text(plan) + "\n"))
+    together = ensembles_text(results.planned_ensembles(plan, out))
+    say(in_format(options.log_format, render_text(plan, beside=[together]) + "\n"))
     return start(options.arguments(), nproc, options.threads, _job(options))
 
 
@@ -81,17 +93,28 @@ def _look(schedule: Schedule, out: Path, options: RunOptions) -> Plan:
     disk = store.LocalDisk()
     store.prepare(disk, out)
     with store.Lock(out):
-        plan = make_plan(schedule, store.inventory(disk, out), options.redo, options.keep)
+        plan = make_plan(
+            schedule, store.inventory(disk, out), options.redo, options.keep, options.only, options.until
+        )
     require_fresh(plan)
     for name in options.redo:
-        if not next(s for s in plan.stages if s.stage.name == name).again:
+        if not any(s.again for s in plan.stages if name in (s.stage.name, s.stage.group)):
             text = f"note: stage `{name}` is not stale, so --redo has nothing to do there"
             say(in_format(options.log_format, text))
     return plan
 
 
+def _nothing(plan: Plan) -> RunFinished:
+    """What a run that finds nothing to do would tell."""
+    left = tuple(s.stage.name for s in plan.left_out if s.state is State.NOT_CHOSEN)
+    return RunFinished(trained=False, seconds=0.0, not_chosen=left)
+
+
 def _table(plan: Plan, out: Path) -> str:
-    return results_table(results.results(plan, out), {s.stage.name: s.stage.parent for s in plan.stages})
+    parents = {s.stage.name: s.stage.parent if s.stage.parent_iter is None else None for s in plan.stages}
+    stages = results_table(results.results(plan, out), parents)
+    together = ensembles_table(results.ensembles(plan, out))
+    return f"{stages}\n\n{together}" if together else stages
 
 
 # -- a worker
@@ -105,7 +128,9 @@ def _train(options: RunOptions, world: World, stop: StopRequest) -> int:
     device, comm = join(world, options.threads)
     schedule = load_everywhere(options.folder, options.overrides, comm)
     out = output_folder(schedule.name, options.out)
-    keeper = Keeper(schedule, out, options.redo, options.keep) if comm.rank == 0 else None
+    keeper = None
+    if comm.rank == 0:
+        keeper = Keeper(schedule, out, options.redo, options.keep, options.only, options.until)
     with ExitStack() as stack:
         sinks: list[Sink] = []
 
@@ -115,7 +140,7 @@ def _train(options: RunOptions, world: World, stop: StopRequest) -> int:
             keeper.open()
             plan = keeper.plan()
             before = results.results(plan, out)
-            screen = SCREENS[options.log_format](plan, before)
+            screen = SCREENS[options.log_format](plan, before, results.ensembles(plan, out))
             sinks.append(stack.enter_context(screen))
             sinks.append(stack.enter_context(JsonLines(out / "log.jsonl", screen.say)))
             require_evaluation(options.log, schedule)

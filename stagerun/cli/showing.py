@@ -157,14 +157,16 @@ def _staged(schedule: Schedule, stage: Stage, records: LmdbSource, options: Show
         heading = f"{schedule.name}, stage {stage.name}, evaluation: {words}"
     replaces = train and schedule.data.on_bad_record is OnBadRecord.REPLACE
     bad = BadRecords(len(records)) if replaces else None
-    loader = _loader(schedule, solver, records, train, bad)
+    loader = _loader(schedule, solver, records, train, bad, start)
     classes, zero = _classes(records), _zero(transform)
     tiles = [_staged_tile(records, loader, start + i, classes, zero) for i in chosen]
     replaced = bad.all() if bad is not None else []
     return Show((heading, *_approximations(solver, transform, train)), tiles, replaced, allowed(len(records)))
 
 
-def _loader(schedule: Schedule, solver: Solver, records: LmdbSource, train: bool, bad: BadRecords | None) -> Loader:
+def _loader(
+    schedule: Schedule, solver: Solver, records: LmdbSource, train: bool, bad: BadRecords | None, start: int
+) -> Loader:
     if not train:
         return evaluation_loader(records, schedule, solver)
     augment = None
@@ -172,7 +174,7 @@ def _loader(schedule: Schedule, solver: Solver, records: LmdbSource, train: bool
         from stagerun.engine.augment import make_augment  # imports torch
 
         augment = make_augment(solver.transform)
-    return training_loader(records, schedule, solver, augment=augment, bad=bad)
+    return training_loader(records, schedule, solver, augment=augment, bad=bad, start=start)
 
 
 def _staged_tile(

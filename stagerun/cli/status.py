@@ -1,6 +1,6 @@
 """What `status` tells of an output folder: whether a run is alive, how far it is, and what it has to say."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,13 @@ from stagerun import store
 from stagerun.cli.log_tail import Life, earlier_tests, read_last_life, started
 from stagerun.cli.looking import DISK, LOG, Target, last_result, newest_snapshot, written
 from stagerun.events import (
+    EnsembleTested,
+    Event,
     Failed,
     Iterated,
     Note,
+    PieceStarted,
+    Retraced,
     RunFinished,
     RunStarted,
     SnapshotFailed,
@@ -20,7 +24,8 @@ from stagerun.events import (
     Stopped,
     Tested,
 )
-from stagerun.pace import pace, progress_line
+from stagerun.pace import WINDOW, pace, progress_line
+from stagerun.runner.results import read_ensemble
 from stagerun.snapshots import Inventory
 
 SILENT = 300  # seconds without a line in the log, after which a living run is said to be silent
@@ -58,6 +63,21 @@ class Evaluation:
     ema_top5: float | None = None
     ema_loss: float | None = None
     snapshot: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TogetherEvaluated:
+    """An ensemble. `gain` is of top-1 over the best member."""
+
+    name: str
+    rule: str
+    members: tuple[str, ...]
+    top1: float
+    top5: float
+    loss: float | None
+    best: str
+    gain: float
+    gain_over_mean: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +120,10 @@ class Status:
     progress: Progress | None
     snapshot: NewestSnapshot | None
     evaluations: tuple[Evaluation, ...]
+    ensembles: tuple[TogetherEvaluated, ...]
     warnings: tuple[Warned, ...]
     unreadable_lines: int
+    not_chosen: tuple[str, ...] = ()  # of one that finished: stages that it left out, and that are still to be trained
 
 
 def look(target: Target, now: float) -> Status:
@@ -133,8 +155,10 @@ def look(target: Target, now: float) -> Status:
             name=newest.name, bytes=newest.bytes, written=written(target.out, newest.name)
         ),
         evaluations=_evaluations(target, life, inventory),
+        ensembles=tuple(_together(e) for e in _ensembles(target, life, inventory)),
         warnings=_warnings(life) if life else (),
         unreadable_lines=life.unreadable if life else 0,
+        not_chosen=last[1].not_chosen if last and isinstance(last[1], RunFinished) else (),
     )  # fmt: skip
 
 
@@ -162,7 +186,37 @@ def _begun(life: Life) -> StageStarted | None:
     return begun[-1] if begun else None
 
 
+def _piece(life: Life) -> Progress | None:
+    """Where training is, if that is a piece of a stage that is trained once more."""
+    kinds = (StageStarted, StageFinished, PieceStarted, Retraced)
+    told: list[Event] = list(life.of(*kinds))
+    begun = next((e for e in reversed(told) if isinstance(e, PieceStarted)), None)
+    if begun is None or not isinstance(told[-1], PieceStarted | Retraced):
+        return None
+    run = started(life)
+    stages = run.stages if run else ()
+    steps = told[told.index(begun) + 1 :]
+    last = steps[-1] if steps else None
+    iter = last.iter if isinstance(last, Retraced) else begun.iter
+    speeds = [e.seconds for e in steps[-WINDOW:] if isinstance(e, Retraced)]
+    pace_ = sum(speeds) / len(speeds) if speeds else None
+    return Progress(
+        stage=begun.stage,
+        number=stages.index(begun.stage) + 1 if begun.stage in stages else 0,
+        stages=len(stages),
+        iter=iter,
+        max_iter=begun.until,
+        iterations_left=begun.iterations_left - (iter - begun.iter),
+        line=f"{begun.stage} again, for {', '.join(begun.children)}  {iter}/{begun.until}",
+        lr=last.lr if isinstance(last, Retraced) else None,
+        loss=last.loss if isinstance(last, Retraced) else None,
+        seconds_left_in_stage=None if pace_ is None else (begun.until - iter) * pace_,
+    )
+
+
 def _progress(life: Life) -> Progress | None:
+    if (piece := _piece(life)) is not None:
+        return piece
     run, begun = started(life), _begun(life)
     if begun is None:
         return None
@@ -200,6 +254,31 @@ def _evaluations(target: Target, life: Life | None, inventory: Inventory) -> tup
         elif (last := last_result(target.out, inventory.of(stage))) is not None:
             found.append(_of_result(last[1]))
     return tuple(found)
+
+
+def _ensembles(target: Target, life: Life | None, inventory: Inventory) -> Iterator[EnsembleTested]:
+    """In the order of the schedule, as far as that is known; those whose members were not trained again since."""
+    run = started(life) if life else None
+    names = [e.name for e in target.schedule.ensembles] if target.schedule else list(run.ensembles) if run else []
+    newest = {ref.stage: ref.id for ref in inventory.snapshots}  # by attempt and iteration
+    for name in names:
+        tested = read_ensemble(target.out, name)
+        if tested is not None and tuple(newest.get(member) for member in tested.members) == tested.snapshots:
+            yield tested
+
+
+def _together(tested: EnsembleTested) -> TogetherEvaluated:
+    return TogetherEvaluated(
+        name=tested.name,
+        rule=tested.rule,
+        members=tested.members,
+        top1=tested.top1,
+        top5=tested.top5,
+        loss=tested.loss,
+        best=tested.best,
+        gain=tested.gain,
+        gain_over_mean=tested.gain_over_mean,
+    )
 
 
 def _inside(out: Path, life: Life) -> dict[str, list[Tested]]:

@@ -40,6 +40,8 @@ def status_text(status: Status, now: float) -> str:
         lines.append(f"newest snapshot {status.snapshot.name}, {size(status.snapshot.bytes)}{age}")
     if status.evaluations:
         lines += ["", *_table(status)]
+    if status.ensembles:
+        lines += ["", *_ensembles(status)]
     lines += _warnings(status, ago)
     return "\n".join(lines)
 
@@ -54,7 +56,8 @@ def _headline(status: Status, ago: Callable[[float], str]) -> str:
         case "running":
             return f"running: {who}"
         case "finished":
-            return f"finished {when}"
+            left = f"; not chosen, and not done: {', '.join(status.not_chosen)}" if status.not_chosen else ""
+            return f"finished {when}{left}"
         case "stopped":
             return f"stopped {when}{at} ({status.reason}), everything is saved: {GOES_ON}"
         case "failed":
@@ -81,6 +84,14 @@ def _table(status: Status) -> list[str]:
                 e.snapshot,
             ]
         )
+    return columns(rows)
+
+
+def _ensembles(status: Status) -> list[str]:
+    rows = [["ensemble", "members", "rule", "top-1", "against the best", "top-5", "loss"]]
+    for e in status.ensembles:
+        gain, loss = f"{100 * e.gain:+.2f} ({e.best})", "" if e.loss is None else f"{e.loss:.4f}"
+        rows.append([e.name, ", ".join(e.members), e.rule, percent(e.top1), gain, percent(e.top5), loss])
     return columns(rows)
 
 

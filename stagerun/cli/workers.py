@@ -74,7 +74,7 @@ def devices() -> int:
 
 def check_workers(schedule: Schedule, nproc: int) -> None:
     problems = []
-    for stage in schedule.stages:
+    for stage in (s for s in schedule.stages if s.enabled):
         most = stage.solver.logical_workers
         if nproc > most:
             origin = stage.origins.get("solver.device_batch_size") or stage.origins.get("solver.batch_size")

@@ -1,7 +1,7 @@
 """Sinks for events: what rank 0 shows and stores. Nothing flows back from here."""
 
-from stagerun.report.console import Console, print_nowhere
+from stagerun.report.console import Console, finished_line, print_nowhere
 from stagerun.report.jsonl import JsonLines
-from stagerun.report.table import results_table
+from stagerun.report.table import ensembles_table, results_table
 
-__all__ = ["Console", "JsonLines", "print_nowhere", "results_table"]
+__all__ = ["Console", "JsonLines", "ensembles_table", "finished_line", "print_nowhere", "results_table"]

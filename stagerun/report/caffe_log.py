@@ -15,9 +15,11 @@ from datetime import datetime
 from types import TracebackType
 
 from stagerun.events import (
+    EnsembleTested,
     Event,
     Iterated,
     Note,
+    PieceStarted,
     RunFinished,
     RunStarted,
     SnapshotFailed,
@@ -27,9 +29,9 @@ from stagerun.events import (
     Stopped,
     Tested,
 )
-from stagerun.report.console import print_nowhere
+from stagerun.report.console import ensemble_line, finished_line, piece_line, print_nowhere
 from stagerun.report.course import Leg
-from stagerun.report.table import results_table
+from stagerun.report.table import ensembles_table, results_table
 
 OURS = "stagerun:1"
 # Where Caffe's lines come from; some scripts look for these.
@@ -46,7 +48,7 @@ def glog(text: str, severity: str = "I", place: str = OURS) -> str:
 
 class CaffeLog:
     """A sink for events, in place of Console. `display` maps a stage to the iterations between two lines (0: none);
-    `results` are those of stages finished before."""
+    `results` and `ensembles` are those of stages and ensembles finished before."""
 
     def __init__(
         self,
@@ -54,9 +56,11 @@ class CaffeLog:
         display: Mapping[str, int],
         parents: dict[str, str | None],
         results: Sequence[StageFinished] = (),
+        ensembles: Sequence[EnsembleTested] = (),
     ) -> None:
         self.legs, self.display, self.parents = legs, display, parents
         self.results = {result.stage: result for result in results}
+        self.ensembles = {tested.name: tested for tested in ensembles}
         self.out = ""
 
     def __enter__(self) -> "CaffeLog":
@@ -86,11 +90,15 @@ class CaffeLog:
                 )
                 self._print(f"Solving {event.schedule}", "I", SOLVING)
             case StageStarted():
+                self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.members}
                 leg = self.legs[event.stage]
                 self.say(
                     f"stage {event.stage}: {event.iter} of {event.max_iter} iterations done, batch {event.batch_size}, "
                     f"from {event.start}; counted on from {leg.iterations_above + event.iter}"
                 )
+            case PieceStarted():
+                # Its iterations have been told, and would be a second curve on the same axis.
+                self.say(piece_line(event))
             case Note():
                 self._print(event.text, "W" if event.warning else "I", OURS)
             case Iterated():
@@ -104,12 +112,20 @@ class CaffeLog:
                 self._print(f"no snapshot of {event.stage} at {event.iter}: {event.message}", "W", OURS)
             case StageFinished():
                 self.results[event.stage] = event
+            case EnsembleTested():
+                # No line of Caffe's: that would be a row of the curve of some stage.
+                self.ensembles[event.name] = event
+                self.say(ensemble_line(event))
             case Stopped():
                 self._print("Optimization stopped early.", "I", STOPPED)
                 self.say(f"{event.reason}; everything is saved: run the same command again to go on")
             case RunFinished():
                 done = [self.results[stage] for stage in self.legs if stage in self.results]
                 self.say(results_table(done, self.parents))
+                if self.ensembles:
+                    self.say(ensembles_table(list(self.ensembles.values())))
+                if event.not_chosen:
+                    self.say(finished_line(event))
                 self._print("Optimization Done.", "I", DONE)
 
     def _iterated(self, event: Iterated) -> None:

@@ -11,9 +11,12 @@ from rich.live import Live
 from rich.text import Text
 
 from stagerun.events import (
+    EnsembleTested,
     Event,
     Iterated,
     Note,
+    PieceStarted,
+    Retraced,
     RunFinished,
     RunStarted,
     SnapshotFailed,
@@ -24,7 +27,7 @@ from stagerun.events import (
     Tested,
 )
 from stagerun.pace import WINDOW, progress_line
-from stagerun.report.table import results_table
+from stagerun.report.table import ensembles_table, results_table
 from stagerun.text import duration, size
 
 
@@ -42,8 +45,8 @@ def print_nowhere() -> None:
 
 
 class Console:
-    """A sink for events. `display` maps a stage to the iterations between two plain lines (0: none); `results` are
-    those of stages finished before. `live`: whether to show a live line; by default on a terminal."""
+    """A sink for events. `display` maps a stage to the iterations between two plain lines (0: none); `results` and
+    `ensembles` are those of stages and ensembles finished before. `live`: whether to show a live line; by default on a terminal."""
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class Console:
         parents: dict[str, str | None],
         results: Sequence[StageFinished] = (),
         live: bool | None = None,
+        ensembles: Sequence[EnsembleTested] = (),
     ) -> None:
         self.rich = _Terminal(file=sys.stdout, highlight=False)
         self.live = (
@@ -62,8 +66,10 @@ class Console:
         self.started: RunStarted | None = None
         self.stage: StageStarted | None = None
         self.window: deque[Iterated] = deque(maxlen=WINDOW)
+        self.retraced: deque[float] = deque(maxlen=WINDOW)  # seconds of the last updates of a piece
         self.left = 0
         self.results = list(results)
+        self.ensembles = {tested.name: tested for tested in ensembles}
 
     def __enter__(self) -> "Console":
         if self.live:
@@ -97,6 +103,7 @@ class Console:
                 self.say(f"{'warning' if event.warning else 'note'}: {event.text}")
             case StageStarted():
                 self.stage = event
+                self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.members}
                 self.left = event.iterations_left or self.left  # a damaged snapshot may have added to it
                 self.window.clear()
                 count = len(self.started.stages) if self.started else 0
@@ -104,6 +111,12 @@ class Console:
                     f"stage {event.number}/{count} {event.stage}: iterations {event.iter} to {event.max_iter}, batch "
                     f"{event.batch_size}, from {event.start}"
                 )
+            case PieceStarted():
+                self.left = event.iterations_left or self.left
+                self.retraced.clear()
+                self.say(piece_line(event))
+            case Retraced():
+                self._retraced(event)
             case Tested():
                 weights = "EMA test" if event.ema else "test"
                 self.say(
@@ -119,17 +132,20 @@ class Console:
             case StageFinished():
                 self.results = [r for r in self.results if r.stage != event.stage] + [event]
                 self.say(results_table(self.results, self.parents, shown=[event]))
+            case EnsembleTested():
+                self.ensembles[event.name] = event
+                self.say(ensemble_line(event))
             case Stopped():
                 self.say(
                     f"stopped in {event.stage} after iteration {event.iter} ({event.reason}), everything is saved: "
                     "run the same command again to go on"
                 )
             case RunFinished():
-                self.say(
-                    f"done in {duration(event.seconds)}" if event.trained else "nothing to do: every stage is done"
-                )
+                self.say(finished_line(event))
                 order = list(self.parents)
                 self.say(results_table(sorted(self.results, key=lambda r: order.index(r.stage)), self.parents))
+                if self.ensembles:
+                    self.say("\n" + ensembles_table(list(self.ensembles.values())))
 
     def _iterated(self, event: Iterated) -> None:
         self.window.append(event)
@@ -140,7 +156,43 @@ class Console:
         elif every and event.iter % every == 0:
             self.say(self._line())
 
+    def _retraced(self, event: Retraced) -> None:
+        self.retraced.append(event.seconds)
+        self.left -= 1
+        every = self.display.get(event.stage, 0)
+        left = (event.until - event.iter) * sum(self.retraced) / len(self.retraced)
+        line = (
+            f"{event.stage} again  {event.iter}/{event.until}  LR {event.lr:.4g}  loss {event.loss:.4f}  "
+            f"{duration(left)} left in it"
+        )
+        if self.live:
+            self.live.update(Text(line))
+        elif every and event.iter % every == 0:
+            self.say(line)
+
     def _line(self) -> str:
         assert self.stage is not None
         count = len(self.started.stages) if self.started else 0
         return progress_line(self.stage, count, self.window, self.left)
+
+
+def piece_line(event: PieceStarted) -> str:
+    children = ", ".join(event.children)
+    return f"{event.stage} again: iterations {event.iter} to {event.until}, for {children}, from {event.start}"
+
+
+def finished_line(event: RunFinished) -> str:
+    """What a run that came to its end has done, and what it has left out."""
+    left = f"; not chosen, and not done: {', '.join(event.not_chosen)}" if event.not_chosen else ""
+    if event.trained:
+        return f"done in {duration(event.seconds)}{left}"
+    return "nothing to do: every stage that was chosen is done" + left if left else "nothing to do: every stage is done"
+
+
+def ensemble_line(event: EnsembleTested) -> str:
+    loss = "" if event.loss is None else f", loss {event.loss:.4f}"
+    return (
+        f"ensemble {event.name}: {event.rule} of {len(event.members)} stages, top-1 {100 * event.top1:.2f} % "
+        f"({100 * event.gain:+.2f} against {event.best}), top-5 {100 * event.top5:.2f} %{loss} on {event.images} images in "
+        f"{duration(event.seconds)}"
+    )

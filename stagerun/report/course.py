@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from stagerun.plan import Plan, PlannedStage
+from stagerun.plan import Plan, PlannedStage, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,12 +12,18 @@ class Leg:
 
     stage: str
     path: tuple[str, ...]  # its ancestors from the seed on, and itself
+    lengths: tuple[int, ...]  # iterations of each that lie on it: a stage may be left in its midst
     iterations: int
     batch_size: int
     epoch_images: int
     iterations_before: int  # along the path
     images_before: int  # along the path
     iterations_above: int  # of all stages that run before it, other branches too
+
+    @property
+    def steps(self) -> list[tuple[str, int]]:
+        """(stage, iterations of it that lie on the path)."""
+        return list(zip(self.path, self.lengths, strict=True))
 
     def images(self, iter: int) -> int:
         """Images trained on along the path, after `iter` updates of the stage."""
@@ -29,21 +35,25 @@ class Leg:
 
 
 def course(plan: Plan) -> dict[str, Leg]:
-    """The legs by stage, in running order."""
+    """The legs by stage, in running order, of those that are enabled."""
     legs: dict[str, Leg] = {}
     above = 0
     for planned in plan.stages:
         stage = planned.stage
+        if planned.state is State.DISABLED:
+            continue
         parent = legs[stage.parent] if stage.parent else None
+        before = 0 if parent is None else parent.iterations if stage.parent_iter is None else stage.parent_iter
         iterations, batch_size = _length(planned)
         legs[stage.name] = Leg(
             stage=stage.name,
             path=(*(parent.path if parent else ()), stage.name),
+            lengths=(*((*parent.lengths[:-1], before) if parent else ()), iterations),
             iterations=iterations,
             batch_size=batch_size,
             epoch_images=plan.schedule.data.train.images,
-            iterations_before=parent.iterations_before + parent.iterations if parent else 0,
-            images_before=parent.images(parent.iterations) if parent else 0,
+            iterations_before=parent.iterations_before + before if parent else 0,
+            images_before=parent.images(before) if parent else 0,
             iterations_above=above,
         )
         above += iterations
@@ -51,8 +61,8 @@ def course(plan: Plan) -> dict[str, Leg]:
 
 
 def ends(legs: dict[str, Leg]) -> list[str]:
-    """The stages from which no other starts, in running order: one in a chain."""
-    inner = {stage for leg in legs.values() for stage in leg.path[:-1]}
+    """The stages at whose end no other starts, in running order: one in a chain."""
+    inner = {stage for leg in legs.values() for stage, length in leg.steps[:-1] if length == legs[stage].iterations}
     return [stage for stage in legs if stage not in inner]
 
 

@@ -20,7 +20,7 @@ DASHES = ("solid", "dashed", "dotted")
 POINTS = 900  # in each panel, shared by the runs
 LEAST_POINTS = 60  # of one run
 
-_SETTINGS: dict[Any, Any] = {
+SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "stagerun",
     "svg.fonttype": "path",
     "font.family": "DejaVu Sans",  # comes with matplotlib
@@ -57,7 +57,7 @@ def curves(runs: Sequence[Run]) -> tuple[str, str]:
     most = max(LEAST_POINTS, POINTS // len(runs))
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_SETTINGS)
+        matplotlib.rcParams.update(SETTINGS)
         figure = Figure(figsize=(10.5, 11.5), layout="constrained")
         rates, losses, accuracy, work = figure.subplots(4, 1, height_ratios=(1, 1.2, 1.6, 0.9))
         for axes in (losses, accuracy):
@@ -154,8 +154,9 @@ def _accuracies(runs: Sequence[Run], axes: "Axes") -> float | None:
             ends: dict[str, tuple[float, float]] = {}
             for stage in run.history.stages:
                 tests = [(epoch, 100 * test.top1) for epoch, test in stage.tests if test.ema is averaged]
-                from_parent = stage.parent in ends and stage.name not in run.stale
-                joined = [ends[stage.parent], *tests] if from_parent and stage.parent else tests
+                parent = run.history.follows(stage)
+                from_parent = parent is not None and parent.name in ends and stage.name not in run.stale
+                joined = [ends[parent.name], *tests] if from_parent and parent else tests
                 style: dict[str, Any] = {"color": hue, "markerfacecolor": "white" if averaged else hue}
                 axes.plot(*_xy(joined), color=hue, linestyle=dashes, linewidth=0.6 if averaged else 1.1)
                 inside, end = (tests[:-1], tests[-1:]) if stage.finished else (tests, [])

@@ -5,7 +5,8 @@ along the path of ancestors and over all process lives. Evaluations, snapshots, 
 not in it; iterations that a kill undid and that were trained again count once. Others publish hours with evaluations in them.
 
 An evaluation on a part of the images (`test_iter`) has no row. The rows of a chain of stages stand in one file. In a tree each
-stage from which no other starts has a file, dawnbench-STAGE.tsv, with the rows from the seed to it. The averaged weights
+stage at whose end no other starts has a file, dawnbench-STAGE.tsv, with the rows from the seed to it. Of a stage that is left in
+its midst a branch has the rows up to there, and of its hours the share of its iterations. The averaged weights
 of a stage with `ema_decay` have files of their own, named .ema.tsv.
 """
 
@@ -50,9 +51,9 @@ def parse_row(line: str) -> Row | None:
 
 
 class _Table:
-    """One file. `path`: its stages, from the seed on."""
+    """One file. `path`: its stages, from the seed on, with the iterations that belong to it."""
 
-    def __init__(self, file: WholeFile, path: tuple[str, ...]) -> None:
+    def __init__(self, file: WholeFile, path: dict[str, int]) -> None:
         self.file, self.path = file, path
         found = [parse_row(line) for line in file.lines if line != HEADER]
         self.rows = [row for row in found if row is not None]
@@ -89,7 +90,7 @@ class DawnBench:
 
         def tables(suffix: str) -> list[_Table]:
             names = {end: f"dawnbench-{end}" if len(last) > 1 else "dawnbench" for end in last}
-            return [_Table(WholeFile(out / (names[end] + suffix), warn), legs[end].path) for end in last]
+            return [_Table(WholeFile(out / (names[end] + suffix), warn), dict(legs[end].steps)) for end in last]
 
         self.tables = {False: tables(".tsv"), True: tables(".ema.tsv")}
         self.results = {result.stage: result for result in results}
@@ -129,15 +130,16 @@ class DawnBench:
 
     def _cut(self, stage: str, iter: int) -> None:
         for table in [*self.tables[False], *self.tables[True]]:
-            if stage in table.path:
+            if iter < table.path.get(stage, 0):
                 table.cut(_epoch(self.legs[stage], iter))
                 table.write()
 
     def _add(self, stage: str, iter: int, top1: float, top5: float, ema: bool) -> None:
         leg = self.legs[stage]
-        row = Row(_epoch(leg, iter), sum(self.seconds[s] for s in leg.path) / 3600, top1, top5)
+        above = (self.seconds[s] * length / self.legs[s].iterations for s, length in leg.steps[:-1])
+        row = Row(_epoch(leg, iter), (sum(above) + self.seconds[stage]) / 3600, top1, top5)
         for table in self.tables[ema]:
-            if stage in table.path:
+            if iter <= table.path.get(stage, 0):
                 table.add(row)
                 table.write()
 

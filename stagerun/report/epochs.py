@@ -47,12 +47,12 @@ def number_of(epoch: float) -> int:
 
 
 def _branches(history: History) -> dict[str, str]:
-    """Stage -> the first stage of its branch: a stage alone in starting from another goes on with its branch."""
+    """Stage -> the first stage of its branch: a stage alone in starting from another, at its end, goes on with its branch."""
     begun = [s for s in history.stages if s.points]
     parents = [s.parent for s in begun]
     found: dict[str, str] = {}
     for stage in begun:
-        alone = stage.parent is not None and parents.count(stage.parent) == 1
+        alone = history.follows(stage) is not None and parents.count(stage.parent) == 1
         found[stage.name] = found.get(stage.parent or "", stage.name) if alone else stage.name
     return found
 

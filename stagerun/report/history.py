@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stagerun.events import StageFinished, Tested
+from stagerun.events import EnsembleTested, StageFinished, Tested
 from stagerun.store.layout import parse_name
 
 
@@ -71,6 +71,12 @@ class StageHistory:
         return place.stage if place else None
 
     @property
+    def parent_iter(self) -> int:
+        """The iteration of its parent that it started from; 0 for the seed."""
+        place = parse_name(self.start)
+        return place.iter if place else 0
+
+    @property
     def iter(self) -> int:
         return self.points[-1].iter if self.points else 0
 
@@ -92,7 +98,10 @@ class StageHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """`stages` in running order, those that are still to come among them, and then those that are gone. `complete`: nothing was left to do at its end."""
+    """`stages` in running order, those that are still to come among them, and then those that are gone. `complete`: nothing was left to do at its end.
+
+    `ensembles` are those of the schedule that were evaluated, and whose members have not been trained since.
+    """
 
     schedule: str
     stages: tuple[StageHistory, ...]
@@ -100,9 +109,17 @@ class History:
     complete: bool
     damaged: int
     unknown: int
+    ensembles: tuple[EnsembleTested, ...] = ()
+    planned_ensembles: tuple[str, ...] = ()
 
     def stage(self, name: str) -> StageHistory | None:
         return next((s for s in self.stages if s.name == name), None)
+
+    def follows(self, stage: StageHistory) -> StageHistory | None:
+        """The stage at whose end it started; None for one that started from the seed or from the midst of another."""
+        parent = self.stage(stage.parent) if stage.parent else None
+        length = parent.finished.iterations if parent and parent.finished else parent.max_iter if parent else 0
+        return parent if parent is not None and stage.parent_iter >= length else None
 
     @property
     def wall_seconds(self) -> float:

@@ -1,5 +1,6 @@
 """The first lines of a report: what came out, in words. Pure."""
 
+import statistics
 from collections.abc import Sequence
 
 from stagerun.report.compare import Group, groups
@@ -15,6 +16,7 @@ def title(runs: Sequence[Run]) -> str:
 def lead(runs: Sequence[Run]) -> list[str]:
     """A sentence for each end of the schedule that was reached, and one for the runs that are not finished."""
     found = [_sentence(group) for group in groups(runs) if group.last and group.top1]
+    found += _ensembles(runs)
     found += [f"{run.label} is not finished: {run.state_in_words}." for run in runs if run.state_in_words != "finished"]
     return found
 
@@ -31,3 +33,15 @@ def _sentence(group: Group) -> str:
     if ema:
         text += f"; with averaged weights {100 * ema.mean:.2f} %"
     return text + ("." if len(group.runs) > 1 else f" ({group.runs[0]}).")
+
+
+def _ensembles(runs: Sequence[Run]) -> list[str]:
+    """One sentence for each name of an ensemble."""
+    found = []
+    for name in dict.fromkeys(tested.name for run in runs for tested in run.history.ensembles):
+        of_name = [(run, tested) for run in runs for tested in run.history.ensembles if tested.name == name]
+        top1 = statistics.fmean(tested.top1 for _, tested in of_name)
+        gain = statistics.fmean(tested.gain for _, tested in of_name)
+        whose = of_name[0][0].label if len(of_name) == 1 else f"mean of {len(of_name)} runs"
+        found.append(f"Ensemble {name}: top-1 {100 * top1:.2f} %, {100 * gain:+.2f} against its best member ({whose}).")
+    return found

@@ -92,7 +92,7 @@ class MLLog:
             case StageFinished():
                 self._write()
             case RunFinished() if self.began:
-                self._stop("success")
+                self._stop("aborted" if event.not_chosen else "success")  # what is left may still come
 
     def _on_all(self, event: Tested) -> bool:
         val = self.schedule.data.val

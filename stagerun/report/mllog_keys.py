@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stagerun.recipe import Solver
+from stagerun.recipe import DecayFrom, Solver
 
 # MLPerf's names of some settings depend on the solver type.
 BASE_LR, DECAY = "opt_base_learning_rate", "opt_weight_decay"
@@ -33,6 +33,12 @@ NAMES: dict[str, dict[str, str]] = {
 POLY_STEPS = {"poly": "max_iter", "poly_cyc": "lr_iter"}
 
 
+def _decay_steps(solver: Solver) -> int:
+    steps: int = getattr(solver, POLY_STEPS[solver.lr_policy])
+    within = solver.lr_policy == "poly" and solver.decay_from is DecayFrom.WARMUP_END
+    return steps - solver.warmup_iter if within else steps
+
+
 def settings(solver: Solver, epoch_images: int, workers: int) -> dict[str, Any]:
     """A stage's settings under MLPerf's keys; what MLPerf has no word for is left out."""
     names = NAMES.get(solver.type, {})
@@ -52,7 +58,7 @@ def settings(solver: Solver, epoch_images: int, workers: int) -> dict[str, Any]:
     if solver.lr_policy in POLY_STEPS:
         prefix = names.get(BASE_LR, BASE_LR).removesuffix("base_learning_rate")
         found[prefix + "learning_rate_decay_poly_power"] = solver.power
-        found[prefix + "learning_rate_decay_steps"] = getattr(solver, POLY_STEPS[solver.lr_policy])
+        found[prefix + "learning_rate_decay_steps"] = _decay_steps(solver)
     if solver.clip_gradients is not None:
         found["opt_gradient_clip_norm"] = solver.clip_gradients
     return found

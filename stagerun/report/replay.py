@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from stagerun.events import (
+    EnsembleTested,
     Event,
     Failed,
     Iterated,
@@ -36,6 +37,8 @@ def history(log: Log) -> History:
         complete=reader.complete,
         damaged=log.damaged,
         unknown=log.unknown,
+        ensembles=tuple(reader.ensembles[name] for name in reader.together if name in reader.ensembles),
+        planned_ensembles=reader.together,
     )
 
 
@@ -83,6 +86,8 @@ class _Reader:
     def __init__(self) -> None:
         self.schedule = ""
         self.planned: tuple[str, ...] = ()
+        self.together: tuple[str, ...] = ()  # the ensembles of the schedule
+        self.ensembles: dict[str, EnsembleTested] = {}
         self.stages: dict[str, _Stage] = {}
         self.lives: list[_Life] = []
         self.complete = False
@@ -127,7 +132,7 @@ class _Reader:
                 self._iterated(life, time, event)
             case RunStarted():
                 life.run, self.complete = event, False
-                self.schedule, self.planned = event.schedule, event.stages
+                self.schedule, self.planned, self.together = event.schedule, event.stages, event.ensembles
             case StageStarted():
                 self._started(life, event)
             case Tested():
@@ -138,12 +143,15 @@ class _Reader:
                     stage.attempt = max(stage.attempt, place.attempt)
             case StageFinished():
                 self._stage(event.stage).finished = event
+            case EnsembleTested():
+                self.ensembles[event.name] = event
             case Stopped():
                 life.end = f"stopped ({event.reason})"
             case Failed():
                 life.end = _error(event)
             case RunFinished():
-                life.end, self.complete = "finished", True
+                left = f" (not chosen: {', '.join(event.not_chosen)})" if event.not_chosen else ""
+                life.end, self.complete = "finished" + left, not event.not_chosen
                 if not event.trained:  # it looked, and there was nothing to do
                     self.lives.pop()
 
@@ -154,6 +162,7 @@ class _Reader:
         stage = self._stage(event.stage)
         self._cut(stage, event.iter)
         stage.started, stage.finished = event, None
+        self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.members}
         life.start = life.start or f"{event.stage} {event.iter}"
         if event.iter == 0:
             stage.start, stage.older = event.start, stage.attempt

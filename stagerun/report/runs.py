@@ -37,9 +37,9 @@ class Run:
         return ", ".join(seeds)
 
     def gain(self, stage: StageHistory) -> float | None:
-        """Top-1 against the stage it started from, as a fraction; None where one of them was not evaluated, or is
+        """Top-1 against the stage at whose end it started, as a fraction; None where one of them was not evaluated, or is
         another now."""
-        parent = self.history.stage(stage.parent) if stage.parent else None
+        parent = self.history.follows(stage)
         if parent is None or parent.finished is None or stage.finished is None or stage.name in self.stale:
             return None
         before, after = parent.finished.top1, stage.finished.top1
@@ -57,10 +57,20 @@ class Run:
         return f"at {stage.iter} of {stage.max_iter}"
 
     def leaves(self) -> list[StageHistory]:
-        """Stages that no other starts from, the ends of the schedule as it is now; as far as it has come."""
+        """Stages at whose end no other starts, the ends of the schedule as it is now; as far as it has come."""
         begun = [s for s in self.history.stages if (s.points or s.finished) and not s.gone]
-        parents = {s.parent for s in begun}
+        parents = {parent.name for s in begun if (parent := self.history.follows(s)) is not None}
         return [s for s in begun if s.name not in parents]
+
+    def seconds(self, stage: StageHistory) -> float:
+        """Of training, of the stage and along its path; of a stage that it left in its midst, those of the iterations up to there."""
+        found, child = stage.seconds, stage
+        for above in self.path(stage)[1:]:
+            length = above.finished.iterations if above.finished else above.iter
+            share = min(1.0, child.parent_iter / length) if length else 1.0
+            found += above.seconds * share
+            child = above
+        return found
 
     @property
     def state_in_words(self) -> str:

@@ -1,8 +1,8 @@
-"""The table of finished stages."""
+"""The tables of finished stages and of ensembles."""
 
 from collections.abc import Sequence
 
-from stagerun.events import StageFinished
+from stagerun.events import EnsembleTested, StageFinished
 from stagerun.text import columns, duration
 
 HEADER = (
@@ -41,7 +41,7 @@ def results_table(
                 str(r.iterations),
                 f"{r.epochs:.2f}",
                 f"{r.first_lr:.4g} -> {r.last_lr:.4g}",
-                f"{r.weight_decay:g}",
+                _decay(r),
                 r.augmentation,
                 f"{r.loss:.4f}",
                 "" if r.top1 is None else f"{100 * r.top1:.2f} %",
@@ -62,3 +62,32 @@ def results_table(
         duration(seconds),
     ]
     return "\n".join(columns([*rows, total]))
+
+
+def _decay(result: StageFinished) -> str:
+    last = result.last_weight_decay
+    return f"{result.weight_decay:g}" if last is None else f"{result.weight_decay:.4g} -> {last:.4g}"
+
+
+def ensembles_table(results: Sequence[EnsembleTested]) -> str:
+    """One line per ensemble; '' without any. Gains are of top-1, in percentage points, against the member that is best by itself and
+    against the mean of the members."""
+    if not results:
+        return ""
+    rows: list[Sequence[str]] = [
+        ("ensemble", "members", "rule", "top-1", "against the best", "against the mean", "top-5", "loss")
+    ]
+    for r in results:
+        rows.append(
+            (
+                r.name,
+                ", ".join(r.members),
+                r.rule,
+                f"{100 * r.top1:.2f} %",
+                f"{100 * r.gain:+.2f} ({r.best})",
+                f"{100 * r.gain_over_mean:+.2f}",
+                f"{100 * r.top5:.2f} %",
+                "" if r.loss is None else f"{r.loss:.4f}",
+            )
+        )
+    return "\n".join(columns(rows))

@@ -68,7 +68,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
                     end.points[-1].epoch if end and end.points else None,
                     result.top1 if result else None,
                     result.ema_top1 if result else None,
-                    sum(s.seconds for s in run.path(end)) if end else None,
+                    run.seconds(end) if end else None,
                     h.wall_seconds,
                     len(h.lives),
                     run.state_in_words,
@@ -127,7 +127,7 @@ def _stage_cells(run: Run, stage: StageHistory) -> tuple[Value, ...]:
     end, points = stage.finished, stage.points
     losses = [p.loss for p in points[-100:]]
     return (
-        stage.parent or "seed",
+        _from(run, stage),
         end.iterations if end else stage.iter,
         end.epochs if end else stage.epochs,
         end.first_lr if end else points[0].lr,
@@ -146,6 +146,13 @@ def _stage_cells(run: Run, stage: StageHistory) -> tuple[Value, ...]:
         len(stage.resumes),
         run.state(stage),
     )
+
+
+def _from(run: Run, stage: StageHistory) -> str:
+    if stage.parent is None:
+        return "seed"
+    midst = run.history.stage(stage.parent) is not None and run.history.follows(stage) is None
+    return f"{stage.parent}@{stage.parent_iter}" if midst else stage.parent
 
 
 def lives_table(runs: Sequence[Run]) -> Table:

@@ -3,7 +3,8 @@
 Each stage is a run of its own, OUT/tensorboard/STAGE, and its steps are the iterations along the path of its ancestors and its
 own: the curves of a chain lie end to end, and branches lie beside each other. Tags: train/loss, train/lr, train/momentum,
 train/weight_decay and train/images_per_second for every iteration; test/top1, test/top5 (0 to 1) and test/loss for every
-evaluation; test_ema/... for the averaged weights.
+evaluation; test_ema/... for the averaged weights. An ensemble is a run of its own, too, OUT/tensorboard/ENSEMBLE, with one point of
+test/..., where the last of its members ends.
 
 Each process life appends a file. It opens with TensorBoard's mark of a restart, which takes away the points that a kill undid.
 """
@@ -19,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from stagerun.errors import PermissionDenied, StorageError, UsageError
-from stagerun.events import Event, Iterated, StageStarted, Tested
+from stagerun.events import EnsembleTested, Event, Iterated, StageStarted, Tested
 from stagerun.report.course import Leg
 
 
@@ -126,16 +127,30 @@ class TensorBoard:
             case Tested():
                 values = {"top1": event.top1, "top5": event.top5, "loss": event.loss}
                 self._scalars(event.stage, event.iter, "test_ema" if event.ema else "test", values)
+            case EnsembleTested():
+                self._ensemble(event)
+
+    def _ensemble(self, event: EnsembleTested) -> None:
+        """A new file, whose mark of a restart takes away the point of an earlier evaluation."""
+        step = max(self._step(member, self.legs[member].iterations) for member in event.members)
+        self.restarts[event.name] = 0
+        if event.name in self.files:
+            self.files.pop(event.name).file.close()
+        values = {"top1": event.top1, "top5": event.top5} | ({} if event.loss is None else {"loss": event.loss})
+        self._write(event.name, step, "test", values)
 
     def _step(self, stage: str, iter: int) -> int:
         return self.legs[stage].iterations_before + iter
 
     def _scalars(self, stage: str, iter: int, group: str, values: Mapping[str, float]) -> None:
+        self._write(stage, self._step(stage, iter), group, values)
+
+    def _write(self, run: str, step: int, group: str, values: Mapping[str, float]) -> None:
         try:
-            if stage not in self.files:
-                self.files[stage] = _EventFile(self.folder / stage, self.restarts.get(stage))
+            if run not in self.files:
+                self.files[run] = _EventFile(self.folder / run, self.restarts.get(run))
             tagged = {f"{group}/{name}": value for name, value in values.items()}
-            self.files[stage].scalars(self._step(stage, iter), tagged)
+            self.files[run].scalars(step, tagged)
         except OSError as error:
             if not self._warned:
                 self._warned = True

@@ -1,0 +1,221 @@
+"""`stagerun plan --plot`: the picture of a schedule, in the terminal or as a file, once or whenever a file is saved."""
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from stagerun.cli.ending import tell
+from stagerun.cli.watching import changes, look_at
+from stagerun.errors import RecipeError, StagerunError, UsageError
+from stagerun.plan import make_plan
+from stagerun.plan.hours import seconds_at
+from stagerun.plan.picture import Picture, Unit, make_picture
+from stagerun.recipe import Schedule
+from stagerun.report.plots.scale import make_scale
+from stagerun.spec import load
+
+ENDINGS = (".svg", ".png", ".html")
+TERMINAL = "-"  # in place of a file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlotOptions:
+    """`file` is TERMINAL or a path; `log` is None where the rates decide."""
+
+    file: str
+    unit: Unit = Unit.EPOCHS
+    log: bool | None = None
+    folder: str
+    overrides: tuple[str, ...] = ()
+    out: str | None = None
+    images_per_second: float | None = None
+
+    @property
+    def in_terminal(self) -> bool:
+        return self.file == TERMINAL
+
+
+def asked(
+    file: str | None,
+    x: str | None,
+    scale: str | None,
+    watched: bool,
+    folder: str,
+    overrides: tuple[str, ...],
+    out: str | None,
+    images_per_second: float | None,
+    others: Mapping[str, object],
+) -> PlotOptions:
+    """What --plot, --x, --scale and --watch ask for, one of them at least. `others` are options of the plan's text, by their names.
+
+    UsageError for what is wrong whatever the schedule is, before anything is drawn.
+    """
+    if file is None:
+        name = "--x" if x else "--scale" if scale else "--watch"
+        raise UsageError(f"{name} is for a picture, and there is none", "add --plot, or leave it out")
+    taken = [name for name, given in others.items() if given]
+    if watched and taken:
+        raise UsageError(
+            f"{taken[0]} is for the plan as text, and --watch shows the picture alone", "leave one of them out"
+        )
+    if file == TERMINAL and "--json" in taken:
+        raise UsageError(
+            "--json and a picture in the terminal are both for stdout", "give --plot a file, or leave --json out"
+        )
+    options = PlotOptions(
+        file=file,
+        unit=Unit(x or "epochs"),
+        log=None if scale is None else scale == "log",
+        folder=folder,
+        overrides=overrides,
+        out=out,
+        images_per_second=images_per_second,
+    )
+    _check_file(options)
+    return options
+
+
+def _check_file(options: PlotOptions) -> None:
+    if options.in_terminal:
+        return
+    if _ending(options.file) not in ENDINGS:
+        raise UsageError(
+            f"--plot {options.file}: its ending names no format",
+            f"end it in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}",
+        )
+    from stagerun.report.plots.figure import drawing
+
+    with drawing():
+        pass
+
+
+def plot(options: PlotOptions, schedule: Schedule) -> None:
+    """Draws it once. UsageError for hours that are not known, StorageError and PermissionDenied for the file."""
+    draw_once(_picture(options, schedule), options)
+
+
+def draw_once(picture: Picture, options: PlotOptions) -> None:
+    """StorageError and PermissionDenied for the file."""
+    if options.in_terminal:
+        click.echo()  # below the text
+        _show(_text(picture, options))
+    else:
+        _write(options.file, _file(picture, options, watched=False))
+        tell(f"written to {options.file}")
+
+
+def watch(options: PlotOptions, wait: Callable[[float], None] = time.sleep) -> None:
+    """Draws it again each time a file is saved, until it is interrupted. Mistakes take the picture's place."""
+    folder = Path(options.folder)
+    if not folder.is_dir():
+        load(options.folder)  # says what is wrong
+    for _ in changes(lambda: look_at(folder), wait):
+        _redraw(options)
+
+
+def _redraw(options: PlotOptions) -> None:
+    problem: StagerunError | None = None
+    drawn: Text | bytes
+    try:
+        picture = _picture(options, load(options.folder, options.overrides))
+        drawn = _text(picture, options) if options.in_terminal else _file(picture, options, watched=True)
+    except (RecipeError, UsageError) as error:  # an edit mends it
+        problem = error
+        drawn = Text(error.render()) if options.in_terminal else _problem(error.render(), _ending(options.file))
+    if isinstance(drawn, bytes):
+        _write(options.file, drawn)
+        tell(f"{problem.render()}\n" if problem else f"{time.strftime('%H:%M:%S')} written to {options.file}")
+    else:
+        _show(drawn, f"{time.strftime('%H:%M:%S')} watching {options.folder}; Ctrl-C ends")
+
+
+def _ending(file: str) -> str:
+    return Path(file).suffix.lower()
+
+
+def _picture(options: PlotOptions, schedule: Schedule) -> Picture:
+    if options.unit is not Unit.HOURS:
+        return make_picture(schedule)
+    from stagerun.cli.options import output_folder
+    from stagerun.cli.timing import HINT, find_hours
+    from stagerun.store import LocalDisk, inventory
+
+    target = output_folder(schedule.name, options.out)
+    hours = find_hours(make_plan(schedule, inventory(LocalDisk(), target)), target, options.images_per_second)
+    if hours is None:
+        raise UsageError("--x hours needs to know how fast training is, and nothing was measured here", HINT)
+    unknown = [stage.name for stage in schedule.stages if stage.name not in hours.speeds]
+    if unknown:
+        raise UsageError(f"--x hours: stage {', '.join(unknown)} {hours.unknown}", HINT)
+    known = hours
+
+    def seconds(stage: str, iter: int) -> float:
+        found = seconds_at(schedule, known, stage, iter)
+        assert found is not None  # every speed is known
+        return found
+
+    return make_picture(schedule, seconds)
+
+
+# -- the terminal
+
+
+def _text(picture: Picture, options: PlotOptions) -> Text:
+    from stagerun.report.plots.terminal import draw
+
+    width = shutil.get_terminal_size((80, 24)).columns
+    return draw(picture, options.unit, make_scale(picture, options.log), width)
+
+
+def _show(text: Text, foot: str = "") -> None:
+    """Colours where the terminal has them. `foot`: drawn again and again, so a terminal is cleared first."""
+    from stagerun.report.plots.terminal import ascii_only
+
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        "┊⣿─→".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        text = Text(ascii_only(text.plain))
+    if foot and console.is_terminal:
+        console.clear()
+    console.print(text)
+    if foot:
+        console.print(Text("\n" + foot, style="dim"))
+
+
+# -- a file
+
+
+def _file(picture: Picture, options: PlotOptions, watched: bool) -> bytes:
+    from stagerun.report.plots import figure, html
+
+    scale, ending = make_scale(picture, options.log), _ending(options.file)
+    if ending == ".png":
+        return figure.png(picture, options.unit, scale)
+    if ending == ".svg":
+        return figure.svg(picture, options.unit, scale).encode()
+    return html.html(picture, options.unit, scale, watched).encode()
+
+
+def _problem(text: str, ending: str) -> bytes:
+    """What is wrong, in the form of the file, so that whoever looks at it alone knows that it is not the picture."""
+    from stagerun.report.plots import figure, html
+
+    if ending == ".html":
+        return html.problem_html(text, watched=True).encode()
+    with figure.drawing():
+        drawn = figure.problem(text)
+        return figure.saved_png(drawn) if ending == ".png" else figure.saved_svg(drawn, "mistakes").encode()
+
+
+def _write(file: str, data: bytes) -> None:
+    from stagerun.store import LocalDisk, write_atomic
+
+    write_atomic(LocalDisk(), Path(file), data)

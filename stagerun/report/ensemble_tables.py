@@ -1,0 +1,50 @@
+"""The table of ensembles beside their members. Pure."""
+
+from collections.abc import Iterator, Sequence
+
+from stagerun.events import EnsembleTested
+from stagerun.report.runs import Run
+from stagerun.report.tables import RUN, Column, Table, Value
+
+COLUMNS = (
+    RUN,
+    Column("ensemble", "ensemble", "text"),
+    Column("member", "member", "text"),
+    Column("rule", "rule", "text"),
+    Column("top1", "top-1", "percent"),
+    Column("gain", "against the best", "points"),
+    Column("gain_over_mean", "against the mean", "points"),
+    Column("top5", "top-5", "percent"),
+    Column("test_loss", "loss", "loss"),
+    Column("seconds", "time", "time"),
+)
+
+
+def ensembles_table(runs: Sequence[Run]) -> Table:
+    """One row per member of each ensemble, and then one for the ensemble itself."""
+    rows = tuple(row for run in runs for tested in run.history.ensembles for row in _rows(run, tested))
+    notes = (
+        "against the best, against the mean: in top-1, the member that is best by itself, and the mean of the members, in "
+        "percentage points",
+    )
+    return Table("Ensembles", COLUMNS, rows, notes if rows else ("no ensemble was evaluated",))
+
+
+def _rows(run: Run, tested: EnsembleTested) -> Iterator[tuple[Value, ...]]:
+    for name in tested.members:
+        stage = run.history.stage(name)
+        result = stage.finished if stage else None
+        top1, top5, loss = (result.top1, result.top5, result.test_loss) if result else (None, None, None)
+        yield run.label, tested.name, name, "", top1, None, None, top5, loss, None
+    yield (
+        run.label,
+        tested.name,
+        "",
+        tested.rule,
+        tested.top1,
+        tested.gain,
+        tested.gain_over_mean,
+        tested.top5,
+        tested.loss,
+        tested.seconds,
+    )

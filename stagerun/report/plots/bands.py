@@ -1,0 +1,160 @@
+"""The bands beneath the curve: what holds from where to where, in words. Pure.
+
+Every stage has its line (`Picture.lanes`); what is the same in all of them is said once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from stagerun.plan.picture import Kind, Picture, Point, StagePicture, Unit
+
+# A setting that takes more values than this within a stage is shown by its first and last.
+MOST_RUNS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """`text` holds from `begin` to `end` on an x axis, in `stage`; in `stage` '' it is that of all of them."""
+
+    stage: str
+    begin: float
+    end: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """`lanes` from top to bottom. `keys`: what a short text in it stands for."""
+
+    title: str
+    lanes: tuple[tuple[Segment, ...], ...]
+    keys: tuple[tuple[str, str], ...] = ()
+
+
+def bands(picture: Picture, unit: Unit) -> list[Band]:
+    """Stages, weight decay, momentum where it moves, batch size, image size, augmentation."""
+    lanes = picture.lanes(unit)
+
+    def band(title: str, runs: Callable[[StagePicture], list[tuple[int, str]]]) -> Band:
+        rows: list[list[Segment]] = [[] for _ in range(1 + max(lanes.values()))]
+        for stage in picture.stages:
+            found = runs(stage)
+            ends = [at for at, _ in found[1:]] + [stage.iterations]
+            rows[lanes[stage.name]] += [
+                Segment(stage.name, stage.x(at, unit), stage.x(end, unit), text)
+                for (at, text), end in zip(found, ends, strict=True)
+            ]
+        return Band(title, tuple(tuple(sorted(row, key=lambda s: s.begin)) for row in rows))
+
+    found = [
+        band("stages", lambda s: [(0, s.name + ("" if s.enabled else " (not enabled)"))]),
+        band("weight decay", lambda s: _runs(s.points, lambda p: short_number(p.weight_decay))),
+        band("momentum", lambda s: _runs(s.points, lambda p: short_number(p.momentum))),
+        band("batch", lambda s: [(0, str(s.batch_size))]),
+        band("image size", lambda s: _runs(s.points, lambda p: "as stored" if p.size is None else str(p.size))),
+        band("augmentation", lambda s: [(0, s.augmentation)]),
+    ]
+    return [
+        _together(b, picture.end(unit)) if b.title != "stages" else b
+        for b in found
+        if b.title != "momentum" or len(_texts(b)) > 1
+    ]
+
+
+def _runs(points: Sequence[Point], text: Callable[[Point], str]) -> list[tuple[int, str]]:
+    """Where each value begins; one stretch with both ends where there are many."""
+    found: list[tuple[int, str]] = []
+    for point in points:
+        now = text(point)
+        if not found or found[-1][1] != now:
+            found.append((point.iter, now))
+    return found if len(found) <= MOST_RUNS else [(0, f"{found[0][1]} \N{RIGHTWARDS ARROW} {found[-1][1]}")]
+
+
+def _texts(band: Band) -> list[str]:
+    return list(dict.fromkeys(segment.text for lane in band.lanes for segment in lane))
+
+
+def _together(band: Band, end: float) -> Band:
+    """One line where all stages have the same, and one with both where consecutive stages have."""
+    texts = _texts(band)
+    if len(texts) == 1:
+        return replace(band, lanes=((Segment("", 0.0, end, texts[0]),),))
+    return replace(band, lanes=tuple(_merged(lane) for lane in band.lanes))
+
+
+def _merged(lane: Sequence[Segment]) -> tuple[Segment, ...]:
+    found: list[Segment] = []
+    for segment in lane:
+        last = found[-1] if found else None
+        if last is not None and last.text == segment.text and segment.begin <= last.end * (1 + 1e-9):
+            found[-1] = replace(last, end=segment.end)
+        else:
+            found.append(segment)
+    return tuple(found)
+
+
+def keyed(band: Band, fits: Callable[[Segment, float], bool]) -> Band:
+    """The band with `(a)`, `(b)` ... in place of the texts that don't fit, and `keys`.
+
+    `fits` is given the place up to which the text of a segment may go: the next one's begin, infinite if there is none.
+    """
+    keys: dict[str, str] = {}
+
+    def short(segment: Segment, limit: float) -> Segment:
+        if fits(segment, limit):
+            return segment
+        return replace(segment, text=keys.setdefault(segment.text, f"({_letters(len(keys))})"))
+
+    lanes = []
+    for lane in band.lanes:
+        limits = [s.begin for s in lane[1:]] + [float("inf")]
+        lanes.append(tuple(short(s, limit) for s, limit in zip(lane, limits, strict=True)))
+    return replace(band, lanes=tuple(lanes), keys=tuple((key, text) for text, key in keys.items()))
+
+
+def _letters(number: int) -> str:
+    """a, b, ... z, aa, ab ..."""
+    rest, last = divmod(number, 26)
+    return (_letters(rest - 1) if rest else "") + chr(ord("a") + last)
+
+
+def short_number(value: float) -> str:
+    """As recipes write it: 5e-5, 0.9, 4096."""
+    plain = f"{value:.4g}"
+    mantissa, _, exponent = f"{value:.3e}".partition("e")
+    power = f"{float(mantissa):g}e{int(exponent)}"
+    return power if value and len(power) < len(plain) else plain
+
+
+def factor_text(factor: float | None) -> str:
+    """`x0.557`; an arrow from or to zero has none."""
+    return "" if factor is None else f"x{factor:.3g}"
+
+
+def leaves(stage: StagePicture) -> str:
+    """`leaves main at 600`, or what it does at its parent's end."""
+    return f"leaves {stage.parent} at {stage.parent_iter}" if stage.leaves_early else f"goes on from {stage.parent}"
+
+
+def jumps(picture: Picture) -> list[str]:
+    """A sentence for each jump of the learning rate, in the order of the stages; so many of a stage that it has more are
+    counted."""
+    found = []
+    for stage in picture.stages:
+        for mark in stage.marks:
+            if not mark.jumps:
+                continue
+            where = {
+                Kind.START: f"where it {leaves(stage)}",
+                Kind.WARM_UP: f"at {mark.iter}, the end of its warm-up",
+                Kind.STEP: f"at {mark.iter}",
+            }[mark.kind]
+            factor = f" ({factor_text(mark.factor)})" if mark.factor is not None else ""
+            found.append(f"{stage.name}: {mark.before:.4g} -> {mark.after:.4g}{factor} {where}")
+        shown = sum(mark.kind is Kind.STEP for mark in stage.marks)
+        if stage.steps > shown:
+            found.append(f"{stage.name}: {stage.steps - shown} more steps")
+        if stage.drops:
+            found.append(f"{stage.name}: up to {stage.drops} drops, which depend on the loss, are not drawn")
+    return found

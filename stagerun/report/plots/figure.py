@@ -1,0 +1,228 @@
+"""A picture as SVG or PNG, by matplotlib. Equal schedules give equal bytes.
+
+One panel with the learning rate, and beneath it a strip for each band, all over the same x axis. Sizes are in inches from the
+top left corner, so that a strip is as high as its lines whatever there are of them.
+"""
+
+import io
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stagerun.errors import UsageError
+from stagerun.plan.picture import Kind, Mark, Picture, StagePicture, Unit
+from stagerun.report.curves import SETTINGS
+from stagerun.report.plots.bands import Band, bands, factor_text, keyed
+from stagerun.report.plots.colours import GRID, INK, RULE, SOFT, curve_colours
+from stagerun.report.plots.scale import Scale, labels
+from stagerun.report.plots.strips import Room, draw_band, wide
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH, LEFT, RIGHT = 11.0, 1.15, 0.25
+TOP, PANEL, BELOW = 0.45, 3.6, 0.55  # the title; the curve; its ticks and label
+ROW, GAP, LABELS = 0.235, 0.07, 0.17  # one line of a band; between bands; one line of factors
+LABEL_SIZE = 7.5  # points
+WRAP = 150  # characters of a line of the caption
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a band: `lane` of the stages it is for, None for all of them; its place from the top, in points."""
+
+    lane: int | None
+    top: float
+    bottom: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A figure at 72 dots per inch, so that a dot is a point of the SVG."""
+
+    figure: "Figure"
+    curve: "Axes"
+    rows: tuple[Row, ...]
+
+    @property
+    def height(self) -> float:
+        return float(self.figure.get_figheight()) * 72
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        """Of a point of the curve (y as `Scale.at` has it), in points from the top left."""
+        right, up = self.curve.transData.transform((x, y))
+        return float(right), self.height - float(up)
+
+
+def svg(picture: Picture, unit: Unit, scale: Scale) -> str:
+    """UsageError without matplotlib."""
+    with drawing():
+        return saved_svg(draw(picture, unit, scale).figure, picture.name)
+
+
+def png(picture: Picture, unit: Unit, scale: Scale) -> bytes:
+    """1650 dots wide. UsageError without matplotlib."""
+    with drawing():
+        return saved_png(draw(picture, unit, scale).figure)
+
+
+def saved_svg(figure: "Figure", name: str) -> str:
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(buffer, format="svg", metadata={**nothing, "Title": name})
+    return buffer.getvalue()
+
+
+def saved_png(figure: "Figure") -> bytes:
+    pixels = io.BytesIO()
+    figure.savefig(pixels, format="png", dpi=150, metadata={"Software": None})
+    return pixels.getvalue()
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """matplotlib with the settings of all pictures, whatever the user's own are. UsageError if it is not installed."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise UsageError(
+            "a picture in a file needs matplotlib, which is not installed",
+            "pip install 'stagerun[plots]'; `--plot` without a file draws in the terminal",
+        ) from error
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(SETTINGS)
+        # Text stays text: it can be searched, and a page gives it the colour of its own.
+        matplotlib.rcParams.update({"svg.fonttype": "none", "text.parse_math": False, "text.color": INK})
+        matplotlib.rcParams.update({"axes.edgecolor": RULE, "axes.labelcolor": SOFT, "grid.color": GRID})
+        matplotlib.rcParams.update({"xtick.color": SOFT, "ytick.color": SOFT, "figure.dpi": 72})
+        yield
+
+
+def problem(text: str) -> "Figure":
+    """What is wrong, in place of a picture. Inside `drawing`."""
+    from matplotlib.figure import Figure
+
+    lines = [part for line in text.split("\n") for part in textwrap.wrap(line, 125, replace_whitespace=False) or [""]]
+    height = 0.6 + 0.18 * len(lines)
+    figure = Figure(figsize=(WIDTH, height), dpi=72)
+    figure.text(0.3 / WIDTH, 1 - 0.3 / height, "\n".join(lines), family="DejaVu Sans Mono", va="top", linespacing=1.3)
+    return figure
+
+
+def draw(picture: Picture, unit: Unit, scale: Scale, paper: str = "white") -> Drawn:
+    """Inside `drawing`."""
+    from matplotlib.figure import Figure
+
+    room = Room(picture.end(unit) / (WIDTH - LEFT - RIGHT), picture.end(unit))
+    shown = [keyed(band, room.fits) for band in bands(picture, unit)]
+    names = _label_rows(picture, unit, room)
+    caption = _caption(picture, scale, shown)
+    above = TOP + LABELS * len(names)
+    heights = [ROW * len(band.lanes) for band in shown]
+    height = above + PANEL + BELOW + sum(heights) + GAP * len(heights) + 0.1 + 0.16 * len(caption)
+    figure = Figure(figsize=(WIDTH, height), dpi=72, facecolor=paper)
+
+    def panel(top: float, high: float) -> "Axes":
+        across = (WIDTH - LEFT - RIGHT) / WIDTH
+        return figure.add_axes((LEFT / WIDTH, 1 - (top + high) / height, across, high / height), facecolor="none")
+
+    figure.text(LEFT / WIDTH, 1 - 0.25 / height, f"{picture.name}: learning rate", size=11, weight="bold", va="center")
+    curve = panel(above, PANEL)
+    _curve(picture, unit, scale, curve)
+    _mark(picture, unit, curve, names)
+    top, rows = above + PANEL + BELOW, []
+    for band, high in zip(shown, heights, strict=True):
+        draw_band(picture, unit, band, room, panel(top, high))
+        for lane in range(len(band.lanes)):
+            common = all(segment.stage == "" for segment in band.lanes[lane])
+            rows.append(Row(None if common else lane, 72 * (top + lane * ROW), 72 * (top + (lane + 1) * ROW)))
+        top += high + GAP
+    figure.text(
+        LEFT / WIDTH, 1 - (top + 0.06) / height, "\n".join(caption), size=7.5, color=SOFT, va="top", linespacing=1.4
+    )
+    return Drawn(figure, curve, tuple(rows))
+
+
+# -- the curve
+
+
+def _curve(picture: Picture, unit: Unit, scale: Scale, axes: "Axes") -> None:
+    colours = curve_colours(picture, unit)
+    for stage in picture.stages:
+        colour, dashes = colours[stage.name]
+        xs, rates = zip(*((stage.x(iter, unit), scale.at(lr)) for iter, lr in stage.line()), strict=True)
+        axes.plot(xs, rates, color=colour, linestyle=dashes, linewidth=1.5, zorder=3, solid_joinstyle="miter")
+        for mark in stage.marks:
+            if mark.jumps and mark.kind is Kind.START:
+                ends = [scale.at(mark.before), scale.at(mark.after)]
+                axes.plot([xs[0]] * 2, ends, color=colour, linewidth=0.8, linestyle=(0, (1, 1)), zorder=3)
+    ticks = scale.ticks(8)
+    axes.set_yticks([scale.at(rate) for rate in ticks], labels(ticks))
+    axes.set_ylim(scale.at(scale.low), scale.at(scale.high))
+    axes.set_xlim(0, picture.end(unit))
+    if unit in (Unit.IMAGES, Unit.ITERATIONS):
+        places = [v for v in axes.get_xticks() if 0 <= v <= picture.end(unit)]
+        axes.set_xticks(places, labels(places))
+    axes.set_xlabel(unit.value)
+    axes.tick_params(length=3, color=RULE)
+
+
+def _mark(picture: Picture, unit: Unit, axes: "Axes", rows: list[list[tuple[StagePicture, Mark]]]) -> None:
+    lanes, colours = picture.lanes(unit), curve_colours(picture, unit)
+    for stage in picture.stages:
+        if stage.parent is not None:
+            axes.axvline(stage.x(0, unit), color=RULE, linewidth=0.9, zorder=1)
+        for mark in stage.marks:
+            if mark.kind is not Kind.START:
+                axes.axvline(stage.x(mark.iter, unit), color=RULE, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
+    for number, row in enumerate(rows):
+        for stage, mark in row:
+            axes.annotate(
+                _label(mark), (stage.x(mark.iter, unit), 1.0), xycoords=("data", "axes fraction"),
+                xytext=(2, 3 + 72 * LABELS * number), textcoords="offset points", size=LABEL_SIZE,
+                color=colours[stage.name][0] if lanes[stage.name] else SOFT, annotation_clip=False,
+            )  # fmt: skip
+
+
+def _label(mark: Mark) -> str:
+    if not mark.jumps:
+        return "warm-up ends" if mark.kind is Kind.WARM_UP else ""
+    return factor_text(mark.factor) or f"{mark.before:.3g} \N{RIGHTWARDS ARROW} {mark.after:.3g}"
+
+
+def _label_rows(picture: Picture, unit: Unit, room: Room) -> list[list[tuple[StagePicture, Mark]]]:
+    """What is written above the panel, on as many lines as it takes; equal labels at one place once."""
+    found = [(stage, mark) for stage in picture.stages for mark in stage.marks if _label(mark)]
+    at = {(round(stage.x(mark.iter, unit), 9), _label(mark)): (stage, mark) for stage, mark in found}
+    rows: list[list[tuple[StagePicture, Mark]]] = []
+    filled: list[float] = []
+    for (x, text), item in sorted(at.items(), key=lambda entry: entry[0]):
+        begin = x / room.inch
+        row = next((i for i, end in enumerate(filled) if end <= begin), len(filled))
+        if row == len(rows):
+            rows.append([])
+            filled.append(0.0)
+        rows[row].append(item)
+        filled[row] = begin + wide(text, LABEL_SIZE) + 0.08
+    return rows
+
+
+# -- what is said beneath
+
+
+def _caption(picture: Picture, scale: Scale, shown: list[Band]) -> list[str]:
+    keys = [f"{band.title} {key}: {text}" for band in shown for key, text in band.keys]
+    rest = ["Lines: a stage begins; dotted: a warm-up ends, or the rate steps; x: by what factor it jumps."]
+    if scale.hidden:
+        rest.append(f"Rates below {scale.low:.2g} are drawn at the lower edge.")
+    rest += [f"{s.name} has {s.steps} steps, of which not all are marked." for s in picture.stages if _unmarked(s)]
+    rest += [f"Drops of {s.name}, which depend on the loss, are not drawn." for s in picture.stages if s.drops]
+    return [line for text in [*keys, " ".join(rest)] for line in textwrap.wrap(text, WRAP)]
+
+
+def _unmarked(stage: StagePicture) -> bool:
+    return stage.steps > sum(mark.kind is Kind.STEP for mark in stage.marks)

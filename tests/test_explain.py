@@ -1,0 +1,273 @@
+"""`stagerun explain`: each layer that says something of a field, the value that counts, and what it means."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stagerun.cli.explaining import explain_text
+from stagerun.cli.main import main
+from stagerun.errors import UsageError
+from stagerun.spec import load
+from stagerun.spec.history import history
+from stagerun.spec.values import identity, leaves
+
+SCHEDULE = """name: "layers"
+model { name: "resnet_small" num_classes: 10 }
+data { train { source: "/d/train" images: 1000 } val { source: "/d/val" images: 300 } }
+solver {
+  batch_size: 100  device_batch_size: 50
+  momentum: 0.9
+  max_iter: 40
+  transform_param { crop_size: 28 mirror: true }
+  base_lr: 0.1  base_lr_batch: 50
+}
+stage { name: "trunk" }
+stage { name: "cool" from: "trunk@12"
+  sweep { name: "low" solver { base_lr: 0.05 } }
+  sweep { name: "high" }
+}
+stage { name: "off" from: "trunk" enabled: false }
+"""
+STAGES = {
+    "trunk": 'lr_policy: "fixed"\nweight_decay: 5e-4\n',
+    "cool": 'lr_policy: "poly"\npower: 2\nmax_epoch: 1.5\nclear: "momentum"\ntransform_param { scale: 0.5 }\n',
+    "off": 'lr_policy: "fixed"\n',
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "schedule.prototxt").write_text(SCHEDULE)
+    for name, text in STAGES.items():
+        (tmp_path / "s" / f"{name}.prototxt").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return "s"
+
+
+def explained(folder: str, name: str, *overrides: str) -> str:
+    """Without the manual's entry, which comes last."""
+    return explain_text(folder, name, overrides).rpartition("\n\n")[0]
+
+
+def test_from_the_stages_file_in_place_of_the_schedules(folder: str) -> None:
+    assert explain_text(folder, "cool_high.max_iter", ()) == (
+        "cool_high.max_iter   15 = 1.50 epochs (max_epoch: 1.5)\n"
+        "\n"
+        "s/cool.prototxt:3:12: set in the file of stage cool_high\n"
+        "  max_epoch: 1.5\n"
+        "             ^^^\n"
+        "\n"
+        "s/schedule.prototxt:7:13: replaced: set for all stages\n"
+        "    max_iter: 40\n"
+        "              ^^\n"
+        "\n"
+        "Solver.max_iter   whole number\n"
+        "  Iterations (weight updates) of the stage. 1 or more. This or max_epoch is required. Caffe's.\n"
+        "  See `max_epoch`: one of the two can be given."
+    )
+    # Asked by its other name, too.
+    assert explain_text(folder, "cool_high.max_epoch", ()) == explain_text(folder, "cool_high.max_iter", ())
+
+
+def test_from_the_schedule(folder: str) -> None:
+    assert explained(folder, "trunk.momentum") == (
+        "trunk.momentum   0.9\n\ns/schedule.prototxt:6:13: set for all stages\n    momentum: 0.9\n              ^^^"
+    )
+
+
+def test_a_default(folder: str) -> None:
+    assert explained(folder, "trunk.momentum_form").startswith("trunk.momentum_form   CAFFE\n\nthe default")
+    assert explained(folder, "trunk.clip_gradients") == "trunk.clip_gradients   none\n\nnot set"
+    assert explained(folder, "trunk.random_seed") == "trunk.random_seed   1\n\na default that follows from other fields"
+    assert "a default: transform_param without what is drawn at random" in explained(
+        folder, "trunk.test_transform_param"
+    )
+
+
+def test_what_is_cleared_and_what_a_message_leaves_out(folder: str) -> None:
+    assert explained(folder, "cool_high.momentum") == (
+        "cool_high.momentum   0.0\n"
+        "\n"
+        "the default\n"
+        "\n"
+        "s/cool.prototxt:4:8: taken away in the file of stage cool_high\n"
+        '  clear: "momentum"\n'
+        "         ^^^^^^^^^^\n"
+        "\n"
+        "s/schedule.prototxt:6:13: replaced: set for all stages\n"
+        "    momentum: 0.9\n"
+        "              ^^^"
+    )
+    said = explained(folder, "cool_high.transform_param.mirror")
+    assert said.startswith("cool_high.transform_param.mirror   false\n\nthe default\n\n")
+    assert "s/cool.prototxt:5:1: `transform_param` is set in the file of stage cool_high, without `mirror`" in said
+    assert "replaced: set for all stages" in said
+
+
+def test_sweep_and_the_command_line(folder: str) -> None:
+    overrides = ("cool.base_lr=0.3", "cool_low.base_lr=0.4", "solver.base_lr=0.2")
+    said = explained(folder, "cool_low.base_lr", *overrides)
+    places = [line.partition(": ")[0] for line in said.splitlines() if line.startswith(("s/", "--set"))]
+    assert places == ["--set:2:18", "--set:1:14", "s/schedule.prototxt:13:41", "--set:3:16", "s/schedule.prototxt:9:12"]
+    assert "replaced: set in its `sweep`" in said
+    assert said.startswith("cool_low.base_lr   0.8 for 100 (0.4 for 50)\n")
+    assert "set in its `sweep`" in explained(folder, "cool_low.base_lr").split("replaced")[0]
+
+
+def test_inside_a_message_on_the_command_line(folder: str) -> None:
+    overrides = ("solver.transform_param.mirror=false", "trunk.transform_param.crop_size=24")
+    said = explained(folder, "trunk.transform_param.mirror", *overrides)
+    assert said.startswith("trunk.transform_param.mirror   false\n\n--set:1:31: set on the command line")
+    assert said.count("replaced") == 1
+    assert "--set:2:33" in explained(folder, "trunk.transform_param.crop_size", *overrides)
+
+
+def test_fields_of_the_schedule(folder: str) -> None:
+    assert explained(folder, "data.train.images").startswith(
+        "data.train.images   1000\n\ns/schedule.prototxt:3:43: set in the"
+    )
+    assert "--set:1:6: set on the command line" in explained(folder, "seed", "seed=7")
+    assert explained(folder, "seed") == "seed   1\n\nthe default"
+    assert "model.batch_norm_param" in explained(folder, "model.batch_norm_param.eps")
+    assert "batch_norm_param.eps" in explained(folder, "model")
+
+
+def test_knots_in_epochs(folder: str) -> None:
+    stage = Path(folder, "off.prototxt")
+    stage.write_text('lr_policy: "piecewise_linear" knot { iter: 0 factor: 1 } knot { epoch: 2.5 factor: 0 }')
+    assert explained(folder, "off.knot").startswith(
+        "off.knot   [{ iter: 0.0 factor: 1.0 }, { iter: 25.0 factor: 0.0 }] = at epochs 0.00, 2.50\n"
+    )
+    stage.write_text(
+        'lr_policy: "fixed" weight_decay: 1 weight_decay_policy { policy: "piecewise_linear" '
+        "knot { iter: 5 factor: 1 } knot { iter: 9 factor: 2 } }"
+    )
+    assert " = at epochs 0.50, 0.90\n" in explained(folder, "off.weight_decay_policy.knot")
+
+
+def test_tables(folder: str) -> None:
+    table = explain_text(folder, "cool_low", ())
+    assert table.startswith("cool_low: starts from trunk at iteration 12 (s/schedule.prototxt:13)\n\nfield ")
+    lines = {line.split()[0]: line for line in table.splitlines() if line}
+    assert lines["max_iter"].split() == [
+        "max_iter",
+        "15",
+        "=",
+        "1.50",
+        "epochs",
+        "(max_epoch:",
+        "1.5)",
+        "s/cool.prototxt:3",
+    ]
+    assert " ".join(lines["base_lr"].split()) == "base_lr 0.1 for 100 (0.05 for 50) s/schedule.prototxt:13"
+    assert table.index("\ndefault") < table.index("\nmomentum ") and lines["momentum"].split() == ["momentum", "0.0"]
+    # One field of every stage, or of those that one block makes.
+    several = explain_text(folder, "weight_decay", ())
+    assert [line.split()[:2] for line in several.splitlines()[:5]] == [
+        ["stage", "weight_decay"], ["trunk", "5e-4"], ["cool_low", "0.0"], ["cool_high", "0.0"], ["off", "0.0"],
+    ]  # fmt: skip
+    assert explain_text(folder, "solver.weight_decay", ()) == several
+    members = explain_text(folder, "cool.base_lr", ()).splitlines()
+    assert [line.split()[0] for line in members[:3]] == ["stage", "cool_low", "cool_high"] and not members[3]
+    assert explain_text(folder, "off.enabled", ()).startswith("off: starts from trunk, not enabled")
+
+
+@pytest.mark.parametrize(
+    "name, message, hint",
+    [
+        ("trnk.base_lr", "`trnk` is neither a stage nor a field", "did you mean `trunk`?"),
+        ("trunk.base_lrr", "Solver has no field `base_lrr`", "did you mean `base_lr`?"),
+        ("trunk.transform_param.crop", "TransformParameter has no field `crop`", "crop_size"),
+        ("trunk.base_lr.x", "`base_lr` is no message", "leave out `.x`"),
+        ("trunk.param.lr_mult", "`param` is a list of messages", "leave out `.lr_mult`"),
+        ("trunk.clear", "`clear` takes a field away", "name the field"),
+        ("cool", "`cool` makes 2 stages", "`cool_low` or `cool_high`"),
+        ("stage", "`stage` is no setting by itself", "`trunk`"),
+        ("solver", "`solver` is no setting by itself", "`trunk`"),
+        ("data.trian", "Data has no field `trian`", "did you mean `train`?"),
+        ("", "`` is neither", "the stages are"),
+        ("trunk.", "Solver has no field ``", "stagerun help Solver"),
+    ],
+)
+def test_names_that_are_none(folder: str, name: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        explain_text(folder, name, ())
+    assert message in caught.value.message and hint in caught.value.hint
+
+
+WORDS = st.sampled_from(
+    [
+        "trunk",
+        "cool",
+        "off",
+        "solver",
+        "transform_param",
+        "base_lr",
+        "data",
+        "train",
+        "param",
+        "clear",
+        "stage",
+        "",
+        "é",
+    ]
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(WORDS, max_size=4).map(".".join) | st.text(max_size=8))
+def test_any_name_is_explained_or_a_mistake(folder: str, name: str) -> None:
+    with contextlib.suppress(UsageError):
+        assert explain_text(folder, name, ())
+
+
+def test_the_command(folder: str) -> None:
+    result = CliRunner().invoke(main, ["explain", folder, "trunk.weight_decay"])
+    assert result.exit_code == 0 and "weight_decay: 5e-4\n                ^^^^\n" in result.stdout
+    result = CliRunner().invoke(main, ["explain", folder, "trunk.nothing"])
+    assert result.exit_code == 64 and result.stderr.startswith("Solver has no field `nothing`\n")
+
+
+OVERRIDES = (
+    "cool.base_lr=0.3",
+    "cool_low.transform_param.crop_size=20",
+    "solver={ momentum: 0.5 }",
+    "seed=3",
+    "data.train.images=500",
+)
+
+
+@pytest.mark.parametrize("overrides", [(), OVERRIDES], ids=["files", "--set"])
+def test_what_counts_is_where_the_value_came_from(folder: str, overrides: tuple[str, ...]) -> None:
+    """For every field of every stage: the layers are read in the order in which they were applied."""
+    schedule = load(folder, overrides)
+    for stage in schedule.stages:
+        for key, origin in stage.origins.items():
+            own = key.startswith("solver.")
+            if key == "from_iter":
+                continue
+            said = history(schedule, overrides, stage.name if own else None, key)
+            top = said[-1] if said else None
+            if origin.span is None:
+                assert top is None or top.name == "clear" or top.name != key.rpartition(".")[2], key
+            else:
+                assert top is not None and top.span == origin.span and top.layer == origin.layer, key
+
+
+def test_values_have_the_names_of_the_language(folder: str) -> None:
+    """Whatever an identity knows, `explain` and `diff` know by the same name, and what depends on it."""
+    for schedule in (load(folder), load(Path(__file__).parent.parent / "solvers" / "resnet50_72ep")):
+        shared = [*leaves(schedule.model, "model"), *leaves(schedule.data, "data")]
+        for stage in schedule.stages:
+            values = dict([*shared, *leaves(stage.solver, "solver")])
+            known = {"name", "seed", "determinism", "keep_snapshots", "solver.base_lr_batch", "from_iter"}
+            whole = {key for key in stage.origins if any(name.startswith(f"{key}.") for name in values)}
+            assert stage.origins.keys() - known - whole <= values.keys()
+            assert {key for key in values if key in stage.origins and identity(key)} <= stage.identity.keys()
+            for key in values.keys() & stage.origins.keys():
+                assert identity(key) == (key in stage.identity), key

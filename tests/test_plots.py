@@ -1,0 +1,280 @@
+"""Pictures of schedules: as text, SVG, PNG and a page. What they say is `test_plan_picture`'s."""
+
+import json
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import made_schedules
+import pytest
+from made_schedules import schedule, stage
+
+from stagerun.plan.picture import Picture, Unit, make_picture
+from stagerun.report.plots import figure, html
+from stagerun.report.plots.bands import bands, jumps, short_number
+from stagerun.report.plots.colours import DARK
+from stagerun.report.plots.scale import labels, make_scale, round_steps
+from stagerun.report.plots.terminal import COLOURS, ascii_only, draw
+from stagerun.schedule import make_knobs
+
+GOLDEN = Path(__file__).parent / "golden" / "plots"
+BRANCHES = make_picture(made_schedules.branches())
+STEPS = make_picture(made_schedules.steps())
+EVIL = '</script><img src=x onerror="alert(1)">&<!--'
+
+
+def text(picture: Picture, width: int, unit: Unit = Unit.EPOCHS, log: bool | None = None) -> str:
+    return draw(picture, unit, make_scale(picture, log), width).plain
+
+
+# -- the terminal
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("picture", [STEPS, BRANCHES], ids=lambda p: p.name)
+def test_text(picture: Picture, width: int) -> None:
+    """Written by hand the first time, and looked at: `python tests/test_plots.py` writes them anew."""
+    assert text(picture, width) + "\n" == (GOLDEN / f"{picture.name}_{width}.txt").read_text()
+
+
+@pytest.mark.parametrize("width", [1, 50, 63, 80, 200])
+@pytest.mark.parametrize("log", [True, False])
+def test_no_line_is_longer_than_the_terminal(width: int, log: bool) -> None:
+    for picture in (STEPS, BRANCHES):
+        for unit in (Unit.ITERATIONS, Unit.EPOCHS, Unit.IMAGES):
+            chart = text(picture, width, unit, log).split("\n\nLR")[0]
+            assert max(len(line) for line in chart.split("\n")[1:]) <= max(width, 50)
+
+
+def test_bands_stand_under_what_they_are_of() -> None:
+    lines = text(STEPS, 80).split("\n")
+    border = next(line for line in lines if "┊" in line).index("┊")
+    for title in ("stages", "weight decay", "augmentation"):
+        line = next(line for line in lines if line.startswith(title))
+        assert line[border] == "├"
+
+
+def test_texts_that_do_not_fit_are_explained() -> None:
+    first = stage("main", base_lr=0.1, lr_policy="fixed", max_iter=1000)
+    last = stage("a_long_name", "main", base_lr=0.1, lr_policy="poly", power=1.0, max_iter=40)
+    found = text(make_picture(schedule(first, last)), 80)
+    assert "├(a)" in found and "(a) = a_long_name" in found
+
+
+def test_colours_are_ours_to_leave_out_and_stand_out_on_black_and_on_white() -> None:
+    drawn = draw(BRANCHES, Unit.EPOCHS, make_scale(BRANCHES), 80)
+    styles = {str(span.style) for span in drawn.spans if span.style}
+    assert styles == {COLOURS[0], COLOURS[1], "dim"}
+
+    def luminance(colour: str) -> float:  # WCAG 2's, of one of the 6 x 6 x 6 colours
+        number = int(colour[6:-1]) - 16
+        levels = [0 if n == 0 else 55 + 40 * n for n in (number // 36, number // 6 % 6, number % 6)]
+        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in levels)]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for colour in COLOURS:
+        assert (luminance(colour) + 0.05) / 0.05 > 3 and 1.05 / (luminance(colour) + 0.05) > 3, colour
+
+
+def test_characters_of_old_terminals() -> None:
+    found = ascii_only(text(STEPS, 80))
+    assert found.isascii() and "+collapse---" in found and "*" in found
+
+
+# -- scales
+
+
+def test_a_rate_of_zero_stands_at_the_lower_edge_of_a_logarithmic_axis() -> None:
+    scale = make_scale(STEPS, True)
+    assert scale.hidden and scale.at(0.0) == scale.at(scale.low) and scale.low > 0
+    assert "are drawn at the lower edge" in text(STEPS, 80, log=True)
+    assert not make_scale(STEPS, False).hidden
+
+
+def test_the_axis_is_logarithmic_where_rates_fall_far_for_long() -> None:
+    assert make_scale(STEPS).log and not make_scale(BRANCHES).log
+
+
+def test_a_schedule_whose_rates_are_all_zero() -> None:
+    picture = make_picture(schedule(stage("main", base_lr=0.0, lr_policy="fixed", max_iter=5)))
+    for log in (None, True, False):
+        assert "main" in text(picture, 80, log=log)
+
+
+def test_ticks_and_their_labels() -> None:
+    assert round_steps(0.0, 72.3, 8) == [0, 10, 20, 30, 40, 50, 60, 70]
+    assert labels([0.0, 20_000.0, 40_000.0]) == ["0", "20k", "40k"]
+    assert labels([0.0, 5e6, 1e7]) == ["0", "5M", "10M"]
+    assert [short_number(v) for v in (5e-5, 0.0002, 0.9, 0.01, 0.0, 4096.0)] == [
+        "5e-5",
+        "2e-4",
+        "0.9",
+        "0.01",
+        "0",
+        "4096",
+    ]
+
+
+# -- words
+
+
+def test_a_setting_that_is_the_same_everywhere_is_said_once() -> None:
+    found = {band.title: band for band in bands(BRANCHES, Unit.EPOCHS)}
+    assert [s.text for lane in found["image size"].lanes for s in lane] == ["28"]
+    assert [[s.text for s in lane] for lane in found["weight decay"].lanes] == [["5e-5"], ["5e-5", "1e-4"]]
+    assert "momentum" not in found
+
+
+def test_jumps_in_words() -> None:
+    assert jumps(STEPS)[-1] == "collapse: 0.004 -> 0.02 (x5) where it goes on from main"
+
+
+def test_a_plateau_says_that_its_drops_are_not_drawn() -> None:
+    first = stage("main", base_lr=0.1, lr_policy="plateau", gamma=0.1, plateau_winsize=(10, 20), max_iter=100)
+    then = stage("next", "main", base_lr=0.01, lr_policy="fixed", max_iter=10)
+    picture = make_picture(schedule(first, then))
+    assert jumps(picture) == ["main: up to 2 drops, which depend on the loss, are not drawn"]
+    assert "Drops of main" in figure.svg(picture, Unit.EPOCHS, make_scale(picture))
+
+
+# -- SVG and PNG
+
+
+def svg_texts(svg: str) -> list[str]:
+    root = ElementTree.fromstring(svg)
+    return ["".join(node.itertext()) for node in root.iter() if node.tag.endswith("}text")]
+
+
+def test_svg_is_sound_and_says_what_it_shows() -> None:
+    found = svg_texts(figure.svg(BRANCHES, Unit.EPOCHS, make_scale(BRANCHES)))
+    assert {"main", "cool_a", "cool_b", "cool_c (not enabled)", "5e-5", "1e-4", "200", "epochs", "mirror, crop 28"} <= {
+        *found
+    }
+    assert "x5" in svg_texts(figure.svg(STEPS, Unit.IMAGES, make_scale(STEPS)))
+
+
+def test_equal_schedules_make_equal_bytes() -> None:
+    again = make_picture(made_schedules.steps())
+    for form in (figure.svg, figure.png):
+        assert form(STEPS, Unit.EPOCHS, make_scale(STEPS)) == form(again, Unit.EPOCHS, make_scale(again))
+    assert figure.png(STEPS, Unit.EPOCHS, make_scale(STEPS)).startswith(b"\x89PNG\r\n")
+
+
+def test_a_problem_in_place_of_a_picture() -> None:
+    with figure.drawing():
+        found = svg_texts(figure.saved_svg(figure.problem("a.prototxt:1:1: wrong & <bad>\n  $x$\n  ^"), "mistakes"))
+    assert "a.prototxt:1:1: wrong & <bad>" in found
+
+
+# -- the page
+
+
+def page(picture: Picture) -> str:
+    return html.html(picture, Unit.EPOCHS, make_scale(picture))
+
+
+def data_of(page: str) -> dict[str, list[dict[str, object]]]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    read: dict[str, list[dict[str, object]]] = json.loads(found.group(1))
+    return read
+
+
+def test_the_page_loads_nothing() -> None:
+    found = page(BRANCHES)
+    assert not re.search(
+        r"https?:|//[a-z]|@import|url\((?!#)|\bsrc=|\bhref=(?!\"#)", found.replace("xlink:href", "href")
+    )
+    assert "default-src 'none'" in found and 'http-equiv="refresh"' not in found
+    assert 'http-equiv="refresh"' in html.html(BRANCHES, Unit.EPOCHS, make_scale(BRANCHES), watched=True)
+
+
+def test_names_are_text_wherever_they_stand() -> None:
+    stages = tuple(replace(s, name=EVIL) for s in STEPS.stages[:1])
+    found = page(Picture(EVIL, 1000, stages))
+    assert found.count("</script>") == 2 and "<img" not in found and EVIL not in found
+    assert "<!--" not in found
+    assert data_of(found)["stages"][0]["name"] == EVIL
+    assert EVIL not in html.problem_html(EVIL)
+    assert EVIL in svg_texts(figure.svg(Picture(EVIL, 1000, stages), Unit.EPOCHS, make_scale(STEPS)))
+
+
+def test_its_values_are_the_plan_s_in_full() -> None:
+    for drawn in data_of(page(STEPS))["stages"]:
+        knobs = make_knobs(made_schedules.steps().stage(str(drawn["name"])).solver)
+        points = drawn["points"]
+        assert isinstance(points, list) and points
+        for iter, _, _, lr, momentum, decay, size in points:
+            at = knobs(iter)
+            assert (lr, momentum, decay) == (repr(at.lr), repr(at.momentum), repr(at.weight_decay))
+            assert size == "28"
+
+
+def test_every_colour_has_one_for_dark_pages() -> None:
+    found = page(BRANCHES)
+    styles = re.findall(r'style="([^"]*)"', found[found.index("<svg") : found.index("</svg>")])
+    assert not [style for style in styles if "#" in style.replace("url(#", "")]
+    assert all(f"--c{colour[1:]}: {DARK[colour]}" in found for colour in DARK)
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+DRIVE = """<script>addEventListener("load", () => {
+  const svg = document.querySelector("#picture svg"), found = [];
+  for (const [x, y] of PLACES) {
+    const at = new DOMPoint(x, y).matrixTransform(svg.getScreenCTM());
+    svg.dispatchEvent(new PointerEvent("pointermove", {clientX: at.x, clientY: at.y, bubbles: true}));
+    const rows = [...document.querySelectorAll("#values tr")].map(r => [...r.cells].map(c => c.textContent));
+    found.push([document.querySelector("#values b").textContent, Object.fromEntries(rows)]);
+  }
+  const result = document.body.appendChild(document.createElement("pre"));
+  result.id = "result";
+  result.textContent = JSON.stringify(found);
+});</script></body>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+def test_hovering_shows_the_values_of_the_plan(tmp_path: Path) -> None:
+    """In a real browser: over a branch's curve, over the trunk's, and over a branch's line in the bands."""
+    whole = page(BRANCHES)
+    data = data_of(whole)
+    stages = {str(s["name"]): s for s in data["stages"]}
+    points: dict[str, list[list[float]]] = {name: s["points"] for name, s in stages.items()}  # type: ignore[misc]
+    a = points["cool_a"][len(points["cool_a"]) // 2]
+    main = points["main"][len(points["main"]) // 2]
+    b = points["cool_b"][-1]
+    rows: list[list[float]] = data["rows"]  # type: ignore[assignment]
+    row = next(r for r in rows if r[0] == 1)
+    places = [[a[1], a[2] + 1], [main[1], main[2] - 2], [b[1], (row[1] + row[2]) / 2]]
+    (tmp_path / "page.html").write_text(whole.replace("</body>", DRIVE.replace("PLACES", json.dumps(places))))
+    done = subprocess.run(
+        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile", "--dump-dom",
+         f"file://{tmp_path}/page.html"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    result = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert result, done.stderr
+    of = made_schedules.branches()
+    wanted = [
+        ("cool_a from main at 400", "cool_a", a),
+        ("main", "main", main),
+        ("cool_b from main at 700", "cool_b", b),
+    ]
+    for (title, shown), (expected, name, point) in zip(json.loads(result.group(1)), wanted, strict=True):
+        solver, iter = of.stage(name).solver, int(point[0])
+        at = make_knobs(solver)(iter)
+        assert title == expected
+        assert shown["iteration"] == f"{iter} of {solver.max_iter}"
+        assert (shown["learning rate"], shown["weight decay"]) == (repr(at.lr), repr(at.weight_decay))
+        assert shown["epoch"] == f"{BRANCHES.stage(name).x(iter, Unit.EPOCHS):.4f}"
+        assert (shown["momentum"], shown["batch"], shown["image size"]) == ("0.9", "100", "28")
+
+
+if __name__ == "__main__":
+    for each in (STEPS, BRANCHES):
+        for columns in (80, 120):
+            (GOLDEN / f"{each.name}_{columns}.txt").write_text(text(each, columns) + "\n")
