@@ -1,0 +1,343 @@
+"""Mutated solver files through check, plan and lint: each folder must give a schedule, or mistakes that all stand at a place in its files.
+
+The folders of solvers/ and tests/golden/spec are mutated: bytes flipped, lines and words deleted, doubled and transposed, numbers swapped
+and replaced by extreme ones, letters of other scripts put in, lines of other files, fields with values that may suit them. What loads is
+planned, rendered as text, JSON and CSV, and linted. A folder that takes more than 20 seconds, more than 2 GB, or meets an exception
+other than RecipeError is named with its number, which `--first` makes again (`--show` prints its files). Exit code 1 then.
+"""
+
+import argparse
+import itertools
+import json
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from stagerun.errors import Problem, RecipeError
+from stagerun.plan import make_plan
+from stagerun.plan.lint import lint, problems
+from stagerun.plan.render import csv_rows, render_json, render_text
+from stagerun.proto import stagerun_pb2
+from stagerun.schedule import make_knobs
+from stagerun.schedule.image_size import crop_size
+from stagerun.snapshots import Inventory
+from stagerun.spec import load
+from stagerun.spec.ranges import CHOICES
+from stagerun.spec.tree import is_message
+
+ROOT = Path(__file__).parent.parent
+ROOM, SECONDS = 2 << 30, 20
+GOOD = 'base_lr: 0.1\nlr_policy: "poly"\npower: 2\nmax_epoch: 2.5\n'
+Texts = dict[str, bytes]  # name of a file -> its bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The folders of solvers/, and those of tests/golden/spec, in which something is wrong already."""
+
+    good: tuple[Texts, ...]
+    bad: tuple[Texts, ...]
+
+
+def whole_folders() -> Whole:
+    return Whole(tuple(_folders(ROOT / "solvers")), tuple(_folders(ROOT / "tests" / "golden" / "spec")))
+
+
+def _folders(place: Path) -> Iterator[Texts]:
+    for path in sorted(place.iterdir()):
+        texts = {p.name: p.read_bytes() for p in sorted(path.glob("*.prototxt"))}
+        if path.suffix == ".prototxt":
+            texts = {"schedule.prototxt": path.read_bytes()} | {f"{stage}.prototxt": GOOD.encode() for stage in "ab"}
+        if "schedule.prototxt" in texts:
+            yield texts
+
+
+# ---- mutations: a text, a file of another folder -> a text
+
+Mutation = Callable[[random.Random, str, str], str]
+
+_WORD = re.compile(r"\"[^\"\n]*\"|[\w.+-]+|\S")
+_NUMBER = re.compile(r"(?<![\w.\"])[+-]?[0-9][0-9.]*(?:e[+-]?[0-9]+)?(?![\w\"])")
+EXTREMES = (
+    "0", "-0", "1", "-1", "2", "3", "7", "0.5", "1.5", "1e-3", "1e-300", "5e-324", "1e300", "1.7976931348623157e308", "1e999", "nan",
+    "inf", "-inf", "65535", "65536", "2147483648", "9223372036854775807", "9223372036854775808", "-9223372036854775808", "0x7f", "017",
+    "1e18", "4503599627370497", "0.1f", "1000000007",
+)  # fmt: skip
+LETTERS = ("é", "\N{BYTE ORDER MARK}", "\u2028", "\u0130", "字", "\U0001f600", "\x00", "\x1b[31m", "\t", "\r", "\x0b", "#", '"', "\\", "'", "@", "\u202e")  # fmt: skip
+
+
+def flipped(rng: random.Random, text: str, other: str) -> str:
+    data = bytearray(text.encode(errors="surrogateescape"))
+    for _ in range(rng.randint(1, 3)):
+        if data:
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return data.decode(errors="surrogateescape")
+
+
+def _lines(change: Callable[[random.Random, list[str]], None]) -> Mutation:
+    def mutation(rng: random.Random, text: str, other: str) -> str:
+        lines = text.split("\n")
+        change(rng, lines)
+        return "\n".join(lines)
+
+    return mutation
+
+
+def _drop(rng: random.Random, parts: list[str]) -> None:
+    del parts[rng.randrange(len(parts))]
+
+
+def _double(rng: random.Random, parts: list[str]) -> None:
+    parts.insert(rng.randrange(len(parts) + 1), rng.choice(parts))
+
+
+def _transpose(rng: random.Random, parts: list[str]) -> None:
+    i, j = (rng.randrange(len(parts)) for _ in range(2))
+    parts[i], parts[j] = parts[j], parts[i]
+
+
+def _words(change: Callable[[random.Random, list[str]], None], pattern: re.Pattern[str] = _WORD) -> Mutation:
+    """Changes words that are no part of a comment, and leaves what stands between them."""
+
+    def mutation(rng: random.Random, text: str, other: str) -> str:
+        comments = [m.span() for m in re.finditer(r"#[^\n]*", text)]
+        places = [m for m in pattern.finditer(text) if not any(a <= m.start() < b for a, b in comments)]
+        if not places:
+            return text
+        words = [m.group() for m in places]
+        before = list(words)
+        change(rng, words)
+        if len(words) != len(before):
+            return " ".join(words) if rng.random() < 0.1 else _relaid(text, places, words)
+        for m, word in sorted(zip(places, words, strict=True), key=lambda p: -p[0].start()):
+            text = text[: m.start()] + word + text[m.end() :]
+        return text
+
+    return mutation
+
+
+def _relaid(text: str, places: list[re.Match[str]], words: list[str]) -> str:
+    """Words in the places of others, as far as there are places; the rest behind them."""
+    gaps = [text[a.end() : b.start()] for a, b in itertools.pairwise(places)] + ["\n"]
+    return text[: places[0].start()] + "".join(
+        w + g for w, g in itertools.zip_longest(words, gaps[: len(words)], fillvalue=" ")
+    )
+
+
+def _extreme(rng: random.Random, words: list[str]) -> None:
+    words[rng.randrange(len(words))] = rng.choice(EXTREMES)
+
+
+def _near(rng: random.Random, words: list[str]) -> None:
+    """A number that is a little other, or of another size."""
+    i = rng.randrange(len(words))
+    try:
+        number = float(words[i]) * rng.choice((0.1, 0.5, 0.9, 1.1, 2, 3, 10, 1000, -1))
+        rounded = str(round(number))
+    except (ValueError, OverflowError):  # `1.0f`, or infinite
+        return
+    words[i] = rounded if "." not in words[i] and "e" not in words[i] else repr(number)
+
+
+def lettered(rng: random.Random, text: str, other: str) -> str:
+    at = rng.randrange(len(text) + 1)
+    return text[:at] + rng.choice(LETTERS) + text[at:]
+
+
+def spliced(rng: random.Random, text: str, other: str) -> str:
+    """A line or some of another file."""
+    lines, others = text.split("\n"), other.split("\n")
+    at, of = rng.randrange(len(lines) + 1), rng.randrange(len(others))
+    lines[at:at] = others[of : of + rng.randint(1, 4)]
+    return "\n".join(lines)
+
+
+def ended(rng: random.Random, text: str, other: str) -> str:
+    return text[: rng.randrange(len(text) + 1)]
+
+
+def fielded(rng: random.Random, text: str, other: str) -> str:
+    """A field of the file's message, with a value that may suit it, behind some line: inside of a message in it, too."""
+    message = stagerun_pb2.Schedule if "model {" in text else stagerun_pb2.Solver
+    lines = text.split("\n")
+    lines.insert(rng.randrange(len(lines) + 1), field_text(rng, rng.choice(message.DESCRIPTOR.fields)))
+    return "\n".join(lines)
+
+
+def field_text(rng: random.Random, field: FieldDescriptor, depth: int = 0) -> str:
+    if is_message(field):
+        inner = rng.sample(list(field.message_type.fields), min(len(field.message_type.fields), rng.randint(0, 4)))
+        return f"{field.name} {{ {' '.join(field_text(rng, f, depth + 1) for f in inner if depth < 3)} }}"
+    values = [value_text(rng, field) for _ in range(rng.randint(1, 3) if field.is_repeated else 1)]
+    return " ".join(f"{field.name}: {value}" for value in values)
+
+
+def value_text(rng: random.Random, field: FieldDescriptor) -> str:
+    if field.enum_type is not None:
+        return rng.choice([v.name for v in field.enum_type.values])
+    if field.type == FieldDescriptor.TYPE_BOOL:
+        return rng.choice(("true", "false"))
+    if field.type == FieldDescriptor.TYPE_STRING:
+        words = (*CHOICES.get(f"{field.containing_type.name}.{field.name}", ()), "a", "init", "main@3", "x/y", "")
+        return json.dumps(rng.choice(words))
+    number = rng.choice((rng.uniform(0, 1), rng.uniform(0, 100), rng.randint(0, 5), rng.randint(1, 5000), 0.5))
+    if rng.random() < 0.1:
+        return rng.choice(EXTREMES)
+    return repr(number) if field.type == FieldDescriptor.TYPE_DOUBLE else str(int(number))
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    flipped, _lines(_drop), _lines(_double), _lines(_transpose), _words(_drop), _words(_double), _words(_transpose),
+    _words(_transpose, _NUMBER), _words(_extreme, _NUMBER), _words(_near, _NUMBER), _words(_near, _NUMBER), lettered, spliced, ended,
+    fielded, fielded, fielded,
+)  # fmt: skip
+
+
+# What often leaves a schedule.
+SOFT: tuple[Mutation, ...] = (
+    _words(_near, _NUMBER),
+    _words(_transpose, _NUMBER),
+    _words(_extreme, _NUMBER),
+    fielded,
+    fielded,
+)
+
+
+def folder_of(whole: Whole, seed: int, number: int) -> Texts:
+    """Folder `number`: one to six mutations in the files of a folder, of solvers/ four times of five."""
+    rng = random.Random(f"{seed} {number}")
+    texts, others = (
+        dict(rng.choice(whole.good if rng.random() < 0.8 else whole.bad)),
+        rng.choice(whole.good + whole.bad),
+    )
+    mutations = rng.choice((MUTATIONS, SOFT))
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
+        name = rng.choice(sorted(texts))
+        other = others[rng.choice(sorted(others))].decode(errors="surrogateescape")
+        text = texts[name].decode(errors="surrogateescape")
+        if text:
+            texts[name] = rng.choice(mutations)(rng, text, other).encode(errors="surrogateescape")
+    return texts
+
+
+# ---- what must hold
+
+
+def tried(folder: Path, texts: Mapping[str, bytes]) -> str:
+    """`schedule` or `mistakes`. AssertionError where a mistake has no place; any other exception is a bug."""
+    for path in folder.iterdir():
+        path.unlink()
+    for name, data in texts.items():
+        (folder / name).write_bytes(data)
+    try:
+        schedule = load(folder)
+    except RecipeError as error:
+        assert error.problems, "an error without a mistake"
+        for problem in error.problems:
+            check_place(problem, folder)
+        error.render()
+        return "mistakes"
+    plan = make_plan(schedule, Inventory())
+    render_text(plan)
+    json.loads(render_json(plan))
+    list(itertools.islice(csv_rows(plan), 20))
+    for stage in schedule.stages:
+        knobs, last = make_knobs(stage.solver), stage.solver.max_iter - 1
+        for iter in {0, last // 2, last}:
+            knobs(iter)
+            crop_size(stage.solver, iter)
+    for finding in problems(schedule, lint(schedule)):
+        check_place(finding, folder)
+        finding.render()
+    return "schedule"
+
+
+def check_place(problem: Problem, folder: Path) -> None:
+    path, line, column = problem.span.path, problem.span.line, problem.span.column
+    assert Path(path).parent == folder and Path(path).exists(), f"{problem.span}: no such file: {problem.message}"
+    lines = Path(path).read_bytes().decode(errors="replace").removeprefix("\N{BYTE ORDER MARK}").split("\n")
+    assert 1 <= line <= len(lines), f"{problem.span}: the file has {len(lines)} lines: {problem.message}"
+    width = len(lines[line - 1])
+    assert 1 <= column <= width + 1, f"{problem.span}: the line has {width} characters: {problem.message}"
+    assert problem.span.width >= 1 and problem.message, f"{problem.span}: {problem.message}"
+
+
+def child(seed: int, first: int, last: int) -> None:
+    """Tells each folder's number before it begins, and the counts at the end, on stdout."""
+    whole = whole_folders()
+    counts: Counter[str] = Counter()
+    resource.setrlimit(resource.RLIMIT_AS, (ROOM + virtual_memory(),) * 2)
+    with tempfile.TemporaryDirectory(prefix="fuzz-solvers-") as name:
+        for number in range(first, last):
+            print(number, flush=True)
+            signal.alarm(SECONDS)  # its default is to end the process, in the midst of a library too
+            counts[tried(Path(name), folder_of(whole, seed, number))] += 1
+        signal.alarm(0)
+    print(json.dumps(counts), flush=True)
+
+
+def virtual_memory() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def run(seed: int, first: int, last: int) -> tuple[Counter[str], int, str]:
+    """Counts of a child's folders; where it failed the number after the folder that it failed at, and how."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", str(seed), str(first), str(last)], capture_output=True, text=True
+    )
+    lines = done.stdout.splitlines()
+    if done.returncode == 0:
+        return Counter(json.loads(lines[-1])), last, ""
+    how = done.stderr.strip().splitlines()[-1:] or ["nothing on stderr"]
+    if done.returncode < 0:
+        how = [f"ended by {signal.Signals(-done.returncode).name}"]
+    number = int(lines[-1]) if lines else first
+    return Counter(), number + 1, f"folder {number} of seed {seed}: {how[0]}"
+
+
+def show(texts: Texts) -> None:
+    for name, data in texts.items():
+        print(f"---- {name}\n{data.decode(errors='backslashreplace')}")
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--child"]:
+        child(*map(int, sys.argv[2:5]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("count", type=int, nargs="?", default=10_000, help="folders to try  [default: 10000]")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="number of the first folder")
+    parser.add_argument("--show", action="store_true", help="print the files of the first folder, and try nothing")
+    options = parser.parse_args()
+    if options.show:
+        show(folder_of(whole_folders(), options.seed, options.first))
+        return
+    counts: Counter[str] = Counter()
+    failures: list[str] = []
+    at, end = options.first, options.first + options.count
+    while at < end:
+        found, at, failure = run(options.seed, at, min(end, at + 1000))
+        counts += found
+        if failure:
+            print(failure, flush=True)
+            failures.append(failure)
+    print(
+        f"{options.count} folders: {counts['schedule']} schedules, {counts['mistakes']} with mistakes, {len(failures)} failures"
+    )
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()
