@@ -38,6 +38,7 @@ CASES: dict[str, list[str]] = {
     "lenet": [],
     "mistakes": [],
     "old_net": [],
+    "resumed": ["--images", "50000", "--val-images", "10000"],
 }
 
 
@@ -266,8 +267,10 @@ def test_a_mean_image_becomes_a_mean_per_channel(tmp_path: Path) -> None:
     schedule = imported(folder, tmp_path / "out", *CASES["fine_tuning"])
     assert schedule.stages[0].solver.transform.mean_value == (2, 15, 7)
     (folder / "mean.binaryproto").write_bytes(b"\xff\xff")
-    schedule = imported(folder, tmp_path / "other", *CASES["fine_tuning"])
-    assert schedule.stages[0].solver.transform.mean_value == ()
+    result = run(str(folder), "--out", str(tmp_path / "other"), *CASES["fine_tuning"])
+    assert result.exit_code == ExitCode.RECIPE and "mean.binaryproto is no mean image" in " ".join(
+        result.stdout.split()
+    )
 
 
 def test_batch_norm_over_a_part_of_the_batch(tmp_path: Path) -> None:
@@ -397,6 +400,9 @@ def test_nets_are_found_from_the_folder_upward(tmp_path: Path) -> None:
         (["solver", "solver_collapse"], ["main", "collapse"]),
         (["448_solver", "448_collapse"], ["main", "collapse"]),
         (["lenet_solver"], ["lenet"]),
+        (["cifar10_quick_solver", "cifar10_quick_solver_lr1"], ["main", "lr1"]),
+        (["full_solver", "full_solver_lr1", "quick_solver"], ["full", "full_lr1", "quick"]),
+        (["solverless", "resolver-2"], ["solverless", "resolver-2"]),
         (["solver"], ["main"]),
         (["a-solver", "a-b-solver"], ["main", "b"]),
         (["one", "one_"], ["one", "one_"]),
@@ -421,10 +427,10 @@ caffe time --solver three.prototxt
 caffe train --solver=$A/four.prototxt
 """
     found = train_lines("x.sh", text)
-    assert [(c.solver.text, c.workers) for c in found] == [
+    assert [(c.solver.text, c.launch.number) for c in found] == [
         ("x/one.prototxt", 8),
         ("two.prototxt", None),
-        ("/opt/caffe/four.prototxt", None),
+        ("/opt/caffe/four.prototxt", 1),
     ]
     assert (found[0].solver.span.line, found[0].solver.span.column) == (6, 11)
 

@@ -16,7 +16,7 @@ FOLDERS = Path(__file__).parent / "golden" / "caffe_import"
 # Folders without a large net, as file names and bytes.
 SEEDS: list[dict[str, bytes]] = [
     {p.name: p.read_bytes() for p in (FOLDERS / name).iterdir() if p.is_file()}
-    for name in ("branches", "fine_tuning", "mistakes", "old_net")
+    for name in ("branches", "fine_tuning", "mistakes", "old_net", "resumed")
 ]
 WORDS = sorted({w for seed in SEEDS for data in seed.values() for w in re.findall(r"[\w.:{}\"/-]+", data.decode())})
 ODD = ["", "[]", "{", "}", "<", '"', "'", "#", "\0", "\x85", "\r", "\t", "-1", "0", "1e999", "nan", "9" * 30, "%s", "é"]
@@ -92,7 +92,9 @@ def imported(files: Mapping[str, bytes], order: tuple[str, ...], model: str | No
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.integers(0, 2**32), st.sampled_from([(), ("main",), ("collapse", "main")]), st.booleans())
+@given(
+    st.integers(0, 2**32), st.sampled_from([(), (), ("main",), ("collapse", "main"), ("main", "drop")]), st.booleans()
+)
 def test_damaged_folders(seed: int, order: tuple[str, ...], nets: bool) -> None:
     chance = random.Random(seed)
     imported(damaged(chance.choice(SEEDS), chance), order, chance.choice([None, "resnet18", "vgg16"]), nets)

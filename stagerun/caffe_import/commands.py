@@ -2,11 +2,14 @@
 
 import posixpath
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from stagerun.caffe_import.left import Findings
-from stagerun.caffe_import.stages import Step, by_commands, by_order, names_of, no_order, note_prefixes
+from stagerun.caffe_import.scripts import different, lines_of, said_by, together
+from stagerun.caffe_import.stages import Step, by_order, names_of, no_order, note_prefixes
+from stagerun.caffe_import.starts import as_ordered, by_commands
 from stagerun.caffe_import.text import SOLVER, CaffeText, is_solver, read_text
-from stagerun.caffe_import.train_lines import TrainLine, Word, train_lines
+from stagerun.caffe_import.train_lines import TrainLine, Word
 from stagerun.errors import Problem, RecipeError, Span, nearest
 
 MOST_NAMED = 6  # files in one entry of what is left out
@@ -32,10 +35,11 @@ def ordered_steps(
     names = names_of(solvers)
     # Mistakes in files that turn out to be no stage do not count; those of stages are found again when they are read.
     texts = {name: read_text(posixpath.join(shown, name), prototxts[name], SOLVER, Findings()) for name in solvers}
+    said = said_by(shown, scripts, found)
     if order:
-        steps = by_order(order, names)
+        steps = as_ordered(by_order(order, names), different(said), texts, found)
     else:
-        steps = _from_scripts(shown, name, scripts, prototxts, names, texts, found)
+        steps = _from_scripts(said, name, prototxts, names, texts, found)
         if not steps and len(solvers) == 1:
             steps = [Step(names[solvers[0]], solvers[0], ())]
         if not steps and not found.mistakes:
@@ -43,7 +47,7 @@ def ordered_steps(
     note_prefixes(steps, texts, found)
     if steps:
         _note_unused(shown, solvers, steps, found)
-    return steps
+    return [replace(step, lines=lines_of(step.file, said)) for step in steps]
 
 
 def _note_unused(shown: str, solvers: Sequence[str], steps: Sequence[Step], found: Findings) -> None:
@@ -58,38 +62,15 @@ def _note_unused(shown: str, solvers: Sequence[str], steps: Sequence[Step], foun
 
 
 def _from_scripts(
-    shown: str,
+    said: Mapping[str, Sequence[TrainLine]],
     folder: str,
-    scripts: Mapping[str, bytes],
     prototxts: Mapping[str, bytes],
     names: Mapping[str, str],
     texts: Mapping[str, CaffeText],
     found: Findings,
 ) -> list[Step]:
-    """The stages of the one file that has `caffe train` lines, or of several that say the same."""
-    by_file: dict[str, list[TrainLine]] = {}
-    for name, data in scripts.items():
-        path = posixpath.join(shown, name)
-        text = data.decode(errors="replace").replace("\0", " ")
-        lines = train_lines(path, text)
-        if lines:
-            by_file[name] = lines
-            found.mistakes.file(path, text)
-    if not by_file:
-        return []
-    said = {
-        name: [tuple(posixpath.basename(w.text) if w else "" for w in (c.solver, c.weights, c.snapshot)) for c in lines]
-        for name, lines in by_file.items()
-    }
-    first, *others = said
-    for other in others:
-        if said[other] != said[first]:
-            message = f"its `caffe train` lines are others than those of {first}"
-            place = by_file[other][0].solver.span
-            found.mistakes.add(place, message, "say with `--order` what is meant")
-    if found.mistakes:
-        return []
-    lines = by_file[first]
+    """The stages that the commands of one file are, or of several that belong together."""
+    lines = together(said, texts, found)
     files = _files(lines, folder, prototxts, names, found)
     return by_commands(lines, files, names, texts, found)
 

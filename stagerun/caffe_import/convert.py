@@ -15,6 +15,7 @@ from stagerun.caffe_import.model import last_linear, model_lines, note_other_net
 from stagerun.caffe_import.multipliers import multipliers
 from stagerun.caffe_import.nets import layers_in, state_of
 from stagerun.caffe_import.no_nets import without_nets
+from stagerun.caffe_import.resumed import going_on, parent_of
 from stagerun.caffe_import.settings import (
     AS_CAFFE,
     CaffeStage,
@@ -30,6 +31,7 @@ from stagerun.caffe_import.solver import check_solver, solver_settings
 from stagerun.caffe_import.stages import Step
 from stagerun.caffe_import.text import NET, SOLVER, CaffeText, read_text
 from stagerun.caffe_import.transforms import MeanFiles
+from stagerun.caffe_import.workers import workers_of
 from stagerun.errors import RecipeError
 from stagerun.spec.tree import Block, Entry
 from stagerun.spec.view import Doubtful, View
@@ -47,6 +49,10 @@ class Folder(Counting, Protocol):
 
     def net(self, path: str) -> tuple[str, bytes] | None:
         """The file as messages name it, and its bytes; None if there is none."""
+        ...
+
+    def above(self, path: str) -> bool:
+        """Whether a file that was found is in none of Caffe's folder."""
         ...
 
     def near(self, path: str) -> str:
@@ -125,6 +131,9 @@ def _net(
     if path not in nets:
         there = folder.net(path)
         nets[path] = read_text(there[0], there[1], NET, found) if there else None
+        if there and folder.above(there[0]) and not posixpath.dirname(path):
+            why = f"{there[0]}, in a folder above, is taken; there is none of that name here"
+            found.leave(entry.place, f"net `{path}`", why, "read it: it may be another's")
     net = nets[path]
     if net is None:
         near = folder.near(path)
@@ -160,7 +169,8 @@ def _converted(stages: list[CaffeStage], folder: Folder, wanted: Wanted, found: 
     settings = {}
     for stage in stages:
         made = solver_settings(stage.text, found)
-        made |= {s.name: s for s in batch(stage, wanted.workers, found)}
+        workers = workers_of(stage.step, [s.step for s in stages], wanted.workers)
+        made |= {s.name: s for s in batch(stage, workers, found)}
         made |= {s.name: s for s in transforms(stage, val)}
         if any(s.step.parents for s in stages) and (not stage.train.shuffle or seeded(stage)):
             # Every Caffe begins at the first record, in the same order where there is nothing random about it.
@@ -170,7 +180,7 @@ def _converted(stages: list[CaffeStage], folder: Folder, wanted: Wanted, found: 
             made["param"] = rules
         if stage.step.name in own_seeds:
             made["random_seed"] = own_seeds[stage.step.name]
-        settings[stage.step.name] = made
+        settings[stage.step.name] = going_on(stage, parent_of(stage, stages), made, found)
     if found.mistakes:
         raise RecipeError(found.mistakes.all())
     data = message("train", source_lines(train_count, first.train.source_place), first.train.source_place)
@@ -179,4 +189,5 @@ def _converted(stages: list[CaffeStage], folder: Folder, wanted: Wanted, found: 
     if not first.train.shuffle:
         data += (Line("shuffle: false", first.train.layer.place),)
     steps = tuple(s.step for s in stages)
-    return Converted(steps=steps, settings=settings, model=model, data=data, seed=seed, found=found)
+    nets = {s.step.name: s.net.place.path for s in stages if s.net.place.path != s.text.path}
+    return Converted(steps=steps, settings=settings, model=model, data=data, seed=seed, found=found, nets=nets)

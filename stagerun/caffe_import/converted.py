@@ -1,7 +1,7 @@
 """What an import is asked for, and what it makes of a folder, before it is written. Values."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stagerun.caffe_import.left import Findings
 from stagerun.caffe_import.lines import Line, Setting
@@ -28,7 +28,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """`settings` by stage, fields in no order; `seed` is that of the schedule, from all solvers alike."""
+    """`settings` by stage, fields in no order; `seed` is that of the schedule, from all solvers alike. `nets`: the file of each
+    stage's net, by stage; none where it stands in the solver, or was not read."""
 
     steps: tuple[Step, ...]
     settings: Mapping[str, Mapping[str, Setting]]
@@ -36,3 +37,4 @@ class Converted:
     data: tuple[Line, ...]
     seed: Line
     found: Findings
+    nets: Mapping[str, str] = field(default_factory=dict)

@@ -1,5 +1,6 @@
 """Data layers: where images come from, how many make a batch, and what is done to them. Pure."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -130,8 +131,9 @@ def _note_list(settings: View, source: str, found: Findings) -> None:
         if size := settings.whole(name):
             options += f" {option} {size}"
     root = settings.text("root_folder")
-    options += f" --root {root}" if root else ""
-    todo = f"make an LMDB of it: `stagerun data import {source} {lmdb_of(source)} --format list --no-shuffle{options}`"
+    options += f" --root {shlex.quote(root)}" if root else ""
+    names = f"{shlex.quote(source)} {shlex.quote(lmdb_of(source))}"
+    todo = f"make an LMDB of it: `stagerun data import {names} --format list --no-shuffle{options}`"
     found.leave(settings.place("source"), "source", "a list of files, and stagerun reads LMDBs", todo)
 
 

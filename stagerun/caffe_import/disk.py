@@ -27,6 +27,8 @@ class CaffeFolder:
 
     def __init__(self, folder: str, root: str | None, count_lmdb: CountLmdb) -> None:
         shown = os.path.normpath(folder)
+        if not folder:
+            raise UsageError("FOLDER is empty", "give the folder with the solver files; `.` is the working folder")
         self.name = os.path.basename(os.path.abspath(folder))
         self.shown = "" if shown == "." else shown
         self._folder = os.path.abspath(folder)
@@ -36,7 +38,7 @@ class CaffeFolder:
             what = "is a file, and what is imported is a folder" if os.path.exists(folder) else "no such folder"
             raise DataError(f"{folder}: {what}", "give the folder with the solver files")
         if root is not None and not os.path.isdir(root):
-            raise DataError(f"{root}: no such folder", "`--root` is the folder in which Caffe is started")
+            raise DataError(f"{root or '``'}: no such folder", "`--root` is the folder in which Caffe is started")
 
     def prototxts(self) -> dict[str, bytes]:
         return self._named(lambda name: name.endswith(".prototxt"))
@@ -97,6 +99,9 @@ class CaffeFolder:
             if above == os.path.dirname(above):
                 return
             above = os.path.dirname(above)
+
+    def above(self, path: str) -> bool:
+        return self._root is None and not os.path.abspath(path).startswith(os.path.join(self._folder, ""))
 
     def near(self, path: str) -> str:
         """A net of the same name in the folder or below, else the one with the nearest name. Other .prototxts, as solvers are,
@@ -169,7 +174,9 @@ def _lines(path: str) -> int:
 
 
 def refuse_existing(out: str) -> None:
-    """UsageError if there is something at `out` already that is no empty folder."""
+    """UsageError if `out` is empty, or there is something already that is no empty folder."""
+    if not out:
+        raise UsageError("`--out` is empty", "give a new folder: `--out solvers/NAME`")
     try:
         if os.path.lexists(out) and not (os.path.isdir(out) and not os.listdir(out)):
             raise UsageError(f"{out} is there already", "give a new folder: nothing is overwritten")

@@ -49,6 +49,11 @@ def indented(lines: Iterable[Line]) -> tuple[Line, ...]:
     return tuple(replace(line, text=f"  {line.text}") for line in lines)
 
 
+def plain(text: str, instead: str) -> str:
+    """What a comment may hold: `instead` stands for what does not print."""
+    return "".join(c if c.isprintable() else instead for c in text)
+
+
 def written(entry: Entry) -> str:
     """A scalar field's value as it stands in Caffe's file, which means the same here: one value, or a list."""
     texts = [v.text for v in entry.values]

@@ -31,8 +31,9 @@ def model_lines(
         lines.append(Line(f"name: {quoted(name)}", place, f"Caffe's net: {title}" if _printable(title) else ""))
     else:
         lines.append(Line('name: "?"', place, WHICH, asks=True))
-    if name and name != sure:
-        why = f"`{name}` of stagerun's stands for it, and layers and fillers were not compared"
+    if name != sure or not name:
+        stands = f"`{name}` of stagerun's stands for it" if name else "what you name for it is taken as it is"
+        why = f"{stands}, and layers and fillers were not compared"
         found.leave(net.place, f"net `{title}`" if _printable(title) else "net", why)
     lines += _classes(known)
     if channels == 1:

@@ -89,7 +89,8 @@ def parameter_prefix(model: str, layer: str, last: str) -> str:
 
 def zero_gamma(layers: Sequence[Block]) -> str | None:
     """In which blocks of Intel's ResNet-50 the last scale starts at zero, as stagerun's Model.zero_gamma; None where it is
-    another pattern. Intel's Caffe takes that from the filler of a BatchNorm, whose MKL-DNN form has scale and shift; BVLC's from that of a Scale layer.
+    another pattern. Intel's Caffe takes that from the filler of a BatchNorm, whose MKL-DNN form has scale and shift; BVLC's from
+    that of a Scale layer.
     """
     zero = set()
     for layer in layers:

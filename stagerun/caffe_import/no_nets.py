@@ -7,8 +7,10 @@ from stagerun.caffe_import.counts import Count, Counting, count_told, source_lin
 from stagerun.caffe_import.left import Findings
 from stagerun.caffe_import.lines import Line, Setting, message, setting
 from stagerun.caffe_import.model import WHICH
+from stagerun.caffe_import.resumed import going_on, parent_of
 from stagerun.caffe_import.settings import AS_CAFFE, SolverStage, seeded, seeds
 from stagerun.caffe_import.solver import solver_settings
+from stagerun.caffe_import.workers import workers_of
 from stagerun.errors import RecipeError, Span
 from stagerun.spec.tree import quoted
 from stagerun.spec.view import View
@@ -30,7 +32,7 @@ def without_nets(
         _evaluation(stage, evaluated, made, found)
         if stage.step.name in own_seeds:
             made["random_seed"] = own_seeds[stage.step.name]
-        settings[stage.step.name] = made
+        settings[stage.step.name] = going_on(stage, parent_of(stage, stages), made, found)
     if found.mistakes:
         raise RecipeError(found.mistakes.all())
     train = _count("train", wanted.train_source, wanted.images, disk, found)
@@ -80,7 +82,7 @@ def _model(wanted: Wanted, train: Count) -> tuple[Line, ...]:
 
 def _batch(stage: SolverStage, wanted: Wanted, found: Findings) -> list[Setting]:
     """batch_size and device_batch_size, the same in all stages."""
-    view, workers = View(stage.text.block), stage.step.workers or 1
+    view, workers = View(stage.text.block), workers_of(stage.step, [stage.step], None).number or 1
     passes = (view.whole("iter_size") or 1) if view.has("iter_size") else 1
     if passes > 1:
         why = f"batch_size is that of a whole update, its {passes} passes together"

@@ -10,6 +10,7 @@ from stagerun.caffe_import.lines import Line, Setting, message, setting
 from stagerun.caffe_import.model import label_smoothing
 from stagerun.caffe_import.stages import Step
 from stagerun.caffe_import.text import CaffeText
+from stagerun.caffe_import.workers import Workers
 from stagerun.spec.tree import Block
 from stagerun.spec.view import View
 
@@ -77,14 +78,10 @@ def note_sources(stages: Sequence[CaffeStage], val: Images | None, found: Findin
             found.leave(images.source_place, "source", why)
 
 
-def batch(stage: CaffeStage, given: int | None, found: Findings) -> list[Setting]:
-    """batch_size over the whole job, and device_batch_size, over which BatchNorm normalises. `given`: --workers."""
+def batch(stage: CaffeStage, workers: Workers, found: Findings) -> list[Setting]:
+    """batch_size over the whole job, and device_batch_size, over which BatchNorm normalises."""
     view, images = View(stage.text.block), stage.train
     assert images.batch is not None
-    workers = given or stage.step.workers or 1
-    if given is None and stage.step.workers is None:
-        why = "taken for a whole update, since nothing says how many workers there were"
-        found.leave(images.batch_place, "batch_size", why, "import again with `--workers N` if there were several")
     passes = (view.whole("iter_size") or 1) if view.has("iter_size") else 1
     device, place = images.batch, images.batch_place
     part = View(stage.net).whole("bn_stats_batch_size") or 0
@@ -93,14 +90,19 @@ def batch(stage: CaffeStage, given: int | None, found: Findings) -> list[Setting
     elif part:
         why = f"{part} does not divide the batch of {images.batch}; BatchNorm takes the statistics of one device batch"
         found.leave(stage.net.entries["bn_stats_batch_size"].place, "bn_stats_batch_size", why)
-    factors = [str(images.batch)] + ([f"{workers} workers"] if workers > 1 else [])
-    factors += [f"iter_size {passes}"] if passes > 1 else []
+    for doubt in workers.doubts:
+        found.leave(doubt.place or images.batch_place, doubt.what, doubt.why, doubt.todo)
+    factors = [str(images.batch), *workers.factors] + ([f"iter_size {passes}"] if passes > 1 else [])
     comment = " x ".join(factors) if len(factors) > 1 else ""
-    if workers > 1 and view.has("clip_gradients") and (view.number("clip_gradients") or -1) > 0:
+    if workers.number != 1 and view.has("clip_gradients") and (view.number("clip_gradients") or -1) > 0:
         why = "carried over, but Intel's Caffe on several machines does not clip, whatever this says"
         found.leave(view.place("clip_gradients"), "clip_gradients", why, "take it out to do the same")
+    if workers.number is None:
+        total = Setting("batch_size", (Line("batch_size: 0", images.batch_place, f"{comment}?", asks=True),))
+    else:
+        total = setting("batch_size", str(images.batch * passes * workers.number), images.batch_place, comment)
     return [
-        setting("batch_size", str(images.batch * passes * workers), images.batch_place, comment),
+        total,
         setting("device_batch_size", str(device), place),
     ]
 

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from google.protobuf.descriptor import Descriptor
 
 from stagerun.caffe_import.left import Findings
+from stagerun.caffe_import.lines import plain
 from stagerun.errors import nearest
 from stagerun.proto import caffe_pb2
 from stagerun.spec.lexer import Kind, Token, tokens
@@ -75,21 +76,16 @@ class CaffeText:
         if span.path != self.path or span.line > len(self.lines):
             return ""
         found = re.match(r"\s*[;,]?\s*#+(.*)", self.lines[span.line - 1][span.column - 1 + span.width :])
-        return _plain(found[1]) if found else ""
+        return plain(found[1], " ").strip() if found else ""
 
     def above(self, entry: Entry) -> tuple[str, ...]:
         """The lines of comment right above a field, where code follows or an empty line precedes them."""
         found: list[str] = []
         at = entry.name.line - 1
         while at > 0 and self.lines[at - 1].lstrip().startswith("#"):
-            found.append(_plain(self.lines[at - 1].lstrip().lstrip("#")))
+            found.append(plain(self.lines[at - 1].lstrip().lstrip("#"), " ").strip())
             at -= 1
         return tuple(reversed(found))
-
-
-def _plain(comment: str) -> str:
-    """A comment that may be written into another file: what prints of it."""
-    return "".join(c if c.isprintable() else " " for c in comment).strip()
 
 
 def read_text(path: str, data: bytes, kind: Descriptor, found: Findings) -> CaffeText:

@@ -1,8 +1,9 @@
 """The `caffe train` commands of a README or a shell script: read, never run. Pure."""
 
+import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stagerun.errors import Span
 
@@ -16,21 +17,49 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True)
+class Launch:
+    """What a command says of its workers. `processes`: those that an MPI launcher starts, `gpus`: those that each has. None is:
+    none of it is written, which is one; 0: written, but not as a number, by the words `launcher` and `gpu`."""
+
+    processes: int | None = None
+    launcher: Word | None = None
+    gpus: int | None = None
+    gpu: Word | None = None
+
+    @property
+    def says(self) -> bool:
+        return self.processes is not None or self.gpus is not None
+
+    @property
+    def number(self) -> int | None:
+        """Of workers; None where it isn't known."""
+        return (1 if self.processes is None else self.processes) * (1 if self.gpus is None else self.gpus) or None
+
+
+@dataclass(frozen=True, slots=True)
 class TrainLine:
-    """One command. `workers`: processes under MPI times GPUs; None where it doesn't say."""
+    """One command."""
 
     solver: Word
     weights: Word | None
     snapshot: Word | None
-    workers: int | None
+    launch: Launch = Launch()
 
 
-_WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|[^\s"'])+""")
+# Of a shell's line: what sends output elsewhere belongs to a command (`2>&1`), what stands between two does not.
+_REDIRECTED = r"[<>]&|&>"
+_BETWEEN = r"[;|&]+"
+_WORD = re.compile(rf"""(?:"[^"]*"|'[^']*'|{_REDIRECTED}|[^\s"';|&])+|{_BETWEEN}""")
+_SENTENCE = ";\\,&.)`"  # what may follow a command's last word in prose
+_SCRIPTS = (".sh", ".bash")
+_PAGES = (".html", ".htm")
+_TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _ASSIGNMENT = re.compile(r"""\s*(?:export\s+)?([A-Za-z_]\w*)=("[^"$`]*"|'[^']*'|[^\s"'$`;]*)\s*;?\s*(?:#.*)?$""")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _OPTION_LINE = re.compile(r"\s*--?[A-Za-z]")
-_CAFFE = re.compile(r"(?:.*/)?caffe(?:\.bin|\.exe)?$")
+_CAFFE = re.compile(r"(?!-)(?:.*/)?caffe(?:\.bin|\.exe)?$")
 _MPI = re.compile(r"(?:.*/)?(?:mpirun|mpiexec|srun|prun|ibrun)(?:\.\w+)?$")
+_BEFORE = re.compile(r"[$%>]$|[A-Za-z_]\w*=")  # a prompt, and variables of one command
 _COUNT = ("-n", "-np", "--n", "--np", "--ntasks")
 
 
@@ -38,7 +67,8 @@ def train_lines(path: str, text: str) -> list[TrainLine]:
     """The commands in the order of the file.
 
     A command goes on in the next line after a backslash, and where the next line begins with an option, as READMEs break
-    it. Variables that the file sets to a plain text are put in; others stay as they are.
+    it. It ends at `;`, `&&`, `||`, `|`, and where the next `caffe` begins. Variables that the file sets to a plain text are put
+    in; others stay as they are.
     """
     known: dict[str, str] = {}
     found = []
@@ -47,9 +77,7 @@ def train_lines(path: str, text: str) -> list[TrainLine]:
             known[match[1]] = match[2].strip("\"'")
             continue
         words = [w for line, part in parts for w in _words(path, line, part, known)]
-        command = _command(words)
-        if command is not None:
-            found.append(command)
+        found += [caffe for command in _split(words) for caffe in _caffes(command)]
     return found
 
 
@@ -73,22 +101,46 @@ def _commands(text: str) -> Iterator[list[tuple[int, str]]]:
 
 
 def _words(path: str, line: int, text: str, known: dict[str, str]) -> Iterator[Word]:
+    if path.endswith(_PAGES):
+        text = _TAG.sub(lambda tag: " " * len(tag[0]), text)
     for match in _WORD.finditer(text):
         raw = match[0]
+        if raw.startswith("#") and path.endswith(_SCRIPTS):
+            return  # a comment
+        if re.fullmatch(_BETWEEN, raw):
+            yield Word(";", Span(path, line, match.start() + 1, len(raw)))
+            continue
         plain = _VARIABLE.sub(lambda m: known.get(m[1] or m[2], m[0]), raw)
-        plain = re.sub(r"[\"'`]", "", plain).rstrip(";\\,&")
+        plain = re.sub(r"[\"'`]", "", plain).rstrip(_SENTENCE).lstrip("(")
         if plain:
-            yield Word(plain, Span(path, line, match.start() + 1, max(1, len(raw.rstrip(";\\,&`")))))
+            start = len(raw) - len(raw.lstrip("("))
+            width = len(raw.rstrip(_SENTENCE)) - start
+            yield Word(plain, Span(path, line, match.start() + start + 1, max(1, width)))
 
 
-def _command(words: list[Word]) -> TrainLine | None:
-    at = next((i for i, w in enumerate(words) if _CAFFE.match(w.text)), None)
-    if at is None or not any(w.text == "train" for w in words[at + 1 :]):
-        return None
-    solver, weights, snapshot, gpu = (_option(words[at + 1 :], n) for n in ("solver", "weights", "snapshot", "gpu"))
-    if solver is None:
-        return None
-    return TrainLine(solver, weights, snapshot, _workers(words[:at], gpu))
+def _split(words: list[Word]) -> Iterator[list[Word]]:
+    """The commands of a line: what stands between the words that are `;`."""
+    command: list[Word] = []
+    for word in words:
+        if word.text == ";":
+            yield command
+            command = []
+        else:
+            command.append(word)
+    yield command
+
+
+def _caffes(words: list[Word]) -> Iterator[TrainLine]:
+    """The `caffe train` in a command: more than one where prose goes on to the next without a mark between them."""
+    starts = [i for i, word in enumerate(words) if _CAFFE.match(word.text)]
+    before = 0
+    for at, end in itertools.pairwise([*starts, len(words)]):
+        inside = words[at + 1 : end]
+        if any(word.text == "train" for word in inside):
+            solver, weights, snapshot, gpu = (_option(inside, n) for n in ("solver", "weights", "snapshot", "gpu"))
+            if solver is not None:
+                yield TrainLine(solver, weights, snapshot, _launch(words[before:at], gpu))
+            before = at + 1
 
 
 def _option(words: list[Word], name: str) -> Word | None:
@@ -106,23 +158,26 @@ def _option(words: list[Word], name: str) -> Word | None:
     return None
 
 
-def _workers(before: list[Word], gpu: Word | None) -> int | None:
-    """Processes that an MPI launcher starts, times the GPUs of each. None where neither is said as a number."""
-    ranks = _ranks(before)
-    if gpu is None:
-        return ranks
-    if not re.fullmatch(r"\d+(,\d+)*", gpu.text):
-        return None  # `all`: as many as that machine had
-    return (ranks or 1) * len(gpu.text.split(","))
+def _launch(before: list[Word], gpu: Word | None) -> Launch:
+    """`before` are the words before `caffe`; a variable that holds several stands for them."""
+    words = [replace(word, text=text) for word in before for text in word.text.split()]
+    at = next((i for i, word in enumerate(words) if _MPI.match(word.text)), None)
+    if at is None:  # a command that begins with a variable which the file does not set may be one, too
+        at = next((i for i, word in enumerate(words) if not _BEFORE.match(word.text)), None)
+        at = at if at is not None and words[at].text.startswith("$") else None
+    gpus = None if gpu is None else len(gpu.text.split(",")) if re.fullmatch(r"\d+(,\d+)*", gpu.text) else 0
+    if at is None:
+        return Launch(gpus=gpus, gpu=gpu)
+    return Launch(*_processes(words[at:]), gpu=gpu, gpus=gpus)
 
 
-def _ranks(before: list[Word]) -> int | None:
-    if not any(_MPI.match(w.text) for w in before):
-        return None
-    for number, word in enumerate(before):
+def _processes(words: list[Word]) -> tuple[int, Word]:
+    """The number that a launcher, the first word, is told, and the words that say it; 0 where it is none."""
+    for number, word in enumerate(words):
         option, _, value = word.text.partition("=")
         if option in _COUNT:
-            if not value and number + 1 < len(before):
-                value = before[number + 1].text
-            return int(value) if value.isascii() and value.isdecimal() and int(value[:9]) > 0 else None
-    return None
+            if not value and number + 1 < len(words):
+                value = words[number + 1].text
+            count = int(value[:9]) if value.isascii() and value.isdecimal() else 0
+            return count, replace(word, text=f"{option} {value}".rstrip())
+    return 0, words[0]

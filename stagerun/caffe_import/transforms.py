@@ -14,6 +14,10 @@ class MeanFiles:
     def __init__(self, files: dict[str, bytes]) -> None:
         self._files = files
 
+    def fault(self, path: str) -> str:
+        """Why there is no mean."""
+        return "is no mean image" if path in self._files else "is not there"
+
     def mean(self, path: str) -> tuple[float, ...] | None:
         """The mean of each channel of a .binaryproto; None if it is not there or no mean image."""
         try:
@@ -87,9 +91,9 @@ def _mean(where: View, moved: View, found: Findings, means: MeanFiles) -> tuple[
     file, place = where.text("mean_file") or "", where.place("mean_file")
     mean = means.mean(file)
     if mean is None:
-        todo = "write `mean_value`: one number per channel, B, G, R"
-        found.leave(place, "mean_file", f"stagerun takes off one number per channel, and {file} is not there", todo)
-        return [], None
+        why = f"stagerun takes off one number per channel, and {file} {means.fault(file)}"
+        found.leave(place, "mean_file", why, "write them as `mean_value`: B, G, R")
+        return [Line("mean_value: ?", place, "the mean of each channel? B, G, R", asks=True)], None
     found.leave(place, "mean_file", "stagerun takes off one number per channel", "each is the mean of the file's image")
     text = ", ".join(f"{value:.6g}" for value in mean)
     return [Line(f"mean_value: [{text}]", place, "B, G, R" if len(mean) == 3 else "")], len(mean)

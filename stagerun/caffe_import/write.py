@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from stagerun.caffe_import.converted import Converted
 from stagerun.caffe_import.left import Findings
-from stagerun.caffe_import.lines import Line, Setting, indented
+from stagerun.caffe_import.lines import Line, Setting, indented, plain
 from stagerun.caffe_import.solver import OF_STAGE
 from stagerun.caffe_import.stages import Step
 from stagerun.errors import Problem, RecipeError
@@ -15,14 +15,16 @@ from stagerun.spec.resolve import SCHEDULE_FILE, read
 from stagerun.spec.tree import quoted
 
 # The fields of Solver in the order in which they are written; those of a message after an empty line.
+OWN = (*OF_STAGE, "policy_start_iter")  # what makes a stage, and stands in its own file
 ORDER = (
-    *OF_STAGE,
+    *OWN,
     *("batch_size", "device_batch_size", "type", "momentum", "momentum2", "rms_decay", "delta", "weight_decay"),
     *("regularization_type", "local_lr_auto", "local_gw_ratio", "clip_gradients", "label_smoothing", "random_seed"),
     *("param", "carry", "transform_param", "test_transform_param", "test_batch_size", "test_interval", "test_iter"),
     *("display", "snapshot"),
 )
 WIDTH = 110  # of the text in a header
+GLUE = "\0"  # stands for a space at which no line ends
 
 
 def folder_lines(converted: Converted, name: str, source: str) -> dict[str, list[Line]]:
@@ -44,15 +46,24 @@ def _shared(converted: Converted) -> dict[str, Setting]:
     stages = [converted.settings[step.name] for step in converted.steps]
     for name in ORDER:
         having = [s[name] for s in stages if name in s]
-        if name in OF_STAGE or not having:
+        if name in OWN or not having:
             continue
         value, number = Counter(h.value for h in having).most_common(1)[0]
+        if name == "carry" and number < len(stages):
+            continue  # a stage that goes on from a snapshot says so itself
+        if name == "batch_size" and any(line.asks for h in having for line in h.lines) and not _alike(having):
+            continue  # each stage asks for its own
         first = stages[0].get(name)
         if first is not None and sum(h.value == first.value for h in having) == number:
             value = first.value
         if number * 2 > len(stages) or (number * 2 == len(stages) and first is not None and first.value == value):
             shared[name] = next(h for h in having if h.value == value)
     return shared
+
+
+def _alike(settings: Sequence[Setting]) -> bool:
+    """Whether the same is asked, or said."""
+    return len({(setting.value, *(line.comment for line in setting.lines)) for setting in settings}) == 1
 
 
 def _written(settings: Mapping[str, Setting]) -> Iterator[Line]:
@@ -114,9 +125,12 @@ def _stage_entry(step: Step, above: str) -> str:
 
 def _about(converted: Converted, source: str) -> list[str]:
     """The header: where each stage comes from, and all that is not as it was."""
-    width = max(len(step.name) for step in converted.steps)
-    text = [f"Imported from Caffe's files in {_plain(source)}:", ""]
-    text += [f"  {step.name:<{width}}  {_plain(step.file)}" for step in converted.steps]
+    rows = [
+        (step.name, plain(step.file, "?"), plain(converted.nets.get(step.name, ""), "?")) for step in converted.steps
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    text = [f"Imported from Caffe's files in {plain(source, '?')}:", ""]
+    text += [f"  {name:<{widths[0]}}  {file:<{widths[1]}}  {net}".rstrip() for name, file, net in rows]
     return [*text, *_left(converted.found)]
 
 
@@ -124,27 +138,14 @@ def _left(found: Findings) -> Iterator[str]:
     if found.left:
         yield from ("", "Not carried over, or not as it was:")
         for left in found.left:
-            yield from textwrap.wrap(
-                _plain(str(left)),
-                WIDTH,
-                initial_indent="  ",
-                subsequent_indent="      ",
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+            yield from _wrapped(str(left))
     if found.idle:
         yield from ("", "Left out, and nothing is lost:")
         by_why: dict[str, list[str]] = {}
         for name, why in sorted(found.idle.items()):
             by_why.setdefault(why, []).append(name)
         for why, names in by_why.items():
-            yield from textwrap.wrap(
-                f"{', '.join(names)}: {why}",
-                WIDTH,
-                initial_indent="  ",
-                subsequent_indent="      ",
-                break_on_hyphens=False,
-            )
+            yield from _wrapped(f"{', '.join(names)}: {why}")
 
 
 def left_text(found: Findings) -> str:
@@ -152,9 +153,13 @@ def left_text(found: Findings) -> str:
     return "\n".join(_left(found)).strip("\n")
 
 
-def _plain(text: str) -> str:
-    """What a comment may hold: names of files may have line ends in them."""
-    return re.sub(r"[^\x20-\uffff]|[\x7f-\x9f\u2028\u2029\ud800-\udfff]", "?", text)
+def _wrapped(text: str) -> Iterator[str]:
+    """An entry of a list; names of files may have line ends in them. A command stays in one line, to be pasted."""
+    whole = re.sub(r"`[^`]*`", lambda match: match[0].replace(" ", GLUE), plain(text, "?"))
+    lines = textwrap.wrap(
+        whole, WIDTH, initial_indent="  ", subsequent_indent="      ", break_long_words=False, break_on_hyphens=False
+    )
+    return (line.replace(GLUE, " ") for line in lines)
 
 
 def check_lines(files: Mapping[str, Sequence[Line]], found: Findings, root: str, shown: str) -> tuple[Problem, ...]:

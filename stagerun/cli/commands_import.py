@@ -1,5 +1,7 @@
 """`stagerun import ...`: schedules written for another program."""
 
+from typing import Any
+
 import click
 
 from stagerun.cli.ending import guarded
@@ -23,7 +25,8 @@ def import_group() -> None:
     "--workers",
     type=click.IntRange(1),
     metavar="N",
-    help="Processes that Caffe ran in, whose batches add up.  [default: as `mpirun -n` and `-gpu` in those lines say, else 1]",
+    help="Processes that Caffe ran in, whose batches add up.  [default: as `mpirun -n` and `-gpu` in those lines say, else 1; "
+    "where they leave it open, as `-gpu all`, batch_size is asked for]",
 )
 @click.option(
     "--root",
@@ -58,54 +61,24 @@ def import_group() -> None:
 @click.option("--train-source", metavar="LMDB", help="With --no-nets: the training images.")
 @click.option("--val-source", metavar="LMDB", help="With --no-nets: those of the evaluation.")
 @guarded
-def caffe(
-    folder: str,
-    out: str,
-    order: str | None,
-    workers: int | None,
-    root: str | None,
-    model: str | None,
-    images: int | None,
-    val_images: int | None,
-    no_nets: bool,
-    batch_size: int | None,
-    device_batch_size: int | None,
-    classes: int | None,
-    train_source: str | None,
-    val_source: str | None,
-) -> None:
+def caffe(folder: str, out: str, order: str | None, root: str | None, no_nets: bool, **told: Any) -> None:
     """Makes a schedule's folder of a folder of Caffe's: BVLC's, Intel's or SURFsara's.
 
     Solvers become stages with the same learning rate, batch, weight decay, momentum, transform and multipliers. Which solvers,
     in which order, and what each starts from, say the `caffe train` lines of a README or script in FOLDER (`--weights
-    PREFIX_iter_N.caffemodel`), or --order. Nothing in FOLDER is run or changed.
+    PREFIX_iter_N.caffemodel`, `--snapshot PREFIX_iter_N.solverstate`), or --order; then those lines still say how many workers
+    there were, and where in the stage before each starts. Nothing in FOLDER is run or changed.
 
     Mistakes stop it, all at once, each with its place: a net that isn't there, a field that no Caffe has, weights with the wrong
     ending or that no stage makes. What stagerun has no word for is listed, and stands in the head of schedule.prototxt too. What
-    can't be known (the network, the number of images) is asked there: DIR is written, `stagerun check` finds it, and the exit
-    code is 64. Where the nets are lost, --no-nets imports the solvers.
+    can't be known (the network, the number of images, a mean image, the GPUs of `-gpu all`) is asked in the files: DIR is
+    written, `stagerun check` finds it, and the exit code is 64. Where the nets are lost, --no-nets imports the solvers.
     """
-    from stagerun.cli.importing import ImportOptions, import_caffe
+    from stagerun.caffe_import import Wanted
+    from stagerun.cli.importing import import_caffe
 
     stages = tuple(word.strip() for word in order.split(",")) if order is not None else ()
-    import_caffe(
-        ImportOptions(
-            folder=folder,
-            out=out,
-            order=stages,
-            workers=workers,
-            root=root,
-            model=model,
-            images=images,
-            val_images=val_images,
-            no_nets=no_nets,
-            batch_size=batch_size,
-            device_batch_size=device_batch_size,
-            classes=classes,
-            train_source=train_source,
-            val_source=val_source,
-        )
-    )
+    import_caffe(folder, out, root, Wanted(order=stages, nets=not no_nets, **told))
 
 
 import_group.add_command(caffe)
