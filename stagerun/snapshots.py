@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRef:
-    """One complete snapshot. `name` is its directory's name below OUT/snapshots; (stage, iter, attempt) is unique.
+    """One complete snapshot. `name` is its directory's name below OUT/snapshots; (stage, iter, attempt) is unique on disk.
 
     `id` is a digest of its tensors (weights, momentum, averaged weights) and place, not of clock or machine: training the
     same thing again gives the same id. `parent` is the id of the snapshot its stage started from, '' for the seed. `identity` is that of the stage
     when it was trained (`recipe.Stage.identity`). `environment` is what the bits depend on besides: torch build,
-    instruction set, threads, workers, reducer.
+    instruction set, threads, workers, reducer. `trained_as`: where a plan gave it to a stage of another name, that which it was
+    trained under, and which its directory has; '' else. `id_stage`: the stage's name in `id`, if that is not the directory's: of a
+    stage that was renamed what comes after goes on with the first, or else what is trained again would be something else.
     """
 
     name: str
@@ -23,6 +25,13 @@ class SnapshotRef:
     identity: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     bytes: int = 0
+    trained_as: str = ""
+    id_stage: str = ""
+
+    @property
+    def begun_as(self) -> str:
+        """The name that its stage had when it began: that in `id`."""
+        return self.id_stage or self.trained_as or self.stage
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@
 
 import itertools
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import pytest
 
 from stagerun.errors import RecipeError, ResumeRefused, UsageError
 from stagerun.plan import Plan, PlannedStage, State, make_plan, require_fresh
+from stagerun.plan.render import render_text
 from stagerun.recipe import Schedule
 from stagerun.snapshots import Inventory, SnapshotRef
 from stagerun.spec import read
@@ -168,6 +170,66 @@ def test_no_piece_for_a_child_that_is_done_or_not_trained() -> None:
     assert make_plan(s, without(found, "main@12", "b_x", "b_y", "end"), only=["end"]).pieces == ()
 
 
+def lost(plan: Plan) -> list[tuple[str, int, tuple[str, ...], tuple[str, ...], str]]:
+    return [
+        (p.stage if p.end else f"{p.stage}@{p.iter}", p.iter, p.children, p.unasked, p.like.name if p.like else "")
+        for p in plan.lost
+    ]
+
+
+def test_a_snapshot_that_comes_back_must_be_the_same_for_those_who_came_from_it() -> None:
+    s = schedule()
+    found = on_disk(s)
+    # Nothing is trained for it, so it doesn't come back; and nothing came from what is yet to be trained.
+    assert make_plan(s, without(found, "main@12")).lost == ()
+    assert make_plan(s, without(found, "main@12", "b_x", "b_y")).lost == ()
+    gone = without(found, "main@12", "b_y")
+    for choice, unasked in (
+        ({}, ("b_x",)),
+        ({"redo": ["b_x"]}, ()),
+        ({"redo": ["main"]}, ()),
+        ({"keep": ["b"]}, ()),
+        ({"redo": ["b_y"]}, ("b_x",)),
+    ):
+        plan = make_plan(s, gone, **choice)  # type: ignore[arg-type]
+        assert lost(plan) == [("main@12", 12, ("b_x",), unasked, "main-00000020-a0001")], choice
+        assert states(plan)["b_x"] == "done" and [p.like for p in plan.pieces] == [found["main@20"]]
+    assert make_plan(s, gone, only=["a"]).lost == ()
+    off = schedule(SCHEDULE.replace('name: "a"', 'name: "a" enabled: false'))
+    assert make_plan(off, without(found, "main@5", "main@12", "b_y", "deep")).lost[0].children == ("b_x",)
+
+
+def test_the_environment_of_a_piece_is_that_of_the_first_time() -> None:
+    """Of what lies behind the place the nearest, for the run may have moved later; not what came in a piece of another life."""
+    s = schedule()
+    found = on_disk(s)
+    refs = [ref for place, ref in found.items() if place not in ("main@5", "main@12") and ref.stage != "b_y"]
+    later = [snapshot(s, "main", 15, attempt=2)]
+    assert lost(make_plan(s, inventory([*refs, *later])))[-1][-1] == "main-00000020-a0001"
+    near = [snapshot(s, "main", 9), snapshot(s, "main", 18)]
+    assert lost(make_plan(s, inventory([*refs, *near])))[-1][-1] == "main-00000018-a0001"
+    # Two places, of which one is asked for: the other comes by on the way.
+    assert lost(make_plan(s, inventory(refs))) == [
+        ("main@5", 5, ("a",), ("a",), "main-00000020-a0001"),
+        ("main@12", 12, ("b_x",), ("b_x",), "main-00000020-a0001"),
+    ]
+
+
+def test_an_end_that_is_gone_comes_back_on_the_stages_own_way() -> None:
+    s = schedule()
+    found = on_disk(s)
+    plan = make_plan(s, without(found, "main@20"))
+    assert states(plan) == {name: "resume" if name == "main" else "done" for name in NAMES}
+    assert lost(plan) == [("main", 20, ("end",), ("end",), "main-00000012-a0001")]
+    # Of the stage nothing is left, and what came from it in the first life tells where it was trained, as all before was.
+    later = [replace(ref, attempt=2) if ref.stage == "end" else ref for ref in without(found, "main").snapshots]
+    assert lost(make_plan(s, inventory(later))) == [
+        ("main@5", 5, ("a",), ("a",), "a-00000002-a0001"),
+        ("main@12", 12, ("b_x", "b_y"), ("b_x", "b_y"), "b_x-00000004-a0001"),
+        ("main", 20, ("end",), ("end",), ""),
+    ]
+
+
 def test_another_iteration_makes_the_child_stale() -> None:
     found = on_disk(schedule())
     moved = schedule(SCHEDULE.replace("main@5", "main@7"))
@@ -230,6 +292,8 @@ def test_what_is_not_enabled_is_not_trained_and_not_counted() -> None:
     assert states(plan) == {n: "disabled" if n in ("a", "deep") else "fresh" for n in NAMES}
     assert (plan.iterations, plan.iterations_left) == (32, 32)
     assert [s.stage.name for s in plan.left_out] == ["a", "deep"]
+    assert planned(plan, "deep").why == "its parent `a` is disabled" and planned(plan, "a").why == ""
+    assert "  disabled: its parent `a` is disabled" in render_text(plan).splitlines()
     off = make_plan(schedule(OFF), inventory(on_disk(schedule()).values()))
     assert states(off)["a"] == "disabled" and off.next is None
     assert set(states(make_plan(schedule(), inventory(on_disk(schedule(OFF)).values()))).values()) == {"done"}
@@ -253,11 +317,17 @@ def test_only_and_until() -> None:
     "gone, only, message, hint",
     [
         ("main", ["a"], "stage `a` starts from `main@5`", "`--only main --only a` trains that first"),
+        ("main@5", ["a"], "`main@5`", "`--only main --only a` trains that stretch of `main` alone, 0 to 5, first"),
         ("main", ["end"], "stage `end` starts from `main`", "`--only main --only end`"),
         ("a", ["deep"], "stage `deep` starts from `a@2`", "`--only a --only deep`"),
         ("main a", ["deep"], "stage `deep` starts from `a@2`", "`--only main --only a --only deep`"),
         ("main@12", ["b_x"], "stage `b_x` starts from `main@12`", "`--only main --only b_x`"),
-        ("main@5 a@2", ["deep"], "stage `deep` starts from `a@2`", "`--only main --only a --only deep`"),
+        (
+            "main@5 a@2",
+            ["deep"],
+            "stage `deep` starts from `a@2`",
+            "`--only main --only a --only deep` trains those stretches alone, 0 to 5 of `main`, 0 to 2 of `a`, first",
+        ),
     ],
 )
 def test_only_needs_what_it_starts_from(gone: str, only: list[str], message: str, hint: str) -> None:

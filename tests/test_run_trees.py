@@ -271,7 +271,7 @@ def test_what_the_commands_say(base: Path, out: Path, tmp_path: Path) -> None:
     refused = command("plan", base / "schedule", "--out", out, "--only", "late", code=64)
     assert (
         "of which there is no snapshot that counts" in refused
-        and "`--only main --only late` trains that first" in refused
+        and "`--only main --only late` trains that stretch of `main` alone, 3 to 5, first" in refused
     )
     done = command("run", base / "schedule", "--out", out, "--only", "end", *ALONE)
     assert done.startswith("nothing to do: every stage that was chosen is done; not chosen, and not done: late")
@@ -347,7 +347,7 @@ def test_two_workers_train_a_piece_and_are_killed_in_it(base: Path, tmp_path: Pa
 
 def test_events_are_read_back(base: Path, tmp_path: Path) -> None:
     from stagerun.logged import event_of
-    from stagerun.report import JsonLines
+    from stagerun.report.jsonl import JsonLines
 
     events: list[Event] = [
         PieceStarted(

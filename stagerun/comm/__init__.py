@@ -8,15 +8,25 @@ from stagerun.comm.group import Comm, SoloComm, TorchComm
 from stagerun.comm.reduce import FlatReducer, Reducer, SoloReducer, TreeReducer, runs_of
 from stagerun.recipe import Determinism
 
-__all__ = ["Comm", "Reducer", "SoloComm", "TorchComm", "make_reducer", "runs_of"]
+__all__ = ["Comm", "Reducer", "SoloComm", "TorchComm", "layout_of", "make_reducer", "runs_of"]
 
 
 def make_reducer(
     determinism: Determinism, parameters: Sequence[nn.Parameter], comm: Comm, logical_workers: int
 ) -> Reducer:
     """The way to add gradients up that the schedule asks for. `parameters` are those that are trained, in model order."""
-    if determinism is Determinism.ELASTIC:
+    kind = _kind(determinism, comm.size)
+    if kind is TreeReducer:
         return TreeReducer(parameters, comm, runs_of(logical_workers, comm.size))
-    if comm.size == 1:
-        return SoloReducer(parameters)
-    return FlatReducer(parameters, comm)
+    return SoloReducer(parameters) if kind is SoloReducer else FlatReducer(parameters, comm)
+
+
+def layout_of(determinism: Determinism, workers: int) -> str:
+    """The `layout` of the reducer that `make_reducer` makes."""
+    return _kind(determinism, workers).layout
+
+
+def _kind(determinism: Determinism, workers: int) -> type[TreeReducer] | type[SoloReducer] | type[FlatReducer]:
+    if determinism is Determinism.ELASTIC:
+        return TreeReducer
+    return SoloReducer if workers == 1 else FlatReducer

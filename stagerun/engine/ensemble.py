@@ -108,9 +108,12 @@ def take_statistics(
     `batches`: one for each iteration and logical worker of this rank's `run`, in that order. Each logical worker's are added
     up by themselves, in order of the iterations, and then those sums in order of the workers: so the bits don't depend on
     how many ranks there are. (mean, unbiased variance) of a device batch as in training, with what training mixes and drops.
+
+    The sums, 8 bytes x `statistics.n` for each logical worker of this rank, are in main memory: those of a ResNet-50 and 2048
+    logical workers on one rank would take 0.87 GB of a GPU's.
     """
     device = how.normalise.device
-    sums = torch.zeros(len(run), statistics.n, dtype=torch.float64, device=device)
+    sums = torch.zeros(len(run), statistics.n, dtype=torch.float64)
     stopping = torch.zeros(1, device=device)
     model.train()
     for _ in range(iterations):
@@ -118,7 +121,7 @@ def take_statistics(
             batch = next(batches)
             with explained(len(batch.labels)):
                 forward(model, batch, how)
-            row += statistics.batch
+            row += statistics.batch.cpu()
         stopping.fill_(stop())
         comm.all_reduce(stopping)()
         if stopping.item():

@@ -69,8 +69,20 @@ def require_starts(plan: Plan, chosen: Collection[str]) -> None:
         raise UsageError(
             f"stage `{first.name}` starts from `{label(first.parent or '', first.parent_iter)}`, of which there is no snapshot "
             "that counts, and which is left out",
-            f"`{words}` trains that first",
+            f"`{words}` trains {_what(plan, missing)} first",
         )
+
+
+def _what(plan: Plan, missing: Collection[str]) -> str:
+    """That which the stages named in `missing` are needed for: of those that are past it, no more than a stretch."""
+    pieces = [piece for piece in plan.pieces if piece.stage.name in missing]
+    if {piece.stage.name for piece in pieces} != set(missing):
+        return "that"
+    if len(pieces) == 1:
+        (piece,) = pieces
+        return f"that stretch of `{piece.stage.name}` alone, {piece.iter} to {piece.until},"
+    stretches = ", ".join(f"{piece.iter} to {piece.until} of `{piece.stage.name}`" for piece in pieces)
+    return f"those stretches alone, {stretches},"
 
 
 def _not_chosen(by_name: Mapping[str, PlannedStage], name: str) -> list[str]:

@@ -61,6 +61,16 @@ def _of(
                 start=newest or (source.start if source else None),
                 until=point,
                 children=children,
+                like=_first_behind(point, usable),
             )
         )
     return made
+
+
+def _first_behind(point: int, usable: tuple[SnapshotRef, ...]) -> SnapshotRef | None:
+    """Of the stage's own way, the snapshot nearest to `point`, where there is none: it tells in what environment the stage was
+    trained there, which the one before it does not where another life went on. What came in a life after the newest is of
+    other pieces."""
+    newest = max(usable, key=lambda ref: (ref.iter, ref.attempt), default=None)
+    behind = [ref for ref in usable if newest is not None and ref.iter >= point and ref.attempt <= newest.attempt]
+    return min(behind, key=lambda ref: (ref.iter, ref.attempt), default=None)

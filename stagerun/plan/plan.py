@@ -1,21 +1,24 @@
 """Schedule + inventory -> for each stage what will be done, and why. Pure.
 
 A stage's snapshot counts if the stage has the same identity now as when it was trained, and started from the snapshot that
-its parent ends in now. So a changed stage makes itself and its descendants stale, and never its ancestors.
+its parent ends in now. So a changed stage makes itself and its descendants stale, and never its ancestors. What it is called does
+not matter (`renamed`).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from stagerun.errors import ResumeRefused
 from stagerun.plan.choice import Choice, choice, require_starts
 from stagerun.plan.counting import Source, changed_fields, counts, source_of, why_stale
+from stagerun.plan.lost import lost_points
 from stagerun.plan.pieces import has_passed, pieces
-from stagerun.plan.planned import Change, Plan, PlannedStage, State, label
+from stagerun.plan.planned import Change, Lost, Plan, PlannedStage, State, label
+from stagerun.plan.renamed import taken_over
 from stagerun.recipe import Schedule, Stage
 from stagerun.snapshots import Inventory, SnapshotRef
 
-__all__ = ["Change", "Plan", "PlannedStage", "State", "changed_fields", "make_plan", "require_fresh"]
+__all__ = ["Change", "Lost", "Plan", "PlannedStage", "State", "changed_fields", "make_plan", "require_fresh"]
 
 
 def make_plan(
@@ -37,6 +40,7 @@ def make_plan(
     planned: dict[str, PlannedStage] = {}
     usable: dict[str, tuple[SnapshotRef, ...]] = {}
     sources: dict[str, Source | None] = {}
+    known = {stage.name for stage in schedule.stages}
     below = set(asked.redo)  # the stages named by `redo`, and what follows from them
     for stage in schedule.stages:
         name, above = stage.name, stage.parent
@@ -44,9 +48,12 @@ def make_plan(
         if above in below and name not in asked.keep:
             below.add(name)
         sources[name] = source
+        inventory = taken_over(stage, source, inventory, known)
         usable[name], planned[name] = _plan_stage(stage, source, inventory, name in below, asked)
-    planned = {name: _left_out(stage, name in asked.chosen) for name, stage in planned.items()}
-    plan = Plan(schedule, tuple(planned.values()), pieces(planned, usable, sources))
+    planned = {name: _left_out(stage, name in asked.chosen, planned) for name, stage in planned.items()}
+    again = pieces(planned, usable, sources)
+    lost = lost_points(planned, again, usable, sources, asked.keep | below)
+    plan = Plan(schedule, tuple(planned.values()), again, lost, inventory=inventory)
     require_starts(plan, asked.chosen)
     return plan
 
@@ -59,13 +66,24 @@ def require_fresh(plan: Plan) -> None:
     for planned in plan.stale:
         lines.append(f"stage `{planned.stage.name}` is stale: {planned.why}")
         lines += [f"  {change}" for change in planned.changes]
-    own = [s.stage.name for s in plan.stale if not s.lost]
-    first = own[0] if own else plan.stale[0].stage.parent
-    keeps = f"`--keep {first}` keeps its snapshots as they are; " if own else ""
+    own = _changed_themselves(plan)
+    names = own or [plan.stale[0].stage.parent or ""]  # who lost its start has one
+    redo, keep = (" ".join(f"--{word} {name}" for name in names) for word in ("redo", "keep"))
+    it, its = ("them", "their") if len(own) > 1 else ("it", "its")
+    keeps = f"`{keep}` keeps {its} snapshots as they are; " if own else ""
     raise ResumeRefused(
         "\n".join(lines),
-        f"`--redo {first}` trains it and what follows from it again; {keeps}or undo the change, or take another --out",
+        f"`{redo}` trains {it} and what follows from {it} again; {keeps}or undo the change; if this is another schedule, give it "
+        "a `name:` of its own or another --out",
     )
+
+
+def _changed_themselves(plan: Plan) -> list[str]:
+    """Of the stale stages those that are not so for their parent's sake alone; for all stages of a block, its name."""
+    stale = {s.stage.name for s in plan.stale}
+    own = [s.stage for s in plan.stale if not s.lost and (s.changes or s.stage.parent not in stale)]
+    others = {stage.group for stage in plan.schedule.stages if stage not in own}
+    return list(dict.fromkeys(s.group if s.group is not None and s.group not in others else s.name for s in own))
 
 
 def _plan_stage(
@@ -110,13 +128,15 @@ def _gone_on(begun: PlannedStage, newest: SnapshotRef, kept: bool) -> PlannedSta
     if kept:  # finished where it was to finish then
         length = min(length, int(newest.identity.get("solver.max_iter", length)))
     done = newest.iter >= length
+    why = ["kept as it is"] * kept if done else [f"from {newest.name}"]
+    why += [f"trained as `{newest.trained_as}`"] * bool(newest.trained_as)
     return replace(
         begun,
         state=State.DONE if done else State.RESUME,
         iter=newest.iter,
         start=None if done else newest,
         end=newest if done else None,
-        why=("kept as it is" if kept else "") if done else f"from {newest.name}",
+        why=", ".join(why),
         kept=kept,
     )
 
@@ -132,10 +152,12 @@ def _lost(stage: Stage, source: Source | None) -> str:
     return f"there is no snapshot of `{where}` to start from, and `{parent}` is kept as it is"
 
 
-def _left_out(planned: PlannedStage, chosen: bool) -> PlannedStage:
+def _left_out(planned: PlannedStage, chosen: bool, everything: Mapping[str, PlannedStage]) -> PlannedStage:
     """The stage, if this plan may train it, or needs not."""
     if not planned.stage.enabled:
-        return PlannedStage(stage=planned.stage, state=State.DISABLED, iter=0, position=planned.position)
+        parent = everything[planned.stage.parent].stage if planned.stage.parent is not None else None
+        why = f"its parent `{parent.name}` is disabled" if parent is not None and not parent.enabled else ""
+        return PlannedStage(stage=planned.stage, state=State.DISABLED, iter=0, position=planned.position, why=why)
     if chosen or planned.state is State.DONE:
         return planned
     why = f"stale: {planned.why}" if planned.state is State.STALE else planned.why

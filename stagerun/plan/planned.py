@@ -1,11 +1,11 @@
 """A Plan as values."""
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stagerun.errors import Span
 from stagerun.recipe import Schedule, Stage
-from stagerun.snapshots import SnapshotRef
+from stagerun.snapshots import Inventory, SnapshotRef
 
 
 class State(enum.Enum):
@@ -39,7 +39,8 @@ class PlannedStage:
     None: the seed, or a snapshot that is yet to be made. `end` is the finished stage's snapshot (DONE).
 
     A piece (`Plan.pieces`) is a stretch of a stage that is trained once more, FRESH or RESUME, up to the iteration `until`, for
-    the sake of a snapshot there; `children` are the stages that start from it.
+    the sake of a snapshot there; `children` are the stages that start from it, and `like` is the snapshot that tells in what
+    environment the stage was trained there before.
     """
 
     stage: Stage
@@ -55,11 +56,18 @@ class PlannedStage:
     lost: bool = False  # stale for want of a snapshot to start from
     until: int | None = None
     children: tuple[str, ...] = ()
+    like: SnapshotRef | None = None
 
     @property
     def label(self) -> str:
         """The stage's name; of a piece what it is trained for, `main@7638`."""
         return label(self.stage.name, self.until)
+
+    @property
+    def id_stage(self) -> str:
+        """The stage's name in the ids of its snapshots: that which it had when it began."""
+        own = self.like or (self.start if self.state is State.RESUME else None)
+        return own.begun_as if own is not None else self.stage.name
 
     @property
     def last(self) -> int:
@@ -77,12 +85,37 @@ def label(parent: str, iter: int | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """A snapshot of `stage`, at `iter`, that is gone, from which stages came that count, and that is trained once more.
+
+    `end`: it is the stage's end. `children` came from there, and count. `named` are those of them that --redo or --keep names,
+    or that follow from such a one: of them the command says what becomes of them with other bits. `like` is a snapshot whose
+    environment the stage was in there, as far as what is left tells; None: nothing that is left does.
+    """
+
+    stage: str
+    iter: int
+    end: bool
+    children: tuple[str, ...]
+    named: tuple[str, ...]
+    like: SnapshotRef | None
+
+    @property
+    def unasked(self) -> tuple[str, ...]:
+        """Those that another environment would make stale with nobody having said what then."""
+        return tuple(name for name in self.children if name not in self.named)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """`pieces` are in running order, each before the first stage that waits for it."""
+    """`pieces` are in running order, each before the first stage that waits for it. `lost` is in that of the stages. `inventory` is
+    what the plan was made from, with each snapshot under the name that its stage has now."""
 
     schedule: Schedule
     stages: tuple[PlannedStage, ...]
     pieces: tuple[PlannedStage, ...] = ()
+    lost: tuple[Lost, ...] = ()
+    inventory: Inventory = field(default_factory=Inventory)
 
     @property
     def stale(self) -> tuple[PlannedStage, ...]:
@@ -110,6 +143,12 @@ class Plan:
     def left_out(self) -> tuple[PlannedStage, ...]:
         """Stages that are not done and that this plan doesn't train: those not enabled, and those not chosen."""
         return tuple(s for s in self.stages if s.state in (State.DISABLED, State.NOT_CHOSEN))
+
+    @property
+    def unclaimed(self) -> tuple[str, ...]:
+        """Names that there are snapshots of, and no stage that they count for."""
+        known = {s.stage.name for s in self.stages}
+        return tuple(sorted({ref.stage for ref in self.inventory.snapshots if ref.stage not in known}))
 
     @property
     def iterations(self) -> int:

@@ -37,10 +37,10 @@ class Wanted:
     ema: bool = False
 
 
-def use_schedule(stored: Stored, schedule: Schedule) -> Stored:
-    """The snapshot, evaluated as `schedule` says now: its images and its transform of evaluations. Which of these it was
-    trained with is not part of what a snapshot is."""
-    now = schedule.stage(stored.stage.name).solver
+def use_schedule(stored: Stored, schedule: Schedule, stage: str) -> Stored:
+    """The snapshot, evaluated as `schedule` says now: its images and the transform of evaluations of its `stage`, which may have
+    had another name. Which of these it was trained with is not part of what a snapshot is."""
+    now = schedule.stage(stage).solver
     solver = replace(stored.stage.solver, test_transform=now.test_transform, test_batch_size=now.test_batch_size)
     return replace(
         stored,

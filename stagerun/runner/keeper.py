@@ -8,6 +8,7 @@ from typing import Any
 
 from stagerun import store
 from stagerun.plan import Plan, changed_fields, make_plan, require_fresh
+from stagerun.plan.renamed import names_of, under
 from stagerun.recipe import Schedule, Stage
 from stagerun.snapshots import SnapshotRef
 from stagerun.spec import canonical
@@ -48,6 +49,9 @@ class Keeper:
         self.disk = store.LocalDisk()
         self.attempt = 1
         self._lock: store.Lock | None = None
+        self._names: dict[
+            str, str
+        ] = {}  # snapshots' names, and their stages in the newest plan, where these were renamed
 
     def open(self) -> None:
         """Makes the folder, proves that it can be written, takes the lock, clears away what a killed run left half done.
@@ -66,11 +70,14 @@ class Keeper:
             self._lock.release()
 
     def inventory(self) -> store.Inventory:
-        return store.inventory(self.disk, self.out)
+        """With each snapshot under the stage that the newest plan has it for."""
+        return under(store.inventory(self.disk, self.out), self._names)
 
     def plan(self) -> Plan:
         """What is left to do. ResumeRefused when a stage is stale and neither --redo nor --keep names it."""
-        plan = make_plan(self.schedule, self.inventory(), self.redo, self.keep, self.only, self.until)
+        found = store.inventory(self.disk, self.out)
+        plan = make_plan(self.schedule, found, self.redo, self.keep, self.only, self.until)
+        self._names = names_of(plan.inventory)
         require_fresh(plan)
         return plan
 
@@ -90,8 +97,9 @@ class Keeper:
         files: Mapping[str, bytes],
         progress: Progress,
         environment: Mapping[str, str],
+        id_stage: str = "",
     ) -> SnapshotRef:
-        """Writes a snapshot; `files` are the tensors'. Called from the writing thread; one at a time.
+        """Writes a snapshot; `files` are the tensors'. Called from the writing thread; one at a time. `id_stage` as in SnapshotRef.
 
         StorageError, PermissionDenied.
         """
@@ -110,6 +118,7 @@ class Keeper:
                 RECIPE: canonical(self.schedule).encode(),
             },
             content=tuple(files),
+            id_stage=id_stage,
         )
 
     def retain(self, newest: SnapshotRef, spared: frozenset[str] | None = None) -> None:

@@ -120,9 +120,8 @@ def rehearse(
     """
     with _images(schedule, asked.synthetic, comm, world) as source:
         observer = Observer()
-        first = asked.iters // 2 if asked.iters is not None else BEFORE_STOP
         begins = next(stage for stage in schedule.stages if stage.enabled)
-        first = min(first, begins.solver.max_iter - 1)  # 0: too short to be stopped inside
+        first, whole = first_life(asked.iters, begins.solver.max_iter)
 
         def live(iters: int, test_iter: int, stop: Callable[[], bool], test_inside: bool = True) -> None:
             short = rehearsal(source, iters, comm.size, asked.device_batch, test_inside)
@@ -139,7 +138,7 @@ def rehearse(
         # A worker asks `stop` before its own iteration is counted; all count alike, so all stop at the same one. No evaluation
         # inside, which asks, too.
         if first:
-            live(first + 1, comm.size, lambda: stop() or observer.iterated + 1 >= first, test_inside=False)
+            live(whole, comm.size, lambda: stop() or observer.iterated + 1 >= first, test_inside=False)
             if observer.stopped is None or observer.stopped.iter != first:
                 return None
         iters = asked.iters or int(str(rank0(comm, lambda: _enough(observer))))
@@ -147,6 +146,19 @@ def rehearse(
         if observer.stopped is not None:
             return None
         return _figures(schedule, asked, observer, comm, world, device)
+
+
+def first_life(iters: int | None, max_iter: int) -> tuple[int, int]:
+    """(iterations of the first stage before it is stopped, `iters` of the schedule as it is cut for that), the stage having
+    `max_iter`. 0: it is too short to be stopped inside.
+
+    What starts from its midst starts at the same place in both lives, or the second has that before it: else it would train a
+    piece of the first again.
+    """
+    if iters is not None:
+        return min(iters // 2, max_iter - 1), iters
+    # The second life has LEAST_ITERS or more: its place is that of the first, or no nearer to the start than the stop.
+    return min(BEFORE_STOP, max_iter - 1), LEAST_ITERS
 
 
 def _open(schedule: Schedule, folder: Path, comm: Comm) -> Keeper | None:

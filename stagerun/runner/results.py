@@ -1,7 +1,7 @@
 """The evaluation of a stage's last snapshot, and those of ensembles, as files beside them. No torch: `plan` reads them too."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from stagerun import store
@@ -18,11 +18,13 @@ def path_of(out: Path, snapshot: str) -> Path:
 
 
 def read_result(out: Path, ref: SnapshotRef) -> StageFinished | None:
-    """The result of a snapshot; None if there is none, or it can't be read or is no result (then it is made again)."""
+    """The result of a snapshot, under its stage's present name; None if there is none, or it can't be read or is no result (then it
+    is made again)."""
     try:
-        return result_of(path_of(out, ref.name).read_bytes())
+        found = result_of(path_of(out, ref.name).read_bytes())
     except (OSError, ValueError):
         return None
+    return replace(found, stage=ref.stage) if ref.trained_as else found
 
 
 def write_result(disk: store.Disk, out: Path, finished: StageFinished) -> None:

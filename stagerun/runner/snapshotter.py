@@ -27,9 +27,11 @@ class Snapshotter:
         state: TrainState,
         environment: Mapping[str, str],
         piece: bool = False,
+        id_stage: str = "",
     ) -> None:
         self.keeper, self.stage, self.parent, self.environment = keeper, stage, parent, environment
         self.spared = keeper.before_piece(stage) if piece else None
+        self.id_stage = id_stage
         self.state = state
         self.capture = Capture(state)
         self.thread: threading.Thread | None = None
@@ -70,7 +72,7 @@ class Snapshotter:
             files = {WEIGHTS: encode(self.capture.weights), MOMENTUM: encode(self.capture.momentum)}
             if self.capture.average:
                 files[AVERAGE] = encode(self.capture.average)
-            ref = self.keeper.commit(self.stage, iter, self.parent, files, progress, self.environment)
+            ref = self.keeper.commit(self.stage, iter, self.parent, files, progress, self.environment, self.id_stage)
         except StagerunError as error:
             self.error = error
             self.failures += 1

@@ -4,12 +4,8 @@ from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 
-import stagerun
 from stagerun import order
 from stagerun.comm import make_reducer, runs_of
-from stagerun.data.transform import pixels_made_by
-from stagerun.engine.augment import colours_made_by, make_augment
-from stagerun.engine.device import differences, environment
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.mixture import Mixing
 from stagerun.engine.state import TrainState
@@ -30,7 +26,7 @@ from stagerun.events import (
 )
 from stagerun.plan import State
 from stagerun.plan.render import carried_over
-from stagerun.recipe import Determinism
+from stagerun.runner.environment import environment_of, promise
 from stagerun.runner.finish import finish_stage, normalise_for, test
 from stagerun.runner.keeper import Progress, progress_of
 from stagerun.runner.resident import keep, training_batches
@@ -48,21 +44,14 @@ def train_stage(run: StageRun) -> Iterator[Event]:
     _recall(run)
     parameters = [p.tensor for p in state.solver.parameters]
     reducer = make_reducer(run.schedule.determinism, parameters, run.comm, solver.logical_workers)
-    bits = environment(run.device, run.comm.size, reducer.layout) | {
-        "stagerun": stagerun.__version__,
-        "image library": pixels_made_by(),
-    }
-    if make_augment(solver.transform) is not None:
-        bits["colour library"] = colours_made_by()
+    bits = environment_of(run.schedule, run.stage, run.device, run.comm.size)
     yield _started(run)
-    if planned.start is not None:
-        same = promise(dict(planned.start.environment), bits, run.schedule.determinism)
-        if same.warning or planned.state is State.RESUME:
-            yield same
+    if same := promise(run.schedule, planned, bits):
+        yield same
     snapshotter = None
     if run.keeper is not None:
         parent = _parent_id(run)
-        snapshotter = Snapshotter(run.keeper, run.stage, parent, state, bits, run.is_piece)
+        snapshotter = Snapshotter(run.keeper, run.stage, parent, state, bits, run.is_piece, planned.id_stage)
     loop, replacing = make_loop(run), run.images.replacing
 
     def stop() -> bool:
@@ -150,16 +139,6 @@ def requests(loop: StageLoop, iter: int, device_batch_size: int) -> Iterator[tup
     for i in range(iter, loop.max_iter):
         for worker in loop.run:
             yield loop.start_position + i * loop.batch_size + worker * device_batch_size, device_batch_size
-
-
-def promise(before: dict[str, str], now: dict[str, str], determinism: Determinism) -> Note:
-    """BIT-EXACT, or EQUIVALENT and why."""
-    changed = differences(before, now, determinism is Determinism.ELASTIC)
-    if not changed and now["device"] != "cpu":
-        return Note(text="resume with everything as before; that a GPU then gives the same bits was not verified")
-    if not changed:
-        return Note(text="resume is BIT-EXACT: same torch build, instruction set, threads, workers and reducer")
-    return Note(text="resume is EQUIVALENT, not BIT-EXACT: " + "; ".join(changed), warning=True)
 
 
 def _recall(run: StageRun) -> None:

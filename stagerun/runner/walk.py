@@ -15,12 +15,14 @@ import stagerun
 from stagerun.comm import Comm
 from stagerun.engine.update import explained
 from stagerun.errors import ExitCode, ResumeRefused
-from stagerun.events import Event, Note, RunFinished, RunStarted, Stopped
+from stagerun.events import Event, Note, Renamed, RunFinished, RunStarted, Stopped
 from stagerun.plan import Plan, PlannedStage, State
 from stagerun.plan.ensembles import PlannedEnsemble
+from stagerun.plan.renamed import names_of
 from stagerun.recipe import Ensemble, Schedule
 from stagerun.runner import results
 from stagerun.runner.ensembling import EnsembleRun, Trained, test_ensemble
+from stagerun.runner.environment import require_same
 from stagerun.runner.finish import finish_stage
 from stagerun.runner.images import Images
 from stagerun.runner.keeper import WEIGHTS, Keeper
@@ -30,6 +32,21 @@ from stagerun.runner.together import ToldByAnother, everyone, rank0
 from stagerun.snapshots import SnapshotRef
 from stagerun.spec import canonical
 from stagerun.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the functions below share, for one process life. `keeper` is rank 0's."""
+
+    schedule: Schedule
+    out: str
+    comm: Comm
+    world: World
+    device: torch.device
+    keeper: Keeper | None
+    stop: Callable[[], bool]
+    final_test_iter: int | None
+    images: Images
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,78 +86,69 @@ def run(
     begun = time.monotonic()
     _same_schedule(comm, schedule)
     with closing(Images(schedule, device)) as images:
-        trained = yield from _walk(schedule, out, comm, world, device, keeper, stop, final_test_iter, images)
+        job = Job(schedule, out, comm, world, device, keeper, stop, final_test_iter, images)
+        trained = yield from _walk(job)
     if trained is not None:
         left = keeper.plan().left_out if keeper is not None else ()
         not_chosen = tuple(s.stage.name for s in left if s.state is State.NOT_CHOSEN)
         yield RunFinished(trained=trained, seconds=time.monotonic() - begun, not_chosen=not_chosen)
 
 
-def _walk(
-    schedule: Schedule,
-    out: str,
-    comm: Comm,
-    world: World,
-    device: torch.device,
-    keeper: Keeper | None,
-    stop: Callable[[], bool],
-    final_test_iter: int | None,
-    images: Images,
-) -> Generator[Event, None, bool | None]:
+def _walk(job: Job) -> Generator[Event, None, bool | None]:
     """Whether there was anything to do; None after Stopped."""
     opened = False
-    yield from _opening(schedule, out, comm, device, keeper)
-    for name in keeper.inventory().damaged if keeper is not None else ():
+    yield from _opening(job)
+    for name in job.keeper.inventory().damaged if job.keeper is not None else ():
         yield Note(text=f"snapshot {name} is damaged and is passed over", warning=True)
     while True:
-        step, notes = _next(schedule, comm, keeper)
+        step, notes = _next(job)
         yield from notes
         if step is None:
             break
         if not opened:
-            stopped = yield from images.open(comm, world, stop)
+            stopped = yield from job.images.open(job.comm, job.world, job.stop)
             if stopped:
                 reason = "asked to stop while the images were copied; the copy goes on where it was"
-                stage, iter = _place(schedule, step)
+                stage, iter = _place(job.schedule, step)
                 yield Stopped(stage=stage, iter=iter, reason=reason)
                 return None
-            everyone(comm, images.preflight)
+            everyone(job.comm, job.images.preflight)
             opened = True
-        for event in _do(step, schedule, comm, device, keeper, stop, final_test_iter, images):
+        for event in _do(job, step):
             yield event
             if isinstance(event, Stopped):
                 return None
     return opened
 
 
-def _do(
-    step: Step | EnsembleStep,
-    schedule: Schedule,
-    comm: Comm,
-    device: torch.device,
-    keeper: Keeper | None,
-    stop: Callable[[], bool],
-    final_test_iter: int | None,
-    images: Images,
-) -> Iterator[Event]:
+def _do(job: Job, step: Step | EnsembleStep) -> Iterator[Event]:
     """Collective; the last event may be Stopped."""
     if isinstance(step, EnsembleStep):
-        ensemble, trained = step.ensemble, step.trained
-        together = EnsembleRun(schedule, ensemble, comm, device, images, stop, keeper, trained, final_test_iter)
+        together = EnsembleRun(
+            schedule=job.schedule,
+            ensemble=step.ensemble,
+            comm=job.comm,
+            device=job.device,
+            images=job.images,
+            stop=job.stop,
+            keeper=job.keeper,
+            trained=step.trained,
+            final_test_iter=job.final_test_iter,
+        )
         yield from test_ensemble(together)
         return
     stage_run = StageRun(
-        schedule,
-        step.planned,
-        step.number,
-        comm,
-        device,
-        images,
-        stop,
-        keeper,
-        step.iterations_left,
-        step.files,
-        final_test_iter,
+        schedule=job.schedule,
+        planned=step.planned,
+        number=step.number,
+        comm=job.comm,
+        device=job.device,
+        images=job.images,
+        stop=job.stop,
+        keeper=job.keeper,
+        iterations_left=step.iterations_left,
+        files=step.files,
+        final_test_iter=job.final_test_iter,
     )
     done = step.planned.state is State.DONE
     # A GPU may be too small for the weights alone, too.
@@ -148,23 +156,29 @@ def _do(
         yield from finish_stage(stage_run, restored(stage_run)) if done else train_stage(stage_run)
 
 
-def _opening(schedule: Schedule, out: str, comm: Comm, device: torch.device, keeper: Keeper | None) -> Iterator[Event]:
+def _opening(job: Job) -> Iterator[Event]:
+    schedule, comm, keeper = job.schedule, job.comm, job.keeper
+
     def left() -> int:
         assert keeper is not None
         return keeper.plan().iterations_left
 
     yield RunStarted(
         schedule=schedule.name,
-        out=out,
+        out=job.out,
         workers=comm.size,
-        device=str(device),
+        device=str(job.device),
         threads=torch.get_num_threads(),
         stages=tuple(stage.name for stage in schedule.stages if stage.enabled),
         iterations=sum(stage.solver.max_iter for stage in schedule.stages if stage.enabled),
         iterations_left=int(str(rank0(comm, left))),
         version=stagerun.__version__,
         ensembles=tuple(ensemble.name for ensemble in schedule.ensembles),
+        disabled=tuple(stage.name for stage in schedule.stages if not stage.enabled),
     )
+    taken = names_of(keeper.inventory()) if keeper is not None else {}
+    for name in dict.fromkeys(taken.values()):
+        yield Renamed(stage=name, snapshots=tuple(snapshot for snapshot, stage in taken.items() if stage == name))
 
 
 def _place(schedule: Schedule, step: Step | EnsembleStep) -> tuple[str, int]:
@@ -175,12 +189,13 @@ def _place(schedule: Schedule, step: Step | EnsembleStep) -> tuple[str, int]:
     return last.name, last.solver.max_iter
 
 
-def _next(schedule: Schedule, comm: Comm, keeper: Keeper | None) -> tuple[Step | EnsembleStep | None, list[Note]]:
+def _next(job: Job) -> tuple[Step | EnsembleStep | None, list[Note]]:
     """Rank 0's decision, on every rank. Collective.
 
     A start snapshot that turns out damaged is set aside, and the plan is made again without it: training then goes on from
     the one before, at the cost of the iterations in between.
     """
+    schedule, comm, keeper = job.schedule, job.comm, job.keeper
     found: list[Step | EnsembleStep | None] = []
     notes: list[Note] = []
 
@@ -188,6 +203,7 @@ def _next(schedule: Schedule, comm: Comm, keeper: Keeper | None) -> tuple[Step |
         assert keeper is not None
         while True:
             plan = keeper.plan()
+            require_same(plan, job.device, comm.size)
             waiting = results.unfinished(plan, keeper.out)
             ready = [] if waiting else results.ready_ensembles(plan, keeper.out)
             if ready:

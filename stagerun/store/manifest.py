@@ -29,7 +29,8 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """`content` names the files that make up `id`; the rest may say when and where, and train to the same bits."""
+    """`content` names the files that make up `id`; the rest may say when and where, and train to the same bits. `id_stage` is the
+    stage's name in `id` where the stage had another when it began; '' else."""
 
     place: Place
     parent: str
@@ -37,12 +38,14 @@ class Manifest:
     environment: Mapping[str, str]
     files: Mapping[str, FileEntry]
     content: tuple[str, ...]
+    id_stage: str = ""
 
     @property
     def id(self) -> str:
         """sha256 over stage, iter and the digests of the content."""
         digests = [[name, self.files[name].sha256] for name in sorted(self.content)]
-        return hashlib.sha256(json.dumps([self.place.stage, self.place.iter, digests]).encode()).hexdigest()
+        stage = self.id_stage or self.place.stage
+        return hashlib.sha256(json.dumps([stage, self.place.iter, digests]).encode()).hexdigest()
 
     def ref(self) -> SnapshotRef:
         return SnapshotRef(
@@ -55,6 +58,7 @@ class Manifest:
             identity=self.identity,
             environment=self.environment,
             bytes=sum(entry.size for entry in self.files.values()),
+            id_stage=self.id_stage,
         )
 
 
@@ -81,6 +85,8 @@ def encode(manifest: Manifest) -> bytes:
         "files": {name: {"size": e.size, "sha256": e.sha256} for name, e in manifest.files.items()},
         "content": list(manifest.content),
     }
+    if manifest.id_stage:
+        body["id_stage"] = manifest.id_stage
     text = (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()
     return text + hashlib.sha256(text).hexdigest().encode() + b"\n"
 
@@ -130,6 +136,7 @@ def _manifest(body: "_Fields") -> Manifest:
         environment=body.text_map("environment"),
         files=files,
         content=content,
+        id_stage=body.text("id_stage") if "id_stage" in body.value else "",
     )
     if body.text("id") != manifest.id:
         raise ValueError("id")

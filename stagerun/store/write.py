@@ -45,12 +45,13 @@ def commit(
     parent: str = "",
     identity: Mapping[str, str],
     environment: Mapping[str, str],
+    id_stage: str = "",
 ) -> SnapshotRef:
     """Writes a snapshot; when it returns, the snapshot is complete, on the disk, and was looked at again.
 
-    `files` are contiguous bytes by name (letters, digits, `.`, `_`, `-`); `content` names those that make up the id.
-    For rank 0, holding the lock; it may run in a thread of its own, one at a time. StorageError or PermissionDenied if
-    it can't be written: what was there before is unharmed, and what was begun is deleted where that is possible. A
+    `files` are contiguous bytes by name (letters, digits, `.`, `_`, `-`); `content` names those that make up the id, in
+    which the stage is called `id_stage` if that is given. For rank 0, holding the lock; it may run in a thread of its own, one at a
+    time. StorageError or PermissionDenied if it can't be written: what was there before is unharmed, and what was begun is deleted where that is possible. A
     snapshot is never overwritten: StorageError if one of that name is there, whatever state it is in.
     """
     check_names(files, content)
@@ -72,6 +73,7 @@ def commit(
             environment=dict(environment),
             files=entries,
             content=tuple(sorted(content)),
+            id_stage=id_stage if id_stage != stage else "",
         )
         writing = f"write {MANIFEST} of snapshot {name}"
         _write(disk, temp / MANIFEST, memoryview(encode(manifest)))

@@ -1,0 +1,120 @@
+"""What the bits of a stage depend on besides its definition, and what is promised where it goes on."""
+
+from collections.abc import Iterator
+
+import torch
+
+import stagerun
+from stagerun.comm import layout_of
+from stagerun.data.transform import pixels_made_by
+from stagerun.engine.augment import colours_made_by
+from stagerun.engine.device import differences, environment
+from stagerun.errors import ResumeRefused
+from stagerun.events import Note
+from stagerun.plan import Lost, Plan, PlannedStage, State
+from stagerun.recipe import Determinism, Schedule, Stage
+from stagerun.snapshots import SnapshotRef
+from stagerun.text import count
+
+
+def environment_of(schedule: Schedule, stage: Stage, device: torch.device, workers: int) -> dict[str, str]:
+    """Stored in the stage's snapshots, and compared with those that it goes on from."""
+    found = environment(device, workers, layout_of(schedule.determinism, workers)) | {
+        "stagerun": stagerun.__version__,
+        "image library": pixels_made_by(),
+    }
+    if stage.solver.transform.changes_colours:
+        found["colour library"] = colours_made_by()
+    return found
+
+
+def promise(schedule: Schedule, planned: PlannedStage, now: dict[str, str]) -> Note | None:
+    """BIT-EXACT, or EQUIVALENT and why, on rank 0. A stage that starts has nothing to be exact to, and tells only that its
+    environment is not its parent's."""
+    piece = planned.until is not None
+    before = planned.like if piece else planned.start
+    if before is None:
+        return None
+    changed = _changed(schedule, before, now)
+    what = f"{planned.label} again" if piece else "resume"
+    like = f", before: {before.name}" if piece else ""
+    if changed:
+        return Note(text=f"{what} is EQUIVALENT, not BIT-EXACT{like}: " + "; ".join(changed), warning=True)
+    if not piece and planned.state is not State.RESUME:
+        return None
+    if now["device"] != "cpu":
+        return Note(
+            text=f"{what} with everything as before{like}; that a GPU then gives the same bits was not verified"
+        )
+    return Note(text=f"{what} is BIT-EXACT{like}: same torch build, instruction set, threads, workers and reducer")
+
+
+def require_same(plan: Plan, device: torch.device, workers: int) -> None:
+    """ResumeRefused where the plan would bring back a snapshot that is gone, in another environment than it was made in, though
+    stages came from there that count: they would be stale afterwards. What --redo or --keep names is let be."""
+    schedule = plan.schedule
+    texts: list[str] = []
+    names: dict[str, None] = {}
+    ways: dict[str, None] = {}
+    for lost in plan.lost:
+        if lost.like is None or not lost.unasked:
+            continue
+        now = environment_of(schedule, schedule.stage(lost.stage), device, workers)
+        changed = _changed(schedule, lost.like, now)
+        if changed:
+            texts.append("\n".join(_refusal(lost, lost.like, changed)))
+            names |= dict.fromkeys(lost.unasked)
+            ways[_as_before(dict(lost.like.environment), now, changed)] = None
+    if texts:
+        same = f"{next(iter(ways))}; or " if len(ways) == 1 else ""
+        these = list(_options(schedule, list(names)))
+        redo, keep = (" ".join(f"--{word} {name}" for name in these) for word in ("redo", "keep"))
+        raise ResumeRefused(
+            "\n".join(texts),
+            f"{same}`{redo}` goes on here and, if other bits come, trains what came from there and what follows from it again; "
+            f"`{keep}`, now and in later runs, keeps those snapshots as they are",
+        )
+
+
+def _changed(schedule: Schedule, before: SnapshotRef, now: dict[str, str]) -> list[str]:
+    return differences(dict(before.environment), now, schedule.determinism is Determinism.ELASTIC)
+
+
+def _refusal(lost: Lost, like: SnapshotRef, changed: list[str]) -> Iterator[str]:
+    stages = ", ".join(f"`{name}`" for name in lost.unasked)
+    where = f"the end of `{lost.stage}`" if lost.end else f"`{lost.stage}@{lost.iter}`"
+    yield (
+        f"{where} is gone and would be trained again, in another environment than before ({like.name}); "
+        f"with other bits {stages}, which came from there, would be stale"
+    )
+    yield from (f"  {change}" for change in changed)
+
+
+def _as_before(before: dict[str, str], now: dict[str, str], changed: list[str]) -> str:
+    """How to come to the environment of before."""
+    names = [change.split(":")[0] for change in changed]
+    chosen: list[str] = [n for n in ("workers", "threads") if n in names and n in before]
+    asked = []
+    if "workers" in chosen:
+        asked.append(f"with {count(int(before['workers']), 'worker')} (on one machine `--nproc {before['workers']}`)")
+    if "threads" in chosen:
+        asked.append(f"with `--threads {before['threads']}`")
+    # Of the two ways to add up without a tree the number of workers decides.
+    if "workers" in chosen and "tree" not in (before.get("reducer"), now["reducer"]):
+        chosen.append("reducer")
+    other = ["`determinism`" if n == "reducer" else n for n in names if n not in chosen]
+    if other:
+        asked.append(f"with {', '.join(other)} as {'it was' if len(other) == 1 else 'they were'} then")
+    return "run " + " and ".join(asked)
+
+
+def _options(schedule: Schedule, names: list[str]) -> Iterator[str]:
+    """Names for an option: that of a block whose stages are all meant stands for them."""
+    told: set[str] = set()
+    for name in names:
+        group = schedule.stage(name).group
+        members = [s.name for s in schedule.stages if s.group == group and s.enabled]
+        word = group if group is not None and set(members) <= set(names) else name
+        if word not in told:
+            told.add(word)
+            yield word
