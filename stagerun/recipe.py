@@ -374,6 +374,12 @@ class Schedule:
                 return stage
         raise KeyError(name)
 
+    def start_iter(self, stage: Stage) -> int:
+        """Updates of its parent that a stage starts after; 0 from the seed."""
+        if stage.parent is None:
+            return 0
+        return self.stage(stage.parent).solver.max_iter if stage.parent_iter is None else stage.parent_iter
+
     def branch_points(self, name: str) -> tuple[int, ...]:
         """The iterations of a stage, before its end, at which another one starts: growing."""
         last = self.stage(name).solver.max_iter

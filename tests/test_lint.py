@@ -26,6 +26,7 @@ stage { name: "b" }
 """
 A = 'base_lr: 0.1\nlr_policy: "poly_cyc"\npower: 1\nmax_iter: 100\nlr_iter: 200\n'  # 0.1 -> 0.05
 B = 'base_lr: 0.05\nlr_policy: "poly"\npower: 2\nmax_iter: 50\n'
+KNOTS = 'lr_policy: "piecewise_linear" knot { epoch: 0 factor: 1 } knot { epoch: 5 factor: 1 }'
 LARGE = SCHEDULE.replace("batch_size: 100 device", "batch_size: 4096 device").replace(
     "device_batch_size: 10", "device_batch_size: 32"
 )
@@ -57,19 +58,24 @@ FIRES = {
         ({"b": B.replace("0.05", "0.5") + "warmup_iter: 5\nwarmup_start_lr: 0.4"}, "b.prototxt:6:18"),
         ({"b": B.replace("poly", "inv") + "gamma: 1 warmup_iter: 20"}, "b.prototxt:5:23"),
         ({"schedule": SCHEDULE.replace('name: "b"', 'name: "b" from: "a@20"'), "b": B.replace("0.05", "0.3")}, "b.prototxt:1:10"),
+        ({"b": 'base_lr: 0.05 max_iter: 50\nlr_policy: "multistep" stepvalue: [20, 40] gamma: 10'}, "b.prototxt:2:51"),
+        ({"b": f'base_lr: 0.05 max_iter: 100\n{KNOTS} knot {{ epoch: 5 factor: 50 }}'}, "b.prototxt:2:31"),
+        ({"b": 'base_lr: 0.05 max_iter: 50 warmup_iter: 5 decay_from: WARMUP_END\nlr_policy: "step" stepsize: 20 gamma: 10'}, "b.prototxt:2:39"),
     ],
     "warmup-start": [
         ({"a": A + "warmup_iter: 10 warmup_start_lr: 0.2"}, "a.prototxt:6:34"),
         ({"schedule": SCHEDULE.replace("momentum: 0.9", "momentum: 0.9 warmup_start_lr: 0.12"), "a": A + "warmup_iter: 10"}, "schedule.prototxt:5:72"),
+        ({"b": 'base_lr: 0.05 lr_policy: "one_cycle" max_iter: 50 peak_iter: 9\nstart_lr: 0.06'}, "b.prototxt:2:11"),
     ],
     "zero-parent": [
         ({"a": A.replace("200", "100")}, "b.prototxt:1:10"),
         ({"a": A.replace("200", "100").replace("power: 1", "power: 2"), "b": B + "warmup_iter: 5"}, "b.prototxt:1:10"),
-        ({"a": A.replace("poly_cyc", "cosine")}, "b.prototxt:1:10"),
+        ({"a": 'base_lr: 0.1 lr_policy: "cosine" max_iter: 100'}, "b.prototxt:1:10"),
         ({"a": 'base_lr: 0 lr_policy: "fixed" max_iter: 1'}, "b.prototxt:1:10"),
     ],
     "lr-batch": [
-        ({"schedule": NO_DECAY, "a": LARGE_A.replace("1.6", "16"), "b": LARGE_B.replace("0.8", "8")}, "a.prototxt:1:25"),
+        ({"schedule": NO_DECAY, "a": LARGE_A.replace("1.6", "16"), "b": LARGE_B}, "a.prototxt:1:25"),
+        ({"schedule": NO_DECAY, "a": LARGE_A, "b": LARGE_B.replace("0.8", "48") + "warmup_iter: 5"}, "b.prototxt:1:10"),
         ({"schedule": NO_DECAY, "a": LARGE_A.replace("1.6", "0.2"), "b": LARGE_B.replace("0.8", "0.1")}, "a.prototxt:1:25"),
         ({"schedule": NO_DECAY.replace("momentum: 0.9", 'momentum: 0.9 type: "LARS"'), "a": LARGE_A, "b": LARGE_B}, "a.prototxt:1:25"),
     ],
@@ -87,11 +93,20 @@ FIRES = {
         ({"a": A.replace("max_iter: 100", "max_iter: 100 # 11-12 epochs")}, "a.prototxt:4:17"),
         ({"b": B.replace("max_iter: 50", "max_iter: 50 # 5 epochs, 1,050 iterations")}, "b.prototxt:4:26"),
         ({"schedule": SCHEDULE.replace("snapshot: 10", "snapshot: 10 # every 2 epochs")}, "schedule.prototxt:5:95"),
+        ({"a": A.replace("max_iter: 100", "# 25 epochs\nmax_iter: 100")}, "a.prototxt:4:3"),
+        ({"a": A.replace("max_iter: 100", "max_iter: 100 # 25 ep.")}, "a.prototxt:4:17"),
+        ({"b": B.replace("max_iter: 50", "  ## i.e. 6 ep = 50 iterations:\n\tmax_epoch: 5")}, "b.prototxt:4:11"),
     ],
     "unsaved-work": [
         ({"a": A.replace("100", "100000").replace("200", "200000") + 'clear: "snapshot"'}, "a.prototxt:4:11"),
         ({"a": A.replace("100", "900000").replace("200", "1800000") + "snapshot: 90000"}, "a.prototxt:6:11"),
         ({"b": B + "snapshot: 51"}, "b.prototxt:5:11"),
+    ],
+    "unread-field": [
+        ({"b": B + "stepvalue: 30"}, "b.prototxt:5:12"),
+        ({"a": A + "warmup_start_lr: 0.01"}, "a.prototxt:6:18"),
+        ({"schedule": SCHEDULE.replace("momentum: 0.9", "momentum: 0.9 momentum2: 0.9")}, "schedule.prototxt:5:66"),
+        ({"schedule": SCHEDULE.replace('"b" }', '"b" sweep { name: "x" solver { gamma: 2 } } sweep { name: "y" } }')}, "schedule.prototxt:9:53"),
     ],
     "no-test": [
         ({"schedule": SCHEDULE.replace('val { source: "val" images: 200 }', "")}, "schedule.prototxt:3:24"),
@@ -104,6 +119,10 @@ PASSES = {
         {"b": B.replace("0.05", "0.14")},
         {"b": B.replace("0.05", "0.002")},
         {"b": B + "warmup_iter: 5"},  # from 0.05 to 0, and up
+        {"b": f"base_lr: 0.05 max_iter: 100\n{KNOTS} knot {{ epoch: 5 factor: 2.5 }}"},
+        {"b": f"base_lr: 0.05 max_iter: 100\n{KNOTS} knot {{ epoch: 5.3 factor: 50 }}"},  # a ramp
+        {"b": 'base_lr: 0.05 max_iter: 50\nlr_policy: "multistep" stepvalue: [20, 70] gamma: 3'},
+        {"b": f'base_lr: 0.05 max_iter: {2**63 - 1}\nlr_policy: "step" stepsize: 1 gamma: 1'},
         {"b": B.replace("0.05", "0.4") + "batch_size: 800"},  # the same for each image
         {"b": B.replace("0.05", "0.001") + 'type: "Adam"'},
         {"a": A.replace("poly_cyc", "plateau") + "gamma: 0.1 plateau_winsize: 10", "b": B.replace("0.05", "0.001")},
@@ -113,6 +132,7 @@ PASSES = {
     "warmup-start": [
         {"a": A + "warmup_iter: 10 warmup_start_lr: 0.1"},
         {"a": A + "warmup_start_lr: 0.2"},
+        {"b": 'base_lr: 0.05 lr_policy: "one_cycle" max_iter: 50 peak_iter: 9 start_lr: 0.05'},
     ],
     "zero-parent": [
         {"a": A.replace("200", "110").replace("power: 1", "power: 2"), "b": B.replace("0.05", "0.001")},
@@ -126,6 +146,7 @@ PASSES = {
     "lr-batch": [
         {"a": A.replace("0.1", "16"), "b": B.replace("0.05", "8")},  # batch 100
         {"schedule": NO_DECAY, "a": LARGE_A, "b": LARGE_B.replace("0.8", "0.08")},  # a collapse
+        {"schedule": NO_DECAY, "a": LARGE_A, "b": LARGE_B.replace("0.8", "6")},
         {"schedule": NO_DECAY.replace("momentum: 0.9", 'momentum: 0.9 type: "LARS"'), "a": LARGE_A.replace("1.6", "10"), "b": LARGE_B.replace("0.8", "5")},
         {"schedule": NO_DECAY.replace("momentum: 0.9", 'momentum: 0.9 type: "LAMB"'), "a": LARGE_A.replace("1.6", "0.01"), "b": LARGE_B.replace("0.8", "0.01")},
         {"schedule": NO_DECAY, "a": LARGE_A.replace("1.6", "0.1") + "base_lr_batch: 256", "b": LARGE_B},
@@ -146,7 +167,17 @@ PASSES = {
         {"a": A.replace("max_iter: 100", "max_iter: 100 # until epoch 25; see 7 and 8")},
         {"a": A.replace("base_lr: 0.1", "base_lr: 0.1 # 25 epochs")},
         {"a": "# 25 epochs, 300 iterations\n" + A},
+        {"a": A.replace("max_iter: 100", "# after 60 epochs of the trunk\nmax_iter: 100")},
+        {"a": A.replace("max_iter: 100", "# 10 epochs = 100 iterations\nmax_iter: 100")},
+        {"a": A.replace("max_iter: 100", "# 25 epochs\n\nmax_iter: 100")},
+        {"a": A.replace("max_iter: 100", "max_iter: 100 # 10 ep.")},
+        {"a": A.replace("poly_cyc", "multistep") + "gamma: 1 stepvalue_epoch: [5, 10] # epochs 5 and 10 of 25 epochs"},
         {"a": A.replace("poly_cyc", "multistep") + "gamma: 1 stepvalue: [50, 70] # and at 7 epochs"},
+    ],
+    "unread-field": [
+        {"schedule": SCHEDULE.replace("momentum: 0.9", "momentum: 0.9 lr_iter: 200"), "a": A.replace("lr_iter: 200", "")},
+        {"schedule": SCHEDULE.replace("momentum: 0.9", "momentum: 0.9 warmup_start_lr: 0.01"), "b": B + "warmup_iter: 2"},
+        {"changes": ("b.stepvalue=30",)},
     ],
     "unsaved-work": [
         {"a": A.replace("100", "70000").replace("200", "140000") + 'clear: "snapshot"'},

@@ -150,8 +150,20 @@ def test_any_number_of_wrong_sets() -> None:
 
 
 def test_a_stages_file_outranks_set_for_all_and_yields_to_set_for_it() -> None:
-    schedule = read(a=A + "momentum: 0.7", changes=("solver.momentum=0.5", "b.momentum=0.3"))
-    assert [s.solver.momentum for s in schedule.stages] == [0.7, 0.3]
+    third = SCHEDULE + 'stage { name: "c" solver: "b.prototxt" }'
+    schedule = read(third, a=A + "momentum: 0.7", changes=("solver.momentum=0.5", "b.momentum=0.3"))
+    assert [s.solver.momentum for s in schedule.stages] == [0.7, 0.3, 0.5]
+
+
+def test_a_set_for_all_that_reaches_no_stage_is_a_mistake() -> None:
+    for name in ("solver.max_iter", "solver.max_epoch", "solver.base_lr"):
+        assert messages(changes=(f"{name}=3",)) == [f"`{name}` reaches no stage: each sets its own"]
+    # One stage is enough, as is part of a message; and nothing is said beside a file that can't be read.
+    assert read(a=A.replace("max_epoch: 2.5", ""), changes=("solver.max_iter=9",)).stage("a").solver.max_iter == 9
+    with_own = A + "transform_param { crop_size: 20 }"
+    changed = read(a=with_own, changes=("solver.transform_param.pad=1", "solver.transform_param.mirror=false"))
+    assert [s.solver.transform.pad for s in changed.stages] == [0, 1]
+    assert not any("reaches" in m for m in messages(a="base_lr: 0.1 max_iter: ", changes=("solver.max_iter=9",)))
 
 
 def test_origins() -> None:

@@ -47,15 +47,16 @@ COMMENTS: dict[str, str] = {
         "One stage of the schedule: a name, a file, and the stage it starts from."
     ),
     "StageEntry.name": (
-        "Name of the stage, used in snapshots, logs and `--set`. Letters, digits, `_` and `-`. Required."
+        "Name of the stage, used in snapshots, logs and `--set`. Training doesn't depend on it: what was trained under another name\n"
+        "that the schedule no longer has is still this stage's. Letters, digits, `_` and `-`. Required."
     ),
     "StageEntry.solver": (
         "The stage's own Solver file, relative to the schedule's folder. Default: NAME.prototxt."
     ),
     "StageEntry.from": (
         "The stage this one starts from. Default: the stage above; of the first stage, and with `from: \"\"`, freshly drawn weights.\n"
-        "`from: \"main@7638\"` starts from `main` as it is after 7638 of its iterations: a snapshot is then taken there and kept, for a\n"
-        "stage that is not enabled too. Several make a stage for each, named NAME_PARENT: `collapse_cyc1` and `collapse_cyc2`,\n"
+        "`from: \"main@7638\"` starts from `main` as it is after 7638 of its iterations (never epochs): a snapshot is then taken there and\n"
+        "kept, for a stage that is not enabled too. Several make a stage for each, named NAME_PARENT: `collapse_cyc1` and `collapse_cyc2`,\n"
         "`collapse_main_7638`. New in stagerun (the part of Caffe's `--weights`)."
     ),
     "StageEntry.enabled": (
@@ -92,8 +93,8 @@ COMMENTS: dict[str, str] = {
         "How the members become one. Default: MEAN_PROBABILITY."
     ),
     "Ensemble.batch_norm_iter": (
-        "Of WEIGHT_AVERAGE: iterations of the first member's training images, from the start of its epoch 0, over which the\n"
-        "BatchNorm statistics of the averaged network are taken anew. 1 or more."
+        "Of WEIGHT_AVERAGE: iterations (not epochs) of the first member's training images, from the start of its epoch 0, over which\n"
+        "the BatchNorm statistics of the averaged network are taken anew. 1 or more."
     ),
     "EnsembleRule.MEAN_PROBABILITY": (
         "The mean of the members' softmax probabilities."
@@ -361,8 +362,9 @@ COMMENTS: dict[str, str] = {
         "Where the policy counts its iterations from. Default: STAGE_START. New in stagerun."
     ),
     "Solver.policy_start_iter": (
-        "The iteration that warm-up and policies read at the first update of the stage. 0 as in Caffe; 1 for recipes that count an\n"
-        "update before they look up its rate, as cifar10-fast and fast.ai do. 0 or more. New in stagerun."
+        "The iteration that warm-up and policies read at the first update of the stage, those of momentum and weight decay among them\n"
+        "(decay_from, in contrast, is of the learning rate alone). 0 as in Caffe; 1 for recipes that count an update before they look\n"
+        "up its rate, as cifar10-fast and fast.ai do. 0 or more. New in stagerun."
     ),
     "Solver.policy_start_epoch": (
         "The same in epochs. New in stagerun."
@@ -395,7 +397,8 @@ COMMENTS: dict[str, str] = {
         "The same in epochs. New in stagerun."
     ),
     "Solver.average_loss": (
-        "Iterations whose mean is the loss that `plateau` looks at. 1 or more. Caffe's, where the log shows it too."
+        "Iterations, not epochs, whose mean is the loss that `plateau` looks at. Other policies don't read it: Caffe's log shows that\n"
+        "mean, ours each iteration's own loss. 1 or more. Caffe's."
     ),
     "Solver.max_iter": (
         "Iterations (weight updates) of the stage. 1 or more. This or max_epoch is required. Caffe's."
@@ -413,7 +416,7 @@ COMMENTS: dict[str, str] = {
     ),
     "Solver.iter_size": (
         "Forward passes per weight update, over the whole job: another way to say device_batch_size = batch_size / iter_size.\n"
-        "With one worker it is Caffe's field of this name."
+        "Caffe's word, but Caffe multiplies: there an update has batch_size * iter_size images per worker, here batch_size in all."
     ),
     "Solver.type": (
         "Solver type, how a gradient g moves a weight w. In Caffe's form: `SGD`, `Nesterov`, `AdaGrad`, `RMSProp`, `AdaDelta`,\n"
@@ -557,8 +560,9 @@ COMMENTS: dict[str, str] = {
         "Caffe's."
     ),
     "DecayFrom.WARMUP_END": (
-        "The end of the warm-up: the policy starts there, at its own iteration 0, and reaches its end at the end of the stage.\n"
-        "Iterations of its other fields (lr_iter, stepvalue, knots, ...) are counted from there too."
+        "The end of the warm-up: the policy starts there, at its own iteration 0, and reaches its end at the end of the stage, with\n"
+        "policy_start_iter that many iterations earlier. Iterations of its other fields (lr_iter, stepvalue, knots, ...) are counted\n"
+        "from there too."
     ),
     "Knot": (
         "A point of a line. Either iter or epoch is required."

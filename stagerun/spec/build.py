@@ -183,11 +183,12 @@ def _facts(
             origin = recipe.Origin(_written(entry), layers.layer_of(span, schedule), span)
             yield Fact(key, _canonical(entry), counts, origin)
         else:
-            text = derived.get(key) or _default(field)
+            text = derived.get(key) or default_text(field)
             yield Fact(key, text, counts, recipe.Origin(text, "default"))
 
 
-def _default(field: FieldDescriptor) -> str:
+def default_text(field: FieldDescriptor) -> str:
+    """The default that the .proto states, as a Fact has it."""
     value = tree.default(field)
     return ("[]" if field.is_repeated else NONE) if value is None else tree.canonical(value, field)
 
@@ -216,5 +217,5 @@ def _canonical(entry: Entry) -> str:
 def _message(block: Block) -> str:
     """A message of scalars on one line, defaults spelt out; a field that is not written and has none is left out."""
     entries = ((f, block.entries.get(f.name)) for f in block.kind.fields)
-    texts = ((f.name, _canonical(e) if e else _default(f)) for f, e in entries)
+    texts = ((f.name, _canonical(e) if e else default_text(f)) for f, e in entries)
     return "{ " + " ".join(f"{name}: {text}" for name, text in texts if text != NONE) + " }"

@@ -5,10 +5,8 @@ from typing import Any
 
 from stagerun import recipe
 from stagerun.spec.build_transform import number, whole
+from stagerun.spec.values import RATES
 from stagerun.spec.view import View
-
-# What base_lr_batch multiplies.
-RATES = ("base_lr", "warmup_start_lr", "start_lr", "end_lr")
 
 
 def rate_settings(view: View, images: int | None) -> dict[str, Any]:

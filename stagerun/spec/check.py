@@ -160,8 +160,8 @@ def _mixtures(stage: str, view: View, problems: Problems) -> None:
 
 
 def _warm_up(stage: str, view: View, problems: Problems) -> None:
-    warm_up, length = view.whole("warmup_iter"), view.whole("max_iter")
-    if warm_up and length and warm_up > length:
+    warm_up, length, start = (view.whole(name) for name in ("warmup_iter", "max_iter", "policy_start_iter"))
+    if warm_up and length and warm_up - (start or 0) > length:
         place = layers.higher(view, "warmup_iter", "max_iter")
         message = f"the warm-up of {warm_up} iterations is longer than the stage, which has {length}"
         problems.add(place, message, f"stage `{stage}`: {_origin(view, 'max_iter')}; {_origin(view, 'warmup_iter')}")
@@ -219,7 +219,8 @@ def _peak(stage: str, view: View, problems: Problems) -> None:
         return
     message = f"the peak at iteration {peak} does not come before the end of the stage, which has {length}"
     if after:
-        message = f"the peak {peak} iterations after the warm-up of {after} does not come before the end of the stage, which has {length}"
+        where = f"{peak} iterations after the warm-up of {after}"
+        message = f"the peak {where} does not come before the end of the stage, which has {length}"
     place = layers.higher(view, "peak_iter", "max_iter")
     problems.add(place, message, f"stage `{stage}`: {_origin(view, 'max_iter')}; {_origin(view, 'peak_iter')}")
 

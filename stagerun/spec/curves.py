@@ -5,8 +5,8 @@ import math
 from collections.abc import Sequence
 
 from stagerun import recipe, schedule
-from stagerun.errors import listing
-from stagerun.spec import layers, tree
+from stagerun.errors import Span, listing
+from stagerun.spec import tree
 from stagerun.spec.build_rate import curve
 from stagerun.spec.knots import check_knots
 from stagerun.spec.problems import Problems
@@ -102,7 +102,7 @@ def _wrong(name: str, value: float, found: recipe.Curve, solver: recipe.Solver, 
     return f"is {now:.6g}, and must be below 1," if name == "momentum" and now >= 1 else ""
 
 
-def _place(view: View, message: View, found: recipe.Curve, name: str) -> "layers.Span":
+def _place(view: View, message: View, found: recipe.Curve, name: str) -> Span:
     """The field of the policy that says how far it goes."""
     field = {"poly": "policy", "exp_epoch": "gamma", "piecewise_linear": "knot"}.get(found.policy, "end_value")
     return message.place(field) if field in message.block.entries else view.place(f"{name}_policy")

@@ -22,7 +22,8 @@ _TYPES = {
 
 def help_text(name: str) -> str:
     """The manual of a field (`base_lr`, `Solver.base_lr`, `transform_param.crop_size`, `solver.base_lr`), a message or
-    an enum, or of the field that has such a value (`poly_cyc`, `LARS`); an overview for ''. A name that several messages have prints all of them. UsageError for an unknown name.
+    an enum, or of the field that has such a value (`poly_cyc`, `LARS`); an overview for ''. A name that several messages have
+    prints all of them. UsageError for an unknown name.
     """
     if not name:
         return _overview()

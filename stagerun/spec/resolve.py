@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from stagerun import recipe
 from stagerun.errors import RecipeError, Span
-from stagerun.spec import build, check, ensembles, layers, override, ranges, stages, tree
+from stagerun.spec import build, check, ensembles, layers, override, ranges, stages, tree, unreached, values
 from stagerun.spec.model import check_model
 from stagerun.spec.override import Override
 from stagerun.spec.parse import parse
@@ -130,7 +130,7 @@ def _settings(
     base += _as_layer([replace(c, path=c.path[1:]) for c in shared])
     layers.check_layers(base, problems)
     inherited = _deep(layers.merge(base), [replace(c, path=c.path[1:]) for c in shared])
-    settings = {}
+    merged_by_name, settings = {}, {}
     for node in found:
         swept = [node.sweep] if node.sweep is not None else []
         stack = [inherited, files[node.name], *swept]
@@ -142,7 +142,9 @@ def _settings(
         layers.check_layers(stack, problems)
         lifted = frozenset(entry.place for block in swept for _, entry in block.walk())
         merged = replace(merged, place=files[node.name].place, lifted=lifted)
+        merged_by_name[node.name] = merged
         settings[node.name] = layers.in_iterations(merged, images, problems)
+    unreached.check(shared, merged_by_name, problems)
     return settings
 
 
@@ -264,7 +266,7 @@ def _stage(node: Node, block: Block, seed: int, images: int, shared: Sequence[bu
         name=node.name,
         parent=node.parent,
         solver=solver,
-        identity={f.key: f.text for f in found if f.identity},
+        identity={f.key: f.text for f in found if f.identity and values.is_read(f.key, solver.lr_policy)},
         origins={f.key: _from_sweep(f.origin, block) for f in found},
         span=node.place,
         parent_iter=node.parent_iter,

@@ -149,11 +149,13 @@ def _starts(block: Block, name: str, above: Sequence[Node], problems: Problems, 
 def _once(entry: Entry, name: str, problems: Problems) -> Iterator[Value]:
     seen: set[object] = set()
     for value in entry.values:
-        if value.value in seen:
-            problems.add(value.span, f"stage `{name}` starts twice from `{shown(str(value.value))}`", "name it once")
+        parent, mark, digits = str(value.value).partition("@")
+        start = f"{parent}{mark}{digits.lstrip('0')}"
+        if start in seen:
+            problems.add(value.span, f"stage `{name}` starts twice from `{shown(start)}`", "name it once")
         else:
             yield value
-        seen.add(value.value)
+        seen.add(start)
 
 
 def _start(value: Value, name: str, problems: Problems) -> _Start:
@@ -252,7 +254,7 @@ def _with_disabled(found: Sequence[Node]) -> list[Node]:
 
 def check_branches(found: Sequence[Node], lengths: Mapping[str, int], problems: Problems) -> list[Node]:
     """The nodes, where an iteration that is the parent's last is its end. `lengths` has the iterations of the stages that
-    are known. Reports iterations that a parent doesn't have.
+    are known. Reports iterations that a parent doesn't have, and an end that is written both ways.
     """
 
     def checked(node: Node) -> Node:
@@ -267,7 +269,22 @@ def check_branches(found: Sequence[Node], lengths: Mapping[str, int], problems: 
             problems.add(node.parent_place, message, f"an iteration up to {length}, or `{node.parent}` for its end")
         return replace(node, parent_iter=None) if node.parent_iter >= length else node
 
-    return [checked(node) for node in found]
+    made = [checked(node) for node in found]
+    _report_twice(made, problems)
+    return made
+
+
+def _report_twice(found: Sequence[Node], problems: Problems) -> None:
+    """Members of a group that start from the same place, with the same entry of `sweep`, whose place is then theirs."""
+    seen: set[object] = set()
+    for node in found:
+        start = (node.group, node.parent, node.parent_iter, None if node.place == node.parent_place else node.place)
+        if start in seen and node.group is not None and node.parent is not None and node.parent_place is not None:
+            where = (
+                f"`{node.parent}@{node.parent_iter}`" if node.parent_iter is not None else f"the end of `{node.parent}`"
+            )
+            problems.add(node.parent_place, f"stage `{node.group}` starts twice from {where}", "name it once")
+        seen.add(start)
 
 
 def in_running_order(found: Sequence[Node], problems: Problems) -> list[Node]:

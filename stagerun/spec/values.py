@@ -8,11 +8,13 @@ import enum
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from google.protobuf.descriptor import FieldDescriptor
+
 from stagerun import recipe
 from stagerun.spec import tree
 from stagerun.spec.digest import NAMES
 from stagerun.spec.layers import DURATIONS, PARTNER
-from stagerun.spec.tree import SCHEDULE, SOLVER, is_message, quoted
+from stagerun.spec.tree import SCHEDULE, SOLVER, quoted
 from stagerun.units import epochs
 
 NONE = "none"
@@ -60,13 +62,13 @@ def leaves(value: Any, key: str) -> Iterator[tuple[str, str]]:
             yield name, text(held)
 
 
-def differing(a: Any, b: Any, key: str) -> Iterator[tuple[str, str, str]]:
-    """(name, text, text) of what differs between two values: a message that only one has as a whole, else field by field."""
+def differing(a: Any, b: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
+    """(name, value, value) of what differs between two values: a message that only one has as a whole, else field by field."""
     if dataclasses.is_dataclass(a) and type(a) is type(b):
         for (name, one), (_, other) in zip(members(a, key), members(b, key), strict=True):
             yield from differing(one, other, name)
     elif a != b:
-        yield key, text(a), text(b)
+        yield key, a, b
 
 
 def text(value: Any) -> str:
@@ -88,19 +90,45 @@ def text(value: Any) -> str:
     return quoted(value) if isinstance(value, str) else repr(value)
 
 
-def identity(key: str) -> bool:
-    """Whether snapshots depend on the field of that name."""
-    kind = SCHEDULE
-    for number, word in enumerate(key.split(".")):
-        if number == 0 and word == "solver":
-            kind = SOLVER
-            continue
-        field = kind.fields_by_name.get(word)
-        if field is None or not tree.identity(field):
-            return False
-        if is_message(field):
-            kind = field.message_type
-    return True
+def plain(value: Any) -> Any:
+    """A value as JSON has it: numbers, texts, true and false, lists, objects; null for what is not set. Rates are finite."""
+    if isinstance(value, tuple):
+        return [plain(part) for part in value]
+    if dataclasses.is_dataclass(value):
+        return {name[1:]: plain(held) for name, held in members(value, "")}
+    if isinstance(value, enum.Enum):
+        return value.value
+    return str(value) if isinstance(value, str) else value
+
+
+def identity(key: str, lr_policy: str = "") -> bool:
+    """Whether snapshots depend on the field of that name, in a stage of that lr_policy."""
+    fields = _fields(key)
+    return all(field is not None and tree.identity(field) for field in fields) and is_read(key, lr_policy)
+
+
+def is_read(key: str, lr_policy: str) -> bool:
+    """Of `average_loss`, which Caffe's files have for the display, whatever the policy is: whether the policy reads it."""
+    return key != "solver.average_loss" or lr_policy == "plateau"
+
+
+def known(key: str) -> bool:
+    """Whether the language has the field of that name."""
+    return None not in _fields(key)
+
+
+def _fields(key: str) -> list[FieldDescriptor | None]:
+    """The fields that a name leads through, None at the end for one that the language does not have."""
+    first, *words = key.split(".")
+    kind, words = (SOLVER, words) if first == "solver" and words else (SCHEDULE, [first, *words])
+    found: list[FieldDescriptor | None] = []
+    for word in words:
+        field = kind.fields_by_name.get(word) if kind is not None else None
+        found.append(field)
+        if field is None:
+            break
+        kind = field.message_type  # None where it is no message
+    return found
 
 
 def shown(key: str, value: str, stage: recipe.Stage, images: int) -> tuple[str, str]:

@@ -31,17 +31,17 @@ LARS_BAND = 2.5
 
 
 def lr_batch(schedule: Schedule) -> Iterator[Finding]:
-    """A stage from fresh weights, with batches of LARGE images or more, whose highest rate is several times off what published runs
-    had at that batch: SGD and Nesterov with a momentum near 0.9, and LARS. Later stages have any rate below the first
-    one's; other types, and smaller batches, have no such rule.
+    """A stage with batches of LARGE images or more whose highest rate is several times off what published runs
+    had at that batch: SGD and Nesterov with a momentum near 0.9, and LARS. A stage that trains on from another may have any rate below
+    that; other types, and smaller batches, have no such rule.
     """
     for stage in schedule.stages:
         solver = stage.solver
         usual, band = _usual(solver)
-        if stage.parent is not None or usual is None:
+        if usual is None:
             continue
-        highest = peak(solver)
-        if usual / band <= highest <= usual * band:
+        highest, least = peak(solver), usual / band if stage.parent is None else 0.0
+        if least <= highest <= usual * band:
             continue
         factor = highest / usual
         text = (

@@ -18,9 +18,15 @@ UNSAVED = 8_000_000
 _NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
 _LENGTH = re.compile(
     rf"(?P<about>(?:\babout|\bsome|\bnearly|\baround|\bcirca|\bca\.?|~|≈)\s*)?(?<![\w./])(?P<low>{_NUMBER})"
-    rf"(?:\s*(?:to|-|–)\s*(?P<high>{_NUMBER}))?[\s-]*(?P<unit>epochs?|iterations?|iters?|updates?)\b",
+    rf"(?:\s*(?:to|-|–)\s*(?P<high>{_NUMBER}))?[\s-]*(?P<unit>epochs?|ep|iterations?|iters?|updates?)\b\.?",
     re.IGNORECASE,
 )
+# `epochs 5 and 10`, which says where something is.
+_PLACES = re.compile(
+    rf"\b(?:epochs?|iterations?|iters?|updates?)\s+{_NUMBER}(?:(?:,?\s+and|,|\s+to|-)\s*{_NUMBER})*", re.IGNORECASE
+)
+# What may stand between the lengths of a comment in a line of its own that says nothing else.
+_BETWEEN = re.compile(r"(?:[\s#=:;,.()/]|\b(?:i\.e|or|and|is|are|of|training|in all|this stage)\b)*", re.IGNORECASE)
 # What a duration's origin says where it is written in epochs; of a repeated field for each value.
 _IN_EPOCHS = re.compile(r"(\w+): ([^\s,\]]+)")
 _ABOUT = 0.1  # how far off a number may be that says it is not exact
@@ -36,17 +42,23 @@ class _Duration:
 
 
 def comment_number(schedule: Schedule) -> Iterator[Finding]:
-    """A comment behind a duration that gives another length than the line it stands in: `max_iter: 12000   # 25 epochs`. What is
-    written is taken as rounded to its last digit; where a comment gives several lengths, or several stages read the line, one that
-    agrees is enough.
+    """A comment behind a duration that gives another length than the line it stands in: `max_iter: 12000   # 25 epochs`; or one in
+    the line above that gives a length and says nothing else. What is written is taken as rounded to its last digit; where a comment
+    gives several lengths, or several stages read the line, one that agrees is enough.
     """
     durations = _durations(schedule)
     for path, text in schedule.files:
         for comment in comments_of(path, text):
-            here = durations.get((path, comment.line), [])
-            for units in (("epoch",), ("iter", "update")):
+            here = durations.get((path, comment.line + comment.alone), [])
+            if comment.alone and not _BETWEEN.fullmatch(_LENGTH.sub("", comment.text)):
+                continue
+            for units in (("ep",), ("iter", "update")):
                 said = [m for m in _LENGTH.finditer(comment.text) if m["unit"].lower().startswith(units)]
-                if said and here and not any(_agrees(m, d) for m in said for d in here):
+                places = [m.group() for m in _PLACES.finditer(comment.text) if m.group().lower().startswith(units)]
+                named = [float(n.replace(",", "")) for text in places for n in re.findall(_NUMBER, text)]
+                agree = any(_agrees(m, d) for m in said for d in here)
+                agree = agree or any(n in (d.epochs if "ep" in units else d.iterations) for n in named for d in here)
+                if said and here and not agree:
                     yield _disagreement(Span(path, comment.line, comment.column), said[0], here[0])
 
 
@@ -80,7 +92,7 @@ def _durations(schedule: Schedule) -> dict[tuple[str, int], list[_Duration]]:
 
 def _agrees(said: re.Match[str], duration: _Duration) -> bool:
     low, high = (_number(said[name] or said["low"]) for name in ("low", "high"))
-    values = duration.epochs if said["unit"].lower().startswith("epoch") else duration.iterations
+    values = duration.epochs if said["unit"].lower().startswith("ep") else duration.iterations
     slack = [rounding + (_ABOUT * number if said["about"] else 0.0) for number, rounding in (low, high)]
     return any(low[0] - slack[0] <= value <= high[0] + slack[1] for value in values)
 

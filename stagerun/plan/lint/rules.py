@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from stagerun.errors import Span
-from stagerun.plan.lint import large_batch, lengths, rates, silence
+from stagerun.plan.lint import large_batch, lengths, rates, silence, unread
 from stagerun.plan.lint.finding import Finding, Rule
 from stagerun.recipe import Schedule
 from stagerun.text import columns
@@ -25,13 +25,17 @@ def _of_comments(schedule: Schedule) -> Iterator[Finding]:
 
 
 RULES: dict[str, Rule] = {
-    "lr-jump": Rule(rates.lr_jump, "the learning rate jumps where two stages, or a warm-up and its policy, meet"),
+    "lr-jump": Rule(
+        rates.lr_jump,
+        "the learning rate jumps, where two stages, or a warm-up and its policy, meet, or up inside a stage",
+    ),
     "warmup-start": Rule(rates.warmup_start, "a warm-up starts above base_lr"),
     "zero-parent": Rule(rates.zero_parent, "a stage goes up again from a parent whose rate has come down to zero"),
     "lr-batch": Rule(large_batch.lr_batch, "a large batch whose learning rate is far from those of published runs"),
     "decay-on-norm": Rule(large_batch.decay_on_norm, "a large batch with weight decay on BatchNorm"),
     "comment-number": Rule(lengths.comment_number, "a comment that gives another length than the line it stands in"),
     "unsaved-work": Rule(lengths.unsaved_work, "a kill costs much, since snapshots are far apart"),
+    "unread-field": Rule(unread.unread_field, "a field that the policy, or the type, of no stage that has it reads"),
     "no-test": Rule(no_test, "there are no images to evaluate with"),
     silence.ID: Rule(_of_comments, "a comment for lint that does nothing; can't be silenced"),
 }
