@@ -19,6 +19,7 @@ class RunStarted:
     iterations_left: int  # that are to be done now; pieces among them
     version: str
     ensembles: tuple[str, ...] = ()
+    disabled: tuple[str, ...] = ()  # stages of the schedule that are not enabled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,14 @@ class Iterated:
     images: int
     seconds: float
     update_seconds: float = 0.0  # of them: from the last backward pass to the new weights, once per iteration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renamed:
+    """What a stage has of the time when it was called otherwise. Of the life of the last RunStarted; rank 0 knows."""
+
+    stage: str
+    snapshots: tuple[str, ...]  # by their names on disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +223,7 @@ class RunFinished:
 
 Event = (
     RunStarted
+    | Renamed
     | Note
     | StageStarted
     | Iterated

@@ -6,12 +6,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from click.testing import CliRunner, Result
 
 from stagerun import store
 from stagerun.cli.main import main
 from stagerun.events import (
+    EnsembleTested,
     Event,
     Iterated,
     RunFinished,
@@ -35,6 +37,7 @@ class Story:
         self.clock, self.life, self.speed = 1000.0, 0, 1.0
         self.ends: dict[str, str] = {}
         self.ids: dict[str, str] = {}
+        self.top1: dict[str, float] = {}
         (out / "snapshots").mkdir(parents=True, exist_ok=True)
 
     def write(self, event: Event) -> None:
@@ -42,14 +45,15 @@ class Story:
         with open(self.out / "log.jsonl", "a") as file:
             file.write(json.dumps(record) + "\n")
 
-    def begin(self, stages: Sequence[str] | None = None) -> "Story":
-        """A process life, of a schedule with these stages."""
+    def begin(self, stages: Sequence[str] | None = None, **more: Any) -> "Story":
+        """A process life, of a schedule with these stages, and more fields of RunStarted."""
         self.life += 1
         self.clock += 1000
         self.write(
             RunStarted(
                 schedule="made_up", out=str(self.out), workers=self.workers, device="cpu", threads=2,
                 stages=tuple(STAGES if stages is None else stages), iterations=12, iterations_left=12, version="0.1.0",
+                **more,
             )
         )  # fmt: skip
         return self
@@ -80,27 +84,50 @@ class Story:
         self.write(Tested(stage=stage, iter=iter, images=images, top1=top1, top5=0.9, loss=1.0, seconds=2, ema=ema))
 
     def end(self, stage: str, parent: str | None, top1: float, ema: float | None = None, snapshot: bool = True) -> None:
-        iterations, lr = STAGES[stage]
+        iterations, _ = STAGES[stage]
         name = f"{stage}-{iterations:08d}-a{self.life:04d}"
-        self.ends[stage] = name
+        self.ends[stage], self.top1[stage] = name, top1
         if snapshot:
-            identity = {"seed": str(self.seed), "solver.random_seed": str(self.seed), "solver.base_lr": str(lr)}
-            identity |= {k.replace("__", "."): v for k, v in self.recipe.items() if not k.startswith(("in_", "now_"))}
-            identity |= {"solver.base_lr": self.recipe[f"in_{stage}"]} if f"in_{stage}" in self.recipe else {}
-            ref = store.commit(
-                store.LocalDisk(), self.out, stage=stage, iter=iterations, attempt=self.life,
-                parent=self.ids[parent] if parent else "", identity=identity,
-                environment={"torch": self.recipe.get("now_torch", "2.13"), "workers": str(self.workers)},
-                files={"a": f"{stage}{self.seed}{self.life}".encode()}, content=("a",),
-            )  # fmt: skip
-            self.ids[stage] = ref.id
-            self.write(
-                SnapshotWritten(stage=stage, iter=iterations, name=name, bytes=1, blocked_seconds=0, seconds=0.1)
-            )
+            self.ids[stage] = self.snapshot(stage, iterations, parent, f"{stage}{self.seed}{self.life}")
         self.test(stage, iterations, top1)
         if ema is not None:
             self.test(stage, iterations, ema, ema=True)
         self.write(self.finished(stage, top1, ema))
+
+    def snapshot(self, stage: str, iter: int, parent: str | None, weights: str) -> str:
+        """Its id. Others may start there: from `STAGE@ITER`."""
+        identity = {"seed": str(self.seed), "solver.random_seed": str(self.seed)}
+        identity |= {"solver.base_lr": str(STAGES[stage][1])}
+        identity |= {k.replace("__", "."): v for k, v in self.recipe.items() if not k.startswith(("in_", "now_"))}
+        identity |= {"solver.base_lr": self.recipe[f"in_{stage}"]} if f"in_{stage}" in self.recipe else {}
+        ref = store.commit(
+            store.LocalDisk(), self.out, stage=stage, iter=iter, attempt=self.life,
+            parent=self.ids[parent] if parent else "", identity=identity,
+            environment={"torch": self.recipe.get("now_torch", "2.13"), "workers": str(self.workers)},
+            files={"a": weights.encode()}, content=("a",),
+        )  # fmt: skip
+        self.ends[f"{stage}@{iter}"], self.ids[f"{stage}@{iter}"] = ref.name, ref.id
+        self.write(SnapshotWritten(stage=stage, iter=iter, name=ref.name, bytes=1, blocked_seconds=0, seconds=0.1))
+        return ref.id
+
+    def ensemble(self, name: str, *members: str, top1: float = 0.95, rule: str = "MEAN_PROBABILITY") -> None:
+        """Evaluated on what these stages have ended with: a line, and a file as of each member."""
+        (self.out / "results" / "ensembles").mkdir(parents=True, exist_ok=True)
+        tested = EnsembleTested(
+            name=name, rule=rule, members=members, images=100, top1=top1, top5=0.99, loss=1.0, seconds=1.0,
+            best=max(members, key=lambda m: self.top1[m]), best_top1=max(self.top1[m] for m in members),
+            mean_top1=sum(self.top1[m] for m in members) / len(members),
+            snapshots=tuple(self.ids[m] for m in members), batch_norm_iter=0, tested_on=f"/data/val_lmdb {TRANSFORM}",
+        )  # fmt: skip
+        self.write(tested)
+        (self.out / "results" / "ensembles" / f"{name}.json").write_text(json.dumps(asdict(tested)))
+
+    def results(self) -> None:
+        """Those of the stages, as `run` leaves them."""
+        (self.out / "results").mkdir(exist_ok=True)
+        for stage, top1 in self.top1.items():
+            file = self.out / "results" / f"{self.ends[stage]}.json"
+            file.write_text(json.dumps(asdict(self.finished(stage, top1))))
 
     def finished(self, stage: str, top1: float, ema: float | None = None) -> StageFinished:
         iterations, lr = STAGES[stage]

@@ -24,7 +24,10 @@ from stagerun.events import (
     StageStarted,
     Stopped,
 )
-from stagerun.report import Console, JsonLines, results_table
+from stagerun.report.caffe_log import CaffeLog
+from stagerun.report.console import Console
+from stagerun.report.jsonl import JsonLines
+from stagerun.report.table import results_table
 from stagerun.text import columns, duration, size
 
 PARENTS = {"init": None, "collapse": "init"}
@@ -114,6 +117,32 @@ def test_the_final_table_holds_earlier_lives_too_in_the_order_of_the_schedule(
     assert lines[0] == "done in 1 h 56 min"
     assert [line.split()[0] for line in lines[1:]] == ["stage", "init", "collapse", "total"]
     assert "+20.00" in lines[3]
+
+
+def test_ensembles_stand_in_the_order_of_the_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    def tested(name: str) -> events.EnsembleTested:
+        return events.EnsembleTested(
+            name=name, rule="MEAN_LOGIT", members=("init", "collapse"), images=100, top1=0.5, top5=0.9, loss=1.0, seconds=1.0,
+            best="init", best_top1=0.4, mean_top1=0.3, snapshots=("1", "2"), batch_norm_iter=0, tested_on="",
+        )  # fmt: skip
+
+    legs = dict.fromkeys(PARENTS)
+    for sink in (
+        Console({}, PARENTS, ensembles=[tested("third")]),
+        CaffeLog(legs, {}, PARENTS, ensembles=[tested("third")]),  # type: ignore[arg-type]
+    ):
+        sink(replace(started(), ensembles=("first", "second", "third", "fourth")))
+        for name in ("second", "first"):
+            sink(tested(name))
+        capsys.readouterr()
+        sink(RunFinished(trained=True, seconds=1))
+        words = [line.removeprefix(prefix(line)).split() for line in capsys.readouterr().out.splitlines()]
+        assert [w[0] for w in words if "MEAN_LOGIT" in w] == ["first", "second", "third"]
+
+
+def prefix(line: str) -> str:
+    """That of glog."""
+    return line[: line.index("] ") + 2] if "] " in line else ""
 
 
 class Terminal(io.StringIO):

@@ -9,7 +9,7 @@ from made_up_runs import BATCH, STAGES, Story, killed_and_resumed, report, rows,
 
 from stagerun import store
 from stagerun.events import Failed, Iterated, RunFinished, StageFinished, Stopped
-from stagerun.report import JsonLines
+from stagerun.report.jsonl import JsonLines
 from stagerun.report.read_log import read_log
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stagerun.events import Event, Iterated, RunStarted, StageStarted, Tested
+from stagerun.events import Event, Iterated, PieceStarted, Renamed, Retraced, RunStarted, StageStarted, Tested
 from stagerun.logged import event_of
 from stagerun.pace import WINDOW
 from stagerun.store.faults import reporting
@@ -15,7 +15,7 @@ from stagerun.store.faults import reporting
 FIRST_LOOK = 1 << 18  # bytes; four times as many with each further look
 
 # As `report.jsonl` writes them. Inside a text the quotes would have backslashes.
-_STARTED, _ITERATED = b'"event": "RunStarted"', b'"event": "Iterated"'
+_STARTED, _ITERATED, _RETRACED = (b'"event": "%b"' % name for name in (b"RunStarted", b"Iterated", b"Retraced"))
 _TESTS = re.compile(rb'"event": "(?:Tested|StageStarted)"')
 
 
@@ -23,12 +23,14 @@ _TESTS = re.compile(rb'"event": "(?:Tested|StageStarted)"')
 class Life:
     """From the last RunStarted on: (seconds since the epoch, event), in order.
 
-    `seen` has every event but Iterated; `window` the last iterations of the last stage, WINDOW at most. `last` is the
-    newest line. `unreadable` counts lines that are not whole, but for one at the end, which may be in the writing.
+    `seen` has every event but Iterated and Retraced, of which a life may have millions; `window` the last iterations of the
+    last stage, `retraced` those of a piece that came after it, WINDOW at most of either. `last` is the newest line. `unreadable`
+    counts lines that are not whole, but for one at the end, which may be in the writing.
     """
 
     seen: tuple[tuple[float, Event], ...] = ()
     window: tuple[Iterated, ...] = ()
+    retraced: tuple[Retraced, ...] = ()
     last: tuple[float, Event] | None = None
     unreadable: int = 0
 
@@ -45,14 +47,15 @@ def read_last_life(log: Path) -> Life | None:
             return None
     seen: list[tuple[float, Event]] = []
     recent: deque[tuple[int, bytes]] = deque(maxlen=WINDOW)
+    again: deque[tuple[int, bytes]] = deque(maxlen=WINDOW)
     unreadable = 0
     # The newest line is the last in the file: a clock may be set back.
     last: tuple[int, tuple[float, Event] | None] = -1, None
     lines = data.split(b"\n")
     lines.pop()  # behind the last end of line: nothing, or a line in the writing
     for number, line in enumerate(lines):
-        if _ITERATED in line:
-            recent.append((number, line))
+        if _ITERATED in line or _RETRACED in line:
+            (recent if _ITERATED in line else again).append((number, line))
             continue
         found, damaged = _parse(line)
         unreadable += damaged
@@ -61,14 +64,20 @@ def read_last_life(log: Path) -> Life | None:
             last = number, found
             if isinstance(found[1], StageStarted):
                 recent.clear()
+            if isinstance(found[1], StageStarted | PieceStarted):
+                again.clear()
     window: list[Iterated] = []
-    for number, line in recent:
+    retraced: list[Retraced] = []
+    for number, line in (*recent, *again):
         found, damaged = _parse(line)
         unreadable += damaged
-        if found is not None and isinstance(found[1], Iterated):
-            window.append(found[1])
+        if found is not None and isinstance(found[1], Iterated | Retraced):
+            if isinstance(found[1], Iterated):
+                window.append(found[1])
+            else:
+                retraced.append(found[1])
             last = max(last, (number, found), key=lambda numbered: numbered[0])
-    return Life(tuple(seen), tuple(window), last[1], unreadable) if last[1] is not None else None
+    return Life(tuple(seen), tuple(window), tuple(retraced), last[1], unreadable) if last[1] is not None else None
 
 
 def earlier_tests(log: Path, stage: str) -> list[Tested]:
@@ -115,3 +124,14 @@ def _parse(line: bytes) -> tuple[tuple[float, Event] | None, bool]:
 
 def started(life: Life) -> RunStarted | None:
     return next(life.of(RunStarted), None)
+
+
+def names(life: Life) -> dict[str, str]:
+    """By its name the stage of a snapshot that was written when the stage was called otherwise."""
+    return {snapshot: event.stage for event in life.of(Renamed) for snapshot in event.snapshots}
+
+
+def newest_start(life: Life) -> StageStarted | None:
+    """Of a stage."""
+    begun: list[StageStarted] = list(life.of(StageStarted))
+    return begun[-1] if begun else None

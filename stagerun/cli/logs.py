@@ -91,23 +91,23 @@ def require_evaluation(names: Sequence[str], schedule: "Schedule") -> None:
 
 
 def _text(plan: "Plan", results: "Sequence[StageFinished]", ensembles: "Sequence[EnsembleTested]") -> Screen:
-    from stagerun.report import Console
+    from stagerun.report.console import Console
 
-    return Console(_display(plan), _parents(plan), results, ensembles=ensembles)
+    return Console(_display(plan), parents(plan), results, ensembles=ensembles)
 
 
 def _caffe(plan: "Plan", results: "Sequence[StageFinished]", ensembles: "Sequence[EnsembleTested]") -> Screen:
     from stagerun.report.caffe_log import CaffeLog
     from stagerun.report.course import course
 
-    return CaffeLog(course(plan), _display(plan), _parents(plan), results, ensembles)
+    return CaffeLog(course(plan), _display(plan), parents(plan), results, ensembles)
 
 
 def _display(plan: "Plan") -> dict[str, int]:
     return {stage.name: stage.solver.display for stage in plan.schedule.stages}
 
 
-def _parents(plan: "Plan") -> dict[str, str | None]:
+def parents(plan: "Plan") -> dict[str, str | None]:
     """The stages at whose ends others start: with those they are compared."""
     return {stage.name: stage.parent if stage.parent_iter is None else None for stage in plan.schedule.stages}
 

@@ -10,15 +10,17 @@ from pathlib import Path
 from stagerun import store
 from stagerun.cli.options import output_folder
 from stagerun.errors import ResumeRefused, StagerunError, UsageError
-from stagerun.events import StageFinished
+from stagerun.events import EnsembleTested, StageFinished
+from stagerun.plan import make_plan
 from stagerun.recipe import Schedule, Stage
 from stagerun.runner import figures
 from stagerun.runner.keeper import RECIPE, STATE, progress_of
-from stagerun.runner.results import read_result
+from stagerun.runner.results import ensemble_path, read_ensemble, read_result
 from stagerun.snapshots import Inventory, SnapshotRef
 from stagerun.spec import load
 from stagerun.spec.resolve import SCHEDULE_FILE
 from stagerun.spec.stored import read_recipe
+from stagerun.spec.upgraded import completed
 from stagerun.store.layout import MANIFEST, snapshots_folder
 from stagerun.text import columns, count, size
 
@@ -59,7 +61,8 @@ class Found:
     """A snapshot as `snapshots` shows it. `epoch` is that of the whole schedule along the path of ancestors.
 
     `state`: complete, damaged, or set aside. `end` whether its stage ends with it; `started` the stages that started from
-    it, `kept_for` those that the schedule lets start there, before the stage's end. `written`: seconds since the epoch, by the file system.
+    it, `kept_for` those that the schedule lets start there, before the stage's end. `written`: seconds since the epoch, by
+    the file system.
     """
 
     name: str
@@ -78,12 +81,14 @@ class Found:
 
 
 def list_snapshots(out: Path, verify: bool = False, schedule: Schedule | None = None) -> list[Found]:
-    """Every snapshot, in the order of stages, attempts and iterations. `verify` reads every byte of them. Without a schedule that
-    of the newest one counts.
+    """Every snapshot, in the order of stages, attempts and iterations. `verify` reads every byte of them. Without a schedule
+    that of the newest one counts, and each is under the name that its stage was trained under.
 
     Errors as of `store.inventory`.
     """
     inventory = store.inventory(DISK, out)
+    if schedule is not None:
+        inventory = make_plan(schedule, inventory).inventory
     found = [_complete(out, ref, inventory, verify) for ref in inventory.snapshots]
     found += [_damaged(out, name) for name in inventory.damaged]
     found += _set_aside(out)
@@ -200,6 +205,31 @@ def last_result(out: Path, refs: Sequence[SnapshotRef]) -> tuple[SnapshotRef, St
         if (result := read_result(out, ref)) is not None:
             return ref, result
     return None
+
+
+def ensemble_on_disk(out: Path, name: str, inventory: Inventory) -> EnsembleTested | None:
+    """What was evaluated under that name, if all that it was made from is there, and no member was trained to something else
+    after it. What the schedule means now a plan knows (`results.planned_ensembles`)."""
+    tested = read_ensemble(out, name)
+    if tested is None:
+        return None
+    by_id = {ref.id: ref for ref in inventory.snapshots}
+    members = [by_id.get(id) for id in tested.snapshots]
+    try:
+        evaluated = ensemble_path(out, name).stat().st_mtime
+    except OSError:  # a run that goes on has replaced it
+        return None
+
+    def replaced(member: SnapshotRef) -> bool:
+        later = [r for r in inventory.of(member.stage) if (written(out, r.name) or 0.0) > evaluated]
+        return any(_definition(ref) != _definition(member) for ref in later)
+
+    return None if any(member is None or replaced(member) for member in members) else tested
+
+
+def _definition(ref: SnapshotRef) -> tuple[str, dict[str, str]]:
+    """What is the same for all snapshots of a stage that was trained once, those of its pieces too."""
+    return ref.parent, completed(ref.identity)
 
 
 def _complete(out: Path, ref: SnapshotRef, inventory: Inventory, verify: bool) -> Found:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from stagerun import store
 from stagerun.cli.ending import tell
+from stagerun.cli.looking import ensemble_on_disk
 from stagerun.errors import PermissionDenied, StorageError, UsageError
 from stagerun.events import EnsembleTested
+from stagerun.plan.renamed import under
 from stagerun.report import compare_tables, ensemble_tables, epoch_tables, tables
 from stagerun.report.compare import groups
 from stagerun.report.history import History, StageHistory
@@ -18,8 +20,9 @@ from stagerun.report.replay import history
 from stagerun.report.runs import Run, notes
 from stagerun.report.tables import Table
 from stagerun.report.written import document, separated
-from stagerun.runner.results import read_ensemble, read_result
+from stagerun.runner.results import read_result
 from stagerun.snapshots import Inventory, SnapshotRef
+from stagerun.spec.upgraded import completed
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,22 +114,32 @@ def _labels(outs: Sequence[str]) -> list[str]:
 
 def _look(out: Path, label: str) -> Run:
     past = history(read_log(out))
-    inventory = store.inventory(store.LocalDisk(), out)
+    inventory = under(store.inventory(store.LocalDisk(), out), past.names)
     past = replace(past, stages=tuple(_with_result(out, stage, inventory) for stage in past.stages))
     past = replace(past, ensembles=tuple(_ensembles(out, past, inventory)))
-    newest = {s.name: refs[-1] for s in past.stages if (refs := _refs(inventory, s))}
+    ends = {stage.name: ref for stage in past.stages if (ref := _end(inventory, stage)) is not None}
+    members = {id for tested in past.ensembles for id in tested.snapshots}
+    made_from = [ref for ref in inventory.snapshots if ref.id in members]
     return Run(
         label=label,
         history=past,
-        identities={name: ref.identity for name, ref in newest.items()},
-        environments={name: ref.environment for name, ref in newest.items()},
-        stale=_stale(past, inventory, newest),
+        identities={name: completed(ref.identity) for name, ref in ends.items()},
+        environments={name: ref.environment for name, ref in ends.items()},
+        stale=_stale(past, inventory, ends),
+        results={ref.id: result for ref in made_from if (result := read_result(out, ref)) is not None},
     )
 
 
 def _refs(inventory: Inventory, stage: StageHistory) -> list[SnapshotRef]:
     """The stage's snapshots, oldest first, but for those from before it began anew."""
     return [ref for ref in inventory.of(stage.name) if ref.attempt > stage.older]
+
+
+def _end(inventory: Inventory, stage: StageHistory) -> SnapshotRef | None:
+    """The snapshot that the stage ended with; the newest where there is none. A piece of it may have been trained since."""
+    refs = _refs(inventory, stage)
+    end = stage.finished.snapshot if stage.finished else ""
+    return next((ref for ref in refs if ref.name == end), refs[-1] if refs else None)
 
 
 def _with_result(out: Path, stage: StageHistory, inventory: Inventory) -> StageHistory:
@@ -140,30 +153,37 @@ def _with_result(out: Path, stage: StageHistory, inventory: Inventory) -> StageH
 
 
 def _ensembles(out: Path, past: History, inventory: Inventory) -> Iterator[EnsembleTested]:
-    """In the order of the schedule; of an ensemble whose line is lost, its file, where its members were not trained again since."""
-    logged, ids = {e.name: e for e in past.ensembles}, {ref.id for ref in inventory.snapshots}
-    finished = {stage.name for stage in past.stages if stage.finished}
+    """In the order of the schedule, those whose members it trains; of one whose line is lost, its file."""
+    logged = {tested.name: tested for tested in past.ensembles}
+    finished = {stage.name for stage in past.stages if stage.finished and not stage.left_out}
     for name in past.planned_ensembles:
-        tested = logged.get(name) or read_ensemble(out, name)
-        if tested is None or not finished.issuperset(tested.members):
-            continue
-        if name in logged or ids.issuperset(tested.snapshots):
+        tested = logged.get(name) or ensemble_on_disk(out, name, inventory)
+        if tested is not None and finished.issuperset(tested.members):
             yield tested
 
 
-def _stale(past: History, inventory: Inventory, newest: dict[str, SnapshotRef]) -> frozenset[str]:
-    """Finished stages that started from another end of their parent than it has now, and what follows from them."""
+def _stale(past: History, inventory: Inventory, ends: dict[str, SnapshotRef]) -> frozenset[str]:
+    """Finished stages that started from another snapshot of their parent than it has there now, and what follows from them."""
     found: set[str] = set()
     for stage in past.stages:
         parent = past.stage(stage.parent) if stage.parent else None
         if parent is None or stage.finished is None:
             continue
-        ends = [ref.id for ref in _refs(inventory, parent) if ref.iter in (parent.max_iter, stage.parent_iter)]
-        own = newest.get(stage.name)
-        in_training = parent.finished is None and bool(parent.points) and (own is None or own.parent not in ends)
-        if parent.name in found or in_training or (own is not None and ends and own.parent not in ends):
+        if parent.name in found or _from_another(past, stage, parent, inventory, ends.get(stage.name)):
             found.add(stage.name)
     return frozenset(found)
+
+
+def _from_another(
+    past: History, stage: StageHistory, parent: StageHistory, inventory: Inventory, end: SnapshotRef | None
+) -> bool:
+    length = parent.finished.iterations if parent.finished else parent.max_iter
+    place = stage.parent_iter if past.follows(stage) is None else length
+    there = [ref.id for ref in _refs(inventory, parent) if ref.iter == place]
+    if end is not None and there:
+        return end.parent not in there
+    # What it started from is gone, or not made again yet: that says nothing, but that the parent began anew since does.
+    return stage.parent_attempt <= parent.older
 
 
 # -- writing

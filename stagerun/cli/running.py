@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stagerun import store
-from stagerun.cli.logs import LOGS, SCREENS, Opened, Sink, in_format, require_evaluation, require_packages
+from stagerun.cli.logs import LOGS, SCREENS, Opened, Sink, in_format, parents, require_evaluation, require_packages
 from stagerun.cli.options import output_folder
 from stagerun.cli.workers import Job, check_workers, devices, join, joined, load_everywhere, say, start, work
 from stagerun.errors import ExitCode, StagerunError
@@ -17,7 +17,9 @@ from stagerun.plan import Plan, State, make_plan, require_fresh
 from stagerun.plan.ensembles import ensembles_text
 from stagerun.plan.render import render_text
 from stagerun.recipe import Schedule
-from stagerun.report import JsonLines, ensembles_table, finished_line, results_table
+from stagerun.report.console import finished_line
+from stagerun.report.jsonl import JsonLines
+from stagerun.report.table import ensembles_table, results_table
 from stagerun.runner import results
 from stagerun.spec import load
 from stagerun.world import World
@@ -93,12 +95,11 @@ def _look(schedule: Schedule, out: Path, options: RunOptions) -> Plan:
     disk = store.LocalDisk()
     store.prepare(disk, out)
     with store.Lock(out):
-        plan = make_plan(
-            schedule, store.inventory(disk, out), options.redo, options.keep, options.only, options.until
-        )
+        plan = make_plan(schedule, store.inventory(disk, out), options.redo, options.keep, options.only, options.until)
     require_fresh(plan)
     for name in options.redo:
-        if not any(s.again for s in plan.stages if name in (s.stage.name, s.stage.group)):
+        these = [s for s in plan.stages if name in (s.stage.name, s.stage.group)]
+        if not any(s.again or any(s.stage.name in lost.named for lost in plan.lost) for s in these):
             text = f"note: stage `{name}` is not stale, so --redo has nothing to do there"
             say(in_format(options.log_format, text))
     return plan
@@ -111,8 +112,7 @@ def _nothing(plan: Plan) -> RunFinished:
 
 
 def _table(plan: Plan, out: Path) -> str:
-    parents = {s.stage.name: s.stage.parent if s.stage.parent_iter is None else None for s in plan.stages}
-    stages = results_table(results.results(plan, out), parents)
+    stages = results_table(results.results(plan, out), parents(plan))
     together = ensembles_table(results.ensembles(plan, out))
     return f"{stages}\n\n{together}" if together else stages
 

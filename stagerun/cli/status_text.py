@@ -7,6 +7,7 @@ from dataclasses import asdict
 from stagerun.cli.looking import percent
 from stagerun.cli.status import Status
 from stagerun.errors import ExitCode
+from stagerun.report.table import ensembles_table
 from stagerun.text import columns, count, duration, size
 
 MOST_WARNINGS = 10
@@ -16,7 +17,8 @@ WORTH_ANOTHER_TRY = {ExitCode.PEER, ExitCode.STORAGE, ExitCode.SAVED}
 
 
 def status_json(status: Status) -> str:
-    return json.dumps(asdict(status), indent=1)
+    ensembles = [asdict(e) | {"gain": e.gain, "gain_over_mean": e.gain_over_mean} for e in status.ensembles]
+    return json.dumps(asdict(status) | {"ensembles": ensembles}, indent=1)
 
 
 def status_text(status: Status, now: float) -> str:
@@ -41,7 +43,7 @@ def status_text(status: Status, now: float) -> str:
     if status.evaluations:
         lines += ["", *_table(status)]
     if status.ensembles:
-        lines += ["", *_ensembles(status)]
+        lines += ["", ensembles_table(status.ensembles)]
     lines += _warnings(status, ago)
     return "\n".join(lines)
 
@@ -84,14 +86,6 @@ def _table(status: Status) -> list[str]:
                 e.snapshot,
             ]
         )
-    return columns(rows)
-
-
-def _ensembles(status: Status) -> list[str]:
-    rows = [["ensemble", "members", "rule", "top-1", "against the best", "top-5", "loss"]]
-    for e in status.ensembles:
-        gain, loss = f"{100 * e.gain:+.2f} ({e.best})", "" if e.loss is None else f"{e.loss:.4f}"
-        rows.append([e.name, ", ".join(e.members), e.rule, percent(e.top1), gain, percent(e.top5), loss])
     return columns(rows)
 
 

@@ -31,7 +31,7 @@ from stagerun.events import (
 )
 from stagerun.report.console import ensemble_line, finished_line, piece_line, print_nowhere
 from stagerun.report.course import Leg
-from stagerun.report.table import ensembles_table, results_table
+from stagerun.report.table import ensembles_table, ordered, results_table
 
 OURS = "stagerun:1"
 # Where Caffe's lines come from; some scripts look for these.
@@ -61,7 +61,7 @@ class CaffeLog:
         self.legs, self.display, self.parents = legs, display, parents
         self.results = {result.stage: result for result in results}
         self.ensembles = {tested.name: tested for tested in ensembles}
-        self.out = ""
+        self.started: RunStarted | None = None
 
     def __enter__(self) -> "CaffeLog":
         return self
@@ -83,7 +83,7 @@ class CaffeLog:
     def __call__(self, event: Event) -> None:
         match event:
             case RunStarted():
-                self.out = event.out
+                self.started = event
                 self.say(
                     f"{event.iterations_left} of {event.iterations} iterations to do, workers: {event.workers} on "
                     f"{event.device}, threads each: {event.threads}, output in {event.out}"
@@ -106,7 +106,7 @@ class CaffeLog:
             case Tested():
                 self._tested(event)
             case SnapshotWritten():
-                file = f"{self.out}/snapshots/{event.name}"
+                file = f"{self.started.out if self.started else ''}/snapshots/{event.name}"
                 self._print(f"Snapshotting to binary proto file {file}", "I", SNAPSHOT)
             case SnapshotFailed():
                 self._print(f"no snapshot of {event.stage} at {event.iter}: {event.message}", "W", OURS)
@@ -123,7 +123,7 @@ class CaffeLog:
                 done = [self.results[stage] for stage in self.legs if stage in self.results]
                 self.say(results_table(done, self.parents))
                 if self.ensembles:
-                    self.say(ensembles_table(list(self.ensembles.values())))
+                    self.say(ensembles_table(ordered(self.ensembles, self.started)))
                 if event.not_chosen:
                     self.say(finished_line(event))
                 self._print("Optimization Done.", "I", DONE)

@@ -5,8 +5,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from stagerun.events import EnsembleTested
+from stagerun.recipe import FROM_ITER
 from stagerun.report.history import StageHistory
-from stagerun.report.runs import Run, lived_on
+from stagerun.report.runs import Run, lived_on, start_in_words
 
 SEEDS = ("seed", "solver.random_seed")
 
@@ -73,6 +75,28 @@ def _group(members: Sequence[tuple[Run, StageHistory]]) -> Group:
         gain=spread([gain for run, stage, _ in ends if (gain := run.gain(stage)) is not None]),
         seconds=seconds,
     )
+
+
+def ensemble_groups(runs: Sequence[Run]) -> list[list[tuple[Run, EnsembleTested]]]:
+    """Ensembles that several runs have evaluated, alike but for the seed. By name, in the order of the runs."""
+    found: dict[tuple[object, ...], list[tuple[Run, EnsembleTested]]] = {}
+    names = dict.fromkeys(tested.name for run in runs for tested in run.history.ensembles)
+    for name in names:
+        for run in runs:
+            for tested in run.history.ensembles:
+                if tested.name == name:
+                    found.setdefault(_made_from(run, tested), []).append((run, tested))
+    return list(found.values())
+
+
+def _made_from(run: Run, tested: EnsembleTested) -> tuple[object, ...]:
+    """What must be equal for runs to have evaluated the same ensemble. Where that can't be told (it was made from other snapshots
+    than its stages have ended with, or from ones that are gone) it is like no other."""
+    stages = [run.history.stage(name) for name in tested.members]
+    recipes = [None if stage is None else recipe_but_seeds(run, stage) for stage in stages]
+    if None in recipes or None in run.alone(tested) or run.earlier(tested):
+        return tested.name, run.label
+    return tested.name, tested.rule, tested.batch_norm_iter, *recipes
 
 
 def recipe_but_seeds(run: Run, stage: StageHistory) -> tuple[object, ...]:
@@ -147,8 +171,12 @@ def _facts(run: Run, stage: StageHistory | None) -> dict[tuple[str, str], str]:
     facts = {}
     identity = run.identities.get(stage.name)
     if identity is not None:
-        facts = {("recipe", field.removeprefix("solver.")): value for field, value in sorted(identity.items())}
-        facts["recipe", "from"] = stage.parent or "seed"
+        facts = {
+            ("recipe", field.removeprefix("solver.")): value
+            for field, value in sorted(identity.items())
+            if field != FROM_ITER
+        }
+        facts["recipe", "from"] = start_in_words(run, stage)
     facts |= {("environment", field): value for field, value in run.environments.get(stage.name, {}).items()}
     if stage.points:
         facts |= {("environment", field): lived_on(run, stage, of) for field, of in _OF_LIVES.items()}

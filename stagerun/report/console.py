@@ -27,7 +27,7 @@ from stagerun.events import (
     Tested,
 )
 from stagerun.pace import WINDOW, progress_line
-from stagerun.report.table import ensembles_table, results_table
+from stagerun.report.table import ensembles_table, ordered, results_table
 from stagerun.text import duration, size
 
 
@@ -145,7 +145,7 @@ class Console:
                 order = list(self.parents)
                 self.say(results_table(sorted(self.results, key=lambda r: order.index(r.stage)), self.parents))
                 if self.ensembles:
-                    self.say("\n" + ensembles_table(list(self.ensembles.values())))
+                    self.say("\n" + ensembles_table(ordered(self.ensembles, self.started)))
 
     def _iterated(self, event: Iterated) -> None:
         self.window.append(event)

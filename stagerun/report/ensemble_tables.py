@@ -23,17 +23,21 @@ COLUMNS = (
 def ensembles_table(runs: Sequence[Run]) -> Table:
     """One row per member of each ensemble, and then one for the ensemble itself."""
     rows = tuple(row for run in runs for tested in run.history.ensembles for row in _rows(run, tested))
-    notes = (
+    notes = [
         "against the best, against the mean: in top-1, the member that is best by itself, and the mean of the members, in "
-        "percentage points",
-    )
-    return Table("Ensembles", COLUMNS, rows, notes if rows else ("no ensemble was evaluated",))
+        "percentage points"
+    ]
+    for run in runs:
+        found = dict.fromkeys(result.snapshot for tested in run.history.ensembles for result in run.earlier(tested))
+        if found:
+            notes.append(
+                f"{run.label}: evaluated with {', '.join(found)}; the other tables show what these stages were trained to later"
+            )
+    return Table("Ensembles", COLUMNS, rows, tuple(notes) if rows else ("no ensemble was evaluated",))
 
 
 def _rows(run: Run, tested: EnsembleTested) -> Iterator[tuple[Value, ...]]:
-    for name in tested.members:
-        stage = run.history.stage(name)
-        result = stage.finished if stage else None
+    for name, result in zip(tested.members, run.alone(tested), strict=True):
         top1, top5, loss = (result.top1, result.top5, result.test_loss) if result else (None, None, None)
         yield run.label, tested.name, name, "", top1, None, None, top5, loss, None
     yield (

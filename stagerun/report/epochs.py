@@ -49,11 +49,12 @@ def number_of(epoch: float) -> int:
 def _branches(history: History) -> dict[str, str]:
     """Stage -> the first stage of its branch: a stage alone in starting from another, at its end, goes on with its branch."""
     begun = [s for s in history.stages if s.points]
-    parents = [s.parent for s in begun]
+    parents = [parent.name for s in begun if (parent := history.follows(s)) is not None]
     found: dict[str, str] = {}
     for stage in begun:
-        alone = history.follows(stage) is not None and parents.count(stage.parent) == 1
-        found[stage.name] = found.get(stage.parent or "", stage.name) if alone else stage.name
+        parent = history.follows(stage)
+        alone = parent is not None and parents.count(parent.name) == 1
+        found[stage.name] = found.get(parent.name, stage.name) if parent is not None and alone else stage.name
     return found
 
 

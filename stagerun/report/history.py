@@ -1,6 +1,7 @@
 """What a run has done over all its process lives, as values. No I/O."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from stagerun.events import EnsembleTested, StageFinished, Tested
@@ -25,7 +26,8 @@ class Point(NamedTuple):
 class Life:
     """One process life, from RunStarted to its last line. Where that line is lost, workers is 0 and device ''.
 
-    `again` of its iterations were done again by a later one. `end` is '' where the log doesn't say how it ended.
+    `work` are its iterations, those of pieces of stages among them, which have no epoch and no weight decay. `again` of them
+    were done twice: by a later life, too, or as a piece. `end` is '' where the log doesn't say how it ended.
     """
 
     number: int
@@ -51,6 +53,7 @@ class StageHistory:
     """What counts of a stage. `start` is the snapshot it began from or `seed N`; `resumes` are the iterations at which a
     later life went on. `begin` is in epochs along its path. `max_iter` is 0 where the log has lost it. `older` is the
     highest attempt at a snapshot of this stage from before it last began anew. `gone`: the schedule has it no longer.
+    `disabled`: it has it, with `enabled: false`.
     """
 
     name: str
@@ -64,6 +67,12 @@ class StageHistory:
     finished: StageFinished | None = None
     older: int = 0
     gone: bool = False
+    disabled: bool = False
+
+    @property
+    def left_out(self) -> bool:
+        """Whether a run of the schedule passes it over."""
+        return self.gone or self.disabled
 
     @property
     def parent(self) -> str | None:
@@ -75,6 +84,12 @@ class StageHistory:
         """The iteration of its parent that it started from; 0 for the seed."""
         place = parse_name(self.start)
         return place.iter if place else 0
+
+    @property
+    def parent_attempt(self) -> int:
+        """Of the snapshot of its parent that it started from; 0 for the seed."""
+        place = parse_name(self.start)
+        return place.attempt if place else 0
 
     @property
     def iter(self) -> int:
@@ -98,9 +113,11 @@ class StageHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """`stages` in running order, those that are still to come among them, and then those that are gone. `complete`: nothing was left to do at its end.
+    """`stages` in running order, those that are still to come among them, and then those that are not enabled or gone.
+    `complete`: nothing was left to do at its end.
 
-    `ensembles` are those of the schedule that were evaluated, and whose members have not been trained since.
+    `ensembles` are those of the schedule that were evaluated, and whose members have not been trained since. `names`: by its name
+    the stage of a snapshot that was written when the stage was called otherwise.
     """
 
     schedule: str
@@ -111,6 +128,7 @@ class History:
     unknown: int
     ensembles: tuple[EnsembleTested, ...] = ()
     planned_ensembles: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def stage(self, name: str) -> StageHistory | None:
         return next((s for s in self.stages if s.name == name), None)

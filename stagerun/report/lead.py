@@ -3,7 +3,8 @@
 import statistics
 from collections.abc import Sequence
 
-from stagerun.report.compare import Group, groups
+from stagerun.events import EnsembleTested
+from stagerun.report.compare import Group, ensemble_groups, groups
 from stagerun.report.runs import Run
 
 
@@ -36,12 +37,23 @@ def _sentence(group: Group) -> str:
 
 
 def _ensembles(runs: Sequence[Run]) -> list[str]:
-    """One sentence for each name of an ensemble."""
+    """A sentence for each ensemble, those of runs that differ by seed alone put together."""
     found = []
-    for name in dict.fromkeys(tested.name for run in runs for tested in run.history.ensembles):
-        of_name = [(run, tested) for run in runs for tested in run.history.ensembles if tested.name == name]
-        top1 = statistics.fmean(tested.top1 for _, tested in of_name)
-        gain = statistics.fmean(tested.gain for _, tested in of_name)
-        whose = of_name[0][0].label if len(of_name) == 1 else f"mean of {len(of_name)} runs"
-        found.append(f"Ensemble {name}: top-1 {100 * top1:.2f} %, {100 * gain:+.2f} against its best member ({whose}).")
+    together = ensemble_groups(runs)
+    for group in together:
+        name, labels = group[0][1].name, [run.label for run, _ in group]
+        top1 = statistics.fmean(tested.top1 for _, tested in group)
+        gain = statistics.fmean(tested.gain for _, tested in group)
+        several = sum(other[0][1].name == name for other in together) > 1  # recipes of that name
+        whose = f"mean of {', '.join(labels) if several else f'{len(labels)} runs'}" if len(labels) > 1 else labels[0]
+        what = f"{name}{_earlier(group)}"
+        found.append(f"Ensemble {what}: top-1 {100 * top1:.2f} %, {100 * gain:+.2f} against its best member ({whose}).")
     return found
+
+
+def _earlier(group: Sequence[tuple[Run, EnsembleTested]]) -> str:
+    """That it was made of what its members were, where they, or what they follow from, have been trained on since."""
+    labels = [run.label for run, tested in group if not run.stale.isdisjoint(tested.members)]
+    if not labels:
+        return ""
+    return " of earlier members" if len(labels) == len(group) else f" of earlier members in {', '.join(labels)}"

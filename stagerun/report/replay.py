@@ -1,7 +1,8 @@
 """From the events of a log to the history of its run. Pure.
 
 After a kill the iterations since the snapshot that was resumed are done again, and after `--redo` a stage begins anew:
-what was done later takes the place of what was done before. The time that the first took stays with its process life.
+what was done later takes the place of what was done before. The time that the first took stays with its process life. A piece
+of a stage that is trained once more takes nobody's place, and its time is its life's.
 """
 
 from collections.abc import Iterable
@@ -12,6 +13,9 @@ from stagerun.events import (
     Event,
     Failed,
     Iterated,
+    PieceStarted,
+    Renamed,
+    Retraced,
     RunFinished,
     RunStarted,
     SnapshotWritten,
@@ -22,14 +26,14 @@ from stagerun.events import (
 )
 from stagerun.report.history import History, Life, Point, StageHistory
 from stagerun.report.read_log import Log
-from stagerun.store.layout import parse_name
+from stagerun.store.layout import parse_name, snapshot_name
 
 
 def history(log: Log) -> History:
     reader = _Reader()
     for time, event in log.events:
         reader.take(time, event)
-    stages = _with_epochs([reader.stages[name].value(reader.gone(name)) for name in reader.order()])
+    stages = _with_epochs([reader.value(name) for name in reader.order()])
     return History(
         schedule=reader.schedule,
         stages=tuple(stages),
@@ -39,6 +43,7 @@ def history(log: Log) -> History:
         unknown=log.unknown,
         ensembles=tuple(reader.ensembles[name] for name in reader.together if name in reader.ensembles),
         planned_ensembles=reader.together,
+        names=reader.names,
     )
 
 
@@ -54,7 +59,7 @@ class _Stage:
     attempt: int = 0
     older: int = 0
 
-    def value(self, gone: bool) -> StageHistory:
+    def value(self, gone: bool, disabled: bool) -> StageHistory:
         return StageHistory(
             name=self.name,
             start=self.start,
@@ -66,6 +71,7 @@ class _Stage:
             finished=self.finished,
             older=self.older,
             gone=gone,
+            disabled=disabled,
         )
 
 
@@ -86,22 +92,26 @@ class _Reader:
     def __init__(self) -> None:
         self.schedule = ""
         self.planned: tuple[str, ...] = ()
+        self.disabled: tuple[str, ...] = ()
         self.together: tuple[str, ...] = ()  # the ensembles of the schedule
         self.ensembles: dict[str, EnsembleTested] = {}
         self.stages: dict[str, _Stage] = {}
         self.lives: list[_Life] = []
         self.complete = False
+        self.names: dict[str, str] = {}  # of snapshots, and their stages', where they were written under another
 
     def order(self) -> list[str]:
-        """Stages in running order. Those that the schedule no longer has come last."""
+        """Stages in running order, and then of those that the schedule does not train what was trained before."""
         others = [name for name in self.stages if name not in self.planned]
+        off = [name for name in self.disabled if name in others]
         for name in self.planned:
             self.stages.setdefault(name, _Stage(name))
-        return [*self.planned, *others]
+        return [*self.planned, *off, *(name for name in others if name not in off)]
 
-    def gone(self, stage: str) -> bool:
-        """Whether the schedule, as the last RunStarted has it, is without that stage."""
-        return bool(self.planned) and stage not in self.planned
+    def value(self, stage: str) -> StageHistory:
+        """As the schedule of the last RunStarted has it."""
+        disabled = stage in self.disabled
+        return self.stages[stage].value(bool(self.planned) and stage not in self.planned and not disabled, disabled)
 
     def values(self) -> Iterable[Life]:
         for number, life in enumerate(self.lives, 1):
@@ -130,11 +140,18 @@ class _Reader:
         match event:
             case Iterated():
                 self._iterated(life, time, event)
+            case Retraced():
+                self._retraced(life, time, event)
             case RunStarted():
                 life.run, self.complete = event, False
                 self.schedule, self.planned, self.together = event.schedule, event.stages, event.ensembles
+                self.disabled, self.names = event.disabled, {}
+            case Renamed():
+                self._renamed(event)
             case StageStarted():
                 self._started(life, event)
+            case PieceStarted():
+                life.start = life.start or f"{event.stage} {event.iter} again"
             case Tested():
                 self._stage(event.stage).tests[event.iter, event.ema] = event
             case SnapshotWritten():
@@ -165,9 +182,37 @@ class _Reader:
         self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.members}
         life.start = life.start or f"{event.stage} {event.iter}"
         if event.iter == 0:
-            stage.start, stage.older = event.start, stage.attempt
+            place, now = parse_name(event.start), self.names.get(event.start)
+            stage.start = snapshot_name(*place._replace(stage=now)) if place and now else event.start
+            stage.older = stage.attempt
         else:
             stage.resumes.append(event.iter)
+
+    def _renamed(self, event: Renamed) -> None:
+        """What was done under another name is the stage's own."""
+        self.names |= dict.fromkeys(event.snapshots, event.stage)
+        for name in event.snapshots:
+            place = parse_name(name)
+            old = self.stages.get(place.stage) if place else None
+            if place is None or old is None or place.attempt <= old.older or event.stage in self.stages:
+                continue
+            if old.name in (*self.planned, *self.disabled):
+                continue
+            self._move(self.stages.pop(old.name), event.stage)
+
+    def _move(self, stage: _Stage, name: str) -> None:
+        old, stage.name = stage.name, name
+        self.stages[name] = stage
+        if stage.finished is not None:
+            stage.finished = replace(stage.finished, stage=name)
+        for child in self.stages.values():
+            place = parse_name(child.start)
+            if place is not None and place.stage == old:
+                child.start = snapshot_name(*place._replace(stage=name))
+        for key, tested in self.ensembles.items():
+            members = tuple(name if member == old else member for member in tested.members)
+            best = name if tested.best == old else tested.best
+            self.ensembles[key] = replace(tested, members=members, best=best)
 
     def _iterated(self, life: _Life, time: float, event: Iterated) -> None:
         stage = self._stage(event.stage)
@@ -179,6 +224,14 @@ class _Reader:
         )  # fmt: skip
         stage.points.append(point)
         life.work.append(point)
+
+    def _retraced(self, life: _Life, time: float, event: Retraced) -> None:
+        """It is no part of the stage's history, which has the iteration already, but it took its time."""
+        point = Point(
+            event.iter, 0.0, event.lr, 0.0, event.loss, event.images, event.seconds, time, len(self.lives),
+        )  # fmt: skip
+        life.work.append(point)
+        life.again += 1
 
     def _cut(self, stage: _Stage, iter: int) -> None:
         """Takes back what was done after `iter`: it is done again."""

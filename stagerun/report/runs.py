@@ -3,14 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from stagerun.events import EnsembleTested, StageFinished
 from stagerun.report.history import History, StageHistory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """`identities` and `environments` (`snapshots.SnapshotRef`) hold, for each stage that has a snapshot, those of the
-    newest one that counts. `stale` are finished stages that were trained from another end of their parent than it has
-    now, and what follows from them.
+    """`identities` and `environments` (`snapshots.SnapshotRef`) hold, for each stage that has a snapshot, those of its end, or
+    of the newest one that counts; identities in the words of this version. `stale` are finished stages that were trained from
+    another end of their parent than it has now, and what follows from them. `results` are those of the snapshots that ensembles
+    were made from, as far as they are there, by the snapshot's id.
     """
 
     label: str
@@ -18,6 +20,7 @@ class Run:
     identities: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     stale: frozenset[str] = frozenset()
+    results: Mapping[str, StageFinished] = field(default_factory=dict)
 
     def path(self, stage: StageHistory) -> list[StageHistory]:
         """The stage and its ancestors, itself first."""
@@ -45,9 +48,34 @@ class Run:
         before, after = parent.finished.top1, stage.finished.top1
         return None if before is None or after is None else after - before
 
+    def alone(self, tested: EnsembleTested) -> list[StageFinished | None]:
+        """How each member of an ensemble does by itself: the results of the snapshots that it was made from, which need not be
+        those that the stages ended with last. Where none of them is left, what the log says of the stages, if it comes to the best
+        and the mean that the ensemble was compared with."""
+        ids = dict(zip(tested.members, tested.snapshots, strict=False))
+        found = [self.results.get(ids.get(name, "")) for name in tested.members]
+        if any(found):
+            return found
+        stages = [self.history.stage(name) for name in tested.members]
+        logged = [stage.finished if stage else None for stage in stages]
+        top1 = [result.top1 for result in logged if result is not None and result.top1 is not None]
+        same = len(top1) == len(logged) > 0 and (max(top1), sum(top1) / len(top1)) == (
+            tested.best_top1,
+            tested.mean_top1,
+        )
+        return [*logged] if same else found
+
+    def earlier(self, tested: EnsembleTested) -> list[StageFinished]:
+        """Those of them that the stages have other results than now."""
+        ends = {stage.name: stage.finished for stage in self.history.stages}
+        found = zip(tested.members, self.alone(tested), strict=True)
+        return [result for name, result in found if result is not None and not _alike(result, ends.get(name))]
+
     def state(self, stage: StageHistory) -> str:
         if stage.gone:
             return "no longer in the schedule"
+        if stage.disabled:
+            return "not enabled"
         if stage.finished:
             return f"done, from an earlier {stage.parent}" if stage.name in self.stale else "done"
         if not stage.points:
@@ -58,7 +86,7 @@ class Run:
 
     def leaves(self) -> list[StageHistory]:
         """Stages at whose end no other starts, the ends of the schedule as it is now; as far as it has come."""
-        begun = [s for s in self.history.stages if (s.points or s.finished) and not s.gone]
+        begun = [s for s in self.history.stages if (s.points or s.finished) and not s.left_out]
         parents = {parent.name for s in begun if (parent := self.history.follows(s)) is not None}
         return [s for s in begun if s.name not in parents]
 
@@ -75,16 +103,31 @@ class Run:
     @property
     def state_in_words(self) -> str:
         h = self.history
-        stages = [s for s in h.stages if not s.gone]
+        stages = [s for s in h.stages if not s.left_out]
         done = sum(s.finished is not None for s in stages)
         stale = [s.name for s in stages if s.name in self.stale]
         if done == len(stages) and (h.complete or not stale):
             return "finished"
         end = h.lives[-1].end if h.lives else ""
+        if end.startswith("finished"):  # with what it was to train
+            end = "the last run did all it was asked for" + end.removeprefix("finished")
         words = [f"{done} of {len(stages)} stages done", end or "at work or broken off"]
         if stale:
             words.insert(1, f"of them {', '.join(stale)} from an earlier parent")
         return ", ".join(words)
+
+
+def start_in_words(run: Run, stage: StageHistory) -> str:
+    """What it was trained from: `seed`, `main`, or `main@7638`."""
+    if stage.parent is None:
+        return "seed"
+    midst = run.history.stage(stage.parent) is not None and run.history.follows(stage) is None
+    return f"{stage.parent}@{stage.parent_iter}" if midst else stage.parent
+
+
+def _alike(one: StageFinished, other: StageFinished | None) -> bool:
+    """Whether two results say the same of the weights."""
+    return other is not None and (one.top1, one.top5, one.test_loss) == (other.top1, other.top5, other.test_loss)
 
 
 def lived_on(run: Run, stage: StageHistory, what: str) -> str:

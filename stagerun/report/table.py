@@ -1,8 +1,8 @@
 """The tables of finished stages and of ensembles."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from stagerun.events import EnsembleTested, StageFinished
+from stagerun.events import EnsembleTested, RunStarted, StageFinished
 from stagerun.text import columns, duration
 
 HEADER = (
@@ -69,9 +69,15 @@ def _decay(result: StageFinished) -> str:
     return f"{result.weight_decay:g}" if last is None else f"{result.weight_decay:.4g} -> {last:.4g}"
 
 
+def ordered(ensembles: Mapping[str, EnsembleTested], run: RunStarted | None) -> list[EnsembleTested]:
+    """By name -> in the order of the schedule, where that is known."""
+    names = run.ensembles if run is not None else ()
+    return [ensembles[name] for name in dict.fromkeys((*names, *ensembles)) if name in ensembles]
+
+
 def ensembles_table(results: Sequence[EnsembleTested]) -> str:
-    """One line per ensemble; '' without any. Gains are of top-1, in percentage points, against the member that is best by itself and
-    against the mean of the members."""
+    """One line per ensemble; '' without any. Gains are of top-1, in percentage points, against the member that is best by
+    itself and against the mean of the members."""
     if not results:
         return ""
     rows: list[Sequence[str]] = [

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stagerun.report.history import StageHistory
-from stagerun.report.runs import Run
+from stagerun.report.runs import Run, start_in_words
 
 Value = str | int | float | None
 
@@ -127,7 +127,7 @@ def _stage_cells(run: Run, stage: StageHistory) -> tuple[Value, ...]:
     end, points = stage.finished, stage.points
     losses = [p.loss for p in points[-100:]]
     return (
-        _from(run, stage),
+        start_in_words(run, stage),
         end.iterations if end else stage.iter,
         end.epochs if end else stage.epochs,
         end.first_lr if end else points[0].lr,
@@ -146,13 +146,6 @@ def _stage_cells(run: Run, stage: StageHistory) -> tuple[Value, ...]:
         len(stage.resumes),
         run.state(stage),
     )
-
-
-def _from(run: Run, stage: StageHistory) -> str:
-    if stage.parent is None:
-        return "seed"
-    midst = run.history.stage(stage.parent) is not None and run.history.follows(stage) is None
-    return f"{stage.parent}@{stage.parent_iter}" if midst else stage.parent
 
 
 def lives_table(runs: Sequence[Run]) -> Table:
@@ -194,5 +187,8 @@ def lives_table(runs: Sequence[Run]) -> Table:
                     life.end or ("at work, or broken off" if last else "broken off"),
                 )
             )
-    note = "done again: iterations of it that a later life had to repeat, or that `--redo` began anew"
+    note = (
+        "done again: iterations of it that a later life had to repeat, or that `--redo` began anew, and those by which a branch got "
+        "the snapshot that it starts from once more"
+    )
     return Table("Process lives", columns, tuple(rows), (note,))
