@@ -1,4 +1,4 @@
-"""Mutated solver files through check, plan and lint: each folder must give a schedule, or mistakes that all stand at a place in its files.
+"""Mutated solver files through check, plan and lint: each folder gives a schedule, or mistakes that all stand in its files.
 
 The folders of solvers/ and tests/golden/spec are mutated: bytes flipped, lines and words deleted, doubled and transposed, numbers swapped
 and replaced by extreme ones, letters of other scripts put in, lines of other files, fields with values that may suit them. What loads is
@@ -73,7 +73,10 @@ EXTREMES = (
     "inf", "-inf", "65535", "65536", "2147483648", "9223372036854775807", "9223372036854775808", "-9223372036854775808", "0x7f", "017",
     "1e18", "4503599627370497", "0.1f", "1000000007",
 )  # fmt: skip
-LETTERS = ("é", "\N{BYTE ORDER MARK}", "\u2028", "\u0130", "字", "\U0001f600", "\x00", "\x1b[31m", "\t", "\r", "\x0b", "#", '"', "\\", "'", "@", "\u202e")  # fmt: skip
+LETTERS = (
+    "é", "\N{BYTE ORDER MARK}", "\u2028", "\u0130", "字", "\U0001f600", "\x00", "\x1b[31m", "\t", "\r", "\x0b", "#", '"', "\\",
+    "'", "@", "\u202e",
+)  # fmt: skip
 
 
 def flipped(rng: random.Random, text: str, other: str) -> str:

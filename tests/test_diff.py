@@ -199,6 +199,24 @@ def test_a_folder_and_an_edited_copy(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert diff("a", "a").stdout.endswith("\n\nthey train the same thing: nothing differs\n")
 
 
+def test_json_has_values_that_a_program_can_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(Path("a"))
+    shared = SCHEDULE.replace("trunk@12", "trunk@13").replace("random_resize_param { min_size: 32 }", "mirror: true")
+    stages = {**STAGES, "long": 'base_lr: 5e-2 base_lr_batch: 50 lr_policy: "fixed" max_epoch: 2.5 average_loss: 3'}
+    written(Path("b"), shared.replace("momentum: 0.9", "carry { momentum: KEEP }"), stages)
+    fields = {f"{f['stage']}.{f['field']}": f for f in json.loads(diff("a", "b", "--json").stdout)["fields"]}
+    values = {name: (field["a"]["value"], field["b"]["value"]) for name, field in fields.items()}
+    assert (fields["long.max_iter"]["a"]["text"], values["long.max_iter"]) == ("30 = 3.00 epochs", (30, 25))
+    assert values["long.momentum"] == (0.9, 0.0)
+    assert values["long.transform_param.mirror"] == (False, True)
+    assert values["long.carry.momentum"] == ("ZERO", "KEEP")
+    assert values["long.transform_param.random_resize_param"] == (
+        {"min_size": 32, "max_size": 32, "resize_param.interp_mode": "LINEAR"}, None,
+    )  # fmt: skip
+    assert values["collapse.from"] == ("trunk@12", "trunk@13")
+
+
 def test_both_curves_in_one_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     written(Path("a"))

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ import torch
 from engine_help import CPU, SOLVER, Batch, ConvNet, Threads, arithmetic, cut, dataset
 from test_plan import finished, inventory, schedule, snapshot
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from stagerun import store
 from stagerun.comm import Comm, SoloComm, runs_of
 from stagerun.engine.ensemble import (
+    _ROWS_AT_ONCE,
     Member,
     WeightMean,
     batch_norm_names,
@@ -199,6 +202,28 @@ def test_statistics_have_the_same_bits_for_any_number_of_workers(size: int) -> N
     alone, _ = taken(SoloComm())
     for found, done in Threads(size).run(taken):
         assert done and all(torch.equal(found[name], alone[name]) for name in alone)
+
+
+class Made(TorchFunctionMode):
+    """Takes down the shapes of what torch.zeros makes on the device, as `device=` says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.zeros and (kwargs or {}).get("device") is not None:
+            self.shapes.append(tuple(args))
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_statistics_of_many_logical_workers_are_not_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a megabyte each, of a ResNet-50: what a GPU holds of them does not grow with their number."""
+    monkeypatch.setitem(globals(), "LOGICAL", 2 * _ROWS_AT_ONCE + 1)
+    with Made() as made:
+        taken(SoloComm())
+    tables = [shape for shape in made.shapes if len(shape) == 2]
+    assert tables and max(rows for rows, _ in tables) <= _ROWS_AT_ONCE
 
 
 def test_when_one_worker_is_told_to_stop_all_do_and_nothing_has_moved() -> None:

@@ -174,7 +174,122 @@ def test_tables(folder: str) -> None:
     assert explain_text(folder, "solver.weight_decay", ()) == several
     members = explain_text(folder, "cool.base_lr", ()).splitlines()
     assert [line.split()[0] for line in members[:3]] == ["stage", "cool_low", "cool_high"] and not members[3]
-    assert explain_text(folder, "off.enabled", ()).startswith("off: starts from trunk, not enabled")
+
+
+def test_what_stands_in_the_line_of_a_stage(folder: str) -> None:
+    assert explained(folder, "cool_low.from") == (
+        'cool_low.from   "trunk@12"\n'
+        "\n"
+        "s/schedule.prototxt:12:28: set in the schedule\n"
+        '  stage { name: "cool" from: "trunk@12"\n'
+        "                             ^^^^^^^^^^"
+    )
+    assert explained(folder, "off.enabled") == (
+        "off.enabled   false\n"
+        "\n"
+        "s/schedule.prototxt:16:44: set in the schedule\n"
+        '  stage { name: "off" from: "trunk" enabled: false }\n'
+        "                                             ^^^^^"
+    )
+    assert explained(folder, "trunk.from") == 'trunk.from   "" (fresh weights)\n\na default: there is no stage above'
+    assert explained(folder, "trunk.enabled") == "trunk.enabled   true\n\nthe default"
+    assert explained(folder, "trunk.solver") == (
+        'trunk.solver   "trunk.prototxt"\n\na default: its name in the schedule'
+    )
+    assert explained(folder, "cool_high.solver").startswith('cool_high.solver   "cool.prototxt"\n')
+    assert explained(folder, "trunk.name").startswith('trunk.name   "trunk"\n\ns/schedule.prototxt:11:15: set')
+    assert explained(folder, "cool_low.sweep").startswith(
+        "cool_low.sweep   { base_lr: 0.05 }\n\ns/schedule.prototxt:13:17: set in the schedule\n"
+    )
+    assert explained(folder, "off.sweep") == "off.sweep   none\n\nnot set"
+    assert explain_text(folder, "off.enabled", ()).endswith(
+        "StageEntry.enabled   true or false   default: true\n"
+        "  false: neither this stage nor what starts from it is trained; both are still checked. New in stagerun.\n"
+        "  Changing it makes no snapshot stale."
+    )
+
+
+def test_a_stage_below_one_that_is_not_enabled(folder: str) -> None:
+    Path(folder, "schedule.prototxt").write_text(SCHEDULE + 'stage { name: "below" solver: "off.prototxt" }\n')
+    assert explained(folder, "below.enabled") == (
+        "below.enabled   false\n\nthe default\n\nnot enabled, since off, which it starts from, is not"
+    )
+    assert explained(folder, "below.from") == 'below.from   "off"\n\na default: the stage above'
+    assert "schedule.prototxt:17:31: set in the schedule" in explained(folder, "below.solver")
+
+
+def test_without_a_name_the_stages_and_what_can_be_asked(folder: str) -> None:
+    Path(folder, "schedule.prototxt").write_text(SCHEDULE + 'ensemble { name: "all" members: "cool" }\n')
+    result = CliRunner().invoke(main, ["explain", folder])
+    assert result.exit_code == 0
+    assert result.output.startswith(
+        "stage      from                  stands in\n"
+        'trunk      "" (fresh weights)    s/schedule.prototxt:11\n'
+        'cool_low   "trunk@12"            s/schedule.prototxt:13\n'
+        'cool_high  "trunk@12"            s/schedule.prototxt:14\n'
+        'off        "trunk", not enabled  s/schedule.prototxt:16\n'
+        "\n"
+        "ensemble  members\n"
+        "all       cool_low, cool_high\n"
+        "\n"
+    ), result.output
+    asked = [line.split()[0] for line in result.output.splitlines() if line.startswith("  ")]
+    assert len(asked) == 5
+    for name in asked:  # what it offers can be asked
+        assert explain_text(folder, name, ())
+
+
+def test_the_lines_of_several_stages(folder: str) -> None:
+    several = explain_text(folder, "cool.from", ())
+    assert [line.split() for line in several.splitlines()[:3]] == [
+        ["stage", "from", "written", "in"],
+        ["cool_low", '"trunk@12"', "s/schedule.prototxt:12"],
+        ["cool_high", '"trunk@12"', "s/schedule.prototxt:12"],
+    ]
+    assert explain_text(folder, "from", ()) == explain_text(folder, "stage.from", ())
+    assert [line.split()[1] for line in explain_text(folder, "enabled", ()).splitlines()[1:5]] == [
+        "true", "true", "true", "false",
+    ]  # fmt: skip
+
+
+def test_ensembles(folder: str) -> None:
+    Path(folder, "schedule.prototxt").write_text(
+        SCHEDULE
+        + 'ensemble { name: "all" members: "cool" rule: MEAN_LOGIT }\nensemble { name: "two" members: ["trunk", "off"] }\n'
+    )
+    assert explained(folder, "all.rule") == (
+        "all.rule   MEAN_LOGIT\n"
+        "\n"
+        "s/schedule.prototxt:17:46: set in the schedule\n"
+        '  ensemble { name: "all" members: "cool" rule: MEAN_LOGIT }\n'
+        "                                               ^^^^^^^^^^"
+    )
+    assert explained(folder, "two.rule") == "two.rule   MEAN_PROBABILITY\n\nthe default"
+    assert explain_text(folder, "two.rule", ()).partition("\n\nthe default\n\n")[2].startswith("Ensemble.rule")
+    assert [line.split() for line in explain_text(folder, "ensemble.rule", ()).splitlines()[:3]] == [
+        ["ensemble", "rule", "written", "in"],
+        ["all", "MEAN_LOGIT", "s/schedule.prototxt:17"],
+        ["two", "MEAN_PROBABILITY", "default"],
+    ]
+    table = {line.split()[0]: " ".join(line.split()[1:]) for line in explain_text(folder, "all", ()).splitlines()[3:]}
+    assert table == {
+        "name": '"all" s/schedule.prototxt:17',
+        "members": '["cool_low", "cool_high"] s/schedule.prototxt:17',
+        "rule": "MEAN_LOGIT s/schedule.prototxt:17",
+        "batch_norm_iter": "100 default",
+    }
+    given = ('ensemble=[{ name: "all" members: "cool" }]',)
+    assert "--set:1:34: set on the command line" in explained(folder, "all.members", *given)
+    assert explained(folder, "all.rule", *given).endswith("the default")
+    for name, message, hint in (
+        ("ensemble", "`ensemble` is no setting by itself", "`all` or `two`"),
+        ("all.rules", "Ensemble has no field `rules`", "did you mean `rule`?"),
+        ("all.rule.x", "`rule` is no message", "leave out `.x`"),
+        ("al.rule", "`al` is neither", "did you mean `all`?"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            explain_text(folder, name, ())
+        assert message in caught.value.message and hint in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -192,6 +307,11 @@ def test_tables(folder: str) -> None:
         ("data.trian", "Data has no field `trian`", "did you mean `train`?"),
         ("", "`` is neither", "the stages are"),
         ("trunk.", "Solver has no field ``", "stagerun help Solver"),
+        ("trunk.from.x", "`from` is no message", "leave out `.x`"),
+        ("cool.sweep.name", "`sweep` is a list of messages", "leave out `.name`"),
+        ("ensemble", "the schedule has no ensemble", "stagerun help Ensemble"),
+        ("ensemble.rule", "the schedule has no ensemble", "stagerun help Ensemble"),
+        ("enabledd", "`enabledd` is neither a stage nor a field", "did you mean `enabled`?"),
     ],
 )
 def test_names_that_are_none(folder: str, name: str, message: str, hint: str) -> None:
@@ -212,6 +332,12 @@ WORDS = st.sampled_from(
         "train",
         "param",
         "clear",
+        "from",
+        "enabled",
+        "sweep",
+        "name",
+        "ensemble",
+        "rule",
         "stage",
         "",
         "é",
@@ -231,6 +357,21 @@ def test_the_command(folder: str) -> None:
     assert result.exit_code == 0 and "weight_decay: 5e-4\n                ^^^^\n" in result.stdout
     result = CliRunner().invoke(main, ["explain", folder, "trunk.nothing"])
     assert result.exit_code == 64 and result.stderr.startswith("Solver has no field `nothing`\n")
+
+
+@pytest.mark.parametrize(
+    "name, hint",
+    [
+        ("explain", "for the command, `stagerun explain --help`"),
+        ("caffe", "for the command, `stagerun import caffe --help`"),
+        ("baselr", "did you mean `base_lr`?"),
+        ("nothing of that", "`stagerun help` lists what there is"),
+    ],
+)
+def test_help_of_what_is_no_field(name: str, hint: str) -> None:
+    result = CliRunner().invoke(main, ["help", name])
+    assert result.exit_code == 64
+    assert result.stderr == f"the manual has no `{name}`\n  hint: {hint}\n"
 
 
 OVERRIDES = (
@@ -268,6 +409,7 @@ def test_values_have_the_names_of_the_language(folder: str) -> None:
             known = {"name", "seed", "determinism", "keep_snapshots", "solver.base_lr_batch", "from_iter"}
             whole = {key for key in stage.origins if any(name.startswith(f"{key}.") for name in values)}
             assert stage.origins.keys() - known - whole <= values.keys()
-            assert {key for key in values if key in stage.origins and identity(key)} <= stage.identity.keys()
+            policy = stage.solver.lr_policy
+            assert {key for key in values if key in stage.origins and identity(key, policy)} <= stage.identity.keys()
             for key in values.keys() & stage.origins.keys():
-                assert identity(key) == (key in stage.identity), key
+                assert identity(key, policy) == (key in stage.identity), key

@@ -143,6 +143,15 @@ def test_only_what_is_left_counts() -> None:
     assert left(half, HOURS)["trunk"] == Spent(start=10.0, training=10.0, tests=2.0 + 5.0, snapshots=1.0 + 3.0)
 
 
+def test_in_a_piece_nothing_is_evaluated() -> None:
+    plan = make_plan(TREE, Inventory((part(20), part(30, part(20).id, "long"))))
+    assert [(p.iter, p.until) for p in plan.pieces] == [(0, 12)]
+    # Snapshots after 5 and 10; the one at 12 is its end.
+    assert left(plan, HOURS)["trunk@12"] == Spent(start=10.0, training=12.0, snapshots=1.5 + 3.0)
+    whole = sum(time.total for time in left(plan, HOURS).values() if time is not None)
+    assert budget(plan, HOURS, 1e6).total == HOURS.opening + whole
+
+
 def test_seconds_at_count_along_the_path_of_ancestors() -> None:
     assert seconds_at(TREE, HOURS, "trunk", 0) == 110.0
     assert seconds_at(TREE, HOURS, "trunk", 20) == 110.0 + 20 + 4 + 2

@@ -277,7 +277,7 @@ def test_what_is_compiled_has_few_sizes() -> None:
 
 
 def test_both_ends_are_held_against_the_network() -> None:
-    changes = ("model.name=alexnet", "solver.transform_param.crop_size=64", "b.transform_param.crop_size=64")
+    changes = ("model.name=alexnet", "b.transform_param.crop_size=64")
     large = ramp("start_size: 70 end_epoch: 2", rest="crop_size: 64")
     read(a=large, changes=changes)
     found = messages(a=large.replace("70", "32"), changes=changes)

@@ -121,6 +121,26 @@ def test_a_changed_stage_is_stale_with_its_children_and_not_its_elders() -> None
     text = caught.value.render()
     assert "stage `long` is stale" in text and "base_lr 0.1 -> 0.05 (long.prototxt:2)" in text
     assert "`--redo long`" in text and "`--keep long`" in text
+    assert "if this is another schedule, give it a `name:` of its own or another --out" in text
+
+
+def test_the_hint_names_every_stage_that_was_changed_itself() -> None:
+    on_disk = inventory(*finished(schedule()))
+    changed = {name: STAGES[name].replace("base_lr: 0.", "base_lr: 0.0") for name in ("long", "early")}
+    plan = make_plan(schedule(**changed), on_disk)
+    assert states(plan) == {"trunk": "done", "long": "stale", "collapse": "stale", "early": "stale"}
+    with pytest.raises(ResumeRefused) as caught:
+        require_fresh(plan)
+    assert (
+        "`--redo long --redo early` trains them" in caught.value.hint
+        and "`--keep long --keep early` keeps" in caught.value.hint
+    )
+    names = ["long", "early"]
+    for done in (
+        make_plan(schedule(**changed), on_disk, redo=names),
+        make_plan(schedule(**changed), on_disk, keep=names),
+    ):
+        require_fresh(done)
 
 
 def test_a_shared_change_names_the_shared_file_once_per_stage() -> None:
@@ -145,12 +165,22 @@ def test_a_default_that_comes_back_has_no_place() -> None:
         STAGES["trunk"] + "snapshot: 3\n",
         'lr_policy: "fixed" max_iter: 20 base_lr: 1e-1',
         STAGES["trunk"].replace("max_iter: 20", "max_epoch: 2"),
+        STAGES["trunk"] + "average_loss: 20\n",
     ],
-    ids=["comment", "display", "snapshot", "other spelling", "epochs"],
+    ids=["comment", "display", "snapshot", "other spelling", "epochs", "a mean that nothing reads"],
 )
 def test_what_the_weights_dont_depend_on_makes_nothing_stale(text: str) -> None:
     plan = make_plan(schedule(trunk=text), inventory(*finished(schedule())))
     assert set(states(plan).values()) == {"done"}
+
+
+def test_the_mean_that_plateau_reads_is_part_of_the_stage() -> None:
+    text = 'base_lr: 0.1 lr_policy: "plateau" gamma: 0.5 plateau_winsize: 5 max_iter: 20 average_loss: '
+    plan = make_plan(schedule(trunk=text + "20"), inventory(*finished(schedule(trunk=text + "10"))))
+    assert [str(c) for c in planned(plan, "trunk").changes] == ["average_loss 10 -> 20 (trunk.prototxt:1)"]
+    # A version that took it for part of every stage has left it in its snapshots.
+    older = [replace(r, identity={**r.identity, "solver.average_loss": "20"}) for r in finished(schedule())]
+    assert set(states(make_plan(schedule(), inventory(*older))).values()) == {"done"}
 
 
 def test_another_path_to_the_data_makes_nothing_stale() -> None:

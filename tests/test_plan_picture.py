@@ -1,5 +1,6 @@
 """What a picture shows, against the function that the trainer calls."""
 
+import itertools
 from pathlib import Path
 
 import made_schedules
@@ -7,8 +8,8 @@ import pytest
 from made_schedules import schedule, stage
 
 from stagerun.plan.picture import Kind, Picture, StagePicture, Unit, make_picture
-from stagerun.recipe import CropSizeRamp, Curve, Knot, Schedule, Transform
-from stagerun.schedule import make_knobs
+from stagerun.recipe import CropSizeRamp, Curve, DecayFrom, Knot, Schedule, Transform
+from stagerun.schedule import learning_rate, make_knobs
 from stagerun.spec import load
 
 SOLVERS = Path(__file__).parent.parent / "solvers"
@@ -88,6 +89,19 @@ def test_many_steps_are_counted_and_some_marked() -> None:
     assert (drawn.steps, len(drawn.marks)) == (99, 12)
 
 
+@pytest.mark.parametrize(
+    "shift", [{}, {"warmup_iter": 30, "decay_from": DecayFrom.WARMUP_END}, {"policy_start_iter": 25}]
+)
+def test_low_stairs_are_drawn_as_stairs(shift: dict[str, object]) -> None:
+    drawn = alone(base_lr=1.0, lr_policy="step", gamma=0.97, stepsize=100, max_iter=5000, **shift)
+    rate = learning_rate(
+        made_schedules.solver(base_lr=1.0, lr_policy="step", gamma=0.97, stepsize=100, max_iter=5000, **shift)
+    )
+    assert drawn.marks == () or drawn.marks[0].kind is Kind.WARM_UP
+    pairs = [(a.iter, b.iter) for a, b in itertools.pairwise(drawn.points)]
+    assert all(b - a == 1 for a, b in pairs if rate(a) != rate(b) and a >= 30) and len(drawn.points) < 1000
+
+
 def test_a_jump_is_drawn_upright() -> None:
     line = make_picture(made_schedules.steps()).stages[0].line()
     at = line.index((60, pytest.approx(0.04)))
@@ -160,6 +174,25 @@ def test_hours_are_those_given_and_unknown_ones_are_an_error() -> None:
 def lanes(*stages: object) -> dict[str, int]:
     picture: Picture = make_picture(schedule(*stages))  # type: ignore[arg-type]
     return picture.lanes(Unit.EPOCHS)
+
+
+def test_what_goes_on_on_its_parents_line_is_one_curve_with_it() -> None:
+    """A branch with stages of its own is one; two branches on one line of the bands are two."""
+    assert make_picture(made_schedules.steps()).curves(Unit.EPOCHS) == {"main": 0, "collapse": 0}
+    branches = {"main": 0, "cool_a": 1, "cool_b": 2, "cool_c": 0}
+    assert make_picture(made_schedules.branches()).curves(Unit.EPOCHS) == branches
+    flat = {"base_lr": 0.1, "lr_policy": "fixed", "max_iter": 100}
+    tree = make_picture(
+        schedule(
+            stage("main", **flat),
+            stage("b1", "main", 50, **flat),
+            stage("b2", "b1", **flat),
+            stage("b3", "b2", **flat),
+            stage("late", "b1", 60, **flat),
+            stage("root", None, **flat),
+        )
+    )
+    assert tree.curves(Unit.EPOCHS) == {"main": 0, "b1": 1, "b2": 1, "b3": 1, "late": 2, "root": 3}
 
 
 def test_branches_share_a_line_where_they_do_not_meet() -> None:

@@ -83,6 +83,8 @@ def test_hours_at_a_speed_that_is_told(folder: Path) -> None:
         (["--plot", "--watch", "--redo", "init"], "--redo is for the plan as text"),
         (["--plot", "--x", "hours"], "--x hours needs to know how fast training is"),
         (["--plot", "--x", "days"], "'days' is not one of"),
+        (["--plot", "--x", "hours", "--images-per-second", "1e-300"], "is not in the range"),
+        (["--plot", "--x", "hours", "--images-per-second", "1e300"], "is not in the range"),
     ],
 )
 def test_what_is_refused(folder: Path, words: list[str], message: str) -> None:
@@ -105,9 +107,29 @@ def test_without_plotext(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "needs plotext, which can't be loaded" in plan(folder, "--plot", code=64).stderr
 
 
+@pytest.mark.parametrize("speed", ["0.001", "1000000000"])
+def test_hours_at_the_ends_of_what_a_speed_may_be(folder: Path, tmp_path: Path, speed: str) -> None:
+    for words in (["--plot"], ["--plot", tmp_path / "x.html"]):
+        plan(folder, *words, "--x", "hours", "--images-per-second", speed)
+
+
 def test_a_file_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:
+    """A folder that isn't there may be one that is misspelt: none is made, and nothing is shown before that is said."""
     (tmp_path / "file").write_text("")
-    assert "can't write x.svg" in plan(folder, "--plot", tmp_path / "file" / "x.svg", code=74).stderr
+    for parent in ("file", "missing", "missing/below"):
+        result = plan(folder, "--plot", tmp_path / parent / "x.svg", code=74)
+        assert f"there is no folder {tmp_path / parent}\n" in result.stderr and "--out" not in result.stderr
+        assert result.stdout == ""
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_disk_that_is_full_speaks_of_plot(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(disk: object, path: Path, data: bytes) -> None:
+        raise StorageError(f"can't write {path.name}", "give another output folder with --out")
+
+    monkeypatch.setattr("stagerun.store.write_atomic", full)
+    said = plan(folder, "--plot", tmp_path / "x.svg", code=74).stderr
+    assert "can't write x.svg\n  hint: give --plot another file" in said and "--out" not in said
 
 
 # -- watching
@@ -234,6 +256,20 @@ def test_watching_into_a_file_of_the_folder_itself(folder: Path, ending: str) ->
     assert len(seen) == 3 and seen[0] == seen[2] != seen[1]
     if ending != "png":
         assert b"nonsense" in seen[1] and b"cyc1" not in seen[1]
+
+
+def test_a_page_that_is_watched_no_more_does_not_look_for_changes(folder: Path) -> None:
+    """Whatever it shows at the end: the picture, or mistakes."""
+    target, init, seen = folder.parent / "tree.html", folder / "init.prototxt", []
+    sound = init.read_text()
+    looks = lambda: seen.append(target.read_text())  # noqa: E731
+    watched(folder, str(target), looks)
+    assert 'http-equiv="refresh"' in seen[0]
+    assert target.read_text() == seen[0].replace('<meta http-equiv="refresh" content="2">\n', "")
+    init.write_text(sound + "nonsense")
+    watched(folder, str(target), looks)
+    assert "nonsense" in target.read_text() and 'http-equiv="refresh"' in seen[1]
+    assert 'http-equiv="refresh"' not in target.read_text()
 
 
 def test_hours_that_an_edit_takes_away_are_a_mistake_like_others(

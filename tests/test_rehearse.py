@@ -1,5 +1,6 @@
 """`stagerun rehearse`: that it goes through everything, leaves nothing but its figures, and what follows from those."""
 
+import itertools
 import json
 import os
 import signal
@@ -20,8 +21,8 @@ from stagerun.plan import make_plan
 from stagerun.plan.estimate import Cost, Figures, estimate, snapshots_on_disk, times
 from stagerun.plan.estimate_text import Room, caveats, needs, render_needs, render_times
 from stagerun.plan.rehearsal import Synthetic, cost_key, rehearsal, synthetic_images
-from stagerun.recipe import Cache, ParamRule, Schedule
-from stagerun.runner.rehearse import Observer, Rehearsal, costs
+from stagerun.recipe import Cache, CropSizeRamp, ParamRule, Schedule
+from stagerun.runner.rehearse import LEAST_ITERS, Observer, Rehearsal, costs, first_life
 from stagerun.snapshots import Inventory
 from stagerun.spec import load
 
@@ -81,6 +82,24 @@ def test_a_rehearsal_is_each_stage_with_one_device_batch_per_worker_and_the_lear
     smaller = rehearsal(TREE, 7, 3, 4).stages[0].solver
     assert (smaller.batch_size, smaller.test_batch_size) == (12, 4)
     assert rehearsal(replace(TREE, data=replace(TREE.data, scratch="/tmp")), 5, 1, None).data.scratch is None
+
+
+@pytest.mark.parametrize("iters", [None, *range(1, 15)])
+def test_a_rehearsal_trains_no_piece_of_its_first_stage_again(iters: int | None) -> None:
+    """What starts from its midst finds a snapshot there, or the second life comes by that place."""
+    for max_iter, point in itertools.product(range(1, 16), range(1, 15)):
+        if point >= max_iter:
+            continue
+        trunk = replace(TREE.stages[0], solver=replace(TREE.stages[0].solver, max_iter=max_iter))
+        of = replace(TREE, stages=(trunk, replace(TREE.stages[3], parent_iter=point)))
+        stopped, whole = first_life(iters, max_iter)
+        if not stopped:
+            continue
+        assert stopped < rehearsal(of, whole, 1, None).stages[0].solver.max_iter
+        (before,) = rehearsal(of, whole, 1, None).branch_points("trunk")
+        for second in [iters] if iters is not None else range(LEAST_ITERS, 20):
+            later = rehearsal(of, second, 1, None).branch_points("trunk")
+            assert all(place >= stopped or place == before for place in later), (max_iter, point, second)
 
 
 def test_synthetic_images_suit_every_stage() -> None:
@@ -183,6 +202,21 @@ def test_a_smaller_device_batch_is_scaled_and_said() -> None:
     said = " ".join(caveats(plan, measured, 4))
     assert "device batch was 5" in said and "4 workers are taken to be as fast as the 2" in said and "synthetic" in said
     assert "extrapolated" not in said and "extrapolated" in " ".join(caveats(plan, measured, 1))
+
+
+def test_images_that_grow_are_said_in_one_line() -> None:
+    of = replace(
+        TREE,
+        stages=tuple(
+            replace(s, solver=replace(s.solver, transform=replace(s.solver.transform, crop_size=28, crop_size_ramp=CropSizeRamp(start_size=20, start_epoch=0, end_epoch=1))))
+            if s.name in ("trunk", "early") else s
+            for s in TREE.stages
+        ),
+    )  # fmt: skip
+    said = [text for text in caveats(make_plan(of, Inventory()), figures(of), 2) if "largest images" in text]
+    assert said == [
+        "timed at their largest images, and faster where they are smaller: `trunk` (28 pixels), `early` (28 pixels)"
+    ]
 
 
 @pytest.mark.parametrize(

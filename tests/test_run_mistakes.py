@@ -51,7 +51,7 @@ def told(done: subprocess.CompletedProcess[str], code: int, *texts: str) -> None
         (["--set", "data.train.images=601"], 65, ["holds 600 records", "images: 601", "write `images: 600`"]),
         (["--set", "model.num_classes=5"], 65, ["num_classes is 5: labels go from 0 to 4", "change `num_classes`"]),
         (["--set", "model.channels=3"], 65, ["1 channel, the network takes 3", "set `channels: 1`"]),
-        (["--nproc", "5"], 64, ["schedule.prototxt:10:", "use at most 4 workers"]),
+        (["--nproc", "5"], 64, ["schedule.prototxt:10:", "use at most 4 workers", "too many for stages `"]),
         (["--nproc", "0"], 64, ["--nproc must be 1 or more"]),
         (["--thread", "1"], 64, ["--thread"]),
         (["--set", "ini.base_lr=1"], 64, ["did you mean `init`?"]),

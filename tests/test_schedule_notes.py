@@ -119,6 +119,11 @@ def test_a_shift_moves_the_joint() -> None:
     (joint,) = joints(s, s.stage("trunk"))
     assert (joint.iter, warm_up_end(s.stage("trunk").solver)) == (3, 3)
     assert (joint.before, joint.after) == pytest.approx((0.08, 0.1))
+    assert ", fixed after 3 iterations of warm-up" in render_text(make_plan(s, Inventory()))
+    none = schedule(trunk=f'{END} lr_policy: "fixed" warmup_iter: 2 policy_start_iter: 2')
+    assert (
+        "of warm-up" not in render_text(make_plan(none, Inventory())).partition("\n\ntrunk\n")[2].partition("\n\n")[0]
+    )
 
 
 def test_course_shows_where_it_turns() -> None:

@@ -1,8 +1,8 @@
 """Which snapshots `eval` and `export` were asked for. No torch: a mistake is found at once."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stagerun import store
@@ -17,11 +17,13 @@ from stagerun.store.layout import MANIFEST, snapshots_folder
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The directories of the snapshots, the schedule if they were chosen by it, and what was left out and why."""
+    """The directories of the snapshots, the schedule if they were chosen by it, and what was left out and why. `stages`: by the
+    directory's name the stage that it is the end of, with a schedule under the name that it has there."""
 
     folders: tuple[Path, ...]
     schedule: Schedule | None = None
     notes: tuple[str, ...] = ()
+    stages: Mapping[str, str] = field(default_factory=dict)
 
 
 def choose_snapshot(argument: str, out: str | None) -> Path:
@@ -98,7 +100,8 @@ def _ends(target: Target, stage: str | None) -> Chosen:
         raise UsageError(what, "give one of its snapshots; `stagerun snapshots` lists them")
     left_out = [f"stage `{name}` is {why} and is left out" for name, why in waiting.items() if stage is None]
     folders = tuple(snapshots_folder(target.out) / ref.name for ref in asked.values())
-    return Chosen(folders, target.schedule, tuple(left_out))
+    stages = {ref.name: ref.stage for ref in asked.values()}
+    return Chosen(folders, target.schedule, tuple(left_out), stages)
 
 
 def _planned(schedule: Schedule, inventory: Inventory) -> tuple[dict[str, SnapshotRef], dict[str, str]]:

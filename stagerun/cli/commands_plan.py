@@ -13,6 +13,10 @@ from stagerun.cli.options import (
     plot_options,
     schedule_options,
 )
+from stagerun.errors import UsageError
+
+# Images per second that somebody may mean: one in a quarter of an hour, and more than all machines together train.
+SLOWEST, FASTEST = 1e-3, 10**9
 
 
 @click.command()
@@ -22,6 +26,7 @@ from stagerun.cli.options import (
 def check(folder: str, overrides: tuple[str, ...], lint: bool) -> None:
     """Finds every mistake in a schedule's files at once, in a fraction of a second. Trains nothing."""
     from stagerun.spec import digest, load
+    from stagerun.text import count
 
     schedule = load(folder, overrides)
     if lint:
@@ -29,8 +34,8 @@ def check(folder: str, overrides: tuple[str, ...], lint: bool) -> None:
 
         require_nothing_found(schedule)
     click.echo(
-        f"{schedule.name}: {len(schedule.stages)} stages, "
-        f"{sum(s.solver.max_iter for s in schedule.stages)} iterations, no mistakes{', no findings' * lint}, "
+        f"{schedule.name}: {count(len(schedule.stages), 'stage')}, "
+        f"{count(sum(s.solver.max_iter for s in schedule.stages), 'iteration')}, no mistakes{', no findings' * lint}, "
         f"digest {digest(schedule)[:12]}"
     )
 
@@ -42,7 +47,7 @@ def check(folder: str, overrides: tuple[str, ...], lint: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option(
     "--images-per-second",
-    type=FiniteRange(min=0, min_open=True),
+    type=FiniteRange(SLOWEST, FASTEST),
     metavar="N",
     help="Speed of training of the whole job, for the hours.  [default: as the last run or rehearsal here]",
 )
@@ -86,7 +91,17 @@ def plan(
 
         others = {"--json": as_json, "--csv": csv_file, "--budget": allocation, "--redo": redo, "--keep": keep}
         others |= {"--only": only, "--until": until}
-        picture = asked(plot_file, x, scale, watched, folder, overrides, out, images_per_second, others)
+        picture = asked(
+            file=plot_file,
+            x=x,
+            scale=scale,
+            watched=watched,
+            folder=folder,
+            overrides=overrides,
+            out=out,
+            images_per_second=images_per_second,
+            others=others,
+        )
         if watched:
             return watch(picture)
     schedule = load(folder, overrides)
@@ -104,13 +119,14 @@ def plan(
 
 @click.command()
 @schedule_options
-@click.argument("name", metavar="NAME")
+@click.argument("name", metavar="[NAME]", required=False)
 @guarded
-def explain(folder: str, overrides: tuple[str, ...], name: str) -> None:
+def explain(folder: str, overrides: tuple[str, ...], name: str | None) -> None:
     """Shows where a setting came from: its value, the line it stands in, what it replaced, and the manual's word on it.
 
-    NAME is STAGE.FIELD (`cyc2.max_iter`, `init.transform_param.mirror`), STAGE for all its fields, FIELD for that field of every
-    stage, or a field of the schedule (`seed`, `data.train.images`).
+    NAME is STAGE.FIELD (`cyc2.max_iter`, `init.transform_param.mirror`, `cyc2.from`), STAGE for all its fields, FIELD for that
+    field of every stage, or a field of the schedule (`seed`, `data.train.images`); ENSEMBLE.FIELD and ENSEMBLE likewise. Without
+    it: the stages, and what can be asked.
     """
     from stagerun.cli.explaining import explain_text
 
@@ -136,7 +152,7 @@ def diff(a: str, b: str, as_json: bool, plot_file: str | None, x: str | None, sc
     if plot_file is not None or x or scale:
         from stagerun.cli.plotting import asked, draw_once
 
-        picture = asked(plot_file, x, scale, False, "", (), None, None, {"--json": as_json})
+        picture = asked(file=plot_file, x=x, scale=scale, others={"--json": as_json})
     found = compare(a, b)
     click.echo(diff_json(found) if as_json else diff_text(found))
     if picture is not None:
@@ -145,9 +161,11 @@ def diff(a: str, b: str, as_json: bool, plot_file: str | None, x: str | None, sc
 
 @click.command("help")
 @click.argument("name", metavar="[FIELD]", default="")
+@click.pass_context
 @guarded
-def help_command(name: str) -> None:
-    """Prints the manual of a field, a message or an enum of the solver files; of `lint`, what it looks for; of nothing, an overview."""
+def help_command(ctx: click.Context, name: str) -> None:
+    """Prints the manual of a field, a message or an enum of the solver files; of `lint`, what it looks for; of nothing, an
+    overview."""
     from stagerun.spec.manual import help_text
 
     if name == "lint":
@@ -155,4 +173,20 @@ def help_command(name: str) -> None:
 
         click.echo(rules_text())
         return
-    click.echo(help_text(name))
+    try:
+        click.echo(help_text(name))
+    except UsageError as error:
+        command = _command(ctx.find_root().command, name)
+        if not command:
+            raise
+        raise UsageError(error.message, f"for the command, `stagerun {command} --help`") from error
+
+
+def _command(group: click.Command, name: str) -> str:
+    """`import caffe`, for `caffe`; '' if there is no such command."""
+    for known, command in group.commands.items() if isinstance(group, click.Group) else ():
+        if known == name:
+            return name
+        if inner := _command(command, name):
+            return f"{known} {inner}"
+    return ""

@@ -21,8 +21,8 @@ TABLES = ("run", "stage", "epoch", "life", "ensemble", "seed", "workers")
 @click.option(
     "--by",
     type=click.Choice(TABLES),
-    help="One table alone: a row per run, stage, epoch or process life; ensembles beside their members; mean and spread over seeds; speed by number of "
-    "workers.  [default: all that say something; stage in csv and tsv]",
+    help="One table alone: a row per run, stage, epoch or process life; ensembles beside their members; mean and spread over "
+    "seeds; speed by number of workers.  [default: all that say something; stage in csv and tsv]",
 )
 @click.option(
     "--op",

@@ -166,13 +166,13 @@ def _rate(found: Found, rate: RateDifference) -> str:
 def overlay(found: Found) -> Picture:
     """Both as one picture: B's stages begin beside A's, and have lines of their own."""
     a, b = make_picture(found.a.schedule), make_picture(found.b.schedule)
-    return Picture(f"A {a.name}, B {b.name}", a.images, (*_renamed(a, "A"), *_renamed(b, "B")))
+    return Picture(f"A {a.name}, B {b.name}", (*_sided(a, "A"), *_sided(b, "B")))
 
 
-def _renamed(picture: Picture, side: str) -> Iterator[StagePicture]:
+def _sided(picture: Picture, side: str) -> Iterator[StagePicture]:
     for stage in picture.stages:
         parent = f"{side} {stage.parent}" if stage.parent is not None else None
-        yield replace(stage, name=f"{side} {stage.name}", parent=parent)
+        yield replace(stage, name=f"{side} {stage.name}", parent=parent, side=side)
 
 
 def diff_json(found: Found) -> str:

@@ -68,15 +68,16 @@ def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -
 
     begun = time.monotonic()
     stored = open_snapshot(folder)
+    stage = chosen.stages.get(folder.name, stored.ref.stage)
     if chosen.schedule is not None:
-        stored = use_schedule(stored, chosen.schedule)
+        stored = use_schedule(stored, chosen.schedule, stage)
     val = stored.schedule.data.val
     wanted = Wanted(views=Views(options.views), data=options.data, batch=options.device_batch, ema=options.ema)
     found = score(stored, wanted, device, lambda batches, n: _shown(batches, n, stored.ref.name))
     return {
         "snapshot": stored.ref.name,
         "id": stored.ref.id,
-        "stage": stored.ref.stage,
+        "stage": stage,
         "iter": stored.ref.iter,
         "data": options.data if options.data is not None else val.path if val else "",
         "views": options.views,

@@ -5,6 +5,15 @@ from dataclasses import dataclass
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from stagerun.cli.explaining_entries import (
+    ENSEMBLE,
+    STAGE_ENTRY,
+    ensemble_text,
+    entry_text,
+    of_ensembles,
+    of_entries,
+    overview,
+)
 from stagerun.errors import Problem, UsageError, listing, nearest
 from stagerun.recipe import Origin, Schedule, Stage
 from stagerun.spec import help_text, load, tree
@@ -14,7 +23,8 @@ from stagerun.spec.tree import SCHEDULE, SOLVER, is_message
 from stagerun.spec.values import NONE, leaves, shown, text
 from stagerun.text import columns
 
-STAGE_ENTRY: Descriptor = SCHEDULE.fields_by_name["stage"].message_type
+# Fields of a stage's block in the schedule, none of which Solver has.
+_ENTRY = frozenset(STAGE_ENTRY.fields_by_name) - frozenset(SOLVER.fields_by_name)
 _UNITS = {second: first for first, second in PAIRS}  # `max_epoch` is part of what `max_iter` says
 
 
@@ -30,38 +40,61 @@ class Asked:
         return ".".join([*(["solver"] if self.stage else []), *(f.name for f in self.fields)])
 
 
-def explain_text(folder: str, name: str, overrides: Sequence[str]) -> str:
-    """What `stagerun explain` prints. RecipeError, UsageError."""
+def explain_text(folder: str, name: str | None, overrides: Sequence[str]) -> str:
+    """What `stagerun explain` prints; an overview without a `name`. RecipeError, UsageError."""
     schedule = load(folder, overrides)
+    if name is None:
+        return overview(schedule)
     first, *words = name.split(".")
     group = [s for s in schedule.stages if s.group == first]
-    if group and words:
-        return _of_several(schedule, group, _follow(SOLVER, words))
-    if group:
+    if group and not words:
         raise UsageError(f"`{first}` makes {len(group)} stages", f"name one of {listing([s.name for s in group])}")
     stage = next((s for s in schedule.stages if s.name == first), None)
+    if stage is not None and not words:
+        return _stage_table(schedule, stage)
+    ensemble = next((e for e in schedule.ensembles if e.name == first), None)
+    if ensemble is not None:
+        return ensemble_text(schedule, overrides, ensemble, _follow(ENSEMBLE, words))
+    if (stage is not None or group) and words[0] in _ENTRY:
+        (field,) = _follow(STAGE_ENTRY, words)
+        return entry_text(schedule, stage, field) if stage is not None else of_entries(schedule, group, field)
     if stage is not None:
-        if not words:
-            return _stage_table(schedule, stage)
-        if len(words) == 1 and words[0] in STAGE_ENTRY.fields_by_name and words[0] not in SOLVER.fields_by_name:
-            return _entry(stage, words[0])
         return _one(schedule, Asked(stage, _follow(SOLVER, words)), overrides)
-    if first == "solver" and words:
+    if group:
+        return _of_several(schedule, group, _follow(SOLVER, words))
+    return _shared(schedule, first, words, overrides)
+
+
+def _shared(schedule: Schedule, first: str, words: Sequence[str], overrides: Sequence[str]) -> str:
+    """A field of every stage, of every ensemble, or of the schedule itself."""
+    if first == "stage" and words and words[0] in _ENTRY:
+        return of_entries(schedule, schedule.stages, *_follow(STAGE_ENTRY, words))
+    if first in _ENTRY and first not in SCHEDULE.fields_by_name:
+        return of_entries(schedule, schedule.stages, *_follow(STAGE_ENTRY, [first, *words]))
+    if first == "ensemble" and words and schedule.ensembles:
+        return of_ensembles(schedule, overrides, *_follow(ENSEMBLE, words))
+    if first in ("solver", "stage") and words:
         return _of_several(schedule, schedule.stages, _follow(SOLVER, words))
     if first in SOLVER.fields_by_name:
         return _of_several(schedule, schedule.stages, _follow(SOLVER, [first, *words]))
     if first not in SCHEDULE.fields_by_name:
         _unknown(schedule, first)
-    if first in ("stage", "solver", "ensemble"):
+    if first in ("stage", "solver"):
         names = listing([s.name for s in schedule.stages])
         raise UsageError(f"`{first}` is no setting by itself", f"name a stage, {names}, or one of its fields")
+    if first == "ensemble":
+        if not schedule.ensembles:
+            raise UsageError("the schedule has no ensemble", "`stagerun help Ensemble` says what one is")
+        names = listing([e.name for e in schedule.ensembles])
+        raise UsageError("`ensemble` is no setting by itself", f"name one, {names}, or one of their fields")
     return _one(schedule, Asked(None, _follow(SCHEDULE, [first, *words])), overrides)
 
 
 def _unknown(schedule: Schedule, word: str) -> None:
     names = [s.name for s in schedule.stages]
-    known = [*names, *SCHEDULE.fields_by_name, *SOLVER.fields_by_name]
-    hint = nearest(word, known) or f"the stages are {listing(names)}"
+    groups = [s.group for s in schedule.stages if s.group is not None]
+    known = [*names, *groups, *(e.name for e in schedule.ensembles), *SCHEDULE.fields_by_name, *SOLVER.fields_by_name]
+    hint = nearest(word, [*known, *_ENTRY]) or f"the stages are {listing(names)}"
     raise UsageError(f"`{word}` is neither a stage nor a field", hint)
 
 
@@ -225,8 +258,3 @@ def _of_several(schedule: Schedule, stages: Sequence[Stage], fields: tuple[Field
         rows.append((stage.name, cell, _place(_origin(stage, asked.key))))
     field = fields[-1]
     return "\n\n".join(["\n".join(columns(rows)), help_text(f"{field.containing_type.name}.{field.name}")])
-
-
-def _entry(stage: Stage, name: str) -> str:
-    """A field of the stage's line in the schedule."""
-    return f"{_parent(stage)}\n\n{help_text(f'{STAGE_ENTRY.name}.{name}')}"

@@ -40,7 +40,8 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def _no_folder(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """A word after --plot is its FILE: `plan --plot DIR` would draw into DIR, and miss its DIR."""
     if value is not None and os.path.isdir(value):
-        raise click.BadParameter(f"{value} is a folder: write `stagerun plan {value} --plot`.", ctx, param)
+        words = f"plan {value}" if ctx.info_name == "plan" else f"{ctx.info_name} A B"
+        raise click.BadParameter(f"{value} is a folder: write `stagerun {words} --plot`.", ctx, param)
     return value
 
 
@@ -98,10 +99,9 @@ class FiniteRange(click.FloatRange):
     """Click's own lets `nan` through, which is neither below nor above, and `inf` where there is no upper end."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
+        if not math.isfinite(click.FLOAT.convert(value, param, ctx)):
             self.fail(f"{value} is no number.", param, ctx)
-        return number
+        return float(super().convert(value, param, ctx))
 
 
 class Duration(click.ParamType[float]):

@@ -17,6 +17,8 @@ def remarks(plan: Plan, damaged: Collection[str] = ()) -> list[str]:
     for field, source in (("data.train", data.train), ("data.val", data.val)):
         if source is not None and not os.path.exists(source.path):
             found.append(f"{field}: there is no LMDB at {source.path} on this machine; `run` will need it")
+    for name in plan.unclaimed:
+        found.append(f"snapshots of `{name}` count for no stage of this schedule, and are left alone")
     if data.val is None:
         found.append("no data.val: nothing will be evaluated")
     unsaved = [s.stage.name for s in plan.stages if not s.stage.solver.snapshot and s.state is not State.DISABLED]

@@ -1,5 +1,7 @@
 """`stagerun plan --plot`: the picture of a schedule, in the terminal or as a file, once or whenever a file is saved."""
 
+import contextlib
+import os
 import shutil
 import sys
 import time
@@ -13,7 +15,7 @@ from rich.text import Text
 
 from stagerun.cli.ending import tell
 from stagerun.cli.watching import changes, look_at
-from stagerun.errors import RecipeError, StagerunError, UsageError
+from stagerun.errors import PermissionDenied, RecipeError, StagerunError, StorageError, UsageError
 from stagerun.plan import make_plan
 from stagerun.plan.hours import seconds_at
 from stagerun.plan.picture import Picture, Unit, make_picture
@@ -43,19 +45,21 @@ class PlotOptions:
 
 
 def asked(
+    *,
     file: str | None,
     x: str | None,
     scale: str | None,
-    watched: bool,
-    folder: str,
-    overrides: tuple[str, ...],
-    out: str | None,
-    images_per_second: float | None,
+    watched: bool = False,
+    folder: str = "",
+    overrides: tuple[str, ...] = (),
+    out: str | None = None,
+    images_per_second: float | None = None,
     others: Mapping[str, object],
 ) -> PlotOptions:
-    """What --plot, --x, --scale and --watch ask for, one of them at least. `others` are options of the plan's text, by their names.
+    """What --plot, --x, --scale and --watch ask for, one of them at least. `others` are options of the text beside it, by their
+    names. The folder and what follows are for `plot` and `watch`, which read a schedule themselves.
 
-    UsageError for what is wrong whatever the schedule is, before anything is drawn.
+    UsageError for what is wrong whatever the schedule is, StorageError for a file in no folder, before anything is drawn.
     """
     if file is None:
         name = "--x" if x else "--scale" if scale else "--watch"
@@ -90,6 +94,7 @@ def _check_file(options: PlotOptions) -> None:
             f"--plot {options.file}: its ending names no format",
             f"end it in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}",
         )
+    _require_folder(options.file)
     from stagerun.report.plots.figure import drawing
 
     with drawing():
@@ -116,8 +121,22 @@ def watch(options: PlotOptions, wait: Callable[[float], None] = time.sleep) -> N
     folder = Path(options.folder)
     if not folder.is_dir():
         load(options.folder)  # says what is wrong
-    for _ in changes(lambda: look_at(folder), wait):
-        _redraw(options)
+    try:
+        for _ in changes(lambda: look_at(folder), wait):
+            _redraw(options)
+    finally:
+        if _ending(options.file) == ".html":
+            _settle(options.file)
+
+
+def _settle(file: str) -> None:
+    """Nobody draws the page again, so it need not look. Where it can't be written, that is why watching ended."""
+    from stagerun.report.plots.html import still
+
+    with contextlib.suppress(OSError, UnicodeDecodeError, StagerunError):
+        page = Path(file).read_bytes().decode()
+        if page != still(page):
+            _write(file, still(page).encode())
 
 
 def _redraw(options: PlotOptions) -> None:
@@ -216,6 +235,20 @@ def _problem(text: str, ending: str) -> bytes:
 
 
 def _write(file: str, data: bytes) -> None:
+    """Whole or not at all."""
     from stagerun.store import LocalDisk, write_atomic
 
-    write_atomic(LocalDisk(), Path(file), data)
+    _require_folder(file)
+    try:
+        write_atomic(LocalDisk(), Path(file), data)
+    except (StorageError, PermissionDenied) as error:
+        raise type(error)(error.message, "give --plot another file") from error
+
+
+def _require_folder(file: str) -> None:
+    """A folder with a name that is misspelt is not made."""
+    folder = os.path.dirname(file) or "."
+    if not os.path.isdir(folder):
+        raise StorageError(
+            f"can't write {file}: there is no folder {folder}", "make it first, or give --plot another file"
+        )

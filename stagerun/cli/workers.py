@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from stagerun.cli.ending import bug_report, tell
-from stagerun.errors import Diverged, ExitCode, Problem, RecipeError, StagerunError, UsageError
+from stagerun.errors import Diverged, ExitCode, Problem, RecipeError, StagerunError, UsageError, listing
 from stagerun.launch import StopRequest, die_with_launcher, report, run_workers
-from stagerun.recipe import Schedule
-from stagerun.report import print_nowhere
+from stagerun.recipe import Schedule, Stage
+from stagerun.report.console import print_nowhere
 from stagerun.spec import load
+from stagerun.text import count
 from stagerun.world import World, default_threads, from_environment, launched
 
 if TYPE_CHECKING:
@@ -73,20 +74,25 @@ def devices() -> int:
 
 
 def check_workers(schedule: Schedule, nproc: int) -> None:
+    """RecipeError with a mistake for each division of a batch into fewer device batches, at the first stage that has it."""
+    small: dict[tuple[int, int], list[Stage]] = {}
+    for stage in schedule.stages:
+        if stage.enabled and nproc > stage.solver.logical_workers:
+            small.setdefault((stage.solver.batch_size, stage.solver.device_batch_size), []).append(stage)
     problems = []
-    for stage in (s for s in schedule.stages if s.enabled):
-        most = stage.solver.logical_workers
-        if nproc > most:
-            origin = stage.origins.get("solver.device_batch_size") or stage.origins.get("solver.batch_size")
-            span = origin.span if origin and origin.span else stage.span
-            problems.append(
-                Problem(
-                    f"{nproc} workers are too many for stage `{stage.name}`: batch_size {stage.solver.batch_size} holds "
-                    f"{most} device batches of {stage.solver.device_batch_size}",
-                    span,
-                    hint=f"use at most {most} workers, or a smaller device_batch_size",
-                )
+    for (batch, device_batch), stages in small.items():
+        most = stages[0].solver.logical_workers
+        origin = stages[0].origins.get("solver.device_batch_size") or stages[0].origins.get("solver.batch_size")
+        span = origin.span if origin and origin.span else stages[0].span
+        names = listing([s.name for s in stages]).replace(" or ", " and ")
+        problems.append(
+            Problem(
+                f"{nproc} workers are too many for stage{'s' * (len(stages) > 1)} {names}: batch_size {batch} "
+                f"holds {most} device batch{'es' * (most > 1)} of {device_batch}",
+                span,
+                hint=f"use at most {count(most, 'worker')}, or a smaller device_batch_size",
             )
+        )
     if problems:
         raise RecipeError(problems)
 

@@ -77,9 +77,10 @@ class Loader:
     """The images of one LMDB under one stage's transform. `train`: drawn at random; else an evaluation's centre crops.
 
     `images` is the length of an epoch and must be the number of records; `depth` is how many batches `stream` may hold
-    ready, 1 or more (of batches smaller than 16 images per thread more), `threads` how many make them. `augment` is done last. `memory` keeps pixels between epochs, `bad` puts up
-    with some bad records in training. `tier` forces a way of decoding. `side` is the crop_size of a batch that begins at a
-    position, where not all have that of `transform_param`, which is the largest then: a batch has one size.
+    ready, 1 or more (of batches smaller than 16 images per thread more), `threads` how many make them. `augment` is done
+    last. `memory` keeps pixels between epochs, `bad` puts up with some bad records in training. `tier` forces a way of
+    decoding. `side` is the crop_size of a batch that begins at a position, where not all have that of `transform_param`,
+    which is the largest then: a batch has one size.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from stagerun.plan.hours import Hours, Speed, spent
+from stagerun.plan.hours import Hours, Speed, of_part, spent
 from stagerun.plan.plan import Plan, PlannedStage
 from stagerun.recipe import Schedule
 
@@ -23,8 +23,8 @@ class Budget:
     """What an allocation of `seconds`, begun now, comes to.
 
     `stage` and `iter`: what it is at when the time is over, `last` being the updates that the stage is trained to; `testing`:
-    all of them are done, and it is being evaluated; the ensembles are, where `stage` is ''. `epoch`: of the whole schedule, along the path of ancestors. `finished`:
-    the stages that are done by then, of those that were not.
+    all of them are done, and it is being evaluated; the ensembles are, where `stage` is ''. `epoch`: of the whole schedule,
+    along the path of ancestors. `finished`: the stages that are done by then, of those that were not.
 
     `saved_stage`, `saved_iter`: from where the same command goes on if the run is killed then, '' for the seed; told to stop a
     little before, it goes on from `stop_iter` of the stage. `lost`: updates that a kill costs. `allocations` of that length it
@@ -62,10 +62,6 @@ class _Part:
     def last(self) -> int:
         return self.planned.last
 
-    @property
-    def test(self) -> float:
-        return self.speed.test if self.planned.until is None else 0.0
-
     def way(self, first: int, last: int) -> float:
         return spent(self.schedule, self.planned.stage, self.speed, first, last).total
 
@@ -94,7 +90,7 @@ class _Job:
 
     @property
     def total(self) -> float:
-        parts = sum(p.speed.start + p.way(p.planned.iter, p.last) + p.speed.written + p.test for p in self.parts)
+        parts = sum(p.speed.start + p.way(p.planned.iter, p.last) + p.speed.written + p.speed.test for p in self.parts)
         return self.opening + parts + self.ensembles if parts or self.ensembles else 0.0
 
 
@@ -111,7 +107,7 @@ class _End:
 def budget(plan: Plan, hours: Hours, seconds: float, ensembles: float = 0.0) -> Budget:
     """An allocation of `seconds`. The speeds of all stages with something to train must be in `hours`; `ensembles`: seconds of
     their evaluation, after everything else."""
-    parts = [_Part(plan.schedule, p, hours.speeds[p.stage.name]) for p in plan.work]
+    parts = [_Part(plan.schedule, p, of_part(p, hours.speeds[p.stage.name])) for p in plan.work]
     job = _Job(parts, hours.opening, ensembles)
     first = Place(0, parts[0].planned.iter if parts else 0)
     end = _allocation(job, first, seconds) if job.total else None
@@ -157,11 +153,9 @@ def budget(plan: Plan, hours: Hours, seconds: float, ensembles: float = 0.0) -> 
 
 def _name(parts: list[_Part], place: Place) -> tuple[str, int]:
     """The stage and the updates of the snapshot that `place` is; a stage that has none of its own starts from its parent's."""
-    stage = parts[place.number].planned.stage
-    if place.iter or stage.parent is None:
-        return (stage.name, place.iter) if place.iter else ("", 0)
-    parent = parts[place.number].schedule.stage(stage.parent)
-    return parent.name, parent.solver.max_iter if stage.parent_iter is None else stage.parent_iter
+    part = parts[place.number]
+    stage = part.planned.stage
+    return (stage.name, place.iter) if place.iter else (stage.parent or "", part.schedule.start_iter(stage))
 
 
 def _allocation(job: _Job, place: Place, seconds: float) -> _End | None:
@@ -181,7 +175,7 @@ def _allocation(job: _Job, place: Place, seconds: float) -> _End | None:
                     Place(number, at), False, Place(number, max(first, safe)), Place(number, part.saved(first, safe))
                 )
             room -= part.way(first, part.last) + part.speed.written
-        room -= part.test
+        room -= part.speed.test
         if room < 0:
             trained = Place(number, part.last)
             return _End(trained, True, trained, trained)

@@ -4,25 +4,29 @@ Stages are matched by name. The values compared are the resolved ones, so anothe
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from stagerun.recipe import Origin, Schedule, Solver, Stage
 from stagerun.schedule import learning_rate
-from stagerun.spec.values import differing, identity, leaves, shown, text
+from stagerun.spec.values import differing, identity, leaves, plain, shown, text
 
 MOST = 1_000_000  # iterations of a stage whose rates are compared one by one; of a longer one, so many among them
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """`written` is what the file says where that is in another unit, and `place` where it says it: '' for a recipe that was read
-    from a snapshot, or a `default`."""
+    """`text` as people read it, `value` as programs do: numbers in iterations and for the whole batch, None for what is not set.
+
+    `written` is what the file says where that is in another unit, and `place` where it says it: '' for a recipe that was read
+    from a snapshot, or a `default`.
+    """
 
     text: str
     written: str = ""
     place: str = ""
     default: bool = False
+    value: Any = field(default=None, compare=False)  # of the same text
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +97,11 @@ def _trained(schedule: Schedule) -> tuple[object, ...]:
     shared = [("seed", text(schedule.seed)), ("determinism", text(schedule.determinism))]
     shared += [*leaves(schedule.model, "model"), *leaves(schedule.data, "data")]
 
-    def counting(values: list[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-        return tuple(value for value in values if identity(value[0]))
+    def counting(values: list[tuple[str, str]], lr_policy: str = "") -> tuple[tuple[str, str], ...]:
+        return tuple(value for value in values if identity(value[0], lr_policy))
 
     stages = (
-        (number.get(s.parent or "", -1), s.parent_iter, counting(list(leaves(s.solver, "solver"))))
+        (number.get(s.parent or "", -1), s.parent_iter, counting(list(leaves(s.solver, "solver")), s.solver.lr_policy))
         for s in schedule.stages
     )
     return counting(shared), tuple(stages)
@@ -111,22 +115,23 @@ def _shared(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
     ]
     for key, one, other in parts:
         for name, old, new in differing(one, other, key):
-            values = (_value(name, old, "", origins_a), _value(name, new, "", origins_b))
+            values = (_value(name, old, (text(old), ""), origins_a), _value(name, new, (text(new), ""), origins_b))
             yield FieldDifference("", name, *values, identity(name))
     yield from _paths(a, b)
     for ensemble in a.ensembles:
         twin = next((e for e in b.ensembles if e.name == ensemble.name), None)
         for name in ("members", "rule", "batch_norm_iter") if twin else ():
-            old, new = text(getattr(ensemble, name)), text(getattr(twin, name))
+            old, new = getattr(ensemble, name), getattr(twin, name)
             if old != new:
-                yield FieldDifference("", f"ensemble {ensemble.name}.{name}", Value(old), Value(new), False)
+                yield FieldDifference("", f"ensemble {ensemble.name}.{name}", _held(old), _held(new), False)
 
 
 def _paths(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
     """Of sources that are written alike and lie elsewhere, as relative ones do in another folder."""
     for name, one, other in (("data.train", a.data.train, b.data.train), ("data.val", a.data.val, b.data.val)):
         if one is not None and other is not None and one.source == other.source and one.path != other.path:
-            yield FieldDifference("", f"{name}, found at", Value(one.path), Value(other.path), False)
+            here, there = Value(one.path, value=one.path), Value(other.path, value=other.path)
+            yield FieldDifference("", f"{name}, found at", here, there, False)
 
 
 def _origins(schedule: Schedule) -> Mapping[str, Origin]:
@@ -135,19 +140,18 @@ def _origins(schedule: Schedule) -> Mapping[str, Origin]:
 
 def _stage(a: Schedule, b: Schedule, one: Stage, other: Stage) -> Iterator[FieldDifference]:
     if (one.parent, one.parent_iter) != (other.parent, other.parent_iter):
-        yield FieldDifference(
-            one.name, "from", Value(_start(one), "", _at(one)), Value(_start(other), "", _at(other)), True
-        )
+        old, new = (Value(_start(s) or "the seed", "", _at(s), value=_start(s)) for s in (one, other))
+        yield FieldDifference(one.name, "from", old, new, True)
     if one.enabled != other.enabled:
-        states = [Value(text(stage.enabled), "", _at(stage)) for stage in (one, other)]
-        yield FieldDifference(one.name, "enabled", states[0], states[1], False)
-    for key, old, new in differing(one.solver, other.solver, "solver"):
+        old, new = (_held(s.enabled, _at(s)) for s in (one, other))
+        yield FieldDifference(one.name, "enabled", old, new, False)
+    for key, mine, its in differing(one.solver, other.solver, "solver"):
         yield FieldDifference(
             one.name,
             key.removeprefix("solver."),
-            _value(key, *shown(key, old, one, a.data.train.images), one.origins),
-            _value(key, *shown(key, new, other, b.data.train.images), other.origins),
-            identity(key),
+            _value(key, mine, shown(key, text(mine), one, a.data.train.images), one.origins),
+            _value(key, its, shown(key, text(its), other, b.data.train.images), other.origins),
+            identity(key, one.solver.lr_policy) or identity(key, other.solver.lr_policy),
         )
 
 
@@ -162,21 +166,29 @@ def _reworded(one: Stage, other: Stage) -> Iterator[str]:
 
 
 def _start(stage: Stage) -> str:
-    start = stage.parent or "the seed"
-    return start if stage.parent_iter is None else f"{start}@{stage.parent_iter}"
+    """As `from` has it: '' for the seed."""
+    return (stage.parent or "") + (f"@{stage.parent_iter}" if stage.parent_iter is not None else "")
 
 
 def _at(stage: Stage) -> str:
     return f"{stage.span.path}:{stage.span.line}" if stage.origins else ""
 
 
-def _value(key: str, value: str, written: str, origins: Mapping[str, Origin]) -> Value:
-    """With the place of the field; of a message, that of the first of its fields that is written."""
+def _held(value: Any, place: str = "") -> Value:
+    return Value(text(value), "", place, value=plain(value))
+
+
+def _value(key: str, value: Any, texts: tuple[str, str], origins: Mapping[str, Origin]) -> Value:
+    """With the place of the field; of a message, that of the first of its fields that is written. `texts` as `shown` gives
+    them."""
+    said, written = texts
     if not origins:
-        return Value(value)
+        return Value(said, value=plain(value))
     inside = [origins[key]] if key in origins else [o for name, o in origins.items() if name.startswith(key + ".")]
     span = min((origin.span for origin in inside if origin.span is not None), default=None)
-    return Value(value, default=True) if span is None else Value(value, written, f"{span.path}:{span.line}")
+    if span is None:
+        return Value(said, default=True, value=plain(value))
+    return Value(said, written, f"{span.path}:{span.line}", value=plain(value))
 
 
 def _rates(name: str, a: Solver, b: Solver) -> RateDifference | None:

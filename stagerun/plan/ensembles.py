@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stagerun.events import EnsembleTested
@@ -48,10 +48,17 @@ def _plan_ensemble(plan: Plan, ensemble: Ensemble, result: EnsembleTested | None
     if result is None:
         return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.READY, members=members)
     now = made_from(plan.schedule, ensemble, members)
+    result = _with_names(result, ensemble) if result.snapshots == now["snapshots"] else result
     if changed := [name for name, value in now.items() if getattr(result, name) != value]:
         why = f"evaluated with {_all([_WORDS[name] for name in changed])}"
         return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.READY, members=members, why=why)
     return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.DONE, members=members, result=result)
+
+
+def _with_names(result: EnsembleTested, ensemble: Ensemble) -> EnsembleTested:
+    """The result of the same snapshots, under the names that their stages have now."""
+    names = dict(zip(result.members, ensemble.members, strict=True))
+    return replace(result, members=ensemble.members, best=names.get(result.best, result.best))
 
 
 _WORDS = {

@@ -76,8 +76,9 @@ class StageTime:
 
 
 def estimate(plan: Plan, figures: Figures, workers: int) -> dict[str, StageTime | None]:
-    """For each stage that is not done, and each piece that is trained again, by label, what it will take on `workers` workers like those of the rehearsal; None for one of
-    a kind that was not rehearsed. Traffic between more machines than were rehearsed on is not in it.
+    """For each stage that is not done, and each piece that is trained again, by label, what it will take on `workers` workers like
+    those of the rehearsal; None for one of a kind that was not rehearsed. Traffic between more machines than were rehearsed on is
+    not in it.
     """
     speeds = speeds_of(plan.schedule, figures, workers)
     return {

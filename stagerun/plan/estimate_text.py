@@ -157,11 +157,9 @@ def doubts(plan: Plan, figures: Figures) -> list[str]:
             "the smaller one"
         )
     growing = [s.stage for s in plan.stages if s.iterations_left and s.stage.solver.transform.crop_size_ramp]
-    found += [
-        f"stage `{stage.name}` was timed at its largest images, {largest_crop_size(stage.solver.transform)} pixels: it takes "
-        "less where they are smaller"
-        for stage in growing
-    ]
+    if growing:
+        stages = ", ".join(f"`{s.name}` ({largest_crop_size(s.solver.transform)} pixels)" for s in growing)
+        found.append(f"timed at their largest images, and faster where they are smaller: {stages}")
     return found
 
 

@@ -32,8 +32,7 @@ def joints(schedule: Schedule, stage: Stage) -> list[Joint]:
     found = []
     if stage.parent is not None:
         parent = schedule.stage(stage.parent).solver
-        left = parent.max_iter if stage.parent_iter is None else stage.parent_iter
-        found.append(Joint(stage.parent, 0, learning_rate(parent)(left - 1), rate(0)))
+        found.append(Joint(stage.parent, 0, learning_rate(parent)(schedule.start_iter(stage) - 1), rate(0)))
     end = warm_up_end(solver)
     if 0 < end < solver.max_iter:
         found.append(Joint("warm-up", end, rate(end - 1), rate(end)))
@@ -80,7 +79,8 @@ def _drops(stage: Stage, solver: Solver) -> str:
     most = len(solver.plateau_winsize)
     low = learning_rate(solver, most)(solver.max_iter - 1)
     times = "once" if most == 1 else f"up to {most} times"
-    return f"LR drops {times}, down to {low:.4g}, when the loss stands still; shown is the rate before{place(stage, 'solver.plateau_winsize')}"
+    where = place(stage, "solver.plateau_winsize")
+    return f"LR drops {times}, down to {low:.4g}, when the loss stands still; shown is the rate before{where}"
 
 
 def scaling(stage: Stage) -> list[str]:

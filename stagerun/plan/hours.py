@@ -1,7 +1,7 @@
 """How long a schedule takes, stage by stage, from how fast each part of it goes. Pure: the speeds are measured elsewhere."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stagerun.plan.plan import Plan, PlannedStage
 from stagerun.recipe import Schedule, Solver, Stage
@@ -82,9 +82,14 @@ def times(iter: int, max_iter: int, every: int) -> int:
 
 def stage_left(schedule: Schedule, planned: PlannedStage, speed: Speed) -> Spent:
     """What is left of a stage, from its start to its evaluation."""
+    speed = of_part(planned, speed)
     way = spent(schedule, planned.stage, speed, planned.iter, planned.last)
-    test = speed.test if planned.until is None else 0.0
-    return way + Spent(start=speed.start, tests=test, snapshots=speed.written)
+    return way + Spent(start=speed.start, tests=speed.test, snapshots=speed.written)
+
+
+def of_part(planned: PlannedStage, speed: Speed) -> Speed:
+    """The speed of a stage, or of a piece of one, in which nothing is evaluated."""
+    return speed if planned.until is None else replace(speed, test=0.0, inner_test=0.0)
 
 
 def left(plan: Plan, hours: Hours) -> dict[str, Spent | None]:
@@ -106,8 +111,7 @@ def seconds_at(schedule: Schedule, hours: Hours, name: str, iter: int) -> float 
         return None
     before: float | None = hours.opening
     if stage.parent is not None:
-        parent = schedule.stage(stage.parent)
-        end = parent.solver.max_iter if stage.parent_iter is None else stage.parent_iter
+        parent, end = schedule.stage(stage.parent), schedule.start_iter(stage)
         before = seconds_at(schedule, hours, parent.name, end)
         if before is not None and end == parent.solver.max_iter:
             before += hours.speeds[parent.name].written + hours.speeds[parent.name].test

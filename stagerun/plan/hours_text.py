@@ -86,7 +86,8 @@ def render_budget(found: Budget) -> str:
 def _allocations(found: Budget) -> str:
     length = duration(found.seconds)
     if found.allocations is None:
-        return f"with {length} each it gets nowhere: too short for a start and what is next, an iteration and its snapshot or an evaluation"
+        short = "too short for a start and what is next, an iteration and its snapshot or an evaluation"
+        return f"with {length} each it gets nowhere: {short}"
     times = _number(found.allocations)
     text = f"{times} allocations of {length} in all: the same command goes on where the last one ended"
     if found.killed_allocations is None:

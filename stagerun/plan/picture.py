@@ -35,7 +35,7 @@ class StagePicture:
 
     `points` are in the order of their iterations; the first and last iteration, both sides of every jump, knots and extremes are
     among them. `steps`: how many the policy has, of which `marks` holds MOST_STEPS. `drops`: how often `plateau` may lower what
-    is drawn.
+    is drawn. `side`: which of two schedules in one picture it is of, '' in a picture of one.
     """
 
     name: str
@@ -54,6 +54,7 @@ class StagePicture:
     marks: tuple[Mark, ...]
     steps: int
     drops: int
+    side: str = ""
 
     def x(self, iter: float, unit: Unit) -> float:
         """The place of an iteration of this stage. ValueError for hours that are not known."""
@@ -86,8 +87,11 @@ class Picture:
     """`stages` are in the order in which they run: parents before children."""
 
     name: str
-    images: int
     stages: tuple[StagePicture, ...]
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(stage.side for stage in self.stages))
 
     def stage(self, name: str) -> StagePicture:
         return next(stage for stage in self.stages if stage.name == name)
@@ -110,6 +114,20 @@ class Picture:
             taken[lane].append(span)
             lanes[stage.name] = lane
         return lanes
+
+    def curves(self, unit: Unit) -> dict[str, int]:
+        """The number of each stage's curve, 0 for the trunk's: what goes on from a parent on its line is one curve with it. Each
+        of two sides is one, whatever branches it has."""
+        if len(self.sides) > 1:
+            return {stage.name: self.sides.index(stage.side) for stage in self.stages}
+        lanes, numbers, count = self.lanes(unit), dict[str, int](), 0
+        for stage in self.stages:
+            if stage.parent is not None and lanes[stage.parent] == lanes[stage.name]:
+                numbers[stage.name] = numbers[stage.parent]
+            else:
+                numbers[stage.name] = count
+                count += 1
+        return numbers
 
 
 def _on(stage: StagePicture, parents: int | None) -> Iterator[int]:
@@ -134,7 +152,7 @@ def make_picture(schedule: Schedule, seconds: Callable[[str, int], float] | None
     for stage in schedule.stages:
         parent = drawn[stage.parent] if stage.parent is not None else None
         drawn[stage.name] = _stage(schedule, stage, parent, seconds)
-    return Picture(schedule.name, schedule.data.train.images, tuple(drawn.values()))
+    return Picture(schedule.name, tuple(drawn.values()))
 
 
 def _stage(
@@ -144,7 +162,7 @@ def _stage(
     leaves = None
     begin_iterations = begin_images = 0
     if parent is not None:
-        leaves = parent.iterations if stage.parent_iter is None else stage.parent_iter
+        leaves = schedule.start_iter(stage)
         begin_iterations = parent.begin_iterations + leaves
         begin_images = parent.begin_images + leaves * parent.batch_size
     points, steps = points_of(solver)

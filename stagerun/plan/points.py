@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 from stagerun.plan.hazards import JUMP
 from stagerun.recipe import DecayFrom, Solver
-from stagerun.schedule import make_knobs, warm_up_end
+from stagerun.schedule import learning_rate, make_knobs, warm_up_end
 from stagerun.schedule.image_size import crop_size
 
 # Stretches of a stage of which the first, the last, the least and the largest value are kept.
 STRETCHES = 120
 # A change from one iteration to the next is a jump where those before and after it are smaller than this share of it.
 ISOLATED = 1 / 8
+# Steps of `step` whose sides are kept, at most; finer stairs look like their slope.
+STAIRS = 300
 
 
 class Kind(enum.Enum):
@@ -56,7 +58,7 @@ def points_of(solver: Solver) -> tuple[tuple[Point, ...], list[Mark]]:
     knobs, last = make_knobs(solver), solver.max_iter - 1
     sizes = _sizes(solver, last)
     steps = list(_steps(lambda i: knobs(i).lr, last))
-    kept = {0, last, *(i for i in _corners(solver) if 0 <= i <= last)}
+    kept = {0, last, *(i for at in corners(solver) for i in (at - 1, at, at + 1) if 0 <= i <= last)}
     for at in [*(step.iter for step in steps), *sizes]:
         kept |= {max(0, at - 1), at}
     kept |= set(_extremes(lambda i: knobs(i).lr, last))
@@ -91,24 +93,40 @@ def _steps(rate: Callable[[int], float], last: int) -> Iterator[Mark]:
     one, two, three = rate(0), rate(1), rate(2)
     for i in range(3, last + 1):
         four = rate(i)
-        change = abs(three - two)
-        if change > JUMP * max(two, three) and max(abs(two - one), abs(four - three)) < ISOLATED * change:
+        if _is_step(one, two, three, four):
             yield Mark(Kind.STEP, i - 1, two, three, True)
         one, two, three = two, three, four
 
 
-def _corners(solver: Solver) -> Iterator[int]:
-    """Where a curve of the stage may have a corner, with the iterations before and after it: policies count from where they
-    begin."""
+def _is_step(one: float, two: float, three: float, four: float) -> bool:
+    """Of the rates of four updates: between the second and the third, and there alone."""
+    change = abs(three - two)
+    return change > JUMP * max(two, three) and max(abs(two - one), abs(four - three)) < ISOLATED * change
+
+
+def steps_at_corners(solver: Solver) -> list[Mark]:
+    """The steps of a policy's own making, in their order: those of `points_of`, and without looking at every iteration."""
+    rate, last = learning_rate(solver), solver.max_iter - 1
+    found = []
+    for at in sorted({i for corner in corners(solver) for i in (corner, corner + 1)} - {warm_up_end(solver)}):
+        if 2 <= at < last and _is_step(*(rate(i) for i in range(at - 2, at + 2))):
+            found.append(Mark(Kind.STEP, at, rate(at - 1), rate(at), True))
+    return found
+
+
+def corners(solver: Solver) -> Iterator[int]:
+    """Where a curve of the stage may have a corner, at the iteration or up to the one after: policies count from where they begin."""
     places: list[float] = [*solver.stepvalue, *(knot.iter for knot in solver.knot)]
     places += [at for at in (solver.lr_iter, solver.peak_iter) if at is not None]
+    if solver.lr_policy == "step" and solver.stepsize is not None:
+        stairs = (solver.max_iter + solver.policy_start_iter) // solver.stepsize
+        places += [n * solver.stepsize for n in range(1, stairs + 1)] if stairs <= STAIRS else []
     if solver.decay_from is DecayFrom.WARMUP_END:
         places = [at + solver.warmup_iter for at in places]
     for curve in (solver.momentum_policy, solver.weight_decay_policy):
         places += [knot.iter for knot in curve.knot] if curve is not None else []
     places = [warm_up_end(solver), *(at - solver.policy_start_iter for at in places)]
-    for at in places:
-        yield from (int(at) - 1, int(at), int(at) + 1)
+    yield from map(int, places)
 
 
 def _sizes(solver: Solver, last: int) -> dict[int, int | None]:

@@ -43,8 +43,9 @@ def rehearsal(
     Stages that start from the midst of another do so here, as near to its middle as it goes.
 
     Learning rates are scaled with the batch, so that a network that has hardly been trained stays finite. Images are read
-    where they are, not copied to scratch; where their size changes within a stage, they have the largest one. Only the last weights of a stage are saved. With `test_inside` it is evaluated in
-    its middle, too, on one batch per worker: what an evaluation does for the first time is not what it costs.
+    where they are, not copied to scratch; where their size changes within a stage, they have the largest one. Only the last
+    weights of a stage are saved. With `test_inside` it is evaluated in its middle, too, on one batch per worker: what an
+    evaluation does for the first time is not what it costs.
     """
 
     def cut(stage: Stage) -> Stage:

@@ -8,11 +8,12 @@ from dataclasses import asdict
 
 from stagerun.plan.hazards import joints, notes, solver_changes
 from stagerun.plan.images import augmentation, augmentation_changes, crop_size_ramp
-from stagerun.plan.plan import Plan, PlannedStage, State
+from stagerun.plan.plan import Lost, Plan, PlannedStage, State
 from stagerun.plan.planned import label
 from stagerun.plan.update import course, described
-from stagerun.recipe import Schedule, Solver, Stage
-from stagerun.schedule import learning_rate, make_knobs
+from stagerun.recipe import Determinism, Schedule, Solver, Stage
+from stagerun.schedule import learning_rate, make_knobs, warm_up_end
+from stagerun.snapshots import SnapshotRef
 from stagerun.text import columns, count
 from stagerun.units import epochs
 
@@ -51,7 +52,8 @@ def render_text(plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] =
         )
     rows += [_piece(piece, images) for piece in plan.pieces]
     rows.append(("total", "", str(plan.iterations), f"{total_epochs:.2f}", "", "", "", f"{plan.iterations_left} to do"))
-    title = f"{schedule.name}: {len(enabled)} stages, {plan.iterations} iterations, {total_epochs:.2f} epochs of {images} images"
+    lengths = f"{count(len(enabled), 'stage')}, {count(plan.iterations, 'iteration')}, {total_epochs:.2f} epochs"
+    title = f"{schedule.name}: {lengths} of {count(images, 'image')}"
     if len(enabled) < len(plan.stages):
         title += f"; {count(len(plan.stages) - len(enabled), 'stage')} not enabled"
     blocks = ["\n".join([title, "", *columns(rows)])]
@@ -92,9 +94,10 @@ def _piece(piece: PlannedStage, images: int) -> tuple[str, ...]:
 
 def _details(plan: Plan, planned: PlannedStage) -> str:
     stage, solver = planned.stage, planned.stage.solver
+    warm_up = warm_up_end(solver)
     lines = [
         f"  batch {solver.batch_size} = {solver.logical_workers} x {solver.device_batch_size}, {described(solver)}, "
-        f"{solver.lr_policy}" + (f" after {solver.warmup_iter} iterations of warm-up" if solver.warmup_iter else "")
+        f"{solver.lr_policy}" + (f" after {count(warm_up, 'iteration')} of warm-up" if warm_up else "")
     ]
     if growing := crop_size_ramp(solver):
         lines.append(f"  {growing}")
@@ -114,8 +117,29 @@ def _details(plan: Plan, planned: PlannedStage) -> str:
         for p in plan.pieces
         if p.stage.name == stage.name
     ]
+    lines += [line for lost in plan.lost if lost.stage == stage.name for line in _lost(plan.schedule, lost)]
     lines += [f"  note: {text}" for text in notes(plan.schedule, stage)]
     return "\n".join([stage.name, *lines])
+
+
+def _lost(schedule: Schedule, lost: Lost) -> Iterator[str]:
+    names = ", ".join(lost.children)
+    where = "its end" if lost.end else label(lost.stage, lost.iter)
+    yield f"  lost: {where}, from which {names} came; trained again it has the same bits only in the same environment"
+    if lost.like is None:
+        yield f"    of which nothing is left that tells it; with other bits, {names} will be stale"
+        return
+    yield f"    as of {lost.like.name}: {_environment(schedule, lost.like)}"
+    if lost.unasked:
+        yield f"    in another, `run` trains nothing before it is told what to do about {', '.join(lost.unasked)}"
+    if lost.named:
+        yield f"    with other bits, {', '.join(lost.named)} will be trained again, or kept, as was asked for"
+
+
+def _environment(schedule: Schedule, ref: SnapshotRef) -> str:
+    """What the bits depend on besides the recipe: with ELASTIC not on the number of workers."""
+    passed_over = ("workers",) if schedule.determinism is Determinism.ELASTIC else ()
+    return ", ".join(f"{name} {value}" for name, value in sorted(ref.environment.items()) if name not in passed_over)
 
 
 def carried_over(planned: PlannedStage) -> str:
@@ -182,6 +206,17 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
         "stages": stages,
         "again": [
             {"name": p.stage.name, "iter": p.iter, "until": p.until, "for": list(p.children)} for p in plan.pieces
+        ],
+        "lost": [
+            {
+                "name": lost.stage,
+                "iter": lost.iter,
+                "children": list(lost.children),
+                "named": list(lost.named),
+                "like": lost.like.name if lost.like else None,
+                "environment": dict(lost.like.environment) if lost.like else None,
+            }
+            for lost in plan.lost
         ],
         "notes": list(remarks),
         **(beside or {}),

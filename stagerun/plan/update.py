@@ -1,8 +1,10 @@
 """What moves the weights of a stage: in a few words, and what of it deserves a look. Pure."""
 
 import math
+from dataclasses import dataclass
 from itertools import groupby
 
+from stagerun.errors import Span
 from stagerun.recipe import MomentumForm, Origin, Solver, Stage
 from stagerun.schedule import POLICIES, SOLVER_TYPES, fields_read, is_ever, make_knobs, own_fields
 
@@ -51,14 +53,28 @@ def update_notes(stage: Stage) -> list[str]:
     return [*_unread_fields(stage), *_unread_rules(stage), *_doubtful_values(stage)]
 
 
-def _unread_fields(stage: Stage) -> list[str]:
-    solver = stage.solver
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A field of Solver that is written, at `span`, and not read. `name`: as it is written. `why`: the end of `NAME is not read`."""
+
+    field: str
+    name: str
+    why: str
+    origin: Origin
+    span: Span
+
+
+def unread_fields(stage: Stage) -> list[Unread]:
     found = []
-    for field, why in _unread(solver):
+    for field, why in _unread(stage.solver):
         origin = stage.origins.get(f"solver.{field}")
         if origin is not None and origin.span is not None:
-            found.append(f"{_written_as(field, origin)} is not read{why}{place(stage, f'solver.{field}')}")
+            found.append(Unread(field, _written_as(field, origin), why, origin, origin.span))
     return found
+
+
+def _unread_fields(stage: Stage) -> list[str]:
+    return [f"{u.name} is not read{u.why}{place(stage, f'solver.{u.field}')}" for u in unread_fields(stage)]
 
 
 def _unread(solver: Solver) -> list[tuple[str, str]]:

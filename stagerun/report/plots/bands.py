@@ -6,29 +6,38 @@ Every stage has its line (`Picture.lanes`); what is the same in all of them is s
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from stagerun.plan.picture import Kind, Picture, Point, StagePicture, Unit
+from stagerun.plan.picture import Kind, Mark, Picture, Point, StagePicture, Unit
 
 # A setting that takes more values than this within a stage is shown by its first and last.
 MOST_RUNS = 12
+# Lines of labels above the curve; what is closer together has none.
+MOST_ROWS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`text` holds from `begin` to `end` on an x axis, in `stage`; in `stage` '' it is that of all of them."""
+    """`text` holds from `begin` to `end` on an x axis, in `stage`; in `stage` '' it is that of all of them. `label` is what is
+    written there."""
 
     stage: str
     begin: float
     end: float
     text: str
+    label: str
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """`lanes` from top to bottom. `keys`: what a short text in it stands for."""
+    """`lanes` from top to bottom. `keys`: what a short label in it stands for. `unlabelled`: texts that are written nowhere."""
 
     title: str
     lanes: tuple[tuple[Segment, ...], ...]
     keys: tuple[tuple[str, str], ...] = ()
+    unlabelled: int = 0
+
+    @property
+    def remark(self) -> str:
+        return f"{self.unlabelled} more, too short for a label" if self.unlabelled else ""
 
 
 def bands(picture: Picture, unit: Unit) -> list[Band]:
@@ -41,7 +50,7 @@ def bands(picture: Picture, unit: Unit) -> list[Band]:
             found = runs(stage)
             ends = [at for at, _ in found[1:]] + [stage.iterations]
             rows[lanes[stage.name]] += [
-                Segment(stage.name, stage.x(at, unit), stage.x(end, unit), text)
+                Segment(stage.name, stage.x(at, unit), stage.x(end, unit), text, text)
                 for (at, text), end in zip(found, ends, strict=True)
             ]
         return Band(title, tuple(tuple(sorted(row, key=lambda s: s.begin)) for row in rows))
@@ -51,7 +60,7 @@ def bands(picture: Picture, unit: Unit) -> list[Band]:
         band("weight decay", lambda s: _runs(s.points, lambda p: short_number(p.weight_decay))),
         band("momentum", lambda s: _runs(s.points, lambda p: short_number(p.momentum))),
         band("batch", lambda s: [(0, str(s.batch_size))]),
-        band("image size", lambda s: _runs(s.points, lambda p: "as stored" if p.size is None else str(p.size))),
+        band("image size", lambda s: _runs(s.points, size_text)),
         band("augmentation", lambda s: [(0, s.augmentation)]),
     ]
     return [
@@ -71,6 +80,10 @@ def _runs(points: Sequence[Point], text: Callable[[Point], str]) -> list[tuple[i
     return found if len(found) <= MOST_RUNS else [(0, f"{found[0][1]} \N{RIGHTWARDS ARROW} {found[-1][1]}")]
 
 
+def size_text(point: Point) -> str:
+    return "as stored" if point.size is None else str(point.size)
+
+
 def _texts(band: Band) -> list[str]:
     return list(dict.fromkeys(segment.text for lane in band.lanes for segment in lane))
 
@@ -79,7 +92,7 @@ def _together(band: Band, end: float) -> Band:
     """One line where all stages have the same, and one with both where consecutive stages have."""
     texts = _texts(band)
     if len(texts) == 1:
-        return replace(band, lanes=((Segment("", 0.0, end, texts[0]),),))
+        return replace(band, lanes=((Segment("", 0.0, end, texts[0], texts[0]),),))
     return replace(band, lanes=tuple(_merged(lane) for lane in band.lanes))
 
 
@@ -95,22 +108,31 @@ def _merged(lane: Sequence[Segment]) -> tuple[Segment, ...]:
 
 
 def keyed(band: Band, fits: Callable[[Segment, float], bool]) -> Band:
-    """The band with `(a)`, `(b)` ... in place of the texts that don't fit, and `keys`.
+    """The band with the labels `(a)`, `(b)` ... where a text doesn't fit, and `keys`; with none where that doesn't fit either.
 
-    `fits` is given the place up to which the text of a segment may go: the next one's begin, infinite if there is none.
+    `fits` is given the place up to which the label of a segment may go: the next one's begin, infinite if there is none.
     """
     keys: dict[str, str] = {}
+    whole: set[str] = set()
 
     def short(segment: Segment, limit: float) -> Segment:
         if fits(segment, limit):
+            whole.add(segment.text)
             return segment
-        return replace(segment, text=keys.setdefault(segment.text, f"({_letters(len(keys))})"))
+        keyed = replace(segment, label=keys.get(segment.text, f"({_letters(len(keys))})"))
+        if not fits(keyed, limit):
+            return replace(segment, label="")
+        keys[segment.text] = keyed.label
+        return keyed
 
     lanes = []
     for lane in band.lanes:
         limits = [s.begin for s in lane[1:]] + [float("inf")]
         lanes.append(tuple(short(s, limit) for s, limit in zip(lane, limits, strict=True)))
-    return replace(band, lanes=tuple(lanes), keys=tuple((key, text) for text, key in keys.items()))
+    unlabelled = sum(text not in whole and text not in keys for text in _texts(band))
+    return replace(
+        band, lanes=tuple(lanes), keys=tuple((key, text) for text, key in keys.items()), unlabelled=unlabelled
+    )
 
 
 def _letters(number: int) -> str:
@@ -133,13 +155,37 @@ def factor_text(factor: float | None) -> str:
 
 
 def leaves(stage: StagePicture) -> str:
-    """`leaves main at 600`, or what it does at its parent's end."""
-    return f"leaves {stage.parent} at {stage.parent_iter}" if stage.leaves_early else f"goes on from {stage.parent}"
+    """`leaves main at 600`, `leaves main` at its end."""
+    return f"leaves {stage.parent}" + (f" at {stage.parent_iter}" if stage.leaves_early else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What is written above a place, of these stages; the letters of their sides are in the text."""
+
+    at: float
+    text: str
+    stages: tuple[StagePicture, ...]
+
+
+def mark_labels(
+    picture: Picture, text: Callable[[Mark], str], place: Callable[[StagePicture, Mark], float]
+) -> list[Label]:
+    """From left to right. The same text at the same `place` is one label; '' is none."""
+    found: dict[tuple[float, str], list[StagePicture]] = {}
+    for stage in picture.stages:
+        for mark in stage.marks:
+            if text(mark):
+                found.setdefault((place(stage, mark), text(mark)), []).append(stage)
+    labels = []
+    for (at, said), stages in sorted(found.items(), key=lambda item: item[0][0]):
+        sides = "".join(dict.fromkeys(stage.side for stage in stages))
+        labels.append(Label(at, f"{sides} {said}".strip(), tuple(stages)))
+    return labels
 
 
 def jumps(picture: Picture) -> list[str]:
-    """A sentence for each jump of the learning rate, in the order of the stages; so many of a stage that it has more are
-    counted."""
+    """A sentence for each jump of the learning rate that is marked, in the order of the stages."""
     found = []
     for stage in picture.stages:
         for mark in stage.marks:
@@ -152,9 +198,16 @@ def jumps(picture: Picture) -> list[str]:
             }[mark.kind]
             factor = f" ({factor_text(mark.factor)})" if mark.factor is not None else ""
             found.append(f"{stage.name}: {mark.before:.4g} -> {mark.after:.4g}{factor} {where}")
-        shown = sum(mark.kind is Kind.STEP for mark in stage.marks)
-        if stage.steps > shown:
-            found.append(f"{stage.name}: {stage.steps - shown} more steps")
+    return found
+
+
+def not_shown(picture: Picture) -> list[str]:
+    """What each stage's learning rate does besides; and how the second of two sides is told from the first."""
+    found = []
+    for stage in picture.stages:
+        marked = sum(mark.kind is Kind.STEP for mark in stage.marks)
+        if stage.steps > marked:
+            found.append(f"{stage.name}: {stage.steps - marked} more steps, which are not marked")
         if stage.drops:
             found.append(f"{stage.name}: up to {stage.drops} drops, which depend on the loss, are not drawn")
-    return found
+    return found + [f"{side} is dashed, over {picture.sides[0]}" for side in picture.sides[1:]]

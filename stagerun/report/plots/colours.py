@@ -1,6 +1,8 @@
 """What is drawn in which colour, on white and on black. A colour of the light set stands for one role alone, so that a page
 can put another in its place."""
 
+from dataclasses import dataclass
+
 from stagerun.plan.picture import Picture, Unit
 from stagerun.report.curves import COLOURS, DASHES
 
@@ -24,13 +26,28 @@ DARK = {
 }
 
 
-def curve_colours(picture: Picture, unit: Unit) -> dict[str, tuple[str, str]]:
-    """Of each stage its colour and dashes: all on the trunk's line have one, each branch its own."""
-    lanes = picture.lanes(unit)
-    branches = [name for name, lane in lanes.items() if lane]
+Dashes = str | tuple[int, tuple[int, ...]]
+OVER: Dashes = (0, (4, 3))  # of the second of two sides: the first is seen through it
+
+
+@dataclass(frozen=True, slots=True)
+class Stroke:
+    """How a stage's curve is drawn. `dashes` are matplotlib's."""
+
+    colour: str
+    dashes: Dashes
+
+
+def strokes(picture: Picture, unit: Unit) -> dict[str, Stroke]:
+    """Of each stage: a colour for each of `Picture.curves`, and none for what is not enabled."""
+    numbers = picture.curves(unit)
     found = {}
     for stage in picture.stages:
-        number = 1 + branches.index(stage.name) if lanes[stage.name] else 0
-        dashes = DASHES[number // len(CURVES) % len(DASHES)]
-        found[stage.name] = (CURVES[number % len(CURVES)], dashes) if stage.enabled else (OFF, "dashed")
+        number = numbers[stage.name]
+        dashes: Dashes = DASHES[number // len(CURVES) % len(DASHES)]
+        if stage.side != picture.sides[0]:
+            dashes = OVER
+        elif not stage.enabled:
+            dashes = "dashed"
+        found[stage.name] = Stroke(CURVES[number % len(CURVES)] if stage.enabled else OFF, dashes)
     return found

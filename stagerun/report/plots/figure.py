@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stagerun.errors import UsageError
-from stagerun.plan.picture import Kind, Mark, Picture, StagePicture, Unit
+from stagerun.plan.picture import Kind, Mark, Picture, Unit
 from stagerun.report.curves import SETTINGS
-from stagerun.report.plots.bands import Band, bands, factor_text, keyed
-from stagerun.report.plots.colours import GRID, INK, RULE, SOFT, curve_colours
+from stagerun.report.plots.bands import MOST_ROWS, Band, Label, bands, factor_text, keyed, mark_labels, not_shown
+from stagerun.report.plots.colours import GRID, INK, RULE, SOFT, strokes
 from stagerun.report.plots.scale import Scale, labels
 from stagerun.report.plots.strips import Room, draw_band, wide
 
@@ -119,8 +119,8 @@ def draw(picture: Picture, unit: Unit, scale: Scale, paper: str = "white") -> Dr
 
     room = Room(picture.end(unit) / (WIDTH - LEFT - RIGHT), picture.end(unit))
     shown = [keyed(band, room.fits) for band in bands(picture, unit)]
-    names = _label_rows(picture, unit, room)
-    caption = _caption(picture, scale, shown)
+    names, left_out = _label_rows(picture, unit, room)
+    caption = _caption(picture, scale, shown, left_out)
     above = TOP + LABELS * len(names)
     heights = [ROW * len(band.lanes) for band in shown]
     height = above + PANEL + BELOW + sum(heights) + GAP * len(heights) + 0.1 + 0.16 * len(caption)
@@ -151,15 +151,17 @@ def draw(picture: Picture, unit: Unit, scale: Scale, paper: str = "white") -> Dr
 
 
 def _curve(picture: Picture, unit: Unit, scale: Scale, axes: "Axes") -> None:
-    colours = curve_colours(picture, unit)
+    of = strokes(picture, unit)
     for stage in picture.stages:
-        colour, dashes = colours[stage.name]
+        stroke = of[stage.name]
         xs, rates = zip(*((stage.x(iter, unit), scale.at(lr)) for iter, lr in stage.line()), strict=True)
-        axes.plot(xs, rates, color=colour, linestyle=dashes, linewidth=1.5, zorder=3, solid_joinstyle="miter")
+        axes.plot(
+            xs, rates, color=stroke.colour, linestyle=stroke.dashes, linewidth=1.5, zorder=3, solid_joinstyle="miter"
+        )
         for mark in stage.marks:
             if mark.jumps and mark.kind is Kind.START:
                 ends = [scale.at(mark.before), scale.at(mark.after)]
-                axes.plot([xs[0]] * 2, ends, color=colour, linewidth=0.8, linestyle=(0, (1, 1)), zorder=3)
+                axes.plot([xs[0]] * 2, ends, color=stroke.colour, linewidth=0.8, linestyle=(0, (1, 1)), zorder=3)
     ticks = scale.ticks(8)
     axes.set_yticks([scale.at(rate) for rate in ticks], labels(ticks))
     axes.set_ylim(scale.at(scale.low), scale.at(scale.high))
@@ -171,8 +173,8 @@ def _curve(picture: Picture, unit: Unit, scale: Scale, axes: "Axes") -> None:
     axes.tick_params(length=3, color=RULE)
 
 
-def _mark(picture: Picture, unit: Unit, axes: "Axes", rows: list[list[tuple[StagePicture, Mark]]]) -> None:
-    lanes, colours = picture.lanes(unit), curve_colours(picture, unit)
+def _mark(picture: Picture, unit: Unit, axes: "Axes", rows: list[list[tuple[float, Label]]]) -> None:
+    numbers, of = picture.curves(unit), strokes(picture, unit)
     for stage in picture.stages:
         if stage.parent is not None:
             axes.axvline(stage.x(0, unit), color=RULE, linewidth=0.9, zorder=1)
@@ -180,11 +182,12 @@ def _mark(picture: Picture, unit: Unit, axes: "Axes", rows: list[list[tuple[Stag
             if mark.kind is not Kind.START:
                 axes.axvline(stage.x(mark.iter, unit), color=RULE, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
     for number, row in enumerate(rows):
-        for stage, mark in row:
+        for place, label in row:
+            first = label.stages[0].name
             axes.annotate(
-                _label(mark), (stage.x(mark.iter, unit), 1.0), xycoords=("data", "axes fraction"),
+                label.text, (place, 1.0), xycoords=("data", "axes fraction"),
                 xytext=(2, 3 + 72 * LABELS * number), textcoords="offset points", size=LABEL_SIZE,
-                color=colours[stage.name][0] if lanes[stage.name] else SOFT, annotation_clip=False,
+                color=of[first].colour if numbers[first] else SOFT, annotation_clip=False,
             )  # fmt: skip
 
 
@@ -194,35 +197,36 @@ def _label(mark: Mark) -> str:
     return factor_text(mark.factor) or f"{mark.before:.3g} \N{RIGHTWARDS ARROW} {mark.after:.3g}"
 
 
-def _label_rows(picture: Picture, unit: Unit, room: Room) -> list[list[tuple[StagePicture, Mark]]]:
-    """What is written above the panel, on as many lines as it takes; equal labels at one place once."""
-    found = [(stage, mark) for stage in picture.stages for mark in stage.marks if _label(mark)]
-    at = {(round(stage.x(mark.iter, unit), 9), _label(mark)): (stage, mark) for stage, mark in found}
-    rows: list[list[tuple[StagePicture, Mark]]] = []
+def _label_rows(picture: Picture, unit: Unit, room: Room) -> tuple[list[list[tuple[float, Label]]], int]:
+    """What is written above the panel and where on the x axis, on as many lines as it takes up to MOST_ROWS, and how many labels
+    have no room there."""
+    rows: list[list[tuple[float, Label]]] = []
     filled: list[float] = []
-    for (x, text), item in sorted(at.items(), key=lambda entry: entry[0]):
-        begin = x / room.inch
+    left_out = 0
+    for label in mark_labels(picture, _label, lambda stage, mark: round(stage.x(mark.iter, unit), 9)):
+        long = wide(label.text, LABEL_SIZE) + 0.08
+        begin = min(label.at / room.inch, WIDTH - LEFT - long)  # inside the figure
         row = next((i for i, end in enumerate(filled) if end <= begin), len(filled))
+        if row == MOST_ROWS:
+            left_out += 1
+            continue
         if row == len(rows):
             rows.append([])
             filled.append(0.0)
-        rows[row].append(item)
-        filled[row] = begin + wide(text, LABEL_SIZE) + 0.08
-    return rows
+        rows[row].append((begin * room.inch, label))
+        filled[row] = begin + long
+    return rows, left_out
 
 
 # -- what is said beneath
 
 
-def _caption(picture: Picture, scale: Scale, shown: list[Band]) -> list[str]:
+def _caption(picture: Picture, scale: Scale, shown: list[Band], left_out: int) -> list[str]:
     keys = [f"{band.title} {key}: {text}" for band in shown for key, text in band.keys]
-    rest = ["Lines: a stage begins; dotted: a warm-up ends, or the rate steps; x: by what factor it jumps."]
-    if scale.hidden:
-        rest.append(f"Rates below {scale.low:.2g} are drawn at the lower edge.")
-    rest += [f"{s.name} has {s.steps} steps, of which not all are marked." for s in picture.stages if _unmarked(s)]
-    rest += [f"Drops of {s.name}, which depend on the loss, are not drawn." for s in picture.stages if s.drops]
-    return [line for text in [*keys, " ".join(rest)] for line in textwrap.wrap(text, WRAP)]
-
-
-def _unmarked(stage: StagePicture) -> bool:
-    return stage.steps > sum(mark.kind is Kind.STEP for mark in stage.marks)
+    keys += [f"{band.title}: {band.remark}" for band in shown if band.remark]
+    rest = ["lines: a stage begins; dotted: a warm-up ends, or the rate steps; x: by what factor it jumps"]
+    if left_out:
+        rest.append(f"{left_out} labels more are too close to others")
+    rest += [scale.remark] if scale.remark else []
+    rest += not_shown(picture)
+    return [line for text in [*keys, "; ".join(rest)] for line in textwrap.wrap(text, WRAP)]

@@ -9,16 +9,17 @@ from html import escape
 
 import stagerun
 from stagerun.plan.picture import Picture, StagePicture, Unit
-from stagerun.report.plots.colours import DARK, curve_colours
+from stagerun.report.plots.bands import leaves, size_text
+from stagerun.report.plots.colours import DARK, INK, RULE, SOFT, strokes
 from stagerun.report.plots.figure import Drawn, draw, drawing, saved_svg
 from stagerun.report.plots.scale import Scale
 
 # Nothing may be fetched, whatever a later change puts in.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-REFRESH = 2  # seconds after which a page that is watched reads itself again
+_REFRESHING = '<meta http-equiv="refresh" content="2">'  # seconds after which a page that is watched reads itself again
 
 STYLE = """
-:root { color-scheme: light dark; --paper: #ffffff; --card: #ffffff; --ink: #1d2430; --soft: #5b6472; --rule: #c3c9d2; }
+:root { color-scheme: light dark; --paper: #ffffff; --card: #ffffff; }
 body { margin: 0; background: var(--paper); color: var(--ink);
        font: 14px/1.45 system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; }
 main { max-width: 1320px; margin: 0 auto; padding: 12px 16px 32px; }
@@ -79,7 +80,7 @@ SCRIPT = """
     const stage = found.stage, [iter, x, y, lr, momentum, decay, size] = found.point;
     const images = stage.images + iter * stage.batch;
     const lines = [
-      ["iteration", `${iter} of ${stage.iterations}`], ["epoch", (images / data.images).toFixed(4)],
+      ["iteration", `${iter} of ${stage.iterations}`], ["epoch", (images / stage.epoch).toFixed(4)],
       ["learning rate", lr], ["momentum", momentum], ["weight decay", decay], ["batch", String(stage.batch)],
       ["image size", size], ["augmentation", stage.augmentation],
     ];
@@ -136,6 +137,11 @@ def problem_html(text: str, watched: bool = False) -> str:
     return _page("mistakes", f"<pre>{escape(text)}</pre>", watched)
 
 
+def still(page: str) -> str:
+    """A page that was watched, as one that is not."""
+    return page.replace(f"{_REFRESHING}\n", "", 1)
+
+
 def _page(title: str, body: str, watched: bool) -> str:
     return "\n".join(
         [
@@ -143,7 +149,7 @@ def _page(title: str, body: str, watched: bool) -> str:
             '<html lang="en">',
             '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-            *([f'<meta http-equiv="refresh" content="{REFRESH}">'] if watched else []),
+            *([_REFRESHING] if watched else []),
             f"<title>{escape(title)}</title>",
             f"<style>{STYLE}{_dark_style()}</style></head>",
             f"<body><main>\n{body}\n</main></body></html>",
@@ -160,8 +166,11 @@ def _name(colour: str) -> str:
 def _dark_style() -> str:
     light = "".join(f"{_name(colour)}: {colour}; " for colour in DARK)
     dark = "".join(f"{_name(colour)}: {other}; " for colour, other in DARK.items())
-    own = "--paper: #14181e; --card: #1f252d; --ink: #e6e9ee; --soft: #a3abb8; --rule: #4a525e; "
-    return f":root {{ {light}}}\n@media (prefers-color-scheme: dark) {{ :root {{ {own}{dark}}} }}\n"
+    own = "--paper: #14181e; --card: #1f252d; "
+    texts = "".join(
+        f"--{word}: var({_name(colour)}); " for word, colour in (("ink", INK), ("soft", SOFT), ("rule", RULE))
+    )
+    return f":root {{ {light}{texts}}}\n@media (prefers-color-scheme: dark) {{ :root {{ {own}{dark}}} }}\n"
 
 
 def _inline(svg: str, name: str) -> str:
@@ -192,24 +201,24 @@ def _in_script(data: object) -> str:
 
 def _data(picture: Picture, unit: Unit, scale: Scale, drawn: Drawn) -> dict[str, object]:
     """Places are in points of the SVG; numbers to be shown are texts, at full precision."""
-    lanes, colours = picture.lanes(unit), curve_colours(picture, unit)
+    lanes, of = picture.lanes(unit), strokes(picture, unit)
     top = drawn.place(0.0, scale.at(scale.high))[1]
     return {
         "width": float(drawn.figure.get_figwidth()) * 72,
         "top": round(top, 2),
         "bottom": round(drawn.rows[-1].bottom, 2),
-        "images": picture.images,
         "rows": [[row.lane, round(row.top, 2), round(row.bottom, 2)] for row in drawn.rows],
         "stages": [
             {
                 "name": stage.name,
                 "remark": _remark(stage),
                 "lane": lanes[stage.name],
-                "colour": f"var({_name(colours[stage.name][0])})",
+                "colour": f"var({_name(of[stage.name].colour)})",
                 "from": _place(stage, 0, unit, drawn),
                 "to": _place(stage, stage.iterations, unit, drawn),
                 "iterations": stage.iterations,
                 "images": stage.begin_images,
+                "epoch": stage.images,
                 "batch": stage.batch_size,
                 "augmentation": stage.augmentation,
                 "points": _points(stage, unit, scale, drawn),
@@ -220,7 +229,7 @@ def _data(picture: Picture, unit: Unit, scale: Scale, drawn: Drawn) -> dict[str,
 
 
 def _remark(stage: StagePicture) -> str:
-    left = f" from {stage.parent} at {stage.parent_iter}" if stage.leaves_early else ""
+    left = f", {leaves(stage)}" if stage.leaves_early else ""
     return left + ("" if stage.enabled else " (not enabled)")
 
 
@@ -232,6 +241,6 @@ def _points(stage: StagePicture, unit: Unit, scale: Scale, drawn: Drawn) -> list
     found: list[list[object]] = []
     for p in stage.points:
         x, y = drawn.place(stage.x(p.iter, unit), scale.at(p.lr))
-        size = "as stored" if p.size is None else str(p.size)
-        found.append([p.iter, round(x, 2), round(y, 2), repr(p.lr), repr(p.momentum), repr(p.weight_decay), size])
+        texts = [repr(p.lr), repr(p.momentum), repr(p.weight_decay), size_text(p)]
+        found.append([p.iter, round(x, 2), round(y, 2), *texts])
     return found

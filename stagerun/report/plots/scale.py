@@ -26,6 +26,11 @@ class Scale:
         """What is linear along the axis: the rate, or its logarithm to base 10."""
         return math.log10(max(lr, self.low)) if self.log else lr
 
+    @property
+    def remark(self) -> str:
+        """What it does not show, or ''."""
+        return f"rates below {self.low:.2g} are drawn at the lower edge" if self.hidden else ""
+
     def ticks(self, most: int) -> list[float]:
         """Round rates, `most` or fewer."""
         if not self.log:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from stagerun.plan.picture import Picture, Unit
 from stagerun.report.plots.bands import Band, Segment
-from stagerun.report.plots.colours import FILLS, RULE, SOFT, curve_colours
+from stagerun.report.plots.colours import FILLS, RULE, SOFT, strokes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,11 +26,11 @@ class Room:
 
     def inside(self, segment: Segment, limit: float) -> bool:
         free = min(segment.end, limit) - segment.begin
-        return wide(segment.text, SIZE) + 2 * MARGIN <= free / self.inch
+        return wide(segment.label, SIZE) + 2 * MARGIN <= free / self.inch
 
     def fits(self, segment: Segment, limit: float) -> bool:
         behind = min(limit, self.end) - segment.end
-        return self.inside(segment, limit) or wide(segment.text, SIZE) + 2 * MARGIN <= behind / self.inch
+        return self.inside(segment, limit) or wide(segment.label, SIZE) + 2 * MARGIN <= behind / self.inch
 
 
 def wide(text: str, points: float) -> float:
@@ -67,9 +67,11 @@ def _line(lane: Sequence[Segment], row: int, fills: dict[str, str], room: Room, 
         axes.add_patch(
             Rectangle((segment.begin, row + 0.08), long, 0.84, facecolor=fills[segment.text], edgecolor="none")
         )
-        place = segment.begin if room.inside(segment, limit) or not room.fits(segment, limit) else segment.end
+        if not segment.label:
+            continue
+        place = segment.begin if room.inside(segment, limit) else segment.end
         axes.annotate(
-            segment.text, (place, row + 0.5), xytext=(72 * MARGIN, 0), textcoords="offset points", va="center_baseline",
+            segment.label, (place, row + 0.5), xytext=(72 * MARGIN, 0), textcoords="offset points", va="center_baseline",
             size=SIZE, annotation_clip=False,
         )  # fmt: skip
     for before, segment in pairwise(lane):
@@ -79,11 +81,11 @@ def _line(lane: Sequence[Segment], row: int, fills: dict[str, str], room: Room, 
 
 def _stages(picture: Picture, unit: Unit, band: Band, axes: "Axes") -> None:
     """Each in the colour of its curve, and a branch joined to the line of its parent."""
-    lanes, colours = picture.lanes(unit), curve_colours(picture, unit)
+    lanes, of = picture.lanes(unit), strokes(picture, unit)
     for row, lane in enumerate(band.lanes):
         for segment in lane:
-            colour, dashes = colours[segment.stage]
-            axes.plot([segment.begin, segment.end], [row + 0.9] * 2, color=colour, linewidth=1.8, linestyle=dashes)
+            stroke, ends = of[segment.stage], [segment.begin, segment.end]
+            axes.plot(ends, [row + 0.9] * 2, color=stroke.colour, linewidth=1.8, linestyle=stroke.dashes)
     for stage in picture.stages:
         if stage.parent is not None and lanes[stage.name] != lanes[stage.parent]:
             ends = [lanes[stage.parent] + 0.92, lanes[stage.name] + 0.5]

@@ -4,15 +4,26 @@ Plain characters first, colours after: each curve is drawn alone, and what meets
 a terminal without colours get the same picture. Nothing paints a background, and the colours stand out on black and on white.
 """
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.text import Text
 
 from stagerun.errors import UsageError
-from stagerun.plan.picture import Kind, Picture, StagePicture, Unit
-from stagerun.report.plots.bands import Band, Segment, bands, factor_text, jumps, keyed, leaves
+from stagerun.plan.picture import Kind, Mark, Picture, StagePicture, Unit
+from stagerun.report.plots.bands import (
+    MOST_ROWS,
+    Band,
+    Segment,
+    bands,
+    factor_text,
+    jumps,
+    keyed,
+    leaves,
+    mark_labels,
+    not_shown,
+)
 from stagerun.report.plots.scale import Scale, labels, round_steps
 
 # Of the 256 colours those of middling lightness (the trunk has the terminal's own): told apart from black and from white.
@@ -24,6 +35,7 @@ GUTTER = 13  # columns left of the canvas, its frame included
 BLANK_BRAILLE = 0x2800
 BORDER = "┊"
 WARM_UP = "w"  # above the place where one ends as it should
+DASH = 3  # of so many columns the curve of a second side leaves one to the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +52,20 @@ class _Columns:
 def draw(picture: Picture, unit: Unit, scale: Scale, width: int) -> Text:
     """`width` columns, as far as it is LEAST_WIDTH or more. Lines of text, without a line break at the end."""
     columns = _Columns(max(width, LEAST_WIDTH) - GUTTER - 1, picture.end(unit))
-    styles = stage_styles(picture, unit)
+    styles = _styles(picture, unit)
+    rows, left_out = _labels(picture, unit, columns)
     lines = [Text(_title(picture, unit, scale)), Text("")]
-    lines += [Text(" " * GUTTER + row) for row in _labels(picture, unit, columns)]
+    lines += [Text(" " * GUTTER + row) for row in rows]
     lines += _chart(picture, unit, scale, columns, styles)
     for band in bands(picture, unit):
         lines += _band(band, columns, styles)
-    remarks = [f"LR {jump}" for jump in jumps(picture)] + _branches(picture)
-    if any(mark.kind is Kind.WARM_UP and not mark.jumps for stage in picture.stages for mark in stage.marks):
+    remarks = [f"LR {jump}" for jump in jumps(picture)] + _branches(picture) + not_shown(picture)
+    if any(_label(mark) == WARM_UP for stage in picture.stages for mark in stage.marks):
         remarks.append(f"{WARM_UP}: the end of a warm-up")
-    if scale.hidden:
-        remarks.append(f"rates below {scale.low:.2g} are drawn at the lower edge")
+    if left_out:
+        remarks.append(f"{left_out} labels more are too close to others")
+    if scale.remark:
+        remarks.append(scale.remark)
     if remarks:
         lines += [Text(""), *(Text(remark) for remark in remarks)]
     for line in lines:
@@ -58,12 +73,15 @@ def draw(picture: Picture, unit: Unit, scale: Scale, width: int) -> Text:
     return Text("\n").join(lines)
 
 
-def stage_styles(picture: Picture, unit: Unit) -> dict[str, str]:
-    """Of each stage its colour; '' on the trunk's line, `dim` where it is not enabled."""
-    lanes = picture.lanes(unit)
-    branches = [stage.name for stage in picture.stages if lanes[stage.name]]
-    styles = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(branches)}
-    return {stage.name: styles.get(stage.name, "") if stage.enabled else "dim" for stage in picture.stages}
+def _styles(picture: Picture, unit: Unit) -> dict[str, str]:
+    """Of each stage its colour, that of its curve; '' of the trunk's, `dim` where it is not enabled."""
+    numbers = picture.curves(unit)
+
+    def style(stage: StagePicture) -> str:
+        number = numbers[stage.name]
+        return "dim" if not stage.enabled else COLOURS[(number - 1) % len(COLOURS)] if number else ""
+
+    return {stage.name: style(stage) for stage in picture.stages}
 
 
 def _title(picture: Picture, unit: Unit, scale: Scale) -> str:
@@ -73,7 +91,14 @@ def _title(picture: Picture, unit: Unit, scale: Scale) -> str:
 def _branches(picture: Picture) -> list[str]:
     """Those that leave their parent without a jump, of which nothing else is said."""
     smooth = [stage for stage in picture.stages if stage.leaves_early and not stage.marks[0].jumps]
-    return [f"LR {s.name}: {s.points[0].lr:.4g} -> {s.points[-1].lr:.4g}, {leaves(s)}" for s in smooth]
+    return [f"LR {stage.name}: {leaves(stage)} without a jump, {_course(stage)}" for stage in smooth]
+
+
+def _course(stage: StagePicture) -> str:
+    first, last = stage.points[0].lr, stage.points[-1].lr
+    if first == last:
+        return f"ends at {last:.4g}, too"
+    return f"{'falls' if last < first else 'rises'} from {first:.4g} to {last:.4g}"
 
 
 # -- the chart
@@ -90,20 +115,23 @@ def _chart(picture: Picture, unit: Unit, scale: Scale, columns: _Columns, styles
             for row in rows[1 : HEIGHT + 1]:
                 row[column] = BORDER
     for stage in picture.stages:
-        for r, line in enumerate(_built(unit, scale, columns, stage)[1 : HEIGHT + 1], 1):
-            for c in range(first, first + columns.count):
-                if _is_braille(line[c]):
-                    old = ord(rows[r][c]) if _is_braille(rows[r][c]) else BLANK_BRAILLE
-                    rows[r][c] = chr(old | ord(line[c]))
-                    marks[r, c] = styles[stage.name]
-    lines = []
+        lines = _built(unit, scale, columns, stage)[1 : HEIGHT + 1]
+        for c in range(first, first + columns.count):
+            cells = [r for r, line in enumerate(lines, 1) if _is_braille(line[c])]
+            if stage.side != picture.sides[0] and len(cells) == 1 and c % DASH == 0:
+                continue  # a dash ends; where the curve is steep there is none
+            for r in cells:
+                old = ord(rows[r][c]) if _is_braille(rows[r][c]) else BLANK_BRAILLE
+                rows[r][c] = chr(old | ord(lines[r - 1][c]))
+                marks[r, c] = styles[stage.name]
+    texts = []
     for r, row in enumerate(rows):
         text = Text("".join(row))
         for c in range(len(row)):
             if style := marks.get((r, c)):
                 text.stylize(style, c, c + 1)
-        lines.append(text)
-    return lines
+        texts.append(text)
+    return texts
 
 
 def _is_braille(character: str) -> bool:
@@ -143,66 +171,94 @@ def _built(unit: Unit, scale: Scale, columns: _Columns, stage: StagePicture | No
     return str(plotext.uncolorize(figure.build())).split("\n")
 
 
-def _labels(picture: Picture, unit: Unit, columns: _Columns) -> list[str]:
-    """Above its place the factor of each jump, and WARM_UP where a warm-up ends without, on as many rows as it takes."""
-    found = []
-    for stage in picture.stages:
-        for mark in stage.marks:
-            text = factor_text(mark.factor) if mark.jumps else WARM_UP if mark.kind is Kind.WARM_UP else ""
-            if text:
-                found.append((columns.at(stage.x(mark.iter, unit)), text))
+def _label(mark: Mark) -> str:
+    """The factor of a jump; WARM_UP where a warm-up ends without."""
+    return factor_text(mark.factor) if mark.jumps else WARM_UP if mark.kind is Kind.WARM_UP else ""
+
+
+def _labels(picture: Picture, unit: Unit, columns: _Columns) -> tuple[list[str], int]:
+    """What stands above the chart, on as many rows as it takes up to MOST_ROWS, and how many have no room there."""
     rows: list[str] = []
-    for column, text in sorted(set(found)):
-        column = min(column, columns.count - len(text))
+    left_out = 0
+    for label in mark_labels(picture, _label, lambda stage, mark: columns.at(stage.x(mark.iter, unit))):
+        column = min(int(label.at), columns.count - len(label.text))
         row = next((i for i, line in enumerate(rows) if len(line) < column), len(rows))
+        if row == MOST_ROWS:
+            left_out += 1
+            continue
         if row == len(rows):
             rows.append("")
-        rows[row] = rows[row].ljust(column) + text
-    return rows[::-1]
+        rows[row] = rows[row].ljust(column) + label.text
+    return rows[::-1], left_out
 
 
 # -- the bands
 
 
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """Columns of the canvas: a segment's `begin` and `end`, and where the next one begins, its own end if they touch."""
+
+    begin: int
+    end: int
+    free: int
+
+    @property
+    def closed(self) -> bool:
+        return self.free > self.end
+
+    def inside(self, label: str) -> bool:
+        return len(label) < self.end - self.begin + self.closed
+
+    def behind(self, label: str) -> bool:
+        return len(label) + 2 < self.free - self.end
+
+    def drawn(self, label: str) -> str:
+        """`├label───`, with `┤` if nothing follows at once; behind that a label that has no room before."""
+        if not self.inside(label):
+            return "├".ljust(self.end - self.begin, "─") + "┤ " + label
+        line = ("├" + label).ljust(self.end - self.begin, "─")
+        return line + ("┤" if self.closed and len(line) == self.end - self.begin else "")
+
+
+def _cells(lane: Sequence[Segment], columns: _Columns) -> list[_Cells | None]:
+    """None for a segment whose columns the one before has taken: each that is drawn has one at least."""
+    spans: list[tuple[int, int] | None] = []
+    filled = 0
+    for segment in lane:
+        begin, end = columns.at(segment.begin), columns.at(segment.end)
+        begin, end = max(begin, filled), max(end, begin + 1)
+        spans.append((begin, end) if end > begin else None)
+        filled = max(end, filled)
+    found: list[_Cells | None] = []
+    free = columns.count + 1
+    for span in reversed(spans):
+        found.append(None if span is None else _Cells(*span, free))
+        free = free if span is None else span[0]
+    return found[::-1]
+
+
 def _band(band: Band, columns: _Columns, styles: dict[str, str]) -> list[Text]:
+    cells = [_cells(lane, columns) for lane in band.lanes]
+    at = {
+        (s.stage, s.begin): c for lane, of in zip(band.lanes, cells, strict=True) for s, c in zip(lane, of, strict=True)
+    }
+
     def fits(segment: Segment, limit: float) -> bool:
-        begin, end, free = _extent(segment, limit, columns)
-        return len(segment.text) < end - begin + (free > end) or len(segment.text) + 2 < free - end
+        own = at[segment.stage, segment.begin]
+        return own is not None and (own.inside(segment.label) or own.behind(segment.label))
 
     short = keyed(band, fits)
     lines = []
     for number, lane in enumerate(short.lanes):
         line = Text((band.title if number == 0 else "").ljust(GUTTER))
-        limits = [segment.begin for segment in lane[1:]] + [math.inf]
-        filled = 0
-        for segment, limit in zip(lane, limits, strict=True):
-            begin, part = _part(segment, limit, filled, columns)
-            line.append(" " * (begin - filled))
-            line.append(part, styles.get(segment.stage, ""))
-            filled = begin + len(part)
+        for segment, own in zip(lane, cells[number], strict=True):
+            if own is not None:
+                line.append(" " * (GUTTER + own.begin - len(line)))
+                line.append(own.drawn(segment.label), styles.get(segment.stage, ""))
         lines.append(line)
-    return lines + [Text(" " * GUTTER + f"{key} = {text}") for key, text in short.keys]
-
-
-def _extent(segment: Segment, limit: float, columns: _Columns) -> tuple[int, int, int]:
-    """Columns at which a segment begins and ends, and at which the next one begins: its own end where they touch."""
-    begin, end = columns.at(segment.begin), columns.at(segment.end)
-    free = columns.count + 1 if limit == math.inf else columns.at(limit)
-    return begin, max(end, begin + 1), free
-
-
-def _part(segment: Segment, limit: float, filled: int, columns: _Columns) -> tuple[int, str]:
-    """Where it begins, and `├text───`, with `┤` if nothing follows at once; behind that the text where there is more room.
-
-    `filled`: columns that are taken. A segment of less than a column has its `├` all the same.
-    """
-    begin, end, free = _extent(segment, limit, columns)
-    begin = max(begin, filled)
-    closed = free > end
-    if len(segment.text) < end - begin + closed or len(segment.text) + 2 >= free - end:
-        line = ("├" + segment.text)[: max(1, free - begin)].ljust(end - begin, "─")
-        return begin, line + ("┤" if closed and len(line) <= end - begin else "")
-    return begin, "├".ljust(end - begin, "─") + "┤ " + segment.text
+    notes = [*(f"{key} = {text}" for key, text in short.keys), *([short.remark] if short.remark else [])]
+    return lines + [Text(" " * GUTTER + note) for note in notes]
 
 
 def ascii_only(text: str) -> str:
