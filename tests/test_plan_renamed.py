@@ -1,6 +1,7 @@
 """Stages under other names: what was trained counts for what it is, whatever it is called."""
 
 import random
+from pathlib import Path
 
 import pytest
 from test_plan_trees import inventory, on_disk, planned, shown, snapshot, states
@@ -9,6 +10,7 @@ from stagerun.cli.planning import remarks
 from stagerun.plan import State, make_plan
 from stagerun.plan.renamed import names_of, under
 from stagerun.recipe import Schedule
+from stagerun.runner.keeper import Keeper
 from stagerun.snapshots import SnapshotRef
 from stagerun.spec import read
 
@@ -181,3 +183,18 @@ def test_renamed_between_all_steps_nothing_is_trained_twice() -> None:
                     refs.append(snapshot(now, stage.name, iter, came_from, attempt))
             trained += to - step.iter
         assert (trained, make_plan(now, inventory(refs)).iterations) == (40, 40)
+
+
+def test_what_another_trunk_left_is_not_taken() -> None:
+    """A branch was taken out, its trunk edited and trained again, and a branch of another name put at the same place."""
+    old, now = schedule(MAIN + ONE), schedule(MAIN + ONE.replace('"b"', '"c"'), main="max_iter: 20 base_lr: 0.3")
+    before = on_disk(old)
+    again = [snapshot(now, "main", iter, attempt=2) for iter in (15, 20)]
+    everything = inventory([*before.values(), *again])
+    # Retention leaves what `b` came from where it is, though no branch begins there any more.
+    kept = Keeper(now, Path("nowhere"))._pinned(everything, now.stage("main"), finished=True)
+    assert before["main@5"].name in kept and before["main@20"].name not in kept
+    assert states(make_plan(now, everything)) == {"main": "done", "c": "fresh"}
+    # Nor where somebody deleted it: all that is left of the trunk is younger.
+    plan = make_plan(now, inventory([before["b@4"], *again]))
+    assert states(plan) == {"main": "done", "c": "fresh"} and shown(plan) == [("main", 0, 5, ("c",))]

@@ -9,10 +9,12 @@ from stagerun.snapshots import Inventory, SnapshotRef
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a stage with a parent starts from: `at` are the snapshots of the parent there that count, the one to take first."""
+    """What a stage with a parent starts from: `at` are the snapshots of the parent there that count, the one to take first;
+    `since` is the attempt of the oldest of the parent's that count, anywhere in it."""
 
     parent: PlannedStage
     at: tuple[SnapshotRef, ...]
+    since: int = 0
 
     @property
     def start(self) -> SnapshotRef | None:
@@ -25,10 +27,11 @@ def source_of(stage: Stage, parent: PlannedStage, usable: tuple[SnapshotRef, ...
     Of several at one iteration (one was trained once more, elsewhere) the oldest is taken, so that all that start there start
     from the same bits.
     """
+    since = min((ref.attempt for ref in usable), default=0)
     if stage.parent_iter is None:
-        return Source(parent, (parent.end,) if parent.end is not None else ())
+        return Source(parent, (parent.end,) if parent.end is not None else (), since)
     at = [ref for ref in usable if ref.iter == stage.parent_iter]
-    return Source(parent, tuple(sorted(at, key=lambda ref: ref.attempt)))
+    return Source(parent, tuple(sorted(at, key=lambda ref: ref.attempt)), since)
 
 
 def counts(ref: SnapshotRef, stage: Stage, source: Source | None, inventory: Inventory) -> bool:

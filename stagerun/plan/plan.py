@@ -17,6 +17,7 @@ from stagerun.plan.planned import Change, Lost, Plan, PlannedStage, State, label
 from stagerun.plan.renamed import taken_over
 from stagerun.recipe import Schedule, Stage
 from stagerun.snapshots import Inventory, SnapshotRef
+from stagerun.spec.upgraded import completed
 
 __all__ = ["Change", "Lost", "Plan", "PlannedStage", "State", "changed_fields", "make_plan", "require_fresh"]
 
@@ -98,7 +99,8 @@ def _plan_stage(
         return usable, _gone_on(begun, newest, kept=False)
     if stage.name in asked.keep and own:
         newest = max(own, key=lambda ref: (ref.attempt, ref.iter))
-        alike = [ref for ref in own if (ref.parent, ref.identity) == (newest.parent, newest.identity)]
+        same = completed(newest.identity)
+        alike = [ref for ref in own if ref.parent == newest.parent and completed(ref.identity) == same]
         return tuple(alike), _gone_on(begun, newest, kept=True)
     parent = source.parent if source is not None else None
     begun = replace(begun, start=source.start if source is not None else None)

@@ -20,7 +20,8 @@ def taken_over(stage: Stage, source: Source | None, inventory: Inventory, known:
     To be asked in running order, which makes the first of several stages that could have the same snapshots their owner.
     A name that came to the stage's end is taken only where the stage has no end yet, its own first: of two stages that were
     trained alike each finds its own. What is no end may come from several names, since a stage can be renamed in its midst, and
-    twice.
+    twice. Where the snapshot that it came from is gone, what is older than all that is left of the parent came from another
+    one.
     """
     if source is not None and not source.at and source.parent.state not in (State.DONE, State.RESUME):
         return inventory  # under a parent that is yet to be trained nothing tells one stage from another
@@ -28,13 +29,17 @@ def taken_over(stage: Stage, source: Source | None, inventory: Inventory, known:
     ended = any(ref.iter == length for ref in inventory.of(stage.name) if counts(ref, stage, source, inventory))
     taken: dict[str, str] = {}
     for refs in _of_others(inventory, known).values():
-        fitting = [ref for ref in refs if counts(ref, stage, source, inventory)]
+        fitting = [ref for ref in refs if counts(ref, stage, source, inventory) and not _older(ref, source)]
         ends = any(ref.iter == length for ref in fitting)
         if ends and ended:
             continue
         ended = ended or ends
         taken |= {ref.name: stage.name for ref in fitting}
     return under(inventory, taken)
+
+
+def _older(ref: SnapshotRef, source: Source | None) -> bool:
+    return source is not None and not source.at and ref.attempt < source.since
 
 
 def under(inventory: Inventory, names: Mapping[str, str]) -> Inventory:

@@ -66,7 +66,8 @@ def require_same(plan: Plan, device: torch.device, workers: int) -> None:
             names |= dict.fromkeys(lost.unasked)
             ways[_as_before(dict(lost.like.environment), now, changed)] = None
     if texts:
-        same = f"{next(iter(ways))}; or " if len(ways) == 1 else ""
+        way = next(iter(ways)) if len(ways) == 1 else ""
+        same = f"{way}; or " if way else ""
         these = list(_options(schedule, list(names)))
         redo, keep = (" ".join(f"--{word} {name}" for name in these) for word in ("redo", "keep"))
         raise ResumeRefused(
@@ -91,7 +92,7 @@ def _refusal(lost: Lost, like: SnapshotRef, changed: list[str]) -> Iterator[str]
 
 
 def _as_before(before: dict[str, str], now: dict[str, str], changed: list[str]) -> str:
-    """How to come to the environment of before."""
+    """How to come to the environment of before; empty where that is not told."""
     names = [change.split(":")[0] for change in changed]
     chosen: list[str] = [n for n in ("workers", "threads") if n in names and n in before]
     asked = []
@@ -102,10 +103,10 @@ def _as_before(before: dict[str, str], now: dict[str, str], changed: list[str]) 
     # Of the two ways to add up without a tree the number of workers decides.
     if "workers" in chosen and "tree" not in (before.get("reducer"), now["reducer"]):
         chosen.append("reducer")
-    other = ["`determinism`" if n == "reducer" else n for n in names if n not in chosen]
+    other = ["`determinism`" if n == "reducer" else n for n in names if n not in chosen and n in before]
     if other:
         asked.append(f"with {', '.join(other)} as {'it was' if len(other) == 1 else 'they were'} then")
-    return "run " + " and ".join(asked)
+    return "run " + " and ".join(asked) if asked else ""
 
 
 def _options(schedule: Schedule, names: list[str]) -> Iterator[str]:

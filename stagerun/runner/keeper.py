@@ -147,14 +147,18 @@ class Keeper:
         one that other stages start from.
 
         Of that one also those of an older definition, until the stage is finished: as long as the old end is there, a plan
-        can tell that the stages after it were trained from something else.
+        can tell that the stages after it were trained from something else. For the same reason what any snapshot here was
+        started from stays as long as that one does, also where the schedule doesn't name the place any more.
         """
         branches = self.schedule.branch_points(training.name)
-        return frozenset(
-            ref.name
-            for ref in inventory.snapshots
-            if ref.stage != training.name or ref.iter in branches or (not finished and changed_fields(ref, training))
-        )
+        started_from = {ref.parent for ref in inventory.snapshots}
+
+        def pinned(ref: SnapshotRef) -> bool:
+            if ref.stage != training.name or ref.iter in branches or ref.id in started_from:
+                return True
+            return not finished and bool(changed_fields(ref, training))
+
+        return frozenset(ref.name for ref in inventory.snapshots if pinned(ref))
 
 
 def progress_of(files: Mapping[str, bytes]) -> Progress:

@@ -24,8 +24,10 @@ def check(changes: Sequence[Override], stages: Mapping[str, Block], problems: Pr
 
 def _path(change: Override) -> tuple[str, ...]:
     """From Solver to the field; empty where the change is not one of a field of Solver for all stages, as `solver={...}`."""
+    if change.stage is not None or change.path[:1] != ("solver",) or not change.leaf.entries:
+        return ()  # a value out of its range, which is reported as such, is no entry
     (name,) = change.leaf.entries
-    return (*change.path[1:], name) if change.stage is None and change.path[:1] == ("solver",) else ()
+    return (*change.path[1:], name)
 
 
 def _passes_by(block: Block, field: str, place: Span) -> bool:

@@ -26,7 +26,7 @@ _PLACES = re.compile(
     rf"\b(?:epochs?|iterations?|iters?|updates?)\s+{_NUMBER}(?:(?:,?\s+and|,|\s+to|-)\s*{_NUMBER})*", re.IGNORECASE
 )
 # What may stand between the lengths of a comment in a line of its own that says nothing else.
-_BETWEEN = re.compile(r"(?:[\s#=:;,.()/]|\b(?:i\.e|or|and|is|are|of|training|in all|this stage)\b)*", re.IGNORECASE)
+_BETWEEN = re.compile(r"(?:[\s#=:;,.()/]|\b(?:i\.e|or|and|is|are|of|training|this stage)\b)*", re.IGNORECASE)
 # What a duration's origin says where it is written in epochs; of a repeated field for each value.
 _IN_EPOCHS = re.compile(r"(\w+): ([^\s,\]]+)")
 _ABOUT = 0.1  # how far off a number may be that says it is not exact
