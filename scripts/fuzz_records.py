@@ -8,18 +8,14 @@ process that dies, hangs or meets another exception is named with the number of 
 
 import argparse
 import io
-import json
-import os
-import resource
-import signal
 import struct
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import cv2
+import fuzz_children
 import numpy as np
 from PIL import Image
 
@@ -31,7 +27,6 @@ from stagerun.errors import DataError
 from stagerun.proto.caffe_pb2 import Datum
 from stagerun.recipe import InterpMode, RandomResize, RandomResizedCrop, Transform
 
-ROOM, SECONDS = 2 << 30, 20
 KEY = b"the key"
 TRANSFORMS = (
     Transform(crop_size=32, mirror=True, random_resized_crop=RandomResizedCrop()),
@@ -185,10 +180,7 @@ def child(seed: int, first: int, last: int) -> None:
     for one in loaders:  # what is loaded or compiled at first use is no part of a record's memory
         with suppress(DataError):
             one.batch(0, 1)
-    resource.setrlimit(resource.RLIMIT_AS, (ROOM + virtual_memory(),) * 2)
-    for number in range(first, last):
-        print(number, flush=True)
-        signal.alarm(SECONDS)  # its default is to end the process, in the midst of a library too
+    for number in fuzz_children.numbers(first, last):
         value[0] = record(whole, seed, number)
         for one in loaders:
             try:
@@ -198,27 +190,7 @@ def child(seed: int, first: int, last: int) -> None:
                 if KEY.decode() not in error.message:
                     raise
                 counts["error"] += 1
-    signal.alarm(0)
-    print(json.dumps(counts), flush=True)
-
-
-def virtual_memory() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
-
-
-def run(seed: int, first: int, last: int) -> tuple[Counter[str], int, str]:
-    """Counts of a child's records; where it failed the number after the record that it failed at, and how."""
-    command = [sys.executable, __file__, "--child", str(seed), str(first), str(last)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    lines = done.stdout.splitlines()
-    if done.returncode == 0:
-        return Counter(json.loads(lines[-1])), last, ""
-    how = done.stderr.strip().splitlines()[-1:] or ["nothing on stderr"]
-    if done.returncode < 0:
-        how = [f"ended by {signal.Signals(-done.returncode).name}"]
-    number = int(lines[-1]) if lines else first
-    return Counter(), number + 1, f"record {number} of seed {seed}: {how[0]}"
+    fuzz_children.tell(counts)
 
 
 def main() -> None:
@@ -230,19 +202,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first record")
     options = parser.parse_args()
-    counts: Counter[str] = Counter()
-    failures: list[str] = []
-    at, end = options.first, options.first + options.count
-    while at < end:
-        found, at, failure = run(options.seed, at, min(end, at + 10_000))
-        counts += found
-        if failure:
-            print(failure, flush=True)
-            failures.append(failure)
+    counts, failures = fuzz_children.try_all(__file__, "record", options.seed, options.first, options.count, 10_000)
     tries = "ways of decoding, transforms and channels together"
-    print(
-        f"{options.count} records: {counts['image']} images, {counts['error']} errors ({tries}), {len(failures)} failures"
-    )
+    print(f"{options.count} records: {counts['image']} images, {counts['error']} errors ({tries}), {failures} failures")
     sys.exit(1 if failures else 0)
 
 

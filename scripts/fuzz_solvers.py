@@ -11,9 +11,6 @@ import itertools
 import json
 import random
 import re
-import resource
-import signal
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -21,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import fuzz_children
 from google.protobuf.descriptor import FieldDescriptor
 
 from stagerun.errors import Problem, RecipeError
@@ -36,7 +34,6 @@ from stagerun.spec.ranges import CHOICES
 from stagerun.spec.tree import is_message
 
 ROOT = Path(__file__).parent.parent
-ROOM, SECONDS = 2 << 30, 20
 GOOD = 'base_lr: 0.1\nlr_policy: "poly"\npower: 2\nmax_epoch: 2.5\n'
 Texts = dict[str, bytes]  # name of a file -> its bytes
 
@@ -279,34 +276,10 @@ def child(seed: int, first: int, last: int) -> None:
     """Tells each folder's number before it begins, and the counts at the end, on stdout."""
     whole = whole_folders()
     counts: Counter[str] = Counter()
-    resource.setrlimit(resource.RLIMIT_AS, (ROOM + virtual_memory(),) * 2)
     with tempfile.TemporaryDirectory(prefix="fuzz-solvers-") as name:
-        for number in range(first, last):
-            print(number, flush=True)
-            signal.alarm(SECONDS)  # its default is to end the process, in the midst of a library too
+        for number in fuzz_children.numbers(first, last):
             counts[tried(Path(name), folder_of(whole, seed, number))] += 1
-        signal.alarm(0)
-    print(json.dumps(counts), flush=True)
-
-
-def virtual_memory() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
-
-
-def run(seed: int, first: int, last: int) -> tuple[Counter[str], int, str]:
-    """Counts of a child's folders; where it failed the number after the folder that it failed at, and how."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--child", str(seed), str(first), str(last)], capture_output=True, text=True
-    )
-    lines = done.stdout.splitlines()
-    if done.returncode == 0:
-        return Counter(json.loads(lines[-1])), last, ""
-    how = done.stderr.strip().splitlines()[-1:] or ["nothing on stderr"]
-    if done.returncode < 0:
-        how = [f"ended by {signal.Signals(-done.returncode).name}"]
-    number = int(lines[-1]) if lines else first
-    return Counter(), number + 1, f"folder {number} of seed {seed}: {how[0]}"
+    fuzz_children.tell(counts)
 
 
 def show(texts: Texts) -> None:
@@ -327,17 +300,9 @@ def main() -> None:
     if options.show:
         show(folder_of(whole_folders(), options.seed, options.first))
         return
-    counts: Counter[str] = Counter()
-    failures: list[str] = []
-    at, end = options.first, options.first + options.count
-    while at < end:
-        found, at, failure = run(options.seed, at, min(end, at + 1000))
-        counts += found
-        if failure:
-            print(failure, flush=True)
-            failures.append(failure)
+    counts, failures = fuzz_children.try_all(__file__, "folder", options.seed, options.first, options.count, 1000)
     print(
-        f"{options.count} folders: {counts['schedule']} schedules, {counts['mistakes']} with mistakes, {len(failures)} failures"
+        f"{options.count} folders: {counts['schedule']} schedules, {counts['mistakes']} with mistakes, {failures} failures"
     )
     sys.exit(1 if failures else 0)
 
