@@ -49,9 +49,8 @@ class Keeper:
         self.disk = store.LocalDisk()
         self.attempt = 1
         self._lock: store.Lock | None = None
-        self._names: dict[
-            str, str
-        ] = {}  # snapshots' names, and their stages in the newest plan, where these were renamed
+        # By a snapshot's name, the stage that the newest plan has it for, where it was trained under another name.
+        self._names: dict[str, str] = {}
 
     def open(self) -> None:
         """Makes the folder, proves that it can be written, takes the lock, clears away what a killed run left half done.
