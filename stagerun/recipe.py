@@ -77,6 +77,12 @@ class OnBadRecord(enum.Enum):
     REPLACE = "REPLACE"
 
 
+class OnNan(enum.Enum):
+    STOP = "STOP"
+    SKIP = "SKIP"
+    ROLLBACK = "ROLLBACK"
+
+
 class ScratchCopy(enum.Enum):
     BEFORE = "BEFORE"
     BESIDE = "BESIDE"
@@ -295,6 +301,8 @@ class Solver:
     precision: Precision = Precision.FP32
     channels_last: bool = True
     compile: bool = False
+    on_nan: OnNan = OnNan.STOP
+    max_nan: int = 3
     display: int = 100
     test_interval: int = 0
     test_iter: int | None = None

@@ -12,7 +12,9 @@ class SnapshotRef:
     same thing again gives the same id. `parent` is the id of the snapshot its stage started from, '' for the seed. `identity` is that of the stage
     when it was trained (`recipe.Stage.identity`). `environment` is what the bits depend on besides: torch build,
     instruction set, threads, workers, reducer. `trained_as`: where a plan gave it to a stage of another name, that which it was
-    trained under, and which its directory has; '' else. `id_stage`: the stage's name in `id`, if that is not the directory's: of a
+    trained under, and which its directory has; '' else. `serial` counts the snapshots that a process life has written, from 1, so that
+    (attempt, serial) orders them without a clock; 0 in one of an older version. `skipped`: images that `on_nan: ROLLBACK` has left out,
+    along the path of ancestors up to here. `id_stage`: the stage's name in `id`, if that is not the directory's: of a
     stage that was renamed what comes after goes on with the first, or else what is trained again would be something else.
     """
 
@@ -27,6 +29,8 @@ class SnapshotRef:
     bytes: int = 0
     trained_as: str = ""
     id_stage: str = ""
+    serial: int = 0
+    skipped: int = 0
 
     @property
     def begun_as(self) -> str:

@@ -524,6 +524,28 @@ COMMENTS: dict[str, str] = {
         "Images and convolution weights in memory as height x width x channels, which most machines compute faster.\n"
         "New in stagerun."
     ),
+    "Solver.on_nan": (
+        "What is done when the loss, or a gradient, is no finite number. It is decided on what all workers added up, so all decide\n"
+        "alike, and told with the iteration and the keys of its images. New in stagerun."
+    ),
+    "Solver.max_nan": (
+        "Of SKIP how many iterations one after the other, of ROLLBACK how many times in a stage; one more, and the run stops. 1 or\n"
+        "more."
+    ),
+    "Solver.OnNan": (
+        "What is done about an iteration whose loss or gradients are not finite."
+    ),
+    "Solver.OnNan.STOP": (
+        "The run ends (exit code 79). The weights, and the last snapshot, are those from before."
+    ),
+    "Solver.OnNan.SKIP": (
+        "The iteration counts, its images are consumed, and weights and momentum stay as they were."
+    ),
+    "Solver.OnNan.ROLLBACK": (
+        "Training goes back to the stage's newest snapshot at a multiple of `snapshot` (or at a place where a branch begins), or to\n"
+        "the stage's start, and goes on from there with other images: those from there up to and with the iteration that failed\n"
+        "are left out. A snapshot that a stop made is passed over, so that a run that was interrupted goes back to the same place."
+    ),
     "Solver.compile": (
         "Has torch.compile make the network's code. The first iteration of every process then takes a minute or more; on GPUs the\n"
         "others are faster, on CPUs seldom. New in stagerun."

@@ -48,6 +48,7 @@ class Keeper:
         self.schedule, self.out, self.redo, self.keep, self.only, self.until = schedule, out, redo, keep, only, until
         self.disk = store.LocalDisk()
         self.attempt = 1
+        self._serial = 0
         self._lock: store.Lock | None = None
         # By a snapshot's name, the stage that the newest plan has it for, where it was trained under another name.
         self._names: dict[str, str] = {}
@@ -97,11 +98,13 @@ class Keeper:
         progress: Progress,
         environment: Mapping[str, str],
         id_stage: str = "",
+        skipped: int = 0,
     ) -> SnapshotRef:
         """Writes a snapshot; `files` are the tensors'. Called from the writing thread; one at a time. `id_stage` as in SnapshotRef.
 
         StorageError, PermissionDenied.
         """
+        self._serial += 1
         return store.commit(
             self.disk,
             self.out,
@@ -118,6 +121,8 @@ class Keeper:
             },
             content=tuple(files),
             id_stage=id_stage,
+            serial=self._serial,
+            skipped=skipped,
         )
 
     def retain(self, newest: SnapshotRef, spared: frozenset[str] | None = None) -> None:

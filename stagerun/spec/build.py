@@ -125,6 +125,8 @@ def solver(view: View, seed: int, images: int) -> recipe.Solver:
         precision=recipe.Precision(view.text("precision")),
         channels_last=view.flag("channels_last"),
         compile=view.flag("compile"),
+        on_nan=recipe.OnNan(view.text("on_nan")),
+        max_nan=whole(view, "max_nan"),
         display=whole(view, "display"),
         test_interval=whole(view, "test_interval"),
         test_iter=view.whole("test_iter"),

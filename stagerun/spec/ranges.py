@@ -94,6 +94,7 @@ RANGES: dict[str, Range] = {
     "Solver.local_gw_ratio": POSITIVE,
     "Solver.ema_decay": Range(0, 1, above=True, below=True),
     "Solver.ema_interval": COUNT,
+    "Solver.max_nan": COUNT,
     "Solver.weight_decay": NOT_NEGATIVE,
     "Solver.clip_gradients": POSITIVE,
     "Solver.mixup_alpha": ALPHA,

@@ -30,7 +30,7 @@ class FileEntry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """`content` names the files that make up `id`; the rest may say when and where, and train to the same bits. `id_stage` is the
-    stage's name in `id` where the stage had another when it began; '' else."""
+    stage's name in `id` where the stage had another when it began; '' else. `serial` and `skipped` as in SnapshotRef."""
 
     place: Place
     parent: str
@@ -39,6 +39,8 @@ class Manifest:
     files: Mapping[str, FileEntry]
     content: tuple[str, ...]
     id_stage: str = ""
+    serial: int = 0
+    skipped: int = 0
 
     @property
     def id(self) -> str:
@@ -59,6 +61,8 @@ class Manifest:
             environment=self.environment,
             bytes=sum(entry.size for entry in self.files.values()),
             id_stage=self.id_stage,
+            serial=self.serial,
+            skipped=self.skipped,
         )
 
 
@@ -87,6 +91,10 @@ def encode(manifest: Manifest) -> bytes:
     }
     if manifest.id_stage:
         body["id_stage"] = manifest.id_stage
+    if manifest.serial:
+        body["serial"] = manifest.serial
+    if manifest.skipped:
+        body["skipped"] = manifest.skipped
     text = (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()
     return text + hashlib.sha256(text).hexdigest().encode() + b"\n"
 
@@ -137,6 +145,8 @@ def _manifest(body: "_Fields") -> Manifest:
         files=files,
         content=content,
         id_stage=body.text("id_stage") if "id_stage" in body.value else "",
+        serial=body.integer("serial") if "serial" in body.value else 0,
+        skipped=body.integer("skipped") if "skipped" in body.value else 0,
     )
     if body.text("id") != manifest.id:
         raise ValueError("id")

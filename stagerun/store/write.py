@@ -17,7 +17,7 @@ Should the manifest's own sync be lost all the same, or any byte change later, s
 
 import contextlib
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from stagerun.errors import StorageError
@@ -46,6 +46,9 @@ def commit(
     identity: Mapping[str, str],
     environment: Mapping[str, str],
     id_stage: str = "",
+    serial: int = 0,
+    skipped: int = 0,
+    require_held: Callable[[], None] = lambda: None,
 ) -> SnapshotRef:
     """Writes a snapshot; when it returns, the snapshot is complete, on the disk, and was looked at again.
 
@@ -74,10 +77,13 @@ def commit(
             files=entries,
             content=tuple(sorted(content)),
             id_stage=id_stage if id_stage != stage else "",
+            serial=serial,
+            skipped=skipped,
         )
         writing = f"write {MANIFEST} of snapshot {name}"
         _write(disk, temp / MANIFEST, memoryview(encode(manifest)))
         disk.sync_folder(temp)
+        require_held()
         writing = f"give snapshot {name} its name"
         rename_to_new(disk, temp, root / name)
         disk.sync_folder(root)
