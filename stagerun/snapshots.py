@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from stagerun.errors import ResumeRefused
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRef:
@@ -37,10 +39,29 @@ class SnapshotRef:
         """The name that its stage had when it began: that in `id`."""
         return self.id_stage or self.trained_as or self.stage
 
+    def whole(self, field: str, default: int) -> int:
+        """A whole number of the identity; `default` where it doesn't have the field. ResumeRefused for what no run writes."""
+        text = self.identity.get(field, str(default))
+        if not text.isascii() or not text.isdigit() or len(text) > 18:
+            raise ResumeRefused(
+                f"snapshot {self.name} says that {field} was {text[:40]!r}, which is no whole number",
+                "no run has written that: take the snapshot away, or choose another folder with --out",
+            )
+        return int(text)
+
+
+def how_far(ref: SnapshotRef) -> tuple[int, int, int]:
+    """Orders the snapshots of one stage by how far its training has come: the greatest is the one to go on from.
+
+    The images that were left out come first. Each rollback adds to them, so whatever was trained after one is further than what
+    came before it, also at a smaller iteration: that lies on a way that was given up.
+    """
+    return ref.skipped, ref.iter, ref.attempt
+
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The complete snapshots of an output folder, oldest first by (attempt, iter), and the names of damaged ones."""
+    """The complete snapshots of an output folder, oldest first by (attempt, serial), and the names of damaged ones."""
 
     snapshots: tuple[SnapshotRef, ...] = ()
     damaged: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ The tests in here show that the disk in memory does what the real one does.
 """
 
 import errno
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -206,6 +207,10 @@ class ModelDisk:
             raise OSError(errno.EFBIG, "File too large")
         return data
 
+    def digest(self, path: Path, limit: int) -> tuple[int, str]:
+        data = self.read(path, limit)
+        return len(data), hashlib.sha256(data).hexdigest()
+
     def unlink(self, path: Path) -> None:
         if isinstance(self.find(path), Folder):
             raise IsADirectoryError(errno.EISDIR, "Is a directory")
@@ -219,26 +224,28 @@ class ModelDisk:
     def free(self, path: Path) -> int:
         return 1_000_000
 
-    def after_power_cut(self, kept: Callable[[Folder], int], data: str) -> "ModelDisk":
+    def after_power_cut(self, kept: Callable[[Folder], int], data: str | Callable[[bytes], bytes]) -> "ModelDisk":
         """What is found when the power is back, as a new disk with honest syncs.
 
         Of each folder's changes that were not synced the first `kept(folder)` are there. A file that was not synced is
-        `kept`, `lost` (empty), `half` there, or `zeros`.
+        `kept`, `lost` (empty), `half` there, or `zeros`; or `data` says of each file what is there.
         """
-        return ModelDisk(_restart(self.root, kept, data))
+        left = data if callable(data) else lambda written: _unsynced(written, data)
+        return ModelDisk(_restart(self.root, kept, left))
 
 
-def _restart(folder: Folder, kept: Callable[[Folder], int], data: str) -> Folder:
+def _restart(folder: Folder, kept: Callable[[Folder], int], left: Callable[[bytes], bytes]) -> Folder:
     names = dict(folder.synced)
     for change in folder.pending[: kept(folder)]:
         change(names)
     again = Folder()
     for name, node in names.items():
         if isinstance(node, Folder):
-            again.names[name] = _restart(node, kept, data)
+            again.names[name] = _restart(node, kept, left)
         else:
             again.names[name] = found = Node()
-            found.data += node.synced if node.synced is not None else _unsynced(bytes(node.data), data)
+            found.data += node.synced if node.synced is not None else left(bytes(node.data))
+            found.synced = bytes(found.data)  # the next power cut finds it on the disk
     again.synced = dict(again.names)
     return again
 
@@ -299,6 +306,8 @@ def test_errors_are_those_of_the_system(disk_and_root: tuple[Disk, Path]) -> Non
         (errno.EINVAL, lambda: disk.size(root / "d")),
         (errno.EINVAL, lambda: disk.read(root / "d", 1)),
         (errno.EFBIG, lambda: disk.read(root / "full" / "f", 1)),
+        (errno.EINVAL, lambda: disk.digest(root / "d", 1)),
+        (errno.EFBIG, lambda: disk.digest(root / "full" / "f", 1)),
     ]
     for code, call in wrong:
         with pytest.raises(OSError) as caught:

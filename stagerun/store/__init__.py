@@ -1,32 +1,52 @@
 """Snapshots on disk: write, verify, list, retain. Moves named byte blobs; knows no tensor and no plan. Stdlib only.
 
     OUT/lock                                      held while a run lasts
+    OUT/lives/aNNNN.json                          the newest process lives: who holds the folder where locks don't reach
     OUT/snapshots/STAGE-ITER-aATTEMPT/            one complete snapshot, never overwritten
         model.safetensors, state.json, ...        whatever the caller names
         MANIFEST.json                             written last: sizes, digests, and its own digest
+    OUT/pins/STAGE-ITER-aATTEMPT                  a snapshot that nothing deletes
     OUT/snapshots/.tmp-*  .bad-*  .trash-*        being written; damaged, set aside; being deleted
 
-`inventory`, `holder`, `aside`, `read`, `read_file` and `read_folder` change nothing and need no lock; all the rest is for
-rank 0, while it holds `Lock`, one call at a time. Every OSError becomes a StorageError or PermissionDenied.
+`inventory`, `holder`, `last_word`, `last_lives`, `aside`, `pins`, `read`, `verify`, `read_file` and `read_folder` change
+nothing and need no lock; `pin` and `unpin` need none either. All the rest is for rank 0, while it holds `Lock` and `Lease`, one
+call at a time. Every OSError becomes a StorageError or PermissionDenied.
 """
 
 from stagerun.snapshots import Inventory, SnapshotRef
 from stagerun.store.disk import Disk, File, LocalDisk
-from stagerun.store.faults import Damaged
+from stagerun.store.fault_points import FaultyDisk, disk_of_run, planned_fault
+from stagerun.store.faults import Damaged, is_full, reporting
 from stagerun.store.layout import Place, parse_name, snapshot_name
+from stagerun.store.lease import Lease, last_word, require_free
+from stagerun.store.lives import Life, last_lives
 from stagerun.store.lock import Holder, Lock, holder
 from stagerun.store.out import prepare
-from stagerun.store.read import aside, attempts_seen, inventory, read, read_file, read_folder, set_aside
-from stagerun.store.retain import drop, superfluous, sweep
+from stagerun.store.pins import pin, pins, unpin
+from stagerun.store.read import (
+    aside,
+    attempts_seen,
+    inventory,
+    read,
+    read_file,
+    read_file_of,
+    read_folder,
+    set_aside,
+    verify,
+)
+from stagerun.store.retain import discard, drop, superfluous, sweep
 from stagerun.store.write import Blob, commit, write_atomic
 
 __all__ = [
     "Blob",
     "Damaged",
     "Disk",
+    "FaultyDisk",
     "File",
     "Holder",
     "Inventory",
+    "Lease",
+    "Life",
     "LocalDisk",
     "Lock",
     "Place",
@@ -34,17 +54,30 @@ __all__ = [
     "aside",
     "attempts_seen",
     "commit",
+    "discard",
+    "disk_of_run",
     "drop",
     "holder",
     "inventory",
+    "is_full",
+    "last_lives",
+    "last_word",
     "parse_name",
+    "pin",
+    "pins",
+    "planned_fault",
     "prepare",
     "read",
     "read_file",
+    "read_file_of",
     "read_folder",
+    "reporting",
+    "require_free",
     "set_aside",
     "snapshot_name",
     "superfluous",
     "sweep",
+    "unpin",
+    "verify",
     "write_atomic",
 ]

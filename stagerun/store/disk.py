@@ -1,8 +1,11 @@
 """The file system, behind a small interface, so that tests can make any call of it fail or be the last one."""
 
 import errno
+import hashlib
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -21,7 +24,8 @@ class File(Protocol):
 
 
 class Disk(Protocol):
-    """Every method raises OSError. `create`, `size`, `read`, `unlink` and `rename` don't follow a link at the path's end."""
+    """Every method raises OSError. `create`, `size`, `read`, `digest`, `unlink` and `rename` don't follow a link at the path's
+    end."""
 
     def mkdir(self, path: Path) -> None:
         """Makes one folder. FileExistsError if there is anything of that name."""
@@ -47,6 +51,10 @@ class Disk(Protocol):
         file, without waiting for the other end of a pipe; EFBIG, unread, above `limit` bytes.
         """
 
+    def digest(self, path: Path, limit: int) -> tuple[int, str]:
+        """Bytes and sha256, in hex, of a regular file, as the disk has it: not as the system remembers it from writing, where it
+        can be made to forget that. In little memory. Errors as of `read`."""
+
     def unlink(self, path: Path) -> None:
         """Deletes a file or link. IsADirectoryError for a folder."""
 
@@ -54,6 +62,9 @@ class Disk(Protocol):
 
     def free(self, path: Path) -> int:
         """Bytes that may still be written to the file system that holds the folder."""
+
+
+PIECE = 1 << 20  # bytes read at a time where a file is not read whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,22 +118,20 @@ class LocalDisk:
         return found.st_size
 
     def read(self, path: Path, limit: int) -> bytes:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            # O_NONBLOCK: opening a named pipe would wait for a writer. It means nothing for a regular file.
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            fd = os.open(path.name, flags, dir_fd=folder)
-        finally:
-            os.close(folder)
-        try:
-            found = os.fstat(fd)
-            _require_regular(found, path)
-            if found.st_size > limit:
-                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
-            with os.fdopen(fd, "rb", closefd=False) as file:
-                return file.read(found.st_size)
-        finally:
-            os.close(fd)
+        with _opened(path, limit) as (fd, size), os.fdopen(fd, "rb", closefd=False) as file:
+            return file.read(size)
+
+    def digest(self, path: Path, limit: int) -> tuple[int, str]:
+        digest, found = hashlib.sha256(), 0
+        with _opened(path, limit) as (fd, size), os.fdopen(fd, "rb", buffering=0, closefd=False) as file:
+            # Pages that are synced are given up, and read from the disk again, or from the server. It is advice alone: a file
+            # system in memory has no other copy.
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            buffer = memoryview(bytearray(min(PIECE, size + 1)))
+            while found <= limit and (count := file.readinto(buffer)):
+                digest.update(buffer[:count])
+                found += count
+        return found, digest.hexdigest()
 
     def unlink(self, path: Path) -> None:
         os.unlink(path)
@@ -133,6 +142,26 @@ class LocalDisk:
     def free(self, path: Path) -> int:
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
+
+
+@contextmanager
+def _opened(path: Path, limit: int) -> Iterator[tuple[int, int]]:
+    """(descriptor, bytes) of a regular file, for reading. Errors as of `Disk.read`."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # O_NONBLOCK: opening a named pipe would wait for a writer. It means nothing for a regular file.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(path.name, flags, dir_fd=folder)
+    finally:
+        os.close(folder)
+    try:
+        found = os.fstat(fd)
+        _require_regular(found, path)
+        if found.st_size > limit:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+        yield fd, found.st_size
+    finally:
+        os.close(fd)
 
 
 def _require_regular(found: os.stat_result, path: Path) -> None:
@@ -156,13 +185,22 @@ def rename_to_new(disk: Disk, source: Path, target: Path) -> None:
     """Renames within one folder, to a name that was free when the caller, who holds the lock, looked.
 
     NFS sends a request again when the answer is lost, and the second one fails because the first one was carried out.
-    So an error is looked up: a target that is there now is ours.
+    So an error is looked up: what was renamed is no longer under its old name, and is under the new one.
     """
     try:
         disk.rename(source, target)
+    except OSError as error:
+        if not was_renamed(disk, source, target):
+            raise error from None
+
+
+def was_renamed(disk: Disk, source: Path, target: Path) -> bool:
+    """Whether a rename that gave an error was carried out all the same, going by the names; no, where these can't be read."""
+    try:
+        names = disk.names(target.parent)
     except OSError:
-        if target.name not in disk.names(target.parent):
-            raise
+        return False
+    return source.name not in names and target.name in names
 
 
 _LEFT = frozenset({errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ENOENT})

@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 MANIFEST = "MANIFEST.json"
+MAX_FILES = 64  # of a snapshot, besides the manifest
 FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")  # of a file in a snapshot: no `..`, nothing hidden, no `/`
 
 _STAGE = re.compile(r"[A-Za-z0-9_-]+")
 # One spelling for each number: zeros in front only up to the usual width, so that no two names mean one snapshot.
 _SNAPSHOT = r"(?P<stage>[A-Za-z0-9_-]+)-(?P<iter>[0-9]{8}|[1-9][0-9]{8,})-a(?P<attempt>[0-9]{4}|[1-9][0-9]{4,})"
 _COMPLETE = re.compile(_SNAPSHOT)
+_LIFE = re.compile(r"a(?P<attempt>[0-9]{4}|[1-9][0-9]{4,})\.json")
 _ASIDE = re.compile(rf"\.bad-{_SNAPSHOT}(?:-[0-9]+)?")
 _ANY = re.compile(rf"(?:\.(?:tmp|bad|trash)-)?{_SNAPSHOT}(?:-[0-9a-f]+)?")
+_DELETED = re.compile(rf"\.trash-(?P<name>{_SNAPSHOT})-[0-9a-f]+")
 _TEMP, _BAD, _TRASH = ".tmp-", ".bad-", ".trash-"
 
 
@@ -29,8 +32,27 @@ def snapshots_folder(out: Path) -> Path:
     return out / "snapshots"
 
 
+def pins_folder(out: Path) -> Path:
+    return out / "pins"
+
+
 def lock_file(out: Path) -> Path:
     return out / "lock"
+
+
+def lives_folder(out: Path) -> Path:
+    return out / "lives"
+
+
+def life_name(attempt: int) -> str:
+    """The file of a process life: `a0002.json`."""
+    return f"a{attempt:04d}.json"
+
+
+def attempt_of_life(name: str) -> int | None:
+    """The inverse of `life_name`; None for a name it doesn't give."""
+    match = _LIFE.fullmatch(name)
+    return int(match["attempt"]) if match else None
 
 
 def snapshot_name(stage: str, iter: int, attempt: int) -> str:
@@ -79,6 +101,12 @@ def place_aside(name: str) -> Place | None:
     """What the name of a snapshot that was set aside says; None for another name."""
     match = _ASIDE.fullmatch(name)
     return Place(match["stage"], int(match["iter"]), int(match["attempt"])) if match else None
+
+
+def in_trash(name: str) -> str | None:
+    """The snapshot that was being deleted under that name; None for another name."""
+    match = _DELETED.fullmatch(name)
+    return match["name"] if match else None
 
 
 def is_leftover(name: str) -> bool:

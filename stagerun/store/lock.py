@@ -2,8 +2,7 @@
 
 It is flock(2) on OUT/lock: the kernel gives it up when the process ends, however it ends, so there are no stale locks to
 judge by age or process number. On NFS it reaches the other hosts too. Where a file system has no locks (Lustre mounted
-without `flock`), `acquire` refuses: a run that goes on without would delete the other's unfinished snapshots, and a lock
-by the mere existence of a file outlives a killed run, which is the common end of a job on a cluster.
+without `flock`), `acquire` refuses, or, where the caller has a `Lease` besides, leaves it to that.
 """
 
 import errno
@@ -33,13 +32,14 @@ class Holder:
     """Who holds a lock: `text` as it wrote it; the others are None where that is not to be read.
 
     A holder that has just started may not have written its name yet; then it is its predecessor's. `since` is in seconds
-    since the epoch, to the second, of the holder's clock.
+    since the epoch, to the second, of the holder's clock. `beat`: of one that is known by its lease alone.
     """
 
     text: str
     pid: int | None = None
     host: str | None = None
     since: float | None = None
+    beat: int | None = None
 
 
 def holder(out: Path) -> Holder | None:
@@ -56,19 +56,23 @@ def holder(out: Path) -> Holder | None:
         except BlockingIOError:
             text = _written(fd)
         except OSError as error:
-            if error.errno in _NO_LOCKS:  # no run has it: `acquire` refuses there
+            if error.errno in _NO_LOCKS:  # nobody can have it; the lease alone tells of a run
                 return None
             raise
         finally:
             os.close(fd)
+    return holder_named(text)
+
+
+def holder_named(text: str, beat: int | None = None) -> Holder:
     match = _NAME.fullmatch(text)
     if match is None:
-        return Holder(text)
+        return Holder(text, beat=beat)
     try:
         since = datetime.strptime(match[3], "%Y-%m-%d %H:%M:%S %z").timestamp()
     except ValueError:  # the 31st of February
-        return Holder(text)
-    return Holder(text, int(match[1]), match[2], since)
+        return Holder(text, beat=beat)
+    return Holder(text, int(match[1]), match[2], since, beat)
 
 
 def _written(fd: int) -> str:
@@ -78,11 +82,18 @@ def _written(fd: int) -> str:
 
 
 class Lock:
-    """The right to write into an output folder, which exists. For rank 0. A context manager, or `acquire` and `release`."""
+    """The right to write into an output folder, which exists. For rank 0. A context manager, or `acquire` and `release`.
 
-    def __init__(self, out: Path) -> None:
-        self.out = out
+    `optional`: a file system without locks is no error; then `held` stays False.
+    """
+
+    def __init__(self, out: Path, optional: bool = False) -> None:
+        self.out, self.optional = out, optional
         self._fd: int | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._fd is not None
 
     def acquire(self) -> None:
         """Doesn't wait for a holder to end. FolderInUseError names it; StorageError, PermissionDenied."""
@@ -91,7 +102,9 @@ class Lock:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         _open.add(self)
         try:
-            self._take(self._fd)
+            if not self._take(self._fd):
+                self.release()
+                return
             with reporting("write", path):
                 # The file is never deleted: whoever opened it before would hold a lock on a file without a name.
                 os.ftruncate(self._fd, 0)
@@ -116,10 +129,11 @@ class Lock:
     ) -> None:
         self.release()
 
-    def _take(self, fd: int) -> None:
+    def _take(self, fd: int) -> bool:
+        """False where there are no locks, and need not be."""
         try:
             if _try(fd):
-                return
+                return True
             # A holder that has just started may not have written its name yet; then the line is its predecessor's.
             raise FolderInUseError(
                 f"another run holds {self.out}: {_written(fd) or 'no name yet'}",
@@ -129,6 +143,8 @@ class Lock:
             if error.errno not in _NO_LOCKS:
                 with reporting("lock the output folder", lock_file(self.out)):
                     raise
+            if self.optional:
+                return False
             raise StorageError(
                 f"the file system of {self.out} has no locks: {os.strerror(error.errno or 0)}",
                 "choose a folder on another file system with --out, or have this one mounted with locks "

@@ -7,16 +7,20 @@
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from stagerun.errors import ResumeRefused
 from stagerun.snapshots import SnapshotRef
 from stagerun.store.faults import Damaged
-from stagerun.store.layout import FILE_NAME, MANIFEST, Place, snapshot_name
+from stagerun.store.layout import FILE_NAME, MANIFEST, MAX_FILES, Place, snapshot_name
 
 FORMAT = 1
-MAX_BYTES = 16_000_000
+# What it may be at most: some hundred settings and a handful of files make 10 kB. JSON of one megabyte is at most some ten in
+# memory, whatever it says.
+MAX_BYTES = 1_000_000
+# Of sizes and numbers: what 64 bits hold, and no more digits than that.
+MAX_INTEGER = 2**63 - 1
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -67,7 +71,9 @@ class Manifest:
 
 
 def check_names(files: Collection[str], content: Collection[str]) -> None:
-    """ValueError for names that a manifest can't hold."""
+    """ValueError for names that a manifest can't hold, or too many of them."""
+    if len(files) > MAX_FILES:
+        raise ValueError(f"{len(files)} files; at most {MAX_FILES} make a snapshot")
     for name in files:
         if not FILE_NAME.fullmatch(name) or name == MANIFEST:
             raise ValueError(f"not a name for a file of a snapshot: {name!r}")
@@ -109,9 +115,9 @@ def parse(data: bytes, name: str) -> Manifest:
     if data[-65:] != hashlib.sha256(text).hexdigest().encode() + b"\n":
         raise Damaged(name, f"{MANIFEST} is not as it was written")
     # From here on the bytes are somebody's intention, though not always ours: a folder may have been renamed or made by
-    # hand. Deep nesting is a RecursionError.
+    # hand. Deep nesting is a RecursionError, a number of thousands of digits a ValueError.
     try:
-        body = _Fields(json.loads(text))
+        body = _Fields(json.loads(text, object_pairs_hook=_once, parse_constant=_no_number))
         version = body.integer("format")
         if version > FORMAT:
             raise ResumeRefused(
@@ -128,8 +134,22 @@ def parse(data: bytes, name: str) -> Manifest:
     return manifest
 
 
+def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """A JSON object in which each name stands once: of two, readers of other programs would take the other."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name twice in one object")
+    return found
+
+
+def _no_number(word: str) -> object:
+    raise ValueError(f"{word} is no number")
+
+
 def _manifest(body: "_Fields") -> Manifest:
     files = {}
+    if len(body.mapping("files")) > MAX_FILES:
+        raise ValueError("files")
     for name, entry in body.mapping("files").items():
         fields = _Fields(entry)
         files[name] = FileEntry(fields.integer("size"), fields.text("sha256"))
@@ -163,7 +183,7 @@ class _Fields:
 
     def integer(self, key: str) -> int:
         found = self.value[key]
-        if type(found) is not int or found < 0:  # a bool is an int to isinstance
+        if type(found) is not int or not 0 <= found <= MAX_INTEGER:  # a bool is an int to isinstance
             raise ValueError(key)
         return found
 

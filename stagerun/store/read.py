@@ -6,13 +6,26 @@ are handed out, so that nothing can change in between.
 """
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
+from stagerun.errors import ResumeRefused
 from stagerun.snapshots import Inventory, SnapshotRef
 from stagerun.store.disk import Disk, rename_to_new
 from stagerun.store.faults import Damaged, reading, reporting
-from stagerun.store.layout import MANIFEST, Place, attempt_of, bad_name, parse_name, place_aside, snapshots_folder
+from stagerun.store.layout import (
+    MANIFEST,
+    Place,
+    attempt_of,
+    bad_name,
+    parse_name,
+    place_aside,
+    snapshot_name,
+    snapshots_folder,
+)
 from stagerun.store.manifest import MAX_BYTES, FileEntry, Manifest, parse
+
+OTHER = 16_000_000  # bytes of a file that the caller says nothing about
 
 
 def inventory(disk: Disk, out: Path) -> Inventory:
@@ -35,7 +48,9 @@ def inventory(disk: Disk, out: Path) -> Inventory:
         # A run that holds the lock may have deleted it while we looked.
         still_there = set(_names(disk, root))
         damaged = [name for name in damaged if name in still_there]
-    found.sort(key=lambda ref: (ref.attempt, ref.iter, ref.stage))
+    # In one process life by the order in which they were written: after a rollback iterations come a second time. Snapshots of
+    # versions that did not count them have 0.
+    found.sort(key=lambda ref: (ref.attempt, ref.serial, ref.iter, ref.stage))
     return Inventory(tuple(found), tuple(damaged))
 
 
@@ -45,7 +60,11 @@ def inspect(disk: Disk, out: Path, name: str) -> Manifest:
 
 
 def _inspect(disk: Disk, folder: Path) -> Manifest:
-    name = folder.name
+    return _inspect_as(disk, folder, folder.name)
+
+
+def _inspect_as(disk: Disk, folder: Path, name: str) -> Manifest:
+    """The manifest of the snapshot of that name, which is in `folder`."""
     with reading(name, MANIFEST, folder):
         data = disk.read(folder / MANIFEST, MAX_BYTES)
     manifest = parse(data, name)
@@ -57,29 +76,64 @@ def _inspect(disk: Disk, folder: Path) -> Manifest:
     return manifest
 
 
-def read(disk: Disk, out: Path, ref: SnapshotRef) -> dict[str, bytes]:
+def read(disk: Disk, out: Path, ref: SnapshotRef, most: Mapping[str, int] | None = None) -> dict[str, bytes]:
     """The files of a snapshot, byte for byte as they were written. Reads each once.
 
-    Damaged if they are not, StorageError or PermissionDenied if they can't be read.
+    `most`: bytes that files may have by what they are for; any other file may have OTHER. Nothing is read of a snapshot in
+    which one is larger. Damaged if the files are not as they were written, or too large; StorageError or PermissionDenied
+    if they can't be read.
     """
     manifest = inspect(disk, out, ref.name)
     if manifest.id != ref.id:
         raise Damaged(ref.name, f"it has id {manifest.id}, not {ref.id}")
+    require_size(manifest, most)
     folder = snapshots_folder(out) / ref.name
     return {file: _verified(disk, folder, file, entry) for file, entry in manifest.files.items()}
 
 
-def read_file(disk: Disk, out: Path, name: str, file: str) -> bytes:
+def require_size(manifest: Manifest, most: Mapping[str, int] | None) -> None:
+    """Damaged if a file states more bytes than `most` allows (`read`)."""
+    if most is None:
+        return
+    for file, entry in manifest.files.items():
+        if entry.size > most.get(file, OTHER):
+            allowed = most.get(file, OTHER)
+            raise Damaged(snapshot_name(*manifest.place), f"{file} has {entry.size} bytes, and needs at most {allowed}")
+
+
+def verify(disk: Disk, out: Path, name: str) -> None:
+    """Reads every byte of a snapshot from the disk, in little memory. Errors as of `read`."""
+    manifest = inspect(disk, out, name)
+    folder = snapshots_folder(out) / name
+    for file, entry in manifest.files.items():
+        with reading(name, file, folder):
+            found = disk.digest(folder / file, entry.size)
+        if found != (entry.size, entry.sha256):
+            raise Damaged(name, f"{file} is not as it was written")
+
+
+def read_file(disk: Disk, out: Path, name: str, file: str, most: int | None = None) -> bytes:
     """One file of a snapshot, as it was written. Errors as of `read`; Damaged, too, if the snapshot has no such file."""
-    entry = inspect(disk, out, name).files.get(file)
+    return read_file_of(disk, snapshots_folder(out) / name, file, most)[1]
+
+
+def read_file_of(disk: Disk, folder: Path, file: str, most: int | None = None) -> tuple[SnapshotRef, bytes]:
+    """The snapshot in a folder, wherever it lies, under its own name, and one file of it. `most` bytes that may have."""
+    manifest = _inspect(disk, folder)
+    entry = manifest.files.get(file)
     if entry is None:
-        raise Damaged(name, f"it has no {file}")
-    return _verified(disk, snapshots_folder(out) / name, file, entry)
+        raise Damaged(folder.name, f"it has no {file}")
+    if most is not None and entry.size > most:
+        raise Damaged(folder.name, f"{file} has {entry.size} bytes, and needs at most {most}")
+    return manifest.ref(), _verified(disk, folder, file, entry)
 
 
-def read_folder(disk: Disk, folder: Path) -> tuple[SnapshotRef, dict[str, bytes]]:
+def read_folder(
+    disk: Disk, folder: Path, most: Mapping[str, int] | None = None
+) -> tuple[SnapshotRef, dict[str, bytes]]:
     """The snapshot in a folder, wherever it lies, under its own name, and its files. Errors as of `read`."""
     manifest = _inspect(disk, folder)
+    require_size(manifest, most)
     return manifest.ref(), {file: _verified(disk, folder, file, entry) for file, entry in manifest.files.items()}
 
 
@@ -89,6 +143,15 @@ def _verified(disk: Disk, folder: Path, file: str, entry: FileEntry) -> bytes:
     if len(data) != entry.size or hashlib.sha256(data).hexdigest() != entry.sha256:
         raise Damaged(folder.name, f"{file} is not as it was written")
     return data
+
+
+def is_whole(disk: Disk, out: Path, name: str, now: str) -> bool:
+    """Whether the snapshot `name`, whose directory is called `now`, has its manifest and files of the sizes it states."""
+    try:
+        _inspect_as(disk, snapshots_folder(out) / now, name)
+    except (Damaged, ResumeRefused):
+        return False
+    return True
 
 
 def set_aside(disk: Disk, out: Path, name: str) -> str:

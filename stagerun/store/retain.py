@@ -6,7 +6,9 @@ from pathlib import Path
 from stagerun.snapshots import Inventory, SnapshotRef
 from stagerun.store.disk import Disk, delete, rename_to_new
 from stagerun.store.faults import reporting
-from stagerun.store.layout import is_leftover, snapshots_folder, trash_name
+from stagerun.store.layout import in_trash, is_leftover, snapshots_folder, trash_name
+from stagerun.store.pins import pins
+from stagerun.store.read import is_whole
 
 
 def superfluous(
@@ -18,7 +20,8 @@ def superfluous(
     in `pinned`. A stage that `ends` doesn't know belongs to something else, and keeps all.
 
     A snapshot is in the answer only if the inventory holds a newer one of its stage. So for nothing to be lost the
-    inventory must be taken after the `commit` of that newer one returned, and without those that `read` found damaged.
+    inventory must be taken after the `commit` of that newer one returned, and without those that `read` or `verify` found
+    damaged; and one that stays must have been verified before any goes.
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}")
@@ -31,18 +34,35 @@ def superfluous(
     return tuple(answer)
 
 
-def drop(disk: Disk, out: Path, ref: SnapshotRef) -> None:
-    """Deletes a snapshot. For rank 0, holding the lock. StorageError, PermissionDenied.
+def drop(disk: Disk, out: Path, ref: SnapshotRef) -> bool:
+    """Deletes a snapshot, unless it is pinned; whether it did. For rank 0, holding the lock. StorageError, PermissionDenied."""
+    return discard(disk, out, ref.name)
+
+
+def discard(disk: Disk, out: Path, name: str) -> bool:
+    """`drop` for a directory of OUT/snapshots, a damaged one or one that was set aside too.
 
     It is renamed first, and the new name synced, so that a half deleted one is never taken for a damaged snapshot. What
     NFS holds on to for a reader is left for `sweep`.
+
+    A pin may be made meanwhile, by a command that holds no lock. That makes the pin, then looks whether the snapshot is there;
+    this takes the snapshot's name away, then looks for a pin. So one of the two sees the other: the pin is found here and the
+    snapshot gets its name back, or the command finds the snapshot gone and says so. A kill between the two leaves the snapshot
+    under its other name, and `sweep` gives it back.
     """
     root = snapshots_folder(out)
-    with reporting(f"delete snapshot {ref.name}", root):
-        trash = root / trash_name(ref.name)
-        rename_to_new(disk, root / ref.name, trash)
+    if name in pins(disk, out):
+        return False
+    with reporting(f"delete snapshot {name}", root):
+        trash = root / trash_name(name)
+        rename_to_new(disk, root / name, trash)
+        if name in pins(disk, out):
+            rename_to_new(disk, trash, root / name)
+            disk.sync_folder(root)
+            return False
         disk.sync_folder(root)
         delete(disk, trash)
+    return True
 
 
 def sweep(disk: Disk, out: Path) -> tuple[str, ...]:
@@ -51,6 +71,15 @@ def sweep(disk: Disk, out: Path) -> tuple[str, ...]:
     For rank 0, just after it took the lock: then nobody is writing. StorageError, PermissionDenied.
     """
     root = snapshots_folder(out)
+    pinned = pins(disk, out)
+    held = []
     with reporting("clear away what a killed run left", root):
-        leftovers = [name for name in sorted(disk.names(root)) if is_leftover(name)]
-        return tuple(name for name in leftovers if not delete(disk, root / name))
+        names = disk.names(root)
+        for name in filter(is_leftover, sorted(names)):
+            snapshot = in_trash(name)
+            if snapshot in pinned and snapshot not in names and is_whole(disk, out, snapshot, name):
+                rename_to_new(disk, root / name, root / snapshot)  # killed before it saw the pin, see `discard`
+                disk.sync_folder(root)
+            elif not delete(disk, root / name):
+                held.append(name)
+    return tuple(held)

@@ -20,9 +20,9 @@ import hashlib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from stagerun.errors import StorageError
+from stagerun.errors import FolderInUseError, StorageError
 from stagerun.snapshots import SnapshotRef
-from stagerun.store.disk import Disk, delete, make_folder, rename_to_new
+from stagerun.store.disk import Disk, delete, make_folder, was_renamed
 from stagerun.store.faults import Damaged, reporting, storage_failure
 from stagerun.store.layout import MANIFEST, Place, snapshot_name, snapshots_folder, temp_name
 from stagerun.store.manifest import FileEntry, Manifest, check_names, encode
@@ -85,8 +85,11 @@ def commit(
         disk.sync_folder(temp)
         require_held()
         writing = f"give snapshot {name} its name"
-        rename_to_new(disk, temp, root / name)
+        _publish(disk, temp, root / name, encode(manifest))
         disk.sync_folder(root)
+    except FolderInUseError:  # it is named by nobody but us
+        _discard(disk, temp)
+        raise
     except OSError as error:
         _discard(disk, temp)
         needed = sum(blob.nbytes for blob in blobs.values())
@@ -136,6 +139,33 @@ def _write(disk: Disk, path: Path, blob: memoryview) -> FileEntry:
     return FileEntry(blob.nbytes, digest.hexdigest())
 
 
+def _publish(disk: Disk, temp: Path, target: Path, manifest: bytes) -> None:
+    """Gives a snapshot its name. An error of the rename counts for nothing if the directory of that name holds the very
+    manifest that was written, and the one it was written to is gone (`disk.rename_to_new`). StorageError if somebody else's has
+    taken the name meanwhile."""
+    try:
+        disk.rename(temp, target)
+    except OSError as error:
+        found: bytes | None = None
+        with contextlib.suppress(OSError):
+            if target.name in disk.names(target.parent):
+                found = b""
+                found = disk.read(target / MANIFEST, len(manifest))
+        if found == manifest and was_renamed(disk, temp, target):
+            return
+        if found is None:
+            raise error from None
+        _discard(disk, temp)
+        raise _of_another_run(target.name, target.parent) from error
+
+
+def _of_another_run(name: str, root: Path) -> StorageError:
+    return StorageError(
+        f"snapshot {name} in {root} was written by another run at the same time",
+        "see that only one run uses the folder: its file system doesn't keep locks",
+    )
+
+
 def _look_again(disk: Disk, out: Path, written: Manifest) -> SnapshotRef:
     """The ref of a snapshot whose manifest and sizes read back as they were written; StorageError otherwise."""
     ref = written.ref()
@@ -147,10 +177,7 @@ def _look_again(disk: Disk, out: Path, written: Manifest) -> SnapshotRef:
             "don't trust that disk; choose another folder with --out",
         ) from error
     if found.ref() != ref:
-        raise StorageError(
-            f"snapshot {ref.name} in {out} was written by another run at the same time",
-            "see that only one run uses the folder: its file system doesn't keep locks",
-        )
+        raise _of_another_run(ref.name, snapshots_folder(out))
     return ref
 
 

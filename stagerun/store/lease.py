@@ -1,0 +1,294 @@
+"""The right to write into an output folder that other hosts can write to as well: a lease, with a number that fences.
+
+`Lock` decides between the processes of one kernel, and of all hosts where the file system carries locks to them; but not every
+one does, and a server may give up the lock of a host it has lost sight of, whose run goes on. So each process life has an
+attempt, above all before it, and a file that it writes anew every BEAT_S seconds. Who finds the newest life without an end
+watches its beat, for SILENT_BEATS of them by its own monotonic clock: no clock of one host is compared with another's. If it
+moves, the folder is in use. If not, the next attempt begins, and the one before may write no more: `require_held`, asked right
+before a snapshot gets its name, before anything is deleted and before a result is written, says so.
+
+What can happen, and why nothing is lost:
+
+- Two take over at once: both want the same number, whose file only one can make as a new one. Should one have looked so long
+  ago that it wants a lower number than there is by then, it finds the higher one when it looks again, and ends.
+- The taker is stopped while it watches: the last thing it does is to look, after its clock said that the time is over.
+- The holder is stopped, its host suspended, or its server away for a while, and it comes back: its beats ask, as
+  `require_held` does, before they write, and find that it is over. What its next beat overwrites is its own file, at most.
+- It is stopped between that question and the rename of a snapshot: the snapshot gets its name, with its own lower attempt in
+  it, so it takes nobody's place; it is whole, and what the other run trains from the same state has the same bits. Between
+  the question and a deletion: what it deletes is older than a snapshot that it has itself seen whole, and that the other run
+  goes on from, or has a newer one of.
+- NFS shows a client an old list of a folder for up to a minute. A file that is opened by its name is looked up at the server,
+  so the taker also writes `taken_by` into the file of the life before. Should a beat that was under way overwrite that, then it
+  has itself changed the folder, and its client forgets the list.
+"""
+
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from stagerun.errors import ExitCode, FolderInUseError, StagerunError
+from stagerun.store.disk import Disk, make_folder
+from stagerun.store.faults import reporting
+from stagerun.store.layout import is_leftover, life_name, lives_folder, temp_name
+from stagerun.store.lives import (
+    Life,
+    Process,
+    Seen,
+    attempts_of_lives,
+    encode,
+    look_at,
+    newest_life,
+    now_text,
+    this_process,
+)
+from stagerun.store.lock import Holder, holder_named
+
+BEAT_S = 5.0
+SILENT_BEATS = 3
+LOOKS_PER_BEAT = 5
+KEPT = 8  # files of lives; of those before nobody needs to know
+
+_WAIT = "wait for it, stop it, or choose another folder with --out"
+_TAKEN = (
+    "the other run goes on from the newest snapshot; see that one alone is started, or give them folders of their own"
+)
+
+
+class StoppedWaiting(StagerunError):
+    """Nothing was begun, and the same command waits again."""
+
+    exit_code = ExitCode.SAVED
+
+
+class Lease:
+    """For rank 0, in this order: `wait`, `take`, `keep_beating`; `require_held` at any time, from any thread; `release`.
+
+    `disk` is for all but the beats, which come when they come and have one of their own.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        out: Path,
+        beats: Disk,
+        me: Process | None = None,
+        beat_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.disk, self.out, self.beats, self.beat_s = disk, out, beats, beat_s or BEAT_S
+        self.me = me or this_process()
+        self.lost = ""  # why, once it is known
+        self._clock, self._pause = clock, pause
+        self._life: Life | None = None
+        self._waited_for = 0  # the newest attempt when `wait` returned
+        self._writing = threading.Lock()
+        self._over = threading.Event()
+
+    def wait(self, locked: bool, say: Callable[[str], None], stop: Callable[[], bool] = lambda: False) -> None:
+        """Returns when nobody else holds the folder. FolderInUseError, StorageError, PermissionDenied; StoppedWaiting when `stop`
+        says so.
+
+        `locked`: `Lock` is held, which settles it for the processes of this machine, the kernel having given up the lock of one
+        that is dead. Else, on a file system without locks, the process is looked for. One elsewhere is watched, which
+        `say` is told.
+        """
+        seen = newest_life(self.disk, self.out)
+        self._waited_for = seen.attempt if seen else 0
+        if seen is None or self.is_over(seen, locked):
+            return
+        say(
+            f"{self.out} was last held by {seen}, which has not said that it ended: looking for a sign of life, for "
+            f"{SILENT_BEATS * self.beat_s:g} s at most"
+        )
+        self._watch(seen, locked, stop)
+
+    def take(self, newest: str, above: Iterable[int]) -> int:
+        """Begins a life, after `wait`; its attempt, higher than those of `above` and of all lives. `newest` as in Life.
+
+        FolderInUseError if another run is faster; StorageError, PermissionDenied.
+        """
+        before = newest_life(self.disk, self.out)
+        if before is not None and before.attempt > self._waited_for:
+            raise FolderInUseError(f"another run holds {self.out}: {before}", _WAIT)
+        # The same number for all that come from the same wait, so that the making of its file decides between them.
+        attempt = max([self._waited_for, *above]) + 1
+        self._life = Life(attempt=attempt, run=uuid.uuid4().hex, process=self.me, begun=now_text(), newest=newest)
+        self._make(self._life)
+        self.require_held()
+        if before is not None and before.life is not None and not _ended(before):
+            self._put(self.disk, replace(before.life, taken_by=attempt))
+        self._clear(attempt)
+        return attempt
+
+    def keep_beating(self) -> None:
+        """Starts the thread that writes the beats, until `release`."""
+        threading.Thread(target=self._beat_on, name="lease", daemon=True).start()
+
+    def require_held(self) -> None:
+        """FolderInUseError if another run has taken over; StorageError, PermissionDenied if that can't be known."""
+        if not self.lost:
+            self._ask(self.disk)
+        if self.lost:
+            raise FolderInUseError(self.lost, _TAKEN)
+
+    def beat(self) -> None:
+        """One sign of life, unless it is over. StorageError, PermissionDenied."""
+        with self._writing:
+            if self._over.is_set() or self._life is None:
+                return
+            if not self.lost:
+                self._ask(self.beats)
+            if self.lost:
+                return
+            self._life = replace(self._life, beat=self._life.beat + 1)
+            self._put(self.beats, self._life)
+
+    def release(self, code: int | None) -> None:
+        """Ends the life, with its exit code, or without a word. Nothing is written where another run has taken over."""
+        with self._writing:
+            self._over.set()
+            if self._life is not None and code is not None and not self.lost:
+                # A disk that is full or gone, which the run has met before, would only hide what it ended with.
+                with contextlib.suppress(StagerunError):
+                    self._ask(self.disk)
+                    if not self.lost:
+                        self._put(self.disk, replace(self._life, code=code))
+            self.lost = self.lost or f"this run has ended, and writes no more into {self.out}"
+
+    def _beat_on(self) -> None:
+        while not self._over.wait(self.beat_s) and not self.lost:
+            # One that can't be written may cost the lease, where somebody else wants it, and no more: the fence is read.
+            with contextlib.suppress(StagerunError):
+                self.beat()
+
+    def is_over(self, seen: Seen, locked: bool) -> bool:
+        """Whether a life is known to have ended; FolderInUseError if it is known to go on."""
+        if seen.life is None or not seen.life.process.same_machine(self.me):
+            return _ended(seen)
+        if not _ended(seen) and not locked and seen.life.process.alive():
+            raise FolderInUseError(f"another run holds {self.out}: {seen}", _WAIT)
+        return True
+
+    def _watch(self, first: Seen, locked: bool, stop: Callable[[], bool]) -> None:
+        """Returns when the life has ended, or nothing was heard of it for SILENT_BEATS. FolderInUseError when it moves."""
+        begun = self._clock()
+        while True:
+            self._pause(self.beat_s / LOOKS_PER_BEAT)
+            if stop():
+                raise StoppedWaiting(f"stopped while it was looked whether {first} still lives; nothing was begun")
+            # Before the look, which so comes after that time.
+            silent = self._clock() - begun >= SILENT_BEATS * self.beat_s
+            seen = newest_life(self.disk, self.out)
+            if seen is None or seen.attempt < first.attempt:
+                return  # somebody has deleted its file: `require_held` tells it so
+            if seen.attempt == first.attempt and self.is_over(seen, locked):
+                return
+            if seen.attempt == first.attempt and first.life is None and seen.life is not None:
+                first, begun = seen, self._clock()  # it was just being written, or the disk has thought better of it
+            elif seen != first:
+                raise FolderInUseError(f"another run holds {self.out}: {seen}", _WAIT)
+            elif silent:
+                return
+
+    def _ask(self, disk: Disk) -> None:
+        """Sets `lost` if it is."""
+        life = self._life
+        assert life is not None
+        own = look_at(disk, self.out, life.attempt)
+        if own is None:
+            self.lost = f"this run may not write into {self.out} any more: its lives/{life_name(life.attempt)} is gone"
+            return
+        # One that can't be read was torn by a power cut or a bad disk: the next beat mends it.
+        if own.life is not None and own.life.run != life.run:
+            self._taken(own)
+        taker = max(attempts_of_lives(disk, self.out), default=0)
+        if own.life is not None and own.life.taken_by is not None:
+            taker = max(taker, own.life.taken_by)
+        if taker > life.attempt:
+            self._taken(look_at(disk, self.out, taker) or Seen(taker, b"", None))
+
+    def _taken(self, by: Seen) -> None:
+        self.lost = f"another run has taken over {self.out}, as nothing was heard of this one: life {by.attempt}, {by}"
+
+    def _make(self, life: Life) -> None:
+        """Writes a new file. FolderInUseError if there is one."""
+        folder = lives_folder(self.out)
+        path = folder / life_name(life.attempt)
+        with reporting(f"write {path.name}", folder):
+            make_folder(self.disk, folder)
+            try:
+                file = self.disk.create(path)
+            except FileExistsError:
+                self._life = None
+                seen = look_at(self.disk, self.out, life.attempt) or Seen(life.attempt, b"", None)
+                raise FolderInUseError(f"another run holds {self.out}: {seen}", _WAIT) from None
+            try:
+                with contextlib.closing(file):
+                    file.write(memoryview(encode(life)))
+                    file.sync()
+                self.disk.sync_folder(folder)
+            except OSError:
+                self._life = None
+                with contextlib.suppress(OSError):
+                    self.disk.unlink(path)
+                raise
+
+    def _put(self, disk: Disk, life: Life) -> None:
+        """Writes the file of a life over the one there is. Not synced: what a power cut takes is the word of a dead process."""
+        folder = lives_folder(self.out)
+        path = folder / life_name(life.attempt)
+        temp = folder / temp_name(path.name)
+        with reporting(f"write {path.name}", folder):
+            try:
+                with contextlib.closing(disk.create(temp)) as file:
+                    file.write(memoryview(encode(life)))
+                disk.rename(temp, path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    disk.unlink(temp)
+                raise
+
+    def _clear(self, own: int) -> None:
+        """Deletes the files of all lives but the newest, and what killed ones left half written. StorageError, PermissionDenied."""
+        folder = lives_folder(self.out)
+        old = [life_name(a) for a in attempts_of_lives(self.disk, self.out) if a < own][: -(KEPT - 1)]
+        with reporting("clear away old process lives", folder):
+            for name in [*old, *(name for name in self.disk.names(folder) if is_leftover(name))]:
+                with contextlib.suppress(FileNotFoundError):
+                    self.disk.unlink(folder / name)
+
+
+def require_free(disk: Disk, out: Path, locked: bool = True) -> None:
+    """For what changes a folder, under `Lock`, without beginning a life. FolderInUseError if a run holds it, or one elsewhere may,
+    which can't be known without waiting; StorageError, PermissionDenied. `locked` as in `Lease.wait`."""
+    seen = newest_life(disk, out)
+    if seen is None or Lease(disk, out, disk).is_over(seen, locked):
+        return
+    raise FolderInUseError(
+        f"a run elsewhere may hold {out}: {seen}, which has not said that it ended",
+        "stop it; if it is dead, `stagerun run` finds that out, and takes its place",
+    )
+
+
+def last_word(disk: Disk, out: Path) -> tuple[Holder, bool] | None:
+    """Whom the newest life is of, if it has not ended, and whether it is known to live: it runs on this machine. Not whose lock
+    the kernel has given up. For a look without waiting, which changes nothing; StorageError, PermissionDenied."""
+    seen = newest_life(disk, out)
+    if seen is None or _ended(seen):
+        return None
+    if seen.life is None:
+        return Holder(str(seen)), False
+    here = seen.life.process.same_machine(this_process())
+    if here and not seen.life.process.alive():
+        return None
+    return holder_named(str(seen), seen.life.beat), here
+
+
+def _ended(seen: Seen) -> bool:
+    return seen.life is not None and seen.life.code is not None
