@@ -4,7 +4,7 @@ Each worker is the same command again with RANK, WORLD_SIZE, MASTER_ADDR and MAS
 into a report folder, so that one clear message comes out, and not one from each worker and one from the agent.
 """
 
-import json
+import dataclasses
 import logging
 import os
 import shutil
@@ -13,62 +13,28 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stagerun.errors import ExitCode
-from stagerun.launch.signals import stop_signals
+from stagerun.launch.folder import LAUNCHER_PID, REPORT_DIR, Report, nothing_begun, report, reports
+from stagerun.launch.relay import GRACE_S, Relay, least_before
+from stagerun.text import duration
+
+__all__ = ["Report", "report", "run_workers", "verdict"]
 
 FOLDER_PREFIX = "stagerun-launch-"
-REPORT_DIR = "STAGERUN_REPORT_DIR"
-LAUNCHER_PID = "STAGERUN_LAUNCHER_PID"
-
-# Seconds that workers have, after a signal, to finish an iteration and write a snapshot. An iteration of a large batch on a
-# few processors takes minutes; who can't wait sends a second SIGINT.
-GRACE_S = 600
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """How a worker ended. `text` is what it would have told the user."""
-
-    rank: int
-    code: int
-    text: str
-
-
-def report(rank: int, code: int, text: str) -> bool:
-    """Leaves a worker's end for the launcher. False when no launcher of ours waits for it."""
-    folder = os.environ.get(REPORT_DIR)
-    if folder is None:
-        return False
-    try:
-        (Path(folder) / f"{rank}.json").write_text(json.dumps({"code": code, "text": text}))
-    except OSError:
-        return False  # the launcher is gone, and its folder with it: tell the terminal instead
-    return True
-
-
-def anybody_ended() -> bool:
-    """Whether a worker of this launch has left its report already."""
-    folder = os.environ.get(REPORT_DIR)
-    return folder is not None and any(Path(folder).glob("*.json"))
-
-
-def run_workers(command: Sequence[str], nproc: int, threads: int) -> tuple[int, str]:
+def run_workers(
+    command: Sequence[str], nproc: int, threads: int, grace: float = GRACE_S, stopped: int = ExitCode.SAVED
+) -> tuple[int, str]:
     """Runs `python -m stagerun COMMAND...` in `nproc` workers and waits. Main thread only: the workers die with the
     thread that started them (PR_SET_PDEATHSIG).
 
-    The exit code for the user, and what to say on stderr. The signals of `stop_signals` are passed
-    on; the workers then have GRACE_S seconds.
+    The exit code for the user, and what to say on stderr. The signals of `stop_signals` are passed on; the workers then have
+    `grace` seconds. `stopped`: the code of a stop before any worker has begun.
     """
-    # Before the import, which sets up torch's loggers: the agent reports every worker's end in its own words.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    _silence("torch.distributed.elastic")
     _sweep()
     folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
     os.environ[REPORT_DIR] = str(folder)
@@ -76,6 +42,41 @@ def run_workers(command: Sequence[str], nproc: int, threads: int) -> tuple[int, 
     os.environ["OMP_NUM_THREADS"] = str(threads)
     # All workers are here, so they meet on the loopback device, whatever this host's name resolves to.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    relay = Relay(folder, grace)
+    relay.start()
+    try:
+        deaths = _elastic(command, nproc, folder, relay)
+        relay.end()
+        code, text = verdict(reports(folder, nproc), deaths, relay.asked is not None, stopped)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if relay.late and code == ExitCode.PEER:
+        text = (
+            f"workers had not ended {duration(least_before(grace))} after {relay.asked.signal.name}, and were killed\n"  # type: ignore[union-attr]
+            "  hint: run the same command again: it goes on from the newest snapshot; a longer --grace gives them more time"
+        )
+    return code, text
+
+
+def _elastic(command: Sequence[str], nproc: int, folder: Path, relay: Relay) -> dict[int, int]:
+    """Runs the workers through torchrun's agent. Exit codes of those that it saw fail, by rank."""
+    # Before the import, which sets up torch's loggers: the agent reports every worker's end in its own words.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    _silence("torch.distributed.elastic")
+    if relay.asked is not None:
+        return {}
+    # What an older torch doesn't know is left out. `shutdown_timeout`: from the first worker's end to when the agent kills those that
+    # are left, 30 s in an older one; all that matters is on disk when the first one ends. `signals_to_handle`: the
+    # signals are the relay's, and a worker goes on ignoring what this process was started to ignore.
+    options: dict[str, Any] = {
+        "shutdown_timeout": max(1, int(least_before(relay.grace))),
+        "signals_to_handle": "",
+    }
+    known = {field.name for field in dataclasses.fields(LaunchConfig)}
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -86,26 +87,13 @@ def run_workers(command: Sequence[str], nproc: int, threads: int) -> tuple[int, 
         local_addr="localhost",
         max_restarts=0,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
-        signals_to_handle=",".join(s.name for s in stop_signals()),
-        shutdown_timeout=GRACE_S,
+        **{name: value for name, value in options.items() if name in known},
     )
     try:
         elastic_launch(config, sys.executable)("-u", "-m", "stagerun", *command)
-        return ExitCode.DONE, ""
     except ChildFailedError as error:
-        deaths = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        return verdict(_reports(folder, nproc), deaths)
-    except SignalException as error:
-        ended = _reports(folder, nproc)
-        if len(ended) < nproc:
-            name = signal.Signals(error.sigval).name
-            return (
-                ExitCode.PEER,
-                f"{name}: {nproc - len(ended)} of {nproc} workers ended without saving; run the same command again",
-            )
-        return verdict(ended, {})
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        return {rank: failure.exitcode for rank, failure in error.failures.items()}
+    return {}
 
 
 def _silence(package: str) -> None:
@@ -126,23 +114,15 @@ def _sweep() -> None:
             continue  # another launcher was faster
 
 
-def _reports(folder: Path, nproc: int) -> list[Report]:
-    found = []
-    for rank in range(nproc):
-        try:
-            data = json.loads((folder / f"{rank}.json").read_text())
-            found.append(Report(rank, data["code"], data["text"]))
-        except (OSError, ValueError, KeyError):
-            continue  # killed before or while it wrote
-    return found
-
-
-def verdict(reports: Sequence[Report], deaths: dict[int, int]) -> tuple[int, str]:
+def verdict(
+    reports: Sequence[Report], deaths: dict[int, int], asked: bool = False, stopped: int = ExitCode.SAVED
+) -> tuple[int, str]:
     """The one exit code and message for all workers.
 
-    A worker that only lost its peers is not the cause; one that met an error of its own is, then one that was killed. A
-    worker with nothing to say leaves it to the one that raised the error (`runner.together`).
-    `deaths`: exit codes by rank as the agent saw them, negative for a signal.
+    A worker that only lost its peers is not the cause; one that met an error of its own is, then one that was killed, then one
+    that was told to stop. A worker with nothing to say leaves it to the one that raised the error (`runner.together`).
+    `deaths`: exit codes by rank as the agent saw them, negative for a signal. `asked`: the launcher was told to stop; `stopped` is
+    the code where that leaves nothing else to say.
     """
     causes = [r for r in reports if r.code not in (ExitCode.DONE, ExitCode.SAVED, ExitCode.PEER)]
     if causes:
@@ -161,10 +141,15 @@ def verdict(reports: Sequence[Report], deaths: dict[int, int]) -> tuple[int, str
             f"worker {rank} was killed by {signal.Signals(-code).name}\n"
             "  hint: run the same command again: it goes on from the newest snapshot"
         )
+    # Workers leave together once they have begun, with all saved. One that leaves alone did so before it met the others: these
+    # then miss a peer, and have begun nothing either.
+    saved = [r for r in reports if r.code == ExitCode.SAVED]
+    if saved:
+        return ExitCode.SAVED, saved[0].text
     peers = [r for r in reports if r.code == ExitCode.PEER]
     if peers:
         return ExitCode.PEER, peers[0].text
-    if any(r.code == ExitCode.SAVED for r in reports):
-        return ExitCode.SAVED, ""
+    if stopped in deaths.values() or (asked and not deaths):
+        return stopped, nothing_begun(stopped)
     rank, code = min(deaths.items(), default=(0, ExitCode.BUG))
     return (code if code > 0 else ExitCode.BUG), f"worker {rank} ended with exit code {code} and said nothing"

@@ -1,17 +1,22 @@
 """What a worker process owes to its launcher: to die with it, and to stop when it is told."""
 
-import contextlib
 import ctypes
 import os
 import signal
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
 
+from stagerun import signals
 from stagerun.errors import ExitCode, PeerError
-from stagerun.launch.local import LAUNCHER_PID, anybody_ended
-from stagerun.launch.signals import stop_signals
+from stagerun.launch.folder import LAUNCHER_PID, anybody_ended, asked, enter, nothing_begun, report
 
 _PR_SET_PDEATHSIG = 1
+_LOOK_EVERY_S = 0.05
 
 
 def die_with_launcher() -> None:
@@ -38,29 +43,104 @@ class StopRequest:
     schedulers and torchrun's agent send several.
     """
 
-    def __init__(self, doing: str = "to save", after: str = "this iteration") -> None:
-        """`doing`: what is said to be done before the end, `after`: what is finished first."""
+    def __init__(self, doing: str = "to save", after: str = "this iteration", grace: float | None = None) -> None:
+        """`doing`: what is said to be done before the end, `after`: what is finished first. `grace`: seconds from the signal to
+        when the process must have ended; None: it may take as long as it takes."""
         self.signal: signal.Signals | None = None
-        self._doing, self._after = doing, after
+        self.grace = grace
+        self._doing, self._when = doing, lambda: f"after {after}"
+        self._at = 0.0
+        self._interrupts = 0  # SIGINTs that came to this very process
+        self._nothing_begun: int | None = None  # the exit code, until something is begun
 
     def __call__(self) -> bool:
         return self.signal is not None
 
-    def install(self) -> None:
-        for number in stop_signals():
+    def left(self) -> float | None:
+        """Seconds until this process must have ended; None: nobody has asked, or it has all the time it needs."""
+        if self.signal is None or self.grace is None:
+            return None
+        return self._at + self.grace - time.monotonic()
+
+    def install(self, nothing_begun: int | None = None) -> None:
+        """Main thread. With an exit code for `nothing_begun` a signal ends the process with it, until `begin` is called."""
+        self._nothing_begun = nothing_begun
+        for number in signals.stop_signals():
             signal.signal(number, self._handle)
+        enter(int(os.environ.get("RANK", "0")))
+        if (told := asked()) is not None:
+            self._stop(told.signal)
+        signals.release()
+
+    def begin(self, when: Callable[[], str] | None = None) -> None:
+        """From now on there is something to finish first. Whoever has begun asks whether to stop. `when` says in the place of `after`
+        when that will be, at the time of a signal."""
+        self._when = when or self._when
+        self._nothing_begun = None
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """While the main thread waits for others outside of Python, which runs handlers there and nowhere else: another thread
+        answers signals meanwhile."""
+        numbers = signals.block()
+        over = threading.Event()
+        # A signal that finds a thread of a library, which doesn't block it, is told by Python through a pipe at once.
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        os.set_blocking(writing, False)
+        before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+        def watch() -> None:
+            while not over.is_set():
+                info = signal.sigtimedwait(numbers, _LOOK_EVERY_S)
+                found = [] if info is None else [info.si_signo]
+                with suppress(BlockingIOError):
+                    found += os.read(reading, 64)
+                for number in found:
+                    if number in numbers:
+                        self._stop(signal.Signals(number))
+
+        thread = threading.Thread(target=watch, name="signals", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            signal.set_wakeup_fd(before)
+            os.close(reading)
+            os.close(writing)
+            signals.release()  # what came in between is answered here
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        # os.write, because a handler may interrupt a print half way; rank 0 speaks for all. When a worker has ended in an
-        # error, the agent sends SIGTERM to the others: nobody asked for a stop, and that worker's message is the one to
-        # show. It leaves its report before it ends, so before the agent can see that it did.
-        speaks = os.environ.get("RANK", "0") == "0" and not anybody_ended()
-        if self.signal is not None and number == signal.SIGINT and self.signal == signal.SIGINT:
-            if speaks:
-                with contextlib.suppress(OSError):  # nobody reads any more
-                    os.write(2, b"\nended without saving\n")
-            os._exit(ExitCode.INTERRUPTED)
-        if self.signal is None and speaks:
-            with contextlib.suppress(OSError):  # nobody reads any more
-                os.write(2, f"\n{signal.Signals(number).name}: stopping after {self._after}, {self._doing}\n".encode())
-        self.signal = signal.Signals(number)
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 1:
+            signals.end_at_once(ExitCode.INTERRUPTED, "ended without saving" if _speaks() else "")
+        self._stop(signal.Signals(number))
+
+    def _stop(self, number: signal.Signals) -> None:
+        if self._nothing_begun is not None:
+            self._leave(number, self._nothing_begun)
+        if self.signal is not None:
+            return
+        # The launcher passes every signal on as SIGTERM, and knows since when.
+        told = asked()
+        number, self._at = (told.signal, told.at) if told is not None else (number, time.monotonic())
+        self.signal = number
+        if _speaks():
+            signals.say(f"{number.name}: stopping {self._when()}, {self._doing}{self._by()}")
+
+    def _by(self) -> str:
+        left = self.left()
+        return "" if left is None else time.strftime(" by %H:%M:%S", time.localtime(time.time() + left))
+
+    def _leave(self, number: signal.Signals, code: int) -> NoReturn:
+        rank = int(os.environ.get("RANK", "0"))
+        told = report(rank, code, nothing_begun(code))
+        signals.end_at_once(code, "" if told or rank else f"{number.name}: {nothing_begun(code)}")
+
+
+def _speaks() -> bool:
+    """Rank 0 does, for all. When a worker has ended in an error, the agent sends SIGTERM to the others: nobody asked for a stop,
+    and that worker's message is the one to show. It leaves its report before it ends, so before the agent can see that it did."""
+    return os.environ.get("RANK", "0") == "0" and not anybody_ended()

@@ -1,0 +1,129 @@
+"""The folder that our launcher and its workers share: who lives, that all are to stop, and how each ended.
+
+Files of a few bytes that appear whole, by a rename: `RANK.pid`, `stop` and `RANK.json`.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stagerun.errors import ExitCode
+
+REPORT_DIR = "STAGERUN_REPORT_DIR"
+LAUNCHER_PID = "STAGERUN_LAUNCHER_PID"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a worker ended. `text` is what it would have told the user."""
+
+    rank: int
+    code: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request to stop. `at` is of time.monotonic(), which all processes of a machine read alike."""
+
+    signal: signal.Signals
+    at: float
+
+
+def nothing_begun(code: int) -> str:
+    """What a process says that is told to stop at its beginning, and ends with `code`."""
+    if code == ExitCode.SAVED:
+        return "stopped before anything was begun; run the same command again"
+    return "interrupted before anything was begun"
+
+
+def folder(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """None when no launcher of ours has started this process."""
+    name = environment.get(REPORT_DIR)
+    return None if name is None else Path(name)
+
+
+def report(rank: int, code: int, text: str) -> bool:
+    """Leaves a worker's end for the launcher. False when no launcher of ours waits for it."""
+    shared = folder()
+    if shared is None:
+        return False
+    try:
+        _put(shared / f"{rank}.json", json.dumps({"code": code, "text": text}))
+    except OSError:
+        return False  # the launcher is gone, and its folder with it: tell the terminal instead
+    return True
+
+
+def reports(shared: Path, nproc: int) -> list[Report]:
+    found = []
+    for rank in range(nproc):
+        try:
+            data = json.loads((shared / f"{rank}.json").read_text())
+            found.append(Report(rank, data["code"], data["text"]))
+        except (OSError, ValueError, KeyError):
+            continue  # killed before it wrote
+    return found
+
+
+def anybody_ended() -> bool:
+    """Whether a worker of this launch has left its report already."""
+    shared = folder()
+    return shared is not None and any(shared.glob("*.json"))
+
+
+def enter(rank: int) -> None:
+    """Has the launcher's signals passed on to this process from now on; whoever enters looks at `asked` next.
+
+    The launcher writes `stop` before it looks who is there, and a worker writes its number before it looks for `stop`: so one
+    of them sees the other, however their steps fall.
+    """
+    shared = folder()
+    if shared is not None:
+        with contextlib.suppress(OSError):  # the launcher is gone; the kernel is about to end this process, too
+            _put(shared / f"{rank}.pid", str(os.getpid()))
+
+
+def asked() -> Asked | None:
+    """What the launcher was told, if it was."""
+    shared = folder()
+    if shared is None:
+        return None
+    try:
+        number, at = (shared / "stop").read_text().split()
+    except OSError:
+        return None
+    return Asked(signal.Signals(int(number)), float(at))
+
+
+def ask(shared: Path, number: int) -> Asked:
+    """Tells all workers, those that are there and those that are to come, to stop. The launcher's side."""
+    request = Asked(signal.Signals(number), time.monotonic())
+    with contextlib.suppress(OSError):  # a full disk: those that are there are told all the same
+        _put(shared / "stop", f"{number} {request.at!r}")
+    send(shared, signal.SIGTERM)
+    return request
+
+
+def send(shared: Path, number: signal.Signals) -> None:
+    """A signal to every worker that has entered and is still a child of this process."""
+    for file in shared.glob("*.pid"):
+        with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
+            pid = int(file.read_text())
+            # The agent reaps a worker that ended, and its number may be another process's by now.
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid():
+                os.kill(pid, number)
+
+
+def _put(path: Path, text: str) -> None:
+    """There is no such file, or all of it."""
+    # As a name of its own for each process: a handler that ends a worker may interrupt it while it writes its report.
+    begun = path.with_name(f".{path.name}-{os.getpid()}-{time.monotonic_ns()}")
+    begun.write_text(text)
+    begun.replace(path)
