@@ -1,0 +1,191 @@
+"""Who hangs, who is slow: judged from what is known of each rank. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from stagerun.pulse import Limits, Section
+from stagerun.text import duration
+
+# A host whose monitor has said nothing for so long may be cut off: what it said last is old.
+QUIET_S = 2.0
+_MOST_NAMED = 4
+_NO_TIME = 1e-9  # a slowest step that asks for no patience
+_STATES = {
+    "T": "is stopped (state T)",
+    "t": "is held by a debugger (state t)",
+    "D": "waits for a disk or a file server (state D), where no signal reaches it",
+    "Z": "has ended (state Z)",
+}
+_HINT = "run the same command again: it goes on from the newest snapshot"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What is known of a rank. Lengths of time are in seconds."""
+
+    rank: int
+    host: str
+    pid: int
+    section: Section
+    stage: str = ""
+    iter: int = 0
+    idle: float = 0.0  # since there last was progress; of one that waits for others, since it began to
+    waiting: bool = False
+    compiled: bool = False
+    slowest: float = 0.0  # step of late in this section
+    state: str = ""  # /proc's letter
+    stopped: float = 0.0  # how long it has been T
+    silence: float = 0.0  # since its monitor was last heard
+    batches: int = 0  # of training, in this process life
+    busy: float = 0.0  # that they took, without waiting for others
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank} on {self.host}"
+
+
+@dataclass(frozen=True, slots=True)
+class Guilty:
+    """Why a rank is to blame, in words, and whether its monitor can still be asked for its stack."""
+
+    seen: Seen
+    text: str
+    reached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The job hangs. Nobody is `guilty` where all wait for each other; `text` says it then."""
+
+    guilty: tuple[Guilty, ...]
+    text: str = ""
+    section: Section = Section.ITERATION
+
+    def message(self, stacks: Mapping[int, str]) -> str:
+        """For the user. `stacks`: by rank, '' where there is none."""
+        lines = [self.text] if self.text else [guilty.text for guilty in self.guilty[:_MOST_NAMED]]
+        if (more := len(self.guilty) - _MOST_NAMED) > 0:
+            lines.append(f"and {more} more")
+        for guilty in self.guilty[:_MOST_NAMED]:
+            if stack := stacks.get(guilty.seen.rank, ""):
+                whose = f"of rank {guilty.seen.rank}" if len(self.guilty) > 1 else "of this rank"
+                lines.append(f"  the Python stack {whose}, the newest call first:")
+                lines += [f"    {line}" for line in stack.splitlines()]
+                break  # they mostly hang in the same place
+        lines.append(f"  hint: {_HINT}; --timeout {self.section.value}=TIME gives it longer")
+        return "\n".join(lines)
+
+
+def judge(seen: Sequence[Seen], size: int, limits: Limits) -> Verdict | None:
+    """None while all is well. `seen` are the ranks that are watched, of `size` in the job.
+
+    A rank that waits for others is not to blame, unless its process is stopped. One that has ended is nobody's concern here: its
+    peers notice at once.
+    """
+    guilty = [found for one in seen if (found := _blame(one, limits)) is not None]
+    if guilty:
+        return Verdict(tuple(guilty), section=guilty[0].seen.section)
+    everybody = len(seen) == size > 1 and all(
+        one.waiting and one.silence < QUIET_S and one.state != "T" for one in seen
+    )
+    if not everybody:
+        return None
+    # Whoever came last began to wait last; all have waited for the network since then.
+    last = min(seen, key=lambda one: one.idle)
+    limit = max(limits.of(one.section, one.slowest, one.compiled) for one in seen)
+    if last.idle < limit:
+        return None
+    hosts = list(dict.fromkeys(one.host for one in seen))
+    where = f"the network between {_names(hosts)}" if len(hosts) > 1 else f"the network device of {hosts[0]}"
+    text = (
+        f"all {size} ranks have waited for each other for {seconds(last.idle)} (time-out {seconds(limit)}) {_place(last)}: "
+        f"{where} does not carry what they send"
+    )
+    return Verdict((), text, last.section)
+
+
+def _blame(one: Seen, limits: Limits) -> Guilty | None:
+    own = limits.of(one.section, one.slowest, one.compiled)
+    # Nothing that goes well stops a process or silences a host, whatever the section is.
+    short = min(own, limits.of(Section.ITERATION, one.slowest or _NO_TIME))
+    if one.silence >= QUIET_S:
+        if one.silence < short:
+            return None
+        text = f"{one.name} can't be reached for {seconds(one.silence)} (time-out {seconds(short)}): its host, or the network to it, is down"
+        return Guilty(one, f"{text}; it was {_place(one)}", reached=False)
+    if one.state == "T" and one.stopped >= short:
+        return Guilty(one, _still(one, max(one.stopped, 0.0 if one.waiting else one.idle), short), reached=True)
+    idle = one.idle + one.silence
+    if not one.waiting and one.state != "T" and idle >= own:
+        return Guilty(one, _still(one, idle, own), reached=True)
+    return None
+
+
+def _still(one: Seen, idle: float, limit: float) -> str:
+    text = f"{one.name} has not moved for {seconds(idle)} (time-out {seconds(limit)}) {_place(one)}"
+    return f"{text}; process {one.pid} {_STATES[one.state]}" if one.state in _STATES else text
+
+
+def _place(one: Seen) -> str:
+    place = f"in section {one.section.value}"
+    return f"{place}, `{one.stage}` at iteration {one.iter}" if one.stage else place
+
+
+def seconds(value: float) -> str:
+    """Tenths where they matter."""
+    return f"{value:.1f} s" if value < 10 and value != round(value) else duration(value)
+
+
+def _names(hosts: Sequence[str]) -> str:
+    more = len(hosts) - _MOST_NAMED
+    listed = list(hosts[:_MOST_NAMED])
+    if more > 0:
+        return f"{', '.join(listed)} and {more} more"
+    return " and ".join([", ".join(listed[:-1]), listed[-1]]) if len(listed) > 1 else listed[0]
+
+
+# -- stragglers
+
+# A rank is slow above so many times the median, over at least so many device batches of each rank.
+SLOW, WINDOW = 1.5, 50
+# It is told again when it has become that much slower still.
+_AGAIN = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What the stragglers are found from: each rank's counters at the last look, and how slow those are that were told."""
+
+    counters: Mapping[int, tuple[int, float]]  # by rank: batches, busy seconds
+    told: Mapping[int, float]
+
+
+def stragglers(pace: Pace, seen: Sequence[Seen]) -> tuple[Pace, list[str]]:
+    """The next Pace, and what to tell.
+
+    Compared are the seconds that a device batch takes each rank, without waiting for others: so it doesn't matter that some ranks
+    have one logical worker more. The median is the lower one: of two ranks the faster.
+    """
+    fresh = {one.rank: (one.batches, one.busy) for one in seen}
+    if len(fresh) < 2 or set(fresh) - set(pace.counters):
+        return replace(pace, counters=fresh), []
+    grown = {
+        rank: (batches - pace.counters[rank][0], busy - pace.counters[rank][1])
+        for rank, (batches, busy) in fresh.items()
+    }
+    if any(batches < WINDOW for batches, _ in grown.values()):
+        return pace, []
+    times = {rank: busy / batches for rank, (batches, busy) in grown.items()}
+    median = sorted(times.values())[(len(times) - 1) // 2]
+    told, texts = dict(pace.told), []
+    for one in seen:
+        ratio = times[one.rank] / median if median > 0 else 1.0
+        if ratio <= SLOW:
+            told.pop(one.rank, None)
+        elif ratio > told.get(one.rank, 0.0) * _AGAIN:
+            told[one.rank] = ratio
+            texts.append(
+                f"{one.name} is slow: a device batch takes it {times[one.rank]:.3g} s, {ratio:.1f} x the median of all {len(times)}; "
+                "the others wait for it"
+            )
+    return Pace(fresh, told), texts

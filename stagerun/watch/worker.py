@@ -1,0 +1,169 @@
+"""The worker's side of being watched: it starts its monitor, shows it its signs of life, and ends when it is told to."""
+
+import faulthandler
+import json
+import mmap
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagerun.errors import ExitCode, PeerError
+from stagerun.launch.folder import report
+from stagerun.pulse import SIZE, Limits, Pulse
+from stagerun.watch.lines import LONGEST
+from stagerun.watch.monitor import Setup
+from stagerun.watch.process import STACK_SIGNAL
+from stagerun.world import World
+
+if TYPE_CHECKING:
+    from stagerun.comm import Comm
+
+# Between saying why and the end: the others are told at the same time, and are to hear it from their monitors, not from a peer
+# that is gone. Rank 0 stays longer: it sees the others go, and saves what is trained.
+_STAY_S, _STAY_0_S = 0.5, 1.0
+# How long a snapshot under way may take then.
+_SNAPSHOT_S = 10.0
+_PORT_S = 60.0
+
+
+class Watch:
+    """Made in the main thread, before there are others. `pulse` is what the training thread writes."""
+
+    def __init__(self, world: World, limits: Limits, say: Callable[[str], None]) -> None:
+        """`say`: how the user is told, where no launcher of ours waits for a report. PeerError if no process can be started."""
+        self._rank, self._size, self._say = world.rank, world.size, say
+        self._lock = threading.Lock()
+        self._over = False
+        self.verdict = ""  # why this job ends, once a monitor has said so
+        self._port: dict[str, Any] | None = None
+        self._port_came = threading.Event()
+        try:
+            self._start(world, limits)
+        except OSError as error:
+            raise PeerError(f"the process that watches this one can't be started: {error.strerror}") from error
+        self._thread = threading.Thread(target=self._listen, name="watch", daemon=True)
+        self._thread.start()
+
+    def _start(self, world: World, limits: Limits) -> None:
+        record, stack = os.memfd_create("stagerun-pulse"), os.memfd_create("stagerun-stack")
+        os.ftruncate(record, SIZE)
+        self.pulse = Pulse(memoryview(mmap.mmap(record, SIZE)))
+        self._stack = open(stack, "wb", buffering=0)  # noqa: SIM115 - as long as the process
+        faulthandler.register(STACK_SIGNAL, self._stack, all_threads=True)
+        self._link, theirs = socket.socketpair()
+        setup = Setup(
+            rank=world.rank,
+            size=world.size,
+            pid=os.getpid(),
+            thread=threading.get_ident(),
+            host=socket.gethostname(),
+            address=os.environ.get("MASTER_ADDR", ""),
+            limits={section.value: value for section, value in limits.given.items()},
+            pulse=record,
+            stack=stack,
+            link=theirs.fileno(),
+        )
+        fds = (record, stack, theirs.fileno())
+        words = json.dumps({name: getattr(setup, name) for name in Setup.__slots__})
+        command = [sys.executable, "-m", "stagerun.watch.monitor", words]
+        self._process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        theirs.close()
+        os.close(record)
+
+    def meet(self, comm: "Comm") -> None:
+        """Tells the monitors where that of rank 0 is, and what it knows them by. Collective."""
+        if comm.size == 1:
+            return
+        place: dict[str, Any] = {}
+        if comm.rank == 0:
+            self._port_came.wait(_PORT_S)
+            place = {"token": secrets.token_hex(16), "name": socket.gethostname(), **(self._port or {})}
+        place = json.loads(comm.broadcast_bytes(json.dumps(place).encode() if comm.rank == 0 else None))
+        if "port" not in place:
+            return  # it can't listen: every monitor looks at its own worker alone
+        with suppress(OSError):  # a name that this host doesn't know
+            family, *_, address = socket.getaddrinfo(place["address"], place["port"], type=socket.SOCK_STREAM)[0]
+            self._send({"meet": {**place, "family": int(family), "address": list(address)}})
+
+    def log(self, path: Path) -> None:
+        """Where the run's end is to be told."""
+        self._send({"log": str(path.absolute())})
+
+    def over(self) -> None:
+        """From now on the worker tells its end itself. Doesn't return where the monitor was faster."""
+        with self._lock:
+            self._over = True
+            ended = bool(self.verdict)
+        if ended:
+            threading.Event().wait()
+        self._send({"bye": True})
+        try:
+            self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        with suppress(OSError):  # the monitor is gone; that was told
+            self._link.sendall(json.dumps(message).encode() + b"\n")
+
+    def _listen(self) -> None:
+        """In a thread that waits in `recv`, which holds no lock of Python's."""
+        came = b""
+        while True:
+            try:
+                data = self._link.recv(4 * LONGEST)
+            except OSError:
+                data = b""
+            if not data:
+                break
+            *lines, came = (came + data).split(b"\n")
+            for line in lines:
+                self._heard(json.loads(line))
+        with self._lock:
+            if not self._over and self._rank == 0:
+                self.pulse.news.append("the process that watches this one is gone: a hang is not noticed any more")
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        match message:
+            case {"port": int()}:
+                self._port = message
+                self._port_came.set()
+            case {"news": str(text)}:
+                self.pulse.news.append(text)
+            case {"end": str(text)}:
+                self._end(text)
+
+    def _end(self, text: str) -> None:
+        with self._lock:
+            if self._over:
+                return
+            self.verdict = text
+        self._send({"answered": True})
+        if not report(self._rank, ExitCode.PEER, text):
+            self._say(text)
+        time.sleep(_STAY_S if self._rank else _STAY_0_S)
+        end = time.monotonic() + _SNAPSHOT_S
+        while time.monotonic() < end and any(thread.name == "snapshot" for thread in threading.enumerate()):
+            time.sleep(0.05)
+        os._exit(ExitCode.PEER)
+
+
+@contextmanager
+def watched(world: World, limits: Limits | None, say: Callable[[str], None]) -> Iterator[Watch | None]:
+    """Within it this worker has a monitor; none without `limits`. After it, nobody but the worker tells its end."""
+    if limits is None:
+        yield None
+        return
+    watch = Watch(world, limits, say)
+    try:
+        yield watch
+    finally:
+        watch.over()
