@@ -128,7 +128,7 @@ def budget(plan: Plan, hours: Hours, seconds: float, ensembles: float = 0.0) -> 
         )
     part, at = parts[end.at.number], end.at
     planned = part.planned
-    position = planned.position + at.iter * planned.stage.solver.batch_size
+    position = planned.position + at.iter * planned.stage.solver.batch_size + planned.skipped
     saved_stage, saved_iter = _name(parts, end.saved)
     saved = end.saved.iter if end.saved.number == at.number else planned.iter
     return Budget(

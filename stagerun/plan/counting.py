@@ -34,6 +34,14 @@ def source_of(stage: Stage, parent: PlannedStage, usable: tuple[SnapshotRef, ...
     return Source(parent, tuple(sorted(at, key=lambda ref: ref.attempt)), since)
 
 
+def skipped_before(stage: Stage, source: Source | None) -> int:
+    """Images that rollbacks have left out along the path up to where the stage starts. Where its parent is not there yet, or has lost
+    that place, as many as it has left out so far."""
+    if source is None or not stage.solver.carry_data:
+        return 0
+    return source.start.skipped if source.start is not None else source.parent.skipped
+
+
 def counts(ref: SnapshotRef, stage: Stage, source: Source | None, inventory: Inventory) -> bool:
     """Whether the stage, trained now, would come by this snapshot."""
     if source is None:
@@ -83,8 +91,8 @@ def why_stale(
         return f"it was trained from the seed, and now starts from `{now}`", ()
     before = next((ref.stage for ref in inventory.snapshots if ref.id == newest.parent), source.parent.stage.name)
     if before != source.parent.stage.name or FROM_ITER in changed:
-        iter = newest.identity.get(FROM_ITER)
-        old = label(before, None if iter is None else int(iter))
+        iter = newest.whole(FROM_ITER, 0) if FROM_ITER in newest.identity else None
+        old = label(before, iter)
         change = (_change(FROM_ITER, newest, stage),) if FROM_ITER in changed else ()
         return f"it was trained from `{old}`, and now starts from `{now}`", change
     if source.at:

@@ -6,7 +6,7 @@ from fractions import Fraction
 from stagerun.plan.images import image_notes
 from stagerun.plan.reach import reach_notes
 from stagerun.plan.update import course, place, update_notes
-from stagerun.recipe import DecayFrom, Schedule, Solver, Stage
+from stagerun.recipe import DecayFrom, OnNan, Schedule, Solver, Stage
 from stagerun.schedule import learning_rate, warm_up_end
 
 # A learning rate that is off by more than this share, where one would expect it to go on, is a jump worth a note.
@@ -47,6 +47,8 @@ def notes(schedule: Schedule, stage: Stage) -> list[str]:
     first, last = rate(0), rate(solver.max_iter - 1)
     found = roundings(stage, schedule.data.train.images) + scaling(stage) + update_notes(stage)
     found += image_notes(schedule, stage)
+    if solver.on_nan is OnNan.ROLLBACK and not solver.snapshot and not schedule.branch_points(stage.name):
+        found.append("without a `snapshot` in its midst, `on_nan: ROLLBACK` goes back to the stage's start")
     for joint in joints(schedule, stage):
         if joint.iter:
             found += _warmup_end(stage, solver, joint)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from stagerun.plan.counting import Source
 from stagerun.plan.planned import PlannedStage, State
-from stagerun.snapshots import SnapshotRef
+from stagerun.snapshots import SnapshotRef, how_far
 
 
 def pieces(
@@ -47,7 +47,7 @@ def _of(
     made: list[PlannedStage] = []
     for point in sorted(points):
         before = [ref for ref in usable if ref.iter < point]
-        newest = max(before, key=lambda ref: (ref.iter, ref.attempt), default=None)
+        newest = max(before, key=how_far, default=None)
         children = tuple(points[point])
         if made and made[-1].until is not None and (newest.iter if newest else 0) <= made[-1].until:
             made[-1] = replace(made[-1], until=point, children=made[-1].children + children)
@@ -58,6 +58,8 @@ def _of(
                 state=State.FRESH if newest is None else State.RESUME,
                 iter=newest.iter if newest else 0,
                 position=stage.position,
+                skipped=newest.skipped if newest else stage.skipped_before,
+                skipped_before=stage.skipped_before,
                 start=newest or (source.start if source else None),
                 until=point,
                 children=children,

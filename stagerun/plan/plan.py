@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from stagerun.errors import ResumeRefused
 from stagerun.plan.choice import Choice, choice, require_starts
-from stagerun.plan.counting import Source, changed_fields, counts, source_of, why_stale
+from stagerun.plan.counting import Source, changed_fields, counts, skipped_before, source_of, why_stale
 from stagerun.plan.lost import lost_points
 from stagerun.plan.pieces import has_passed, pieces
 from stagerun.plan.planned import Change, Lost, Plan, PlannedStage, State, label
 from stagerun.plan.renamed import taken_over
 from stagerun.recipe import Schedule, Stage
-from stagerun.snapshots import Inventory, SnapshotRef
+from stagerun.snapshots import Inventory, SnapshotRef, how_far
 from stagerun.spec.upgraded import completed
 
 __all__ = ["Change", "Lost", "Plan", "PlannedStage", "State", "changed_fields", "make_plan", "require_fresh"]
@@ -93,10 +93,14 @@ def _plan_stage(
     """The snapshots that count, and what is to be done. `redo`: the stage is named by --redo, or follows from one that is."""
     own = inventory.of(stage.name)
     usable = tuple(ref for ref in own if counts(ref, stage, source, inventory))
-    begun = PlannedStage(stage=stage, state=State.FRESH, iter=0, position=_position(stage, source))
+    position, skipped = _position(stage, source), skipped_before(stage, source)
+    begun = PlannedStage(
+        stage=stage, state=State.FRESH, iter=0, position=position, skipped=skipped, skipped_before=skipped
+    )
     if usable:
-        newest = max(usable, key=lambda ref: (ref.iter, ref.attempt))
-        return usable, _gone_on(begun, newest, kept=False)
+        # An end is an end, even if a stretch was trained once more elsewhere and left out images there.
+        ends = [ref for ref in usable if ref.iter == stage.solver.max_iter]
+        return usable, _gone_on(begun, max(ends or usable, key=how_far), kept=False)
     if stage.name in asked.keep and own:
         newest = max(own, key=lambda ref: (ref.attempt, ref.iter))
         same = completed(newest.identity)
@@ -128,7 +132,7 @@ def _gone_on(begun: PlannedStage, newest: SnapshotRef, kept: bool) -> PlannedSta
     """The stage where its newest snapshot is where training has come to."""
     length = begun.stage.solver.max_iter
     if kept:  # finished where it was to finish then
-        length = min(length, int(newest.identity.get("solver.max_iter", length)))
+        length = min(length, newest.whole("solver.max_iter", length))
     done = newest.iter >= length
     why = ["kept as it is"] * kept if done else [f"from {newest.name}"]
     why += [f"trained as `{newest.trained_as}`"] * bool(newest.trained_as)
@@ -136,6 +140,7 @@ def _gone_on(begun: PlannedStage, newest: SnapshotRef, kept: bool) -> PlannedSta
         begun,
         state=State.DONE if done else State.RESUME,
         iter=newest.iter,
+        skipped=newest.skipped,
         start=None if done else newest,
         end=newest if done else None,
         why=", ".join(why),
@@ -167,13 +172,13 @@ def _left_out(planned: PlannedStage, chosen: bool, everything: Mapping[str, Plan
 
 
 def _position(stage: Stage, source: Source | None) -> int:
-    """Images consumed where the stage starts. A kept snapshot of the parent consumed as many as its own definition said: the
-    stage would otherwise see other images than before, under the same identity."""
+    """Images consumed where the stage starts, but for those left out. A kept snapshot of the parent consumed as many as its own
+    definition said: the stage would otherwise see other images than before, under the same identity."""
     if source is None or not stage.solver.carry_data:
         return 0
     parent = source.parent
     iterations, batch_size = parent.stage.solver.max_iter, parent.stage.solver.batch_size
     if parent.kept and parent.end is not None:
         iterations = parent.end.iter
-        batch_size = int(parent.end.identity.get("solver.batch_size", batch_size))
+        batch_size = parent.end.whole("solver.batch_size", batch_size)
     return parent.position + (iterations if stage.parent_iter is None else stage.parent_iter) * batch_size

@@ -33,7 +33,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStage:
-    """`iter`: updates done already. `position`: images consumed before the stage along its path.
+    """`iter`: updates done already. `position`: images consumed before the stage along its path, but for those that a rollback
+    (`on_nan`) left out: of these `skipped` counts what lies before `iter`, along the path, too, and `skipped_before` what lies before
+    the stage. So iteration i, from `iter` on, begins at image position + i * batch_size + skipped.
 
     `start` is the snapshot that training goes on from: its own (RESUME), the one of its parent that it starts from (FRESH), or
     None: the seed, or a snapshot that is yet to be made. `end` is the finished stage's snapshot (DONE).
@@ -57,6 +59,13 @@ class PlannedStage:
     until: int | None = None
     children: tuple[str, ...] = ()
     like: SnapshotRef | None = None
+    skipped: int = 0
+    skipped_before: int = 0
+
+    @property
+    def begins_at(self) -> int:
+        """The image at which the stage's first iteration began, or will."""
+        return self.position + self.skipped_before
 
     @property
     def label(self) -> str:

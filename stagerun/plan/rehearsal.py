@@ -85,6 +85,23 @@ def rehearsal(
     )
 
 
+def interruptible(schedule: Schedule, iters: int, logical_workers: int, device_batch: int | None) -> Schedule:
+    """The rehearsal with as many device batches per iteration as asked for, and snapshots inside the stages: wherever a run of it is
+    interrupted, the next goes on in the midst of a stage, most often."""
+    short = rehearsal(schedule, iters, logical_workers, device_batch)
+
+    def saved(stage: Stage) -> Stage:
+        return replace(stage, solver=replace(stage.solver, snapshot=max(1, stage.solver.max_iter // 3)))
+
+    return replace(short, stages=tuple(saved(stage) for stage in short.stages))
+
+
+def enough_logical_workers(schedule: Schedule, workers: int) -> int:
+    """Device batches per iteration for up to `workers`: one more than these, so that one of them adds up several, or as many as the
+    stage with the fewest has."""
+    return min([workers + 1, *(stage.solver.logical_workers for stage in schedule.stages if stage.enabled)])
+
+
 def with_sources(schedule: Schedule, train: tuple[str, int], val: tuple[str, int]) -> Schedule:
     """The schedule with (folder, number of records) in place of its own images; `val` only where it has some."""
 

@@ -150,7 +150,7 @@ def carried_over(planned: PlannedStage) -> str:
             "weights",
             "BatchNorm statistics",
             "momentum" if solver.carry_momentum else "momentum from zero",
-            f"data from image {planned.position}" if solver.carry_data else "data from the start",
+            f"data from image {planned.begins_at}" if solver.carry_data else "data from the start",
         ]
     )
 
@@ -186,7 +186,7 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                 **moving_members(solver),
                 "augmentation": augmentation(solver),
                 "carried_over": carried_over(planned) if stage.parent else None,
-                "position": planned.position,
+                "position": planned.begins_at,
                 "state": planned.state.value,
                 "iter": planned.iter,
                 "why": planned.why,
@@ -240,7 +240,9 @@ def csv_rows(plan: Plan) -> Iterator[str]:
         knobs = make_knobs(solver)
         for iter in range(solver.max_iter):
             k = knobs(iter)
-            epoch = (planned.position + iter * solver.batch_size) / images
+            # Of the images that were left out a plan knows how many, not where.
+            skipped = planned.skipped if iter >= planned.iter else planned.skipped_before
+            epoch = (planned.position + iter * solver.batch_size + skipped) / images
             writer.writerow((name, iter, repr(epoch), repr(k.lr), repr(k.momentum), repr(k.weight_decay)))
             if buffer.tell() > 1 << 16:
                 yield buffer.getvalue()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from stagerun.errors import Span
-from stagerun.recipe import MomentumForm, Origin, Solver, Stage
+from stagerun.recipe import MomentumForm, OnNan, Origin, Solver, Stage
 from stagerun.schedule import POLICIES, SOLVER_TYPES, fields_read, is_ever, make_knobs, own_fields
 
 
@@ -93,6 +93,8 @@ def _unread(solver: Solver) -> list[tuple[str, str]]:
         unread.append(("regularization_type", ": weight_decay is 0"))
     if solver.ema_decay is None:
         unread.append(("ema_interval", ": there is no ema_decay"))
+    if solver.on_nan is OnNan.STOP:
+        unread.append(("max_nan", ": on_nan is STOP"))
     return unread
 
 

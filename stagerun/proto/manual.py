@@ -525,8 +525,8 @@ COMMENTS: dict[str, str] = {
         "New in stagerun."
     ),
     "Solver.on_nan": (
-        "What is done when the loss, or a gradient, is no finite number. It is decided on what all workers added up, so all decide\n"
-        "alike, and told with the iteration and the keys of its images. New in stagerun."
+        "What is done when the loss, a gradient or a statistic of BatchNorm is no finite number. It is decided on what all workers\n"
+        "added up, so all decide alike, and told with the iteration and the keys of its images. New in stagerun."
     ),
     "Solver.max_nan": (
         "Of SKIP how many iterations one after the other, of ROLLBACK how many times in a stage; one more, and the run stops. 1 or\n"

@@ -19,6 +19,7 @@ from stagerun.events import (
     Event,
     Iterated,
     Note,
+    NotFinite,
     PieceStarted,
     RunFinished,
     RunStarted,
@@ -31,6 +32,7 @@ from stagerun.events import (
 )
 from stagerun.report.console import ensemble_line, finished_line, piece_line, print_nowhere
 from stagerun.report.course import Leg
+from stagerun.report.failed import failed_line
 from stagerun.report.table import ensembles_table, ordered, results_table
 
 OURS = "stagerun:1"
@@ -101,6 +103,8 @@ class CaffeLog:
                 self.say(piece_line(event))
             case Note():
                 self._print(event.text, "W" if event.warning else "I", OURS)
+            case NotFinite():
+                self._print(failed_line(event), "W", OURS)
             case Iterated():
                 self._iterated(event)
             case Tested():

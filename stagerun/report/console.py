@@ -15,6 +15,7 @@ from stagerun.events import (
     Event,
     Iterated,
     Note,
+    NotFinite,
     PieceStarted,
     Retraced,
     RunFinished,
@@ -27,6 +28,8 @@ from stagerun.events import (
     Tested,
 )
 from stagerun.pace import WINDOW, progress_line
+from stagerun.recipe import OnNan
+from stagerun.report.failed import failed_line
 from stagerun.report.table import ensembles_table, ordered, results_table
 from stagerun.text import duration, size
 
@@ -99,6 +102,9 @@ class Console:
                     f"{event.schedule}: {event.iterations_left} of {event.iterations} iterations to do, {workers} on "
                     f"{event.device}, {event.threads} thread{'s' if event.threads > 1 else ''} each, output in {event.out}"
                 )
+            case NotFinite():
+                self.left -= event.done == OnNan.SKIP.value
+                self.say(f"warning: {failed_line(event)}")
             case Note():
                 self.say(f"{'warning' if event.warning else 'note'}: {event.text}")
             case StageStarted():

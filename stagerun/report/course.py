@@ -70,5 +70,5 @@ def _length(planned: PlannedStage) -> tuple[int, int]:
     """Iterations and batch size of the stage; of a kept one those that it was trained with."""
     solver = planned.stage.solver
     if planned.kept and planned.end is not None:
-        return planned.end.iter, int(planned.end.identity.get("solver.batch_size", solver.batch_size))
+        return planned.end.iter, planned.end.whole("solver.batch_size", solver.batch_size)
     return solver.max_iter, solver.batch_size

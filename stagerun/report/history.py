@@ -53,7 +53,7 @@ class StageHistory:
     """What counts of a stage. `start` is the snapshot it began from or `seed N`; `resumes` are the iterations at which a
     later life went on. `begin` is in epochs along its path. `max_iter` is 0 where the log has lost it. `older` is the
     highest attempt at a snapshot of this stage from before it last began anew. `gone`: the schedule has it no longer.
-    `disabled`: it has it, with `enabled: false`.
+    `disabled`: it has it, with `enabled: false`. `skips` and `rollbacks`: as of StageFinished, so far.
     """
 
     name: str
@@ -65,6 +65,8 @@ class StageHistory:
     tests: tuple[tuple[float, Tested], ...] = ()  # with the epoch, in the order of (iter, ema)
     resumes: tuple[int, ...] = ()
     finished: StageFinished | None = None
+    skips: int = 0
+    rollbacks: int = 0
     older: int = 0
     gone: bool = False
     disabled: bool = False

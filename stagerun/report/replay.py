@@ -1,8 +1,9 @@
 """From the events of a log to the history of its run. Pure.
 
-After a kill the iterations since the snapshot that was resumed are done again, and after `--redo` a stage begins anew:
-what was done later takes the place of what was done before. The time that the first took stays with its process life. A piece
-of a stage that is trained once more takes nobody's place, and its time is its life's.
+After a kill the iterations since the snapshot that was resumed are done again, with `on_nan: ROLLBACK` others take the place of
+those since the snapshot that training went back to, and after `--redo` a stage begins anew: what was done later takes the place of
+what was done before. The time that the first took stays with its process life. A piece of a stage that is trained once more takes
+nobody's place, and its time is its life's.
 """
 
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from stagerun.events import (
     Event,
     Failed,
     Iterated,
+    NotFinite,
     PieceStarted,
     Renamed,
     Retraced,
@@ -24,6 +26,7 @@ from stagerun.events import (
     Stopped,
     Tested,
 )
+from stagerun.recipe import OnNan
 from stagerun.report.history import History, Life, Point, StageHistory
 from stagerun.report.read_log import Log
 from stagerun.store.layout import parse_name, snapshot_name
@@ -58,6 +61,9 @@ class _Stage:
     finished: StageFinished | None = None
     attempt: int = 0
     older: int = 0
+    skips: set[int] = field(default_factory=set)
+    rollbacks: int = 0
+    went_back: bool = False
 
     def value(self, gone: bool, disabled: bool) -> StageHistory:
         return StageHistory(
@@ -69,6 +75,8 @@ class _Stage:
             tests=tuple((0.0, self.tests[key]) for key in sorted(self.tests)),
             resumes=tuple(self.resumes),
             finished=self.finished,
+            skips=self.finished.skips if self.finished else len(self.skips),
+            rollbacks=self.finished.rollbacks if self.finished else self.rollbacks,
             older=self.older,
             gone=gone,
             disabled=disabled,
@@ -142,6 +150,8 @@ class _Reader:
                 self._iterated(life, time, event)
             case Retraced():
                 self._retraced(life, time, event)
+            case NotFinite() if event.until is None:
+                self._failed(event)
             case RunStarted():
                 life.run, self.complete = event, False
                 self.schedule, self.planned, self.together = event.schedule, event.stages, event.ensembles
@@ -178,7 +188,12 @@ class _Reader:
     def _started(self, life: _Life, event: StageStarted) -> None:
         stage = self._stage(event.stage)
         self._cut(stage, event.iter)
+        back, stage.went_back = stage.went_back, False
         stage.started, stage.finished = event, None
+        if back:  # the same life, and no new beginning
+            return
+        if event.iter == 0:
+            stage.rollbacks = 0
         self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.members}
         life.start = life.start or f"{event.stage} {event.iter}"
         if event.iter == 0:
@@ -187,6 +202,14 @@ class _Reader:
             stage.older = stage.attempt
         else:
             stage.resumes.append(event.iter)
+
+    def _failed(self, event: NotFinite) -> None:
+        stage = self._stage(event.stage)
+        if event.done == OnNan.SKIP.value:
+            stage.skips.add(event.iter)
+        elif event.back_to is not None:
+            self._cut(stage, event.back_to)
+            stage.rollbacks, stage.went_back = event.number, True
 
     def _renamed(self, event: Renamed) -> None:
         """What was done under another name is the stage's own."""
@@ -239,6 +262,7 @@ class _Reader:
             self.lives[stage.points.pop().life - 1].again += 1
         stage.tests = {key: test for key, test in stage.tests.items() if key[0] <= iter}
         stage.resumes = [i for i in stage.resumes if i <= iter]
+        stage.skips = {i for i in stage.skips if i < iter}
 
 
 def _error(event: Failed) -> str:
@@ -270,6 +294,9 @@ def _epoch_images(stages: list[StageHistory]) -> int | None:
     for stage in stages:
         if len(stage.points) > 1:
             a, b = stage.points[0], stage.points[-1]
+            if stage.rollbacks:  # images may be left out in between, but not between the two that lie closest
+                pairs = zip(stage.points, stage.points[1:], strict=False)
+                a, b = min(pairs, key=lambda pair: (pair[1].epoch - pair[0].epoch) / (pair[1].iter - pair[0].iter))
             if b.epoch > a.epoch:
                 return round(b.images * (b.iter - a.iter) / (b.epoch - a.epoch)) or None
         elif stage.points and stage.parent is None and stage.points[0].epoch > 0:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from stagerun.events import EnsembleTested, RunStarted, StageFinished
-from stagerun.text import columns, duration
+from stagerun.text import columns, count, duration
 
 HEADER = (
     "stage",
@@ -52,7 +52,7 @@ def results_table(
             )
         )
     if len(results) == 1:
-        return "\n".join(columns(rows))
+        return "\n".join([*columns(rows), *map(not_finite, filter(_failed, results))])
     iterations, seconds = sum(r.iterations for r in results), sum(r.train_seconds for r in results)
     total = [
         "total",
@@ -61,7 +61,20 @@ def results_table(
         *[""] * (7 + averaged),
         duration(seconds),
     ]
-    return "\n".join(columns([*rows, total]))
+    return "\n".join([*columns([*rows, total]), *map(not_finite, filter(_failed, results))])
+
+
+def _failed(result: StageFinished) -> bool:
+    return bool(result.skips or result.rollbacks)
+
+
+def not_finite(result: StageFinished) -> str:
+    """What `on_nan` has done in a stage."""
+    skips = f"{count(result.skips, 'iteration')} skipped" if result.skips else ""
+    rollbacks = f"{count(result.rollbacks, 'rollback')}" if result.rollbacks else ""
+    return (
+        f"note: {result.stage}: {', '.join(filter(None, (skips, rollbacks)))}, since loss or gradients were not finite"
+    )
 
 
 def _decay(result: StageFinished) -> str:

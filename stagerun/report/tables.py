@@ -103,6 +103,8 @@ def stages_table(runs: Sequence[Run]) -> Table:
         Column("images_per_second", "images/s", "speed"),
         Column("train_seconds", "time", "time"),
         Column("resumes", "resumes", "count", dull=0),
+        Column("skips", "skips", "count", dull=0),
+        Column("rollbacks", "rollbacks", "count", dull=0),
         Column("state", "state", "text", dull="done"),
     )
     rows: list[tuple[Value, ...]] = []
@@ -119,7 +121,7 @@ def stages_table(runs: Sequence[Run]) -> Table:
     return Table("Stages", columns, tuple(rows), notes)
 
 
-_NO_CELLS: tuple[Value, ...] = (None,) * 17
+_NO_CELLS: tuple[Value, ...] = (None,) * 19
 
 
 def _stage_cells(run: Run, stage: StageHistory) -> tuple[Value, ...]:
@@ -144,6 +146,8 @@ def _stage_cells(run: Run, stage: StageHistory) -> tuple[Value, ...]:
         stage.images_per_second,
         stage.seconds,
         len(stage.resumes),
+        stage.skips,
+        stage.rollbacks,
         run.state(stage),
     )
 

@@ -1,0 +1,110 @@
+"""`on_nan: ROLLBACK`: from an iteration that failed back to a snapshot, and on with other images; and which images those were.
+
+What is known at the iteration that failed (how often it came to that, which images are left out) is in no snapshot before the
+next one. A run that is killed in between does the iterations before it once more, fails there once more, and comes to the same.
+"""
+
+from collections import deque
+from collections.abc import Generator
+from dataclasses import replace
+
+from stagerun import order, store
+from stagerun.data.records import printable
+from stagerun.errors import Diverged
+from stagerun.events import Event, Note, NotFinite
+from stagerun.plan import State
+from stagerun.plan.rollback import targets
+from stagerun.pulse import Section
+from stagerun.runner.bounds import most_bytes
+from stagerun.runner.start import LOSS_WINDOW, StageRun, parent_id
+from stagerun.runner.together import rank0
+from stagerun.snapshots import SnapshotRef
+
+
+def keys_of(run: StageRun, failed: NotFinite) -> tuple[str, ...]:
+    """The keys of the iteration's images, over all ranks, in the order of their positions; on rank 0, which alone tells them."""
+    records = run.images.train
+    if run.comm.rank != 0 or records is None:
+        return ()
+    seed, shuffle = run.stage.solver.random_seed, run.schedule.data.shuffle
+    indices = order.indices(seed, len(records), failed.position, failed.images, shuffle)
+    return tuple(printable(records.key(int(i))) for i in indices)
+
+
+def gone_back(run: StageRun, failed: NotFinite) -> Generator[Event, None, StageRun]:
+    """The stage's run as it goes on after `failed`. Collective; no snapshot may be under way.
+
+    A target that is damaged is set aside, and the one before it taken. Diverged if that leads to the stage's start, and the snapshot
+    that it was is gone or damaged.
+    """
+    run.comm.pulse.enter(Section.START)  # for the others: rank 0 reads and verifies
+    found: list[tuple[SnapshotRef | None, dict[str, bytes] | None]] = []
+    notes: list[Note] = []
+
+    def choose() -> dict[str, object]:
+        ref, files, own = _choose(run, failed, notes)
+        found.append((ref, files))
+        return {"own": own, "iter": ref.iter if own and ref is not None else 0}
+
+    answer = rank0(run.comm, choose)
+    assert isinstance(answer, dict)
+    planned, back_to = run.planned, int(answer["iter"])
+    ref, files = found[0] if found else (None, None)
+    yield from notes
+    start = ref.name if ref is not None else f"seed {run.stage.solver.random_seed}"
+    until = planned.until
+    yield replace(failed, keys=keys_of(run, failed), back_to=back_to, snapshot=start, until=until)
+    left_out = (failed.iter + 1 - back_to) * run.stage.solver.batch_size
+    return replace(
+        run,
+        planned=replace(
+            planned,
+            state=State.RESUME if answer["own"] else State.FRESH,
+            iter=back_to,
+            start=ref,
+            skipped=planned.skipped + left_out,
+            # The ids of a stage that was renamed go on with its first name, also from its start.
+            like=planned.like or (planned.start if planned.state is State.RESUME else None),
+        ),
+        files=files,
+        iterations_left=run.iterations_left + planned.iter - back_to,
+        losses=deque(maxlen=LOSS_WINDOW),
+        seconds=0.0,
+        # It is on disk, and under its name there can be no other of this life.
+        saved=back_to if answer["own"] else -1,
+        rollbacks=failed.number,
+    )
+
+
+def _choose(
+    run: StageRun, failed: NotFinite, notes: list[Note]
+) -> tuple[SnapshotRef | None, dict[str, bytes] | None, bool]:
+    """Rank 0's: the snapshot (None: the seed), its verified files, and whether it is one of the stage itself."""
+    keeper, planned, stage = run.keeper, run.planned, run.stage
+    assert keeper is not None
+    branches, parent = run.schedule.branch_points(stage.name), parent_id(planned)
+    like = planned.start if planned.kept and planned.state is State.RESUME else None
+    for name in keeper.inventory().damaged:
+        place = store.parse_name(name)
+        if place is not None and place.stage == stage.name:  # training may come by there once more, and need the name
+            keeper.require_held()
+            notes.append(_aside(name, store.set_aside(keeper.disk, keeper.out, name)))
+    while True:
+        known = keeper.inventory()
+        own = targets(known, stage, branches, parent, planned.skipped, failed.iter, like)
+        start = next((ref for ref in known.snapshots if ref.id == parent), None)
+        if not own and parent and start is None:
+            raise Diverged(
+                f"in stage `{stage.name}` {failed.what} at iteration {failed.iter}, and there is nothing to go back to: the "
+                "snapshot that the stage started from is gone",
+                "train the stage before it again, or write `on_nan: SKIP`",
+            )
+        ref = own[0] if own else start
+        files = keeper.read(ref, most_bytes(run.schedule.model)) if ref is not None else None
+        if ref is None or files is not None:
+            return ref, files, bool(own)
+        notes.append(_aside(ref.name, f".bad-{ref.name}"))
+
+
+def _aside(name: str, now: str) -> Note:
+    return Note(text=f"snapshot {name} is damaged and was set aside as {now}", warning=True)
