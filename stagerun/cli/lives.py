@@ -1,0 +1,137 @@
+"""Process lives of a run that is to be interrupted: each is the command of a user in processes of its own, watched through its log."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from stagerun.events import Event
+from stagerun.launch.local import LAUNCHER_PID
+from stagerun.logged import event_of
+
+MARK = "STAGERUN_LIFE"
+LOOK_S = 0.005  # a look into the log costs some 10 us
+GONE_S = 30.0  # the kernel kills what is left of a launcher that was killed; freeing a network's memory takes a moment
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A process of a life. `rank` None: not a worker."""
+
+    pid: int
+    parent: int
+    rank: int | None
+
+
+class Life:
+    """`stagerun ARGUMENTS...` from its start on. It dies with this process, which has to start it in its main thread.
+
+    `said`: the file that takes what it prints. Use as a context manager: no process of it is left afterwards.
+    """
+
+    def __init__(self, arguments: Sequence[str], said: Path) -> None:
+        self.mark, self.begun = uuid.uuid4().hex, time.monotonic()
+        environment = {**os.environ, MARK: self.mark, LAUNCHER_PID: str(os.getpid())}
+        with open(said, "wb") as file:
+            # A session of its own: Ctrl-C is for the process that started it, which then ends it.
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "stagerun", *arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> "Life":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        last = time.monotonic() + GONE_S  # what hangs in the kernel can't be ended
+        while (left := self.found()) and time.monotonic() < last:
+            for process in left:
+                send(process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=0.05)
+        self.process.poll()
+
+    def ended(self) -> int | None:
+        """Its exit code, negative for a signal; None while it lives."""
+        return self.process.poll()
+
+    def found(self) -> list[Found]:
+        """Its living processes."""
+        there = []
+        for name in os.listdir("/proc"):
+            if name.isdigit() and (one := _look(int(name), f"{MARK}={self.mark}".encode())) is not None:
+                there.append(one)
+        return there
+
+    def workers(self) -> dict[int, int]:
+        """Process ids of the workers by rank: the launcher's own children, or the process itself where it is the only one."""
+        own = self.process.pid
+        children = {p.rank: p.pid for p in self.found() if p.parent == own and p.rank is not None}
+        return children or {0: own}
+
+    def gone(self) -> int:
+        """How many processes are left GONE_S after its end."""
+        last = time.monotonic() + GONE_S
+        while (left := len(self.found())) and time.monotonic() < last:
+            time.sleep(0.02)
+        return left
+
+
+def _look(pid: int, mark: bytes) -> Found | None:
+    """The process, if it lives and has the mark in the environment that it was started with."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            environment = file.read().split(b"\0")
+        if mark not in environment:
+            return None
+        with open(f"/proc/{pid}/stat") as file:
+            state, parent = file.read().rpartition(")")[2].split()[:2]
+    except OSError:  # it has ended meanwhile, or is another user's
+        return None
+    ranks = [entry.removeprefix(b"RANK=") for entry in environment if entry.startswith(b"RANK=")]
+    rank = int(ranks[0]) if ranks and ranks[0].isdigit() else None
+    return None if state in "ZX" else Found(pid, int(parent), rank)
+
+
+def send(pid: int, number: signal.Signals) -> bool:
+    """False if the process has ended."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+class Tail:
+    """The events of a log that a run appends to, each once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at, self._rest = path, 0, b""
+
+    def __call__(self) -> list[tuple[float, Event]]:
+        """What has come since the last call. A line that a kill cut short is left out."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._at)
+                new = file.read()
+        except FileNotFoundError:
+            return []
+        self._at += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        found = []
+        for line in lines:
+            with suppress(ValueError):
+                event = event_of(line)
+                if event is not None:
+                    found.append(event)
+        return found
