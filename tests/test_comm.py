@@ -1,8 +1,10 @@
 """How logical workers are dealt out and added up, without processes: the tree, the runs, the chunks, the order of sending."""
 
 import gc
+import hashlib
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from engine_help import CPU, SOLVER, ConvNet, Threads, assert_same, dataset, tensors, updates
@@ -10,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from stagerun.comm import SoloComm, make_reducer, reduce, runs_of
-from stagerun.comm.reduce import FlatReducer, SoloReducer, TreeReducer, cover, is_node, split
+from stagerun.comm import SoloComm, elastic, make_reducer, reduce, runs_of
+from stagerun.comm.elastic import TreeReducer
+from stagerun.comm.reduce import FlatReducer, SoloReducer
+from stagerun.comm.tree import additions, cover, depth, is_node, push, split
 from stagerun.engine.state import make_state
 from stagerun.errors import PeerError
 from stagerun.recipe import Determinism
@@ -76,22 +80,153 @@ def test_cover_is_the_fewest_nodes_that_make_up_a_run(work, data):
 
 
 @given(WORK)
-def test_a_ranks_sums_are_the_cover_of_its_run(work):
-    """What `add` leaves on the stack is what `finish` believes to be there."""
+def test_what_is_left_on_the_stack_is_the_cover_of_a_ranks_run(work):
+    """What `add` leaves is what the others believe to be there, and `depth` places were enough."""
     total, workers = work
-    parameter = nn.Parameter(torch.zeros(1))
     for run in runs_of(total, workers):
-        reducer = TreeReducer([parameter], SoloComm(), [range(total)])
         stack: list = []
+        most = 0
         for k in run:
-            reducer._push(stack, (k, k + 1, torch.tensor([2.0**k], dtype=torch.float64), torch.zeros(1)))
-        assert [(low, high) for low, high, _, _ in stack] == cover(run, total)
-        assert [float(flat) for _, _, flat, _ in stack] == [
-            sum(2.0**k for k in range(*node)) for node in cover(run, total)
-        ]
+            before = len(stack)
+            joined = push(stack, (k, k + 1), total)
+            assert len(stack) == before + 1 - joined
+            most = max(most, len(stack))
+        assert stack == cover(run, total)
+        assert most <= depth(run, total) <= max(1, len(run).bit_length() * 2)
+
+
+@given(WORK)
+def test_the_ranks_additions_and_those_that_are_left_make_up_the_tree(work):
+    total, workers = work
+    held = [node for run in runs_of(total, workers) for node in cover(run, total)]
+    tree = nodes(0, total)
+    inside = {n for node in held for n in nodes(*node)}
+    sums, done = list(held), []
+    for into, other in additions(held, total):
+        (low, cut), (middle, high) = sums[into], sums[other]
+        assert cut == middle == tree[low, high]
+        sums[into] = (low, high)
+        done.append((low, high))
+    assert sums[0] == (0, total)
+    assert sorted(done) == sorted(tree.keys() - inside)  # each once
 
 
 # -- adding up
+
+
+def gradients(k: int, shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
+    """Of logical worker k, of sizes far apart, so that each order of adding has other bits; zeros of both signs among them."""
+    rng = np.random.RandomState(k)
+    made = [(rng.standard_normal(s) * 10.0 ** rng.randint(-6, 6)).astype(np.float32) for s in shapes]
+    for array in made:
+        array.reshape(-1)[0] = -0.0
+    return [torch.from_numpy(array) for array in made]
+
+
+SHAPES = [(3,), (5, 7), (4, 3, 3, 3), (1,), (130,), (2, 2)]
+UNREACHED = 3  # by any loss; number 1 by that of every second logical worker
+
+
+def reached(i: int, k: int) -> bool:
+    return i != UNREACHED and not (i == 1 and k % 2)
+
+
+def tree_sum(low: int, high: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """By the rule in words, with numpy: what all logical workers of [low, high) add up to; and the tail."""
+    if high - low == 1:
+        own = [
+            g.numpy() if reached(i, low) else np.zeros(s, np.float32)
+            for i, (g, s) in enumerate(zip(gradients(low, SHAPES), SHAPES, strict=True))
+        ]
+        return own, np.random.RandomState(1000 + low).standard_normal(5)
+    cut = nodes(low, high)[low, high]
+    left, right = tree_sum(low, cut), tree_sum(cut, high)
+    return [a + b for a, b in zip(left[0], right[0], strict=True)], left[1] + right[1]
+
+
+def elastic_sum(total: int):
+    """On each rank: the digest of what the reducer gives, the second time, for what has been left of the first may not count."""
+
+    def work(comm) -> str:
+        parameters = [nn.Parameter(torch.zeros(s)) for s in SHAPES]
+        parameters[2].data = parameters[2].data.contiguous(memory_format=torch.channels_last)
+        runs = runs_of(total, comm.size)
+        reducer = TreeReducer(parameters, comm, runs)
+        for first in (500, 0):
+            reducer.begin()
+            for k in runs[comm.rank]:
+                found = zip(parameters, gradients(first + k, SHAPES), strict=True)
+                loss = sum((p * g).sum() for i, (p, g) in enumerate(found) if reached(i, k))
+                tail = torch.from_numpy(np.random.RandomState(1000 + k).standard_normal(5))
+                reducer.add(loss, k, tail, last=k == runs[comm.rank][-1])
+            tail = reducer.finish()
+        assert [p.grad.stride() for p in parameters] == [p.stride() for p in parameters]
+        return digest([p.grad.contiguous().numpy() for p in parameters], tail.numpy())
+
+    return work
+
+
+def digest(arrays: list[np.ndarray], tail: np.ndarray) -> str:
+    return hashlib.sha256(b"".join(a.tobytes() for a in [*arrays, tail])).hexdigest()[:16]
+
+
+# As the first form of this reducer gave them, which sent every node of every rank to all: snapshots of then go on with the same bits.
+STORED = {
+    1: "b6b531c90a1c5762",
+    2: "4057699958c12f0c",
+    5: "8c6a237bad9b9395",
+    8: "053a7b58176e0a90",
+    13: "4eaa495c6bd9c381",
+}
+
+
+@pytest.mark.parametrize("total", sorted(STORED))
+@pytest.mark.parametrize("chunk_bytes", [1, 300, 4 << 20])
+def test_elastic_bits_are_those_of_the_tree_whatever_the_workers_and_chunks(monkeypatch, total, chunk_bytes):
+    monkeypatch.setattr(elastic, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(elastic, "SLICE_BYTES", min(chunk_bytes, 1 << 20))
+    assert digest(*tree_sum(0, total)) == STORED[total]
+    for workers in (1, 2, 3, 4, 8):
+        if workers <= total:
+            assert set(Threads(workers).run(elastic_sum(total))) == {STORED[total]}, workers
+
+
+def test_the_bits_would_tell_another_order():
+    arrays, tail = tree_sum(0, 13)
+    others = [tree_sum(k, k + 1) for k in range(13)]
+    in_order = [sum(o[0][i] for o in others) for i in range(len(SHAPES))]
+    assert digest(in_order, tail) != digest(arrays, tail)
+
+
+class Counting:
+    """A Comm that counts the elements this rank hands to others."""
+
+    def __init__(self, comm) -> None:
+        self.comm, self.rank, self.size, self.sent = comm, comm.rank, comm.size, 0
+
+    def exchange(self, sent, sent_sizes, received, received_sizes):
+        self.sent += sum(n for rank, n in enumerate(sent_sizes) if rank != self.rank)
+        return self.comm.exchange(sent, sent_sizes, received, received_sizes)
+
+    def complete(self, pieces):
+        self.sent += pieces[self.rank].numel() * (self.size - 1)
+        return self.comm.complete(pieces)
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_as_much_is_sent_as_by_a_ring_where_runs_are_subtrees(workers):
+    def work(comm) -> int:
+        parameter, counting = nn.Parameter(torch.zeros(1 << 16)), Counting(comm)
+        reducer = TreeReducer([parameter], counting, runs_of(8, workers))
+        reducer.begin()
+        for k in runs_of(8, workers)[comm.rank]:
+            reducer.add((parameter * k).sum(), k, torch.zeros(1, dtype=torch.float64), last=False)
+        reducer.finish()
+        return counting.sent
+
+    ring = 2 * (workers - 1) / workers * (1 << 16)
+    for sent in Threads(workers).run(work):
+        assert ring <= sent <= 1.01 * ring
 
 
 def test_which_reducer():
@@ -214,11 +349,13 @@ def test_gradients_of_the_iteration_before_are_forgotten(make):
         assert parameter.grad.item() == 2 * factor
 
 
-def test_a_stages_network_is_let_go_with_its_reducer():
+@pytest.mark.parametrize("kind", [FlatReducer, TreeReducer])
+def test_a_stages_network_is_let_go_with_its_reducer(kind):
     """The next stage builds its own; two of them, with the buffer for the gradients, may not fit."""
     model = ConvNet()
-    reducer = FlatReducer(list(model.parameters()), Recorder())
-    seen = weakref.ref(model.conv1.weight), weakref.ref(reducer), weakref.ref(reducer.flat)
-    del model, reducer
+    reducer = kind(list(model.parameters()), Recorder(), *([range(1), range(1, 2)],) * (kind is TreeReducer))
+    buffer = reducer.flat if kind is FlatReducer else reducer.gradients.held[0]
+    seen = weakref.ref(model.conv1.weight), weakref.ref(reducer), weakref.ref(buffer)
+    del model, reducer, buffer
     gc.collect()
     assert [ref() for ref in seen] == [None, None, None]

@@ -19,7 +19,7 @@ import pytest
 import torch
 from engine_help import CPU, SOLVER, ConvNet, arithmetic, assert_same, cut, dataset, tensors
 
-from stagerun.comm import Comm, SoloComm, TorchComm, make_reducer, reduce, runs_of
+from stagerun.comm import Comm, SoloComm, TorchComm, elastic, make_reducer, reduce, runs_of
 from stagerun.engine.codec import decode, encode
 from stagerun.engine.state import TrainState, make_state, momentum, restore, weights
 from stagerun.engine.update import update
@@ -32,6 +32,7 @@ FIXED, ELASTIC = Determinism.FIXED, Determinism.ELASTIC
 ITERATIONS, HALF, LOGICAL = 10, 5, 12
 UNEVEN = (5, 7, 12)
 SIZES = (2, 3, 4)
+MANY = 8
 
 
 def train(
@@ -102,7 +103,20 @@ def collectives(comm: Comm) -> None:
     wait = comm.all_reduce(total)
     wait()
     assert total.item() == size * (size + 1) / 2
+    pieces = [torch.full((2,), float(comm.rank if src == comm.rank else -1)) for src in range(size)]
+    comm.complete(pieces)()
+    assert [piece.tolist() for piece in pieces] == [[src] * 2 for src in range(size)]
+    # To rank r go r elements from each even rank, and none from the odd ones.
+    sizes = [0 if comm.rank % 2 else r for r in range(size)]
+    received_sizes = [0 if src % 2 else comm.rank for src in range(size)]
+    received = torch.full((sum(received_sizes),), -1.0)
+    comm.exchange(torch.full((sum(sizes),), float(comm.rank)), sizes, received, received_sizes)()
+    assert received.tolist() == [src for src in range(0, size, 2) for _ in range(comm.rank)]
     comm.barrier()
+
+
+def elastic_alone(comm: Comm, out: Path) -> None:
+    save(out / f"elastic-{LOGICAL}-{comm.size}-{comm.rank}", train(comm, ELASTIC, iterations=range(3)))
 
 
 def resumed(comm: Comm, out: Path) -> None:
@@ -162,6 +176,7 @@ LIVES = [
     Life(1, alone),
     *(Life(size, straight) for size in SIZES),
     *(Life(size, resumed) for size in SIZES),
+    Life(MANY, elastic_alone),
     Life(3, other_layout),
     *(Life(3, peer_killed(where), dies=True) for where in KILLED),
 ]
@@ -169,7 +184,7 @@ LIVES = [
 
 def worker(rank: int, life: Life, out: Path) -> None:
     torch.set_num_threads(1)
-    reduce.CHUNK_BYTES = 256
+    reduce.CHUNK_BYTES = elastic.CHUNK_BYTES = elastic.SLICE_BYTES = 256
     if life.size == 1:
         return life.work(SoloComm(), out)
     comm = TorchComm(World(rank=rank, size=life.size, local_rank=rank, local_size=life.size), CPU)
@@ -264,6 +279,11 @@ def test_elastic_bits_do_not_depend_on_the_number_of_workers(out, logical):
     one = read(out / f"alone-elastic-{logical}")
     for size in SIZES:
         assert_same(one, read(out / f"elastic-{logical}-{size}-0"))
+
+
+def test_nor_with_more_workers_than_divide_the_work_evenly(out):
+    for rank in range(MANY):  # 8 of them share 12 logical workers
+        assert_same(read(out / f"alone-elastic-{LOGICAL}"), read(out / f"elastic-{LOGICAL}-{MANY}-{rank}"))
 
 
 @pytest.mark.parametrize("where", KILLED)

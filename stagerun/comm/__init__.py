@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from stagerun.comm.elastic import TreeReducer
 from stagerun.comm.group import Comm, SoloComm, TorchComm
-from stagerun.comm.reduce import FlatReducer, Reducer, SoloReducer, TreeReducer, runs_of
+from stagerun.comm.reduce import FlatReducer, Reducer, SoloReducer, runs_of
 from stagerun.recipe import Determinism
 
 __all__ = ["Comm", "Reducer", "SoloComm", "TorchComm", "layout_of", "make_reducer", "runs_of"]

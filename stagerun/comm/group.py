@@ -4,7 +4,7 @@
 A peer that is gone becomes PeerError. No objects are pickled: what crosses the network is tensors and bytes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Protocol
 
@@ -13,19 +13,31 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stagerun.errors import PeerError
+from stagerun.pulse import Limits, Pulse
 from stagerun.world import World
 
-# Longest silence of a collective before the peers are given up. It covers what one rank does while the others wait: rank 0
-# verifying a snapshot, making synthetic images. While images are copied to scratch the ranks meet once a second.
+# Longest silence of a collective before the peers are given up, whoever is to blame. It covers what one rank does while the others
+# wait: rank 0 verifying a snapshot, making synthetic images. The monitors (`stagerun.watch`) know sooner, and who it is.
 TIMEOUT = timedelta(minutes=30)
+_LATER = timedelta(minutes=1)
 
 
 class Comm(Protocol):
     rank: int
     size: int
+    pulse: Pulse  # this rank's signs of life
 
     def all_reduce(self, tensor: Tensor) -> Callable[[], None]:
         """Starts summing `tensor` over the ranks in place; the answer waits for it. The sum has the same bits on each rank."""
+
+    def exchange(
+        self, sent: Tensor, sent_sizes: Sequence[int], received: Tensor, received_sizes: Sequence[int]
+    ) -> Callable[[], None]:
+        """Starts handing out `sent`, cut into a piece for each rank, and filling `received` with what each rank has for this one;
+        the answer waits for it. Both are contiguous vectors; the sizes are in elements, by rank, and may be 0."""
+
+    def complete(self, pieces: Sequence[Tensor]) -> Callable[[], None]:
+        """Starts filling `pieces`, contiguous and as large everywhere: piece r is rank r's; the answer waits for it."""
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         """`tensor` of rank `src` on every rank, in place."""
@@ -48,8 +60,22 @@ class SoloComm:
 
     rank = 0
     size = 1
+    pulse = Pulse()  # that nobody reads
+
+    def __init__(self, pulse: Pulse | None = None) -> None:
+        if pulse is not None:
+            self.pulse = pulse
 
     def all_reduce(self, tensor: Tensor) -> Callable[[], None]:
+        return lambda: None
+
+    def exchange(
+        self, sent: Tensor, sent_sizes: Sequence[int], received: Tensor, received_sizes: Sequence[int]
+    ) -> Callable[[], None]:
+        received.copy_(sent)
+        return lambda: None
+
+    def complete(self, pieces: Sequence[Tensor]) -> Callable[[], None]:
         return lambda: None
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
@@ -72,26 +98,42 @@ class SoloComm:
 class TorchComm:
     """torch.distributed's default group: gloo for tensors on the CPU, NCCL for those on a GPU."""
 
-    def __init__(self, world: World, device: torch.device) -> None:
-        """Joins the meeting point in MASTER_ADDR and MASTER_PORT. PeerError if the others don't come."""
+    def __init__(
+        self, world: World, device: torch.device, pulse: Pulse | None = None, limits: Limits | None = None
+    ) -> None:
+        """Joins the meeting point in MASTER_ADDR and MASTER_PORT. PeerError if the others don't come.
+
+        `limits`: the time-outs of who watches this rank; its own are longer.
+        """
         self.rank, self.size, self.device = world.rank, world.size, device
+        self.pulse = pulse or Pulse()
+        timeout = max(TIMEOUT, timedelta(seconds=limits.longest) + _LATER) if limits is not None else TIMEOUT
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        with _peers("meet the other workers"):
-            dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=TIMEOUT)
+        with _peers("meet the other workers", self.pulse):
+            dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=timeout)
 
     def all_reduce(self, tensor: Tensor) -> Callable[[], None]:
         with _peers("add up gradients"):
             work = dist.all_reduce(tensor, async_op=True)
+        return self._waiting([work])
 
-        def wait() -> None:
-            with _peers("add up gradients"):
-                work.wait()
+    def exchange(
+        self, sent: Tensor, sent_sizes: Sequence[int], received: Tensor, received_sizes: Sequence[int]
+    ) -> Callable[[], None]:
+        with _peers("add up gradients"):
+            work = dist.all_to_all_single(received, sent, list(received_sizes), list(sent_sizes), async_op=True)
+        return self._waiting([work])
 
-        return wait
+    def complete(self, pieces: Sequence[Tensor]) -> Callable[[], None]:
+        # All at once: gloo's all-gather, which copies what it gets once more, takes two to three times as long.
+        with _peers("add up gradients"):
+            works = [dist.broadcast(piece, src, async_op=True) for src, piece in enumerate(pieces)]
+        return self._waiting(works)
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
-        with _peers("hand out a tensor"):
+        with _peers("hand out a tensor", self.pulse):
             dist.broadcast(tensor, src)
+            self._settle()
 
     def broadcast_bytes(self, data: bytes | None, src: int = 0) -> bytes:
         size = torch.tensor([len(data) if data is not None else 0])
@@ -105,23 +147,44 @@ class TorchComm:
 
     def barrier(self) -> None:
         # Not dist.barrier(): with NCCL that would meet on the GPU and need one to be chosen.
-        with _peers("wait for the other workers"):
+        with _peers("wait for the other workers", self.pulse):
             dist.all_reduce(torch.zeros(1))
 
     def close(self) -> None:
         dist.destroy_process_group()
 
+    def _waiting(self, works: Sequence[dist.Work]) -> Callable[[], None]:
+        """A function that returns when the collectives are done."""
+
+        def wait() -> None:
+            with _peers("add up gradients", self.pulse):
+                for work in works:
+                    work.wait()
+                self._settle()
+
+        return wait
+
+    def _settle(self) -> None:
+        """On a GPU `wait` only queues what comes after; a rank that hangs there is to be seen waiting here, and not at whatever asks
+        the GPU for a number first. By now backward is done, so there is nothing left to overlap with."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
 
 class _peers:
-    """Turns the RuntimeError of a collective whose peer is gone into PeerError."""
+    """Turns the RuntimeError of a collective whose peer is gone into PeerError. With `pulse` this rank waits for the others meanwhile;
+    only the training thread does."""
 
-    def __init__(self, doing: str) -> None:
-        self.doing = doing
+    def __init__(self, doing: str, pulse: Pulse | None = None) -> None:
+        self.doing, self.pulse = doing, pulse
 
     def __enter__(self) -> None:
-        pass
+        if self.pulse is not None:
+            self.pulse.wait()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self.pulse is not None:
+            self.pulse.go_on()
         if isinstance(error, RuntimeError):
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise PeerError(

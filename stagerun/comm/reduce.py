@@ -30,6 +30,11 @@ class Reducer(Protocol):
     def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
         """Backward of one logical worker's `loss` (a scalar); `last` on this rank. `tail` may be reused afterwards."""
 
+    def break_off(self, tail: Tensor) -> None:
+        """In the place of what this rank has left to `add`: it takes part in the same collectives as ever, so that ranks that
+        know of nothing go through theirs, but adds no more gradients. What `finish` then gives is of no use, on any rank, but for
+        the parts of the tail that are 0 or nearly so everywhere else."""
+
     def finish(self) -> Tensor:
         """Waits. Every parameter's `.grad` is now the sum over all logical workers, and so is the returned tail."""
 
@@ -51,6 +56,9 @@ class SoloReducer:
     def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
         self.tail = tail.clone() if self.tail is None else self.tail.add_(tail)
         loss.backward()
+
+    def break_off(self, tail: Tensor) -> None:
+        self.tail = tail.clone()
 
     def finish(self) -> Tensor:
         assert self.tail is not None
@@ -131,6 +139,11 @@ class FlatReducer:
             self.pending = [self.comm.all_reduce(self.tail)]
         loss.backward()
 
+    def break_off(self, tail: Tensor) -> None:
+        # As `add` of the last logical worker: the tail first, then, in `finish`, all chunks in their order.
+        self.tail = tail.clone() if self.tail is None else self.tail.add_(tail)
+        self.sent, self.pending = 0, [self.comm.all_reduce(self.tail)]
+
     def finish(self) -> Tensor:
         self.armed = False
         while self.sent < len(self.chunks):  # chunks with a parameter that this loss doesn't reach
@@ -139,100 +152,6 @@ class FlatReducer:
             wait()
         assert self.tail is not None
         return self.tail
-
-
-class TreeReducer:
-    """`determinism: ELASTIC`: one fixed binary tree over the logical workers, whoever computes them.
-
-    The node over [low, high) splits at low + the largest power of two below its width. A rank adds up the subtrees that
-    lie in its own run of logical workers; what is left of each rank is broadcast, in order, and every rank does the
-    remaining additions of the tree. So the bits depend neither on the number of ranks nor on where the runs are cut.
-    """
-
-    layout = "tree"
-
-    def __init__(self, parameters: Sequence[nn.Parameter], comm: Comm, runs: Sequence[range]) -> None:
-        """`runs[r]`: the logical workers of rank r, contiguous; together range(L)."""
-        self.parameters, self.comm, self.runs = parameters, comm, runs
-        self.total = runs[-1].stop
-        self.stack: list[tuple[int, int, Tensor, Tensor]] = []
-
-    def begin(self) -> None:
-        self.stack = []
-        for p in self.parameters:
-            p.grad = None
-
-    def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
-        loss.backward()
-        pieces = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        flat = torch.cat([g.reshape(-1) for g in pieces])
-        for p in self.parameters:
-            p.grad = None
-        self._push(self.stack, (logical_worker, logical_worker + 1, flat, tail.clone()))
-
-    def _push(self, stack: list, node: tuple[int, int, Tensor, Tensor]) -> None:
-        """Puts a node on the stack and adds it to its left sibling for as long as that is there."""
-        stack.append(node)
-        while len(stack) >= 2 and is_node(stack[-2][0], stack[-1][1], self.total, middle=stack[-1][0]):
-            low, _, left, left_tail = stack[-2]
-            _, high, right, right_tail = stack.pop()
-            stack[-1] = (low, high, left.add_(right), left_tail.add_(right_tail))
-
-    def finish(self) -> Tensor:
-        mine, self.stack = self.stack, []
-        sample, sample_tail = mine[0][2], mine[0][3]
-        whole: list[tuple[int, int, Tensor, Tensor]] = []
-        for rank, run in enumerate(self.runs):
-            for index, (low, high) in enumerate(cover(run, self.total)):
-                if rank == self.comm.rank:
-                    flat, tail = mine[index][2], mine[index][3]
-                else:
-                    flat, tail = torch.empty_like(sample), torch.empty_like(sample_tail)
-                self.comm.broadcast(flat, rank)
-                self.comm.broadcast(tail, rank)
-                self._push(whole, (low, high, flat, tail))
-        assert len(whole) == 1
-        _, _, flat, tail = whole[0]
-        offset = 0
-        for p in self.parameters:
-            p.grad = torch.empty_like(p).copy_(flat[offset : offset + p.numel()].view(p.size()))
-            offset += p.numel()
-        return tail
-
-
-def split(low: int, high: int) -> int:
-    """Where the tree's node over [low, high), at least 2 wide, is cut in two."""
-    return low + (1 << ((high - low - 1).bit_length() - 1))
-
-
-def is_node(low: int, high: int, total: int, middle: int) -> bool:
-    """Whether the tree over range(total) has a node [low, high) whose children meet at `middle`."""
-    a, b = 0, total
-    while (a, b) != (low, high):
-        if b - a <= 1:
-            return False
-        cut = split(a, b)
-        if high <= cut:
-            b = cut
-        elif low >= cut:
-            a = cut
-        else:
-            return False
-    return high - low > 1 and split(low, high) == middle
-
-
-def cover(run: range, total: int) -> list[tuple[int, int]]:
-    """The largest nodes of the tree over range(total) that together make up `run`, in order."""
-
-    def walk(low: int, high: int) -> list[tuple[int, int]]:
-        if run.start <= low and high <= run.stop:
-            return [(low, high)]
-        if high <= run.start or run.stop <= low:
-            return []
-        cut = split(low, high)
-        return walk(low, cut) + walk(cut, high)
-
-    return walk(0, total)
 
 
 def runs_of(logical_workers: int, workers: int) -> list[range]:

@@ -42,7 +42,7 @@ def environment(device: torch.device, workers: int, reducer: str) -> dict[str, s
     described = {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "instruction set": torch.backends.cpu.get_cpu_capability(),
+        "instruction set": _instruction_set(),
         "threads": str(torch.get_num_threads()),
         "workers": str(workers),
         "reducer": reducer,
@@ -55,6 +55,13 @@ def environment(device: torch.device, workers: int, reducer: str) -> dict[str, s
             f"algorithms {torch.are_deterministic_algorithms_enabled()}"
         )
     return described
+
+
+def _instruction_set() -> str:
+    """That of torch's own loops (ATEN_CPU_CAPABILITY lowers it), and what oneDNN, which convolves, was told to stay below by its
+    environment variables, if it was."""
+    most = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA")
+    return torch.backends.cpu.get_cpu_capability() + (f", oneDNN at most {most.upper()}" if most else "")
 
 
 def differences(before: dict[str, str], now: dict[str, str], elastic: bool) -> list[str]:

@@ -1,19 +1,22 @@
 """The training loop of one stage: a generator of events that one reads from top to bottom."""
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from stagerun.comm import Reducer
+from stagerun.engine import leaving
 from stagerun.engine.images import Batch
-from stagerun.engine.state import TrainState
+from stagerun.engine.leaving import Pace
+from stagerun.engine.state import TrainState, finite
 from stagerun.engine.update import Arithmetic, Outcome, update
 from stagerun.errors import Diverged
-from stagerun.events import Iterated, Note, SnapshotDue, Stopped, TestDue
+from stagerun.events import Iterated, Note, NotFinite, SnapshotDue, Stopped, TestDue
 from stagerun.knobs import Knobs
-from stagerun.recipe import Solver
+from stagerun.recipe import OnNan, Solver
 from stagerun.schedule.plateau import PlateauState, follow
+
+_HINT = "lower base_lr, lengthen the warm-up or set clip_gradients; the last snapshot is unharmed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +27,15 @@ class StageLoop:
     max_iter: int
     batch_size: int
     epoch_images: int
-    start_position: int  # images consumed before the stage, along the path of ancestors
+    start_position: int  # iteration i begins at image start_position + i * batch_size
     run: range  # this rank's logical workers
     knobs: Callable[..., Knobs]
     snapshot: int
     test_interval: int
     arithmetic: Arithmetic
     branch_points: frozenset[int] = frozenset()  # iterations that other stages start from
+    on_nan: OnNan = OnNan.STOP
+    max_nan: int = 1
     plateau: Solver | None = None  # of lr_policy `plateau`: `knobs` then takes the drops that the loss has brought, too
 
 
@@ -40,46 +45,120 @@ def due(iter: int, every: int, last: int) -> bool:
 
 
 def train(
-    loop: StageLoop, state: TrainState, batches: Iterator[Batch], reducer: Reducer, stop: Callable[[], bool]
-) -> Iterator[Iterated | SnapshotDue | TestDue | Stopped | Note]:
+    loop: StageLoop,
+    state: TrainState,
+    batches: Iterator[Batch],
+    reducer: Reducer,
+    stop: Callable[[], bool],
+    left: Callable[[], float | None] = lambda: None,
+) -> Iterator[Iterated | NotFinite | SnapshotDue | TestDue | Stopped | Note]:
     """Takes `state` from `state.iter` to `loop.max_iter` updates. Collective; every rank yields the same events.
 
     `batches` are the device batches of this rank, from the present position on. `stop` is asked on each rank once per
     iteration; the answers travel with the gradients, so that all ranks stop after the same update.
-    Diverged, on every rank, when the loss is not finite: the weights are then those before the update.
+    When the loss or a gradient is not finite, NotFinite comes in the place of Iterated, on every rank, and the weights are those
+    before the update. Then with `on_nan: STOP`, or where it has come once too often, Diverged; with SKIP the iteration counts; with
+    ROLLBACK the loop is over: the caller goes back. There it may also come after the Iterated, with `state` spoiled.
+
+    `left` says in how many seconds an iteration must be done that is asked to stop after; None: in any number. An iteration that
+    would take longer is broken off, and Stopped comes in the place of Iterated.
     """
+    pace = Pace()
     while state.iter < loop.max_iter:
         begun, before = time.monotonic(), state.plateau
         pieces = ((worker, next(batches), worker == loop.run[-1]) for worker in loop.run)
-        outcome, knobs = _update(loop, state, pieces, reducer, stop)
-        if not math.isfinite(outcome.loss):
-            raise Diverged(
-                f"the loss of stage `{loop.stage}` is {outcome.loss} at iteration {state.iter}, learning rate {knobs.lr:g}",
-                "lower base_lr, lengthen the warm-up or set clip_gradients; the last snapshot is unharmed",
+
+        def hopeless(done: int, begun: float = begun) -> bool:
+            return leaving.hopeless(left(), done, len(loop.run), time.monotonic() - begun, pace.usual)
+
+        outcome, knobs = _update(loop, state, pieces, reducer, stop, hopeless)
+        if outcome.broken_off:
+            yield Stopped(
+                stage=loop.stage, iter=state.iter, reason="asked to stop; the iteration after it was broken off"
             )
-        if state.plateau.drops > before.drops:
-            yield Note(text=_drop(loop, before, state.plateau.drops, state.iter - 1))
-        yield Iterated(
-            stage=loop.stage,
-            iter=state.iter,
-            epoch=(loop.start_position + state.iter * loop.batch_size) / loop.epoch_images,
-            lr=knobs.lr,
-            momentum=knobs.momentum,
-            weight_decay=knobs.weight_decay,
-            loss=outcome.loss,
-            images=loop.batch_size,
-            seconds=time.monotonic() - begun,
-            update_seconds=outcome.seconds,
-        )
+            return
+        seconds = time.monotonic() - begun
+        pace.add(seconds)
+        failed = _failed(loop, state, outcome.wrong, knobs, seconds, state.iter) if outcome.wrong else None
+        if failed is None:
+            state.skips = 0
+            if state.plateau.drops > before.drops:
+                yield Note(text=_drop(loop, before, state.plateau.drops, state.iter - 1))
+            yield _iterated(loop, state.iter, outcome, knobs, seconds)
+            saves = _saves(loop, state.iter)
+            if loop.on_nan is OnNan.ROLLBACK and (saves or outcome.stop) and not finite(state):
+                # The update overflowed. Where a snapshot is due it has failed; elsewhere the next loss will tell, as it does in a
+                # run that nobody stops: this one stops after that.
+                if not saves:
+                    continue
+                failed = _failed(loop, state, "a weight is not finite after the update", knobs, seconds, state.iter - 1)
+        elif failed.done == OnNan.SKIP.value:
+            state.iter, state.skips, state.skips_in_all = state.iter + 1, failed.number, state.skips_in_all + 1
+        if failed is not None:
+            yield failed
+            if failed.done == OnNan.STOP.value:
+                raise _diverged(loop, failed)
+            if failed.done == OnNan.ROLLBACK.value:
+                return
         if outcome.stop:
             yield Stopped(stage=loop.stage, iter=state.iter, reason="asked to stop")
             return
         # The snapshot first, which is then written behind the evaluation: a kill in there loses a line of the log, not training.
-        branch = state.iter in loop.branch_points and state.iter != loop.max_iter
-        if branch or due(state.iter, loop.snapshot, loop.max_iter):
+        if _saves(loop, state.iter) and state.iter != loop.max_iter:
             yield SnapshotDue(stage=loop.stage, iter=state.iter)
         if due(state.iter, loop.test_interval, loop.max_iter):
             yield TestDue(stage=loop.stage, iter=state.iter)
+    if state.skips_in_all >= state.iter > 0:
+        raise Diverged(
+            f"all {state.iter} iterations of stage `{loop.stage}` were skipped: loss or gradients were not finite",
+            _HINT,
+        )
+
+
+def _iterated(loop: StageLoop, iter: int, outcome: Outcome, knobs: Knobs, seconds: float) -> Iterated:
+    return Iterated(
+        stage=loop.stage,
+        iter=iter,
+        epoch=(loop.start_position + iter * loop.batch_size) / loop.epoch_images,
+        lr=knobs.lr,
+        momentum=knobs.momentum,
+        weight_decay=knobs.weight_decay,
+        loss=outcome.loss,
+        images=loop.batch_size,
+        seconds=seconds,
+        update_seconds=outcome.seconds,
+    )
+
+
+def _saves(loop: StageLoop, iter: int) -> bool:
+    """Whether a snapshot is due after `iter` updates, that of the stage's end included."""
+    return iter in loop.branch_points or iter == loop.max_iter or due(iter, loop.snapshot, loop.max_iter)
+
+
+def _failed(loop: StageLoop, state: TrainState, what: str, knobs: Knobs, seconds: float, iter: int) -> NotFinite:
+    """Of the update after `iter` updates."""
+    number = {OnNan.SKIP: state.skips + 1, OnNan.ROLLBACK: state.rollbacks + 1}.get(loop.on_nan, 1)
+    return NotFinite(
+        stage=loop.stage,
+        iter=iter,
+        lr=knobs.lr,
+        what=what,
+        done=(OnNan.STOP if number > loop.max_nan else loop.on_nan).value,
+        number=number,
+        most=loop.max_nan,
+        position=loop.start_position + iter * loop.batch_size,
+        images=loop.batch_size,
+        seconds=seconds,
+    )
+
+
+def _diverged(loop: StageLoop, failed: NotFinite) -> Diverged:
+    where = f"in stage `{loop.stage}` {failed.what} at iteration {failed.iter}, learning rate {failed.lr:g}"
+    often = {
+        OnNan.SKIP: f"; so it was in the {failed.number - 1} before it, which were skipped, and max_nan is {loop.max_nan}",
+        OnNan.ROLLBACK: f"; the stage has gone back {failed.number - 1} times, and max_nan is {loop.max_nan}",
+    }.get(loop.on_nan, "")
+    return Diverged(where + often, _HINT)
 
 
 def _update(
@@ -88,21 +167,23 @@ def _update(
     pieces: Iterable[tuple[int, Batch, bool]],
     reducer: Reducer,
     stop: Callable[[], bool],
+    hopeless: Callable[[int], bool],
 ) -> tuple[Outcome, Knobs]:
     """One update, and what it was done with, or would have been."""
     solver, iter, now = loop.plateau, state.iter, state.plateau
     if solver is None:
         knobs = loop.knobs(iter)
-        return update(state, pieces, knobs, reducer, loop.arithmetic, stop), knobs
+        return update(state, pieces, knobs, reducer, loop.arithmetic, stop, hopeless), knobs
 
     def following(loss: float) -> Knobs:
         nonlocal now
         now = follow(state.plateau, solver, iter, loss)
         return loop.knobs(iter, now.drops)
 
-    outcome = update(state, pieces, following, reducer, loop.arithmetic, stop)
+    outcome = update(state, pieces, following, reducer, loop.arithmetic, stop, hopeless)
     # With the weights, and not before: a snapshot after an update that failed holds the one before it.
-    state.plateau = now
+    if not outcome.wrong:
+        state.plateau = now
     return outcome, loop.knobs(iter, now.drops)
 
 

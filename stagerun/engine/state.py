@@ -1,12 +1,15 @@
 """The mutable state of training, and what of it goes into a snapshot."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stagerun.engine.device import dtype_of
+from stagerun.engine.codec import Packed
+from stagerun.engine.device import dtype_of, synchronize
 from stagerun.engine.ema import Average
 from stagerun.engine.parameters import trained_parameters
 from stagerun.engine.solvers import WeightUpdate, make_update
@@ -18,7 +21,10 @@ from stagerun.schedule.plateau import FRESH, PlateauState
 @dataclass(slots=True)
 class TrainState:
     """Network, solver, BatchNorm statistics, and `iter`: the number of weight updates done in this stage. `average`: the
-    averaged weights, of a stage with `ema_decay`. `plateau`: what lr_policy `plateau` remembers, the same on every rank."""
+    averaged weights, of a stage with `ema_decay`. `plateau`: what lr_policy `plateau` remembers, the same on every rank. `skips`: how
+    many of the last iterations, one after the other, `on_nan: SKIP` has passed over, and `skips_in_all` of all in the stage;
+    `rollbacks`: how often it has gone back.
+    """
 
     model: nn.Module
     solver: WeightUpdate
@@ -26,6 +32,9 @@ class TrainState:
     iter: int = 0
     average: Average | None = None
     plateau: PlateauState = FRESH
+    skips: int = 0
+    skips_in_all: int = 0
+    rollbacks: int = 0
 
 
 def make_state(model: nn.Module, solver: Solver, device: torch.device) -> TrainState:
@@ -65,35 +74,61 @@ def average(state: TrainState) -> dict[str, Tensor]:
     return dict(state.average.tensors) if state.average is not None else {}
 
 
+@torch.no_grad()
+def finite(state: TrainState) -> bool:
+    """Whether all weights, and what is remembered of updates, are numbers. One look at the device as a rule: a sum is a number
+    only if all that it is of are, though not the other way round."""
+    live = [t for part in (weights(state), momentum(state)) for t in part.values() if t.is_floating_point()]
+    if math.isfinite(float(torch.stack([t.sum(dtype=torch.float64) for t in live]).sum())):
+        return True
+    return all(bool(torch.isfinite(t).all()) for t in live)
+
+
 class Capture:
     """A copy of a state in host memory, allocated once, so that training goes on while it is written to disk."""
 
     def __init__(self, state: TrainState) -> None:
-        def like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            return {k: torch.empty(t.shape, dtype=t.dtype) for k, t in tensors.items()}
-
-        self.weights = like(weights(state))
-        self.momentum = like(momentum(state))
-        self.average = like(average(state))
+        pinned = any(t.device.type == "cuda" for t in weights(state).values())
+        self.parts = {part: Packed(part(state), pinned) for part in (weights, momentum, average)}
+        self.weights, self.momentum, self.average = (packed.tensors for packed in self.parts.values())
 
     @torch.no_grad()
     def take(self, state: TrainState) -> None:
         """Copies the state in. The copy before must be on disk, or given up."""
-        parts = ((self.weights, weights), (self.momentum, momentum), (self.average, average))
-        for copies, live in parts:
-            for name, tensor in live(state).items():
-                copies[name].copy_(tensor)
+        for part, packed in self.parts.items():
+            for name, tensor in part(state).items():
+                if tensor.device.type == "cpu":
+                    _copy(packed.tensors[name], tensor)
+                else:
+                    packed.tensors[name].copy_(tensor, non_blocking=True)  # all are under way at once
+        synchronize(next(iter(weights(state).values())).device)
 
     def finite(self) -> bool:
-        """Whether all weights are numbers; a state that isn't must not replace a good one."""
-        return all(bool(torch.isfinite(t).all()) for t in self.weights.values() if t.is_floating_point())
+        """Whether all weights are numbers; a state that isn't must not replace a good one. A sum is a number only if all that it
+        is of are; where it isn't, they are looked at one by one, since it may have overflowed."""
+        vectors = [v for v in self.parts[weights].vectors if v.is_floating_point()]
+        return all(math.isfinite(float(v.sum())) or bool(torch.isfinite(v).all()) for v in vectors)
+
+    def files(self) -> tuple[memoryview, memoryview, memoryview | None]:
+        """The copy's own memory as .safetensors files: weights, momentum, and averaged weights where there are any."""
+        found = {part: packed.data for part, packed in self.parts.items()}
+        return found[weights], found[momentum], found[average] if self.average else None
+
+
+def _copy(copy: Tensor, live: Tensor) -> None:
+    """On the CPU, by one thread: all of torch's would have to meet after each tensor, and where something else keeps a core busy
+    training stands still ten times as long as one thread takes."""
+    if live.dtype == torch.bfloat16:  # numpy doesn't know it
+        copy, live = copy.view(torch.int16), live.view(torch.int16)
+    np.copyto(copy.numpy(), live.detach().numpy())
 
 
 @torch.no_grad()
 def restore(live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
     """Copies `saved` into `live`, by name.
 
-    ValueError naming the first tensor that is missing, too many, or of another shape: the snapshot is of another model.
+    ValueError naming the first tensor that is missing, too many, or of another shape or kind of number: the snapshot is of
+    another model. Precisions may differ: a stage may start from one of another precision.
     """
     for name in sorted(live.keys() | saved.keys()):
         if name not in saved:
@@ -104,5 +139,7 @@ def restore(live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
             raise ValueError(
                 f"`{name}` is {tuple(saved[name].shape)} in the snapshot and {tuple(live[name].shape)} in the model"
             )
+        if live[name].is_floating_point() != saved[name].is_floating_point():
+            raise ValueError(f"`{name}` is {saved[name].dtype} in the snapshot and {live[name].dtype} in the model")
     for name, tensor in live.items():
         tensor.copy_(saved[name])

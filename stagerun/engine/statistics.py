@@ -31,6 +31,12 @@ class BatchStatistics:
                 offset += layer.num_features
 
     @torch.no_grad()
+    def forget(self) -> None:
+        """After an iteration that failed: a forward pass adds its statistics to 0 times the last ones, and 0 times infinity is no
+        number."""
+        self.batch.zero_()
+
+    @torch.no_grad()
     def move(self, total: Tensor, logical_workers: int) -> None:
         """Running statistics one iteration on. `total` float64 [n]: `batch` summed over the logical workers.
 

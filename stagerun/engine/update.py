@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stagerun.comm import Reducer
 from stagerun.engine.device import autocast, seed, synchronize
 from stagerun.engine.images import Batch, Normalise
+from stagerun.engine.leaving import BROKEN_OFF
 from stagerun.engine.mix import Mixed, blend, placed, training_loss
 from stagerun.engine.mixture import NO_MIXING, Mixing
 from stagerun.engine.state import TrainState
@@ -36,11 +37,14 @@ class Arithmetic:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What the ranks agree on after an update: mean loss over the global batch, that of mixed images and smoothed labels where
-    there are any, and whether any of them asks to stop."""
+    there are any, and whether any of them asks to stop. `wrong` says what is no finite number, '' if all is: then, and only then,
+    the state was moved."""
 
     loss: float
     stop: bool
     seconds: float = 0.0  # since the last backward pass; a GPU may not have moved the weights yet
+    wrong: str = ""
+    broken_off: bool = False  # the state was not moved, whatever the rest says
 
 
 def update(
@@ -50,18 +54,27 @@ def update(
     reducer: Reducer,
     how: Arithmetic,
     stop: Callable[[], bool],
+    hopeless: Callable[[int], bool] = lambda done: False,
 ) -> Outcome:
     """Moves `state` one iteration on. Collective.
 
     `pieces`: (logical worker, its device batch, whether it is this rank's last), in order. `knobs`, or what they are for the
-    loss of this update. If the loss is not finite, the weights are left as they were; all ranks see the same loss and so do the
-    same.
+    loss of this update. If loss, gradients or BatchNorm statistics are not finite, the state is left as it was: that is looked for
+    in the sums, which are the same on all ranks, and so is what they do.
+
+    `hopeless` is asked before each of this rank's device batches, with the number of those that are done: if it says so, on any
+    rank, all break the iteration off, and the state is left as it was. The request is a number in the place of that by which a
+    rank asks to stop: so it costs nothing, and an iteration that is not broken off has the bits that it ever had.
     """
     state.model.train()
     reducer.begin()
     statistics = state.statistics
     tail = torch.zeros(statistics.n + 2, dtype=torch.float64, device=how.normalise.device)
-    for worker, batch, last in pieces:
+    for done, (worker, batch, last) in enumerate(pieces):
+        if hopeless(done):
+            tail.zero_()[-1] = BROKEN_OFF
+            reducer.break_off(tail)
+            break
         loss = _loss(state, batch, how)
         tail[: statistics.n].copy_(statistics.batch)
         tail[-2].copy_(loss.detach())
@@ -71,17 +84,42 @@ def update(
     synchronize(how.normalise.device)
     begun = time.monotonic()
     total = reducer.finish()
-    loss_sum, stopping = total[-2:].tolist()
+    gradients = {p.name: p.tensor.grad for p in state.solver.parameters if p.tensor.grad is not None}
+    norm = global_norm(list(gradients.values()))
+    # One look at the device for all of them.
+    looked_at = torch.stack([total[-2], total[-1], norm.to(total.dtype), total[: statistics.n].abs().sum()])
+    loss_sum, stopping, size, moved = looked_at.tolist()
     loss_mean = loss_sum / how.logical_workers
-    if math.isfinite(loss_mean):
+    if stopping >= BROKEN_OFF:
+        return Outcome(loss_mean, True, time.monotonic() - begun, broken_off=True)
+    wrong = _wrong(loss_mean, size, gradients, moved)
+    if not wrong:
+        now = knobs if isinstance(knobs, Knobs) else knobs(loss_mean)
+        if now.lr * max(p.lr_mult for p in state.solver.parameters) > torch.finfo(norm.dtype).max:
+            wrong = f"the learning rate is more than a weight can hold (the loss is {loss_mean:.4g})"
+    if not wrong:
         if how.clip_gradients is not None:
-            clip([p.tensor.grad for p in state.solver.parameters if p.tensor.grad is not None], how.clip_gradients)
-        state.solver.update(knobs if isinstance(knobs, Knobs) else knobs(loss_mean))
+            clip(list(gradients.values()), how.clip_gradients, norm)
+        state.solver.update(now)
         statistics.move(total[: statistics.n], how.logical_workers)
         state.iter += 1
         if state.average is not None:
             state.average.follow(state.iter)
-    return Outcome(loss_mean, stopping > 0, time.monotonic() - begun)
+    else:
+        statistics.forget()
+    return Outcome(loss_mean, stopping > 0, time.monotonic() - begun, wrong)
+
+
+def _wrong(loss: float, norm: float, gradients: dict[str, Tensor], moved: float) -> str:
+    """What is not finite, '' if all is. A norm that is not may have come of numbers that are, whose squares are too large."""
+    if not math.isfinite(loss):
+        return f"the loss is {loss}"
+    if not math.isfinite(norm):
+        names = [name for name, gradient in gradients.items() if not torch.isfinite(gradient).all()]
+        if names:
+            more = f" and of {len(names) - 1} more" if len(names) > 1 else ""
+            return f"the gradient of `{names[0]}`{more} is not finite (the loss is {loss:.4g})"
+    return "" if math.isfinite(moved) else f"BatchNorm's statistics are not finite (the loss is {loss:.4g})"
 
 
 def _loss(state: TrainState, batch: Batch, how: Arithmetic) -> Tensor:
@@ -131,8 +169,14 @@ def explained(size: int, field: str = "device_batch_size") -> Iterator[None]:
 
 
 @torch.no_grad()
-def clip(gradients: list[Tensor], limit: float) -> None:
-    """Scales all gradients by limit / norm where their global L2 norm is above `limit` (Caffe's ClipGradients)."""
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+def global_norm(gradients: list[Tensor]) -> Tensor:
+    """L2 norm over all of them, a scalar. It is finite only if all of them are."""
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+
+
+@torch.no_grad()
+def clip(gradients: list[Tensor], limit: float, norm: Tensor | None = None) -> None:
+    """Scales all gradients by limit / norm where `norm`, their global L2 norm, is above `limit` (Caffe's ClipGradients)."""
+    norm = global_norm(gradients) if norm is None else norm
     factor = torch.where(norm > limit, limit / norm, torch.ones_like(norm))
     torch._foreach_mul_(gradients, factor)

@@ -1,0 +1,238 @@
+"""What a snapshot costs: stagerun's, part by part, against torch.save and fsync of the same state.
+
+The state is a network's with momentum (ResNet-50: 205 MB). Both save it in turn to new files in one folder, and delete them. Of
+stagerun training stands still for `copy` and `check` alone; the rest, reading every byte back from the disk among it, is done by a thread
+of its own. Of a plain torch.save it stands still for all. Printed: median and quartiles of the time on the clock and of processor
+time, in milliseconds; what that is of one snapshot a minute; and the ratios of the pairs. Then the time of a training step while
+snapshots are written one after the other, against that of one without, in blocks that take turns.
+"""
+
+import argparse
+import contextlib
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from bench_step import CASES, LR, MOMENTUM, make_batches, ours, seconds
+
+from stagerun import recipe, store
+from stagerun.engine.state import Capture, TrainState, make_state, momentum, weights
+from stagerun.models import build
+from stagerun.store.disk import File
+from stagerun.store.read import verify
+from stagerun.store.retain import drop
+
+CPU = torch.device("cpu")
+MINUTE_MS = 60_000
+
+
+@dataclass
+class Times:
+    """Milliseconds on the clock and of this process's processors, by part; one of each per snapshot."""
+
+    wall: dict[str, list[float]] = field(default_factory=dict)
+    cpu: dict[str, list[float]] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def of(self, part: str, more: bool = False) -> Iterator[None]:
+        """`more`: of the snapshot whose part was begun already."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        yield
+        taken = 1000 * (time.perf_counter() - wall), 1000 * (time.process_time() - cpu)
+        for times, one in ((self.wall, taken[0]), (self.cpu, taken[1])):
+            kept = times.setdefault(part, [])
+            if more and kept:
+                kept[-1] += one
+            else:
+                kept.append(one)
+
+    def line(self, part: str) -> str:
+        return f"  {part:<34} {spread(self.wall[part])}   {spread(self.cpu[part])}"
+
+
+class TimedFile:
+    def __init__(self, file: File, times: Times) -> None:
+        self.file, self.times = file, times
+
+    def write(self, data: memoryview) -> None:
+        with self.times.of("write", more=True):
+            self.file.write(data)
+
+    def sync(self) -> None:
+        with self.times.of("sync", more=True):
+            self.file.sync()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class TimedDisk(store.LocalDisk):
+    def __init__(self, times: Times) -> None:
+        self.times = times
+
+    def create(self, path: Path) -> File:  # type: ignore[override]
+        return TimedFile(super().create(path), self.times)
+
+
+def make(name: str) -> TrainState:
+    solver = recipe.Solver(
+        base_lr=LR,
+        lr_policy="fixed",
+        max_iter=1,
+        batch_size=1,
+        device_batch_size=1,
+        momentum=MOMENTUM,
+        weight_decay=5e-4,
+        transform=recipe.Transform(),
+        test_batch_size=1,
+        random_seed=1,
+    )
+    torch.manual_seed(1)
+    return make_state(build(CASES[name].model), solver, CPU)
+
+
+def save_ours(disk: store.LocalDisk, out: Path, capture: Capture, iter: int) -> store.SnapshotRef:
+    """All of the writing thread but reading it back; like it, with files of the copy's own memory."""
+    model, optim, _ = capture.files()
+    files = {"model.safetensors": model, "optim.safetensors": optim}
+    return store.commit(
+        disk, out, stage="bench", iter=iter, attempt=1, files=files, content=tuple(files), identity={}, environment={}
+    )
+
+
+def ours_once(state: TrainState, capture: Capture, out: Path, iter: int, times: Times) -> None:
+    with times.of("stagerun"):
+        with times.of("stands still"):
+            with times.of("copy"):
+                capture.take(state)
+            with times.of("check"):
+                assert capture.finite()
+        for part in ("write", "sync"):
+            with times.of(part):  # 0 so far
+                pass
+        with times.of("commit"):
+            ref = save_ours(TimedDisk(times), out, capture, iter)
+        with times.of("read back"):
+            verify(store.LocalDisk(), out, ref.name)
+        with times.of("delete"):
+            drop(store.LocalDisk(), out, ref)
+    for kept in (times.wall, times.cpu):
+        kept.setdefault("digest and the rest", []).append(kept["commit"][-1] - kept["write"][-1] - kept["sync"][-1])
+
+
+def torchs_once(state: TrainState, out: Path, times: Times) -> None:
+    path = out / "torch.pt"
+    with times.of("torch.save"):
+        with times.of("torch.save and fsync"), path.open("xb") as file:
+            torch.save({"model": weights(state), "momentum": momentum(state)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        path.unlink()
+
+
+def compare(name: str, out: Path, rounds: int) -> Capture:
+    state, times = make(name), Times()
+    with times.of("make room (once a stage)"):
+        capture = Capture(state)
+    store.prepare(store.LocalDisk(), out)
+    warm = Times()
+    ours_once(state, capture, out, 1 << 20, warm)
+    torchs_once(state, out, warm)
+    for n in range(rounds):
+        # Who goes first changes, so that what one leaves behind (dirty pages, caches) falls on both alike.
+        sides: list[Callable[[], None]] = [
+            lambda n=n: ours_once(state, capture, out, n + 1, times),  # type: ignore[misc]
+            lambda: torchs_once(state, out, times),
+        ]
+        for side in sides[:: 1 if n % 2 == 0 else -1]:
+            side()
+    size = sum(len(file) for file in capture.files() if file is not None) / 1e6
+    print(f"{name} with momentum, {size:.1f} MB, {torch.get_num_threads()} threads, {rounds} rounds, in {out.parent}")
+    print(f"  {'milliseconds, median (quartiles)':<34} {'on the clock':<24}   of processors")
+    for part in (
+        "make room (once a stage)", "copy", "check", "stands still", "digest and the rest", "write", "sync", "read back", "delete",
+        "stagerun", "torch.save and fsync", "torch.save",
+    ):  # fmt: skip
+        print(times.line(part))
+    still, cpu = times.wall["stands still"], times.cpu["stagerun"]
+    print(
+        f"of one a minute: training stands still {100 * statistics.median(still) / MINUTE_MS:.3f} % of the time (at most"
+        f" {100 * max(still) / MINUTE_MS:.3f} %), processor time {100 * statistics.median(cpu) / MINUTE_MS:.2f} % of one core (at most"
+        f" {100 * max(cpu) / MINUTE_MS:.2f} %)"
+    )
+    for what, ours_, torchs in (
+        ("training stands still", still, times.wall["torch.save and fsync"]),
+        ("processor time", cpu, times.cpu["torch.save"]),
+    ):
+        print(
+            f"ratio to torch.save and fsync, {what}: {spread([a / b for a, b in zip(ours_, torchs, strict=True)], 3)}"
+        )
+    return capture
+
+
+def beside_training(capture: Capture, out: Path, pairs: int, block_s: float) -> None:
+    case = replace(CASES["resnet18"], batch=8)
+    steps = ours(case, make_batches(case))
+    steps(3)
+    count = max(1, round(block_s / seconds(steps, 3, CPU)))
+    alone: list[float] = []
+    beside: list[float] = []
+    for pair in range(pairs):
+        for writing in (False, True)[:: 1 if pair % 2 == 0 else -1]:
+            enough = threading.Event()
+            thread = threading.Thread(target=lambda: keep_writing(capture, out, enough))  # noqa: B023 - joined below
+            if writing:
+                thread.start()
+            (beside if writing else alone).append(seconds(steps, count, CPU))
+            enough.set()
+            if writing:
+                thread.join()
+    ratios = [b / a for a, b in zip(alone, beside, strict=True)]
+    print(
+        f"a step of resnet18, batch {case.batch}, {torch.get_num_threads()} threads, {pairs} pairs of {count} steps: alone"
+        f" {1000 * statistics.median(alone):.1f} ms, while snapshots are written without a pause"
+        f" {1000 * statistics.median(beside):.1f} ms; ratio {spread(ratios, 3)}"
+    )
+
+
+def keep_writing(capture: Capture, out: Path, enough: threading.Event) -> None:
+    n, disk = 1 << 21, store.LocalDisk()
+    while not enough.is_set():
+        ref = save_ours(disk, out, capture, n)
+        verify(disk, out, ref.name)
+        drop(disk, out, ref)
+        n += 1
+
+
+def spread(values: list[float], digits: int = 1) -> str:
+    if len(values) == 1:
+        return f"{values[0]:7.{digits}f}{'':17}"
+    low, median, high = statistics.quantiles(values, n=4)
+    return f"{median:7.{digits}f} {f'({low:.{digits}f} - {high:.{digits}f})':<16}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=CASES, default="resnet50")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--pairs", type=int, default=10, help="blocks of training beside snapshots; 0: none")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of such a block, about")
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--folder", type=Path, default=None, help="where to write; a temporary folder unless given")
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        capture = compare(options.case, Path(folder) / "out", options.rounds)
+        if options.pairs:
+            beside_training(capture, Path(folder) / "out", options.pairs, options.seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""`determinism: ELASTIC`: gradients of all logical workers added up along one fixed binary tree, whoever computes them.
+
+A rank adds up the subtrees that lie in its own run of logical workers. What is left, one vector per subtree, goes through the
+ranks in slices: slice r of every subtree to rank r, which does the remaining additions of the tree for it, and hands the sum
+out. An addition of two vectors adds element to element, so to cut them changes no bit; nor do the order in which elements lie,
+and the number of ranks. With one subtree per rank as much crosses the network as in a ring all-reduce: each rank sends
+2 (W-1)/W of a vector. A rank whose run is no subtree has more than one of them to hand out.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from stagerun.comm.group import Comm
+from stagerun.comm.tree import Node, additions, cover, depth, push
+
+# Gradients are sent in pieces of about this size, each as soon as backward has filled it: at least this, and this times the number
+# of ranks, so that slices stay large. No bit depends on them.
+CHUNK_BYTES = 4 << 20
+SLICE_BYTES = 1 << 20
+
+# What a parameter's gradient and a slice begin at a multiple of, as tensors of their own would: some kernels ask for it.
+ALIGNED_BYTES = 64
+
+
+class TreeReducer:
+    """Each worker's nodes of the tree lie on a stack of flat buffers, the last registered parameter first, because backward fills them
+    about in that order. A gradient is added as it comes, and a chunk of a finished node leaves when it is full and all before
+    it have left: every rank sends the same in the same order."""
+
+    layout = "tree"
+
+    def __init__(self, parameters: Sequence[nn.Parameter], comm: Comm, runs: Sequence[range]) -> None:
+        """`runs[r]`: the logical workers of rank r, contiguous; together range(L)."""
+        self.comm, self.total = comm, runs[-1].stop
+        self.nodes = [cover(run, self.total) for run in runs]
+        self.depth = depth(runs[comm.rank], self.total)
+        self.parameters = list(reversed(parameters))
+        self.places: list[tuple[int, int]] = []  # of each parameter: where it begins in the buffer, and its chunk
+        self.members: list[list[int]] = []  # of each chunk: its parameters
+        self.gradients = self._vectors(self._cut(), self.parameters[0])
+        self.views = [self._views(buffer) for buffer in self.gradients.held]
+        self.tails: _Vectors | None = None  # as soon as their length is known
+        self.tail_length = 0
+        self.stack: list[Node] = []
+        # Of the logical worker under way: its place on the stack, how often it is joined to the left, which of this rank's nodes it
+        # completes, and what of it has come.
+        self.place = self.joined = self.filled = 0
+        self.completes: int | None = None
+        self.arrived: list[bool] = []
+        self.missing: list[int] = []
+        self.armed = False
+
+    def _cut(self) -> list[int]:
+        """Elements of each chunk."""
+        size = self.parameters[0].element_size()
+        aligned, least = ALIGNED_BYTES // size, max(CHUNK_BYTES, SLICE_BYTES * self.comm.size)
+        chunks: list[int] = []
+        start = offset = 0
+        self.members.append([])
+        for i, p in enumerate(self.parameters):
+            self.places.append((offset, len(chunks)))
+            self.members[-1].append(i)
+            p.register_post_accumulate_grad_hook(self._hook(i))
+            offset += _up(p.numel(), aligned)
+            if (offset - start) * size >= least or i == len(self.parameters) - 1:
+                chunks.append(_up(offset - start, aligned * self.comm.size))
+                start = offset = start + chunks[-1]
+                if i < len(self.parameters) - 1:
+                    self.members.append([])
+        return chunks
+
+    def _vectors(self, chunks: Sequence[int], like: Tensor) -> "_Vectors":
+        return _Vectors(chunks, self.depth, self.nodes, self.total, self.comm, like)
+
+    def _views(self, buffer: Tensor) -> list[Tensor]:
+        return [
+            buffer[offset : offset + p.numel()].as_strided(p.size(), p.stride())
+            for p, (offset, _) in zip(self.parameters, self.places, strict=True)
+        ]
+
+    def _hook(self, index: int) -> Callable[[Tensor], None]:
+        # Held weakly, as by FlatReducer: the garbage collector doesn't see the hooks of a parameter.
+        reducer = weakref.ref(self)
+
+        def filled(parameter: Tensor) -> None:
+            owner = reducer()
+            if owner is not None and owner.armed:
+                owner._take(index, parameter)
+
+        return filled
+
+    def begin(self) -> None:
+        self.stack = []
+        for p in self.parameters:
+            p.grad = None
+
+    def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
+        tails = self._for_tails(tail)
+        self.place = len(self.stack)
+        self.joined = push(self.stack, (logical_worker, logical_worker + 1), self.total)
+        index, own = len(self.stack) - 1, self.nodes[self.comm.rank]
+        self.completes = index if index < len(own) and self.stack[index] == own[index] else None
+        if self.joined:
+            tails.held[self.place - 1][: tail.numel()].add_(tail)
+        else:
+            tails.held[self.place][: tail.numel()].copy_(tail)
+        self._finish_chunk(tails, 0)
+        self.arrived = [False] * len(self.parameters)
+        self.missing, self.filled, self.armed = [len(m) for m in self.members], 0, True
+        loss.backward()
+        self.armed = False
+        while self.filled < len(self.members):  # chunks with a parameter that this loss doesn't reach
+            for i in self.members[self.filled]:
+                if not self.arrived[i]:
+                    self._put(i, None)
+            self._finish_chunk(self.gradients, self.filled)
+            self.filled += 1
+
+    def _for_tails(self, tail: Tensor) -> "_Vectors":
+        if self.tails is None:
+            aligned = ALIGNED_BYTES // tail.element_size() * self.comm.size
+            self.tails, self.tail_length = self._vectors([_up(tail.numel(), aligned)], tail), tail.numel()
+        return self.tails
+
+    def break_off(self, tail: Tensor) -> None:
+        # The nodes that are not complete, which has sent those that are: the tail of each, then its chunks, as `add` does. The
+        # last one never is, and takes `tail`. Its gradients are what there is of them.
+        tails, own = self._for_tails(tail), self.nodes[self.comm.rank]
+        complete = sum(mine == node for mine, node in zip(self.stack, own, strict=False))
+        for index in range(complete, len(own)):
+            held = tails.held[index].zero_()
+            if index == len(own) - 1:
+                held[: tail.numel()].copy_(tail)
+            for vectors in (tails, self.gradients):
+                for chunk in range(len(vectors.chunks)):
+                    vectors.send(index, chunk)
+
+    def _take(self, index: int, parameter: Tensor) -> None:
+        """The gradient of a parameter has come."""
+        self._put(index, parameter.grad)
+        parameter.grad = None
+        self.arrived[index] = True
+        self.missing[self.places[index][1]] -= 1
+        while self.filled < len(self.members) and self.missing[self.filled] == 0:
+            self._finish_chunk(self.gradients, self.filled)
+            self.filled += 1
+
+    def _put(self, index: int, gradient: Tensor | None) -> None:
+        if self.joined:  # to its left sibling at once; 0 too is added, since -0 + 0 is another number
+            self.views[self.place - 1][index].add_(0.0 if gradient is None else gradient)
+        elif gradient is None:
+            self.views[self.place][index].zero_()
+        else:
+            self.views[self.place][index].copy_(gradient)
+
+    def _finish_chunk(self, vectors: "_Vectors", chunk: int) -> None:
+        """The leaf is in; what more it completes is added up, and sent where it is a node to hand out."""
+        for right in range(self.place - 1, self.place - self.joined, -1):
+            vectors.chunk(right - 1, chunk).add_(vectors.chunk(right, chunk))
+        if self.completes is not None:
+            vectors.send(self.completes, chunk)
+
+    def finish(self) -> Tensor:
+        assert self.tails is not None
+        for round in range(
+            len(self.nodes[self.comm.rank]), max(map(len, self.nodes))
+        ):  # in which others have more to send
+            for vectors in (self.tails, self.gradients):
+                for chunk in range(len(vectors.chunks)):
+                    vectors.send(round, chunk)
+        for wait in [*self.tails.finish(), *self.gradients.finish()]:
+            wait()
+        for p, view in zip(self.parameters, self.views[0], strict=True):
+            p.grad = view
+        return self.tails.held[0][: self.tail_length]
+
+
+class _Vectors:
+    """A vector for each node that this rank holds, all cut into the same chunks, and their way to the sum over all ranks.
+
+    In round n every rank that has an n-th node hands out slices of it. All ranks call `send` for the same rounds and chunks in
+    the same order, then `finish`; afterwards the first buffer holds the sum.
+    """
+
+    def __init__(
+        self, chunks: Sequence[int], depth: int, nodes: Sequence[Sequence[Node]], total: int, comm: Comm, like: Tensor
+    ) -> None:
+        """`chunks`: elements of each, multiples of the number of ranks. `nodes[r]`: those that rank r hands out, in order."""
+        self.chunks, self.nodes, self.comm = chunks, nodes, comm
+        self.starts = [sum(chunks[:n]) for n in range(len(chunks))]
+        # Zeros, since what lies between the parameters is added up, too.
+        self.held = [torch.zeros(sum(chunks), dtype=like.dtype, device=like.device) for _ in range(depth)]
+        self.additions = additions([node for own in nodes for node in own], total)
+        count = sum(map(len, nodes)) if comm.size > 1 else 0
+        self.received = torch.zeros(count * (sum(chunks) // comm.size), dtype=like.dtype, device=like.device)
+        self.waits: dict[int, list[Callable[[], None]]] = {}
+
+    def chunk(self, place: int, chunk: int) -> Tensor:
+        start = self.starts[chunk]
+        return self.held[place][start : start + self.chunks[chunk]]
+
+    def send(self, round: int, chunk: int) -> None:
+        if self.comm.size == 1:
+            return
+        width = self.chunks[chunk] // self.comm.size
+        has = [len(own) > round for own in self.nodes]
+        mine = has[self.comm.rank]
+        sent = self.chunk(round, chunk) if mine else self.received[:0]
+        self.waits.setdefault(chunk, []).append(
+            self.comm.exchange(
+                sent, [width * mine] * self.comm.size, self._round(round, chunk), [width * yes for yes in has]
+            )
+        )
+
+    def _round(self, round: int, chunk: int) -> Tensor:
+        """Where the slices of a round lie, by rank."""
+        counts = [sum(len(own) > n for own in self.nodes) for n in range(round + 1)]
+        width = self.chunks[chunk] // self.comm.size
+        start = self.starts[chunk] // self.comm.size * sum(map(len, self.nodes)) + width * sum(counts[:round])
+        return self.received[start : start + width * counts[round]]
+
+    def _slices(self, chunk: int) -> list[Tensor]:
+        """This rank's slice of each node of all ranks, in order."""
+        rounds = [
+            iter(self._round(n, chunk).split(self.chunks[chunk] // self.comm.size))
+            for n in range(max(map(len, self.nodes)))
+        ]
+        return [next(rounds[n]) for own in self.nodes for n in range(len(own))]
+
+    def finish(self) -> list[Callable[[], None]]:
+        """Adds up what came, and starts handing it out; the answers wait for that."""
+        if self.comm.size == 1:
+            return []
+        waits = []
+        for chunk, size in enumerate(self.chunks):
+            for wait in self.waits.pop(chunk):
+                wait()
+            slices = self._slices(chunk)
+            for into, other in self.additions:
+                slices[into].add_(slices[other])
+            pieces = self.chunk(0, chunk).split(size // self.comm.size)
+            pieces[self.comm.rank].copy_(slices[0])
+            waits.append(self.comm.complete(pieces))
+        return waits
+
+
+def _up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
