@@ -61,6 +61,27 @@ class Iterated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotFinite:
+    """One iteration had a loss or gradients that are no finite numbers; weights and momentum are as before it. After a rollback a
+    StageStarted (or PieceStarted) says where training goes on."""
+
+    stage: str
+    iter: int  # updates done before it
+    lr: float  # that it would have been done with
+    what: str  # is not finite, in words
+    done: str  # about it; of recipe.OnNan: STOP also where it has come once too often
+    number: int  # of SKIP: iterations one after the other, this one among them; of ROLLBACK: failures in the stage
+    most: int  # `max_nan`
+    position: int  # of its first image
+    images: int
+    seconds: float
+    keys: tuple[str, ...] = ()  # of its images in the LMDB, in their order; rank 0 knows
+    back_to: int | None = None  # ROLLBACK: updates that are kept
+    snapshot: str = ""  # ROLLBACK: from which they come, or `seed N`; rank 0 knows
+    until: int | None = None  # of a stretch that is trained once more (PieceStarted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Renamed:
     """What a stage has of the time when it was called otherwise. Of the life of the last RunStarted; rank 0 knows."""
 
@@ -108,6 +129,7 @@ class SnapshotWritten:
     bytes: int
     blocked_seconds: float  # training stood still
     seconds: float  # until it was on disk
+    cpu_seconds: float = 0.0  # of this process: copying, digests, writing, reading back, deleting older ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,13 +184,17 @@ class StageFinished:
     ema_test_loss: float | None = None
     tested_on: str = ""  # what the evaluation depends on besides the weights; '' if nothing was evaluated
     last_weight_decay: float | None = None  # that of the last update, where it is another than the first one's
+    skips: int = 0  # iterations without an update (`on_nan: SKIP`)
+    rollbacks: int = 0  # `on_nan: ROLLBACK`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnsembleTested:
     """Several stages' last weights were evaluated together. Also the content of OUT/results/ensembles/NAME.json.
 
-    `snapshots`, `rule`, `batch_norm_iter` and `tested_on` are what it was made from: while these are the same, it counts.
+    `snapshots`, `rule`, `batch_norm_iter` and `tested_on` are what it was made from: while these are the same, it counts. `attempt`,
+    `serial`: of the newest snapshot that this process life had written by then, or could have (0 of an older version): what comes
+    after them in the order of snapshots was trained later.
     """
 
     name: str
@@ -185,6 +211,8 @@ class EnsembleTested:
     snapshots: tuple[str, ...]  # ids of the members' ends
     batch_norm_iter: int  # 0 where no weights are averaged
     tested_on: str
+    attempt: int = 0
+    serial: int = 0
 
     @property
     def gain(self) -> float:
@@ -227,6 +255,7 @@ Event = (
     | Note
     | StageStarted
     | Iterated
+    | NotFinite
     | PieceStarted
     | Retraced
     | SnapshotDue

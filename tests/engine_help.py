@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -151,7 +151,7 @@ class Threads:
         self.size = size
         self.turn = threading.Lock()
         self.met = threading.Barrier(size)
-        self.calls: dict[int, dict[int, Tensor]] = {}
+        self.calls: dict[int, dict[int, Any]] = {}
 
     def run(self, work: Callable[["ThreadComm"], T]) -> list[T]:
         """`work(comm)` of each rank. The first error of a rank is raised here."""
@@ -190,23 +190,50 @@ class ThreadComm:
         self.rank, self.size, self.together = rank, together.size, together
         self.count = 0
 
-    def all_reduce(self, tensor: Tensor) -> Callable[[], None]:
+    def _collective(self, mine: T, carry_out: Callable[[dict[int, T]], None]) -> Callable[[], None]:
+        """The answer does it once all ranks are there: with what they brought, by rank, one of them does it for all."""
         number, self.count = self.count, self.count + 1
-        self.together.calls.setdefault(number, {})[self.rank] = tensor
+        self.together.calls.setdefault(number, {})[self.rank] = mine
 
         def wait() -> None:
             self.together.meet()
             parts = self.together.calls.pop(number, None)
             if parts is not None:  # the first to come back from the meeting
-                assert len({part.shape for part in parts.values()}) == 1
-                total = parts[0].clone()
-                for rank in range(1, self.size):
-                    total += parts[rank]
-                for part in parts.values():
-                    part.copy_(total)
+                carry_out(parts)
             self.together.meet()
 
         return wait
+
+    def all_reduce(self, tensor: Tensor) -> Callable[[], None]:
+        def add_up(parts: dict[int, Tensor]) -> None:
+            assert len({part.shape for part in parts.values()}) == 1
+            total = parts[0].clone()
+            for rank in range(1, self.size):
+                total += parts[rank]
+            for part in parts.values():
+                part.copy_(total)
+
+        return self._collective(tensor, add_up)
+
+    def exchange(
+        self, sent: Tensor, sent_sizes: Sequence[int], received: Tensor, received_sizes: Sequence[int]
+    ) -> Callable[[], None]:
+        def hand_out(parts: dict[int, tuple[list[Tensor], list[Tensor]]]) -> None:
+            for target, (_, places) in parts.items():
+                for source, place in enumerate(places):
+                    place.copy_(parts[source][0][target])
+
+        return self._collective(
+            (list(sent.split(list(sent_sizes))), list(received.split(list(received_sizes)))), hand_out
+        )
+
+    def complete(self, pieces: Sequence[Tensor]) -> Callable[[], None]:
+        def fill(parts: dict[int, Sequence[Tensor]]) -> None:
+            for target in parts.values():
+                for source, piece in enumerate(target):
+                    piece.copy_(parts[source][source])
+
+        return self._collective(pieces, fill)
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         if self.rank != src:

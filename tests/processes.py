@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,10 +24,11 @@ class Run:
     environment: dict[str, str] = field(default_factory=dict)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    def start(self) -> "Run":
+    def start(self, within: Sequence[str] = ()) -> "Run":
+        """`within`: words before the command, which becomes the process that they start."""
         env = {**os.environ, "OMP_NUM_THREADS": "1", **self.environment, MARK: self.mark}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "stagerun", *self.arguments],
+            [*within, sys.executable, "-m", "stagerun", *self.arguments],
             env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -52,7 +54,23 @@ class Run:
     def workers(self) -> list[int]:
         """The launcher's children, or the process itself where it is the only worker."""
         own = self.process.pid
-        return [pid for pid in self.pids() if pid != own] or [own]
+        return [pid for pid in self.pids() if pid != own and not is_monitor(pid)] or [own]
+
+    def ranks(self) -> dict[int, int]:
+        """The living workers' process numbers, by rank: the launcher's children, or the process itself where it is the only
+        worker. None before they are started."""
+        own = self.process.pid
+        found = {}
+        for pid in self.pids():
+            try:
+                environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            rank = next((int(e.removeprefix(b"RANK=")) for e in environ if e.startswith(b"RANK=")), None)
+            if rank is not None and parent == own and not is_monitor(pid):
+                found[rank] = pid
+        return found or ({0: own} if "--nproc 1 " in " ".join(self.arguments) + " " else {})
 
     def wait(self, timeout: float = 300) -> tuple[int, str]:
         out, _ = self.process.communicate(timeout=timeout)
@@ -66,6 +84,13 @@ class Run:
                 return False
             time.sleep(0.05)
         return True
+
+
+def is_monitor(pid: int) -> bool:
+    """Whether it only watches a worker, and dies with it."""
+    with contextlib.suppress(OSError):
+        return b"stagerun.watch.monitor" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def kill(run: Run, what: str, rng: random.Random) -> None:
@@ -96,3 +121,13 @@ def ends(out: Path) -> dict[str, str]:
     for name, digest in sorted(content(out).items()):
         last[name.rsplit("-", 1)[0]] = digest
     return last
+
+
+def kill_all(pids: list[int]) -> bool:
+    """SIGKILL. Whether any of them was still there."""
+    killed = False
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            killed = True
+    return killed

@@ -12,14 +12,15 @@ ROOT = Path(__file__).parent.parent / "stagerun"
 # `text` too, since a manifest and a plan print sizes alike. `spec` stands above `schedule`, so that a new learning-rate
 # policy is one class and one row there, and `check` knows its fields from it.
 FLOORS = [
-    {"errors", "text", "units", "knobs", "proto"},
-    {"world", "events", "recipe", "snapshots"},
+    {"errors", "text", "units", "knobs", "proto", "signals"},
+    {"world", "events", "pulse", "recipe", "snapshots"},
     {"schedule", "order", "pace", "logged"},
     {"spec"},
     {"plan", "store", "data", "caffe_import"},
     {"models", "comm"},
     {"engine"},
     {"report", "launch"},
+    {"watch"},  # it leaves its reports in the launcher's folder
     {"runner"},  # the only one that imports plan, store, data and engine
     {"cli"},
 ]

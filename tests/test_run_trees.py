@@ -183,7 +183,7 @@ def test_a_branch_snapshot_that_is_lost_comes_back_and_its_children_stay(base: P
     assert [(p.iter, p.until) for p in of(events, PieceStarted)] == [(3, 5)]
     assert ids(out) == ids(base / "out")
     # The step at 4, on the way, was of use until the piece was there.
-    assert "main-00000005-a0002" in names(out) and "main-00000004-a0002" not in names(out)
+    assert "main-00000005-a0003" in names(out) and "main-00000004-a0003" not in names(out)
 
 
 def test_stopped_and_resumed_in_the_trunk_a_branch_and_a_piece(base: Path, tmp_path: Path) -> None:

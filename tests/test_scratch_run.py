@@ -21,6 +21,7 @@ from stagerun.comm import SoloComm
 from stagerun.data.scratch import look, unstage
 from stagerun.errors import DataError, PeerError, StagerunError, StorageError
 from stagerun.events import Event, Iterated, Note, RunFinished, Stopped
+from stagerun.pulse import Pulse
 from stagerun.recipe import Data
 from stagerun.runner.copying import Copying
 from stagerun.runner.copying_text import Status, Told, as_notes, progress_text
@@ -215,7 +216,7 @@ class Rank:
     given: ClassVar[dict[int, Any]] = {}
 
     def __init__(self, rank: int) -> None:
-        self.rank = rank
+        self.rank, self.pulse = rank, Pulse()
 
     def _all(self, mine: Any) -> list[Any]:
         self.given[self.rank] = mine

@@ -47,7 +47,10 @@ def rehearse(
     One device batch is run per worker and iteration; the rest of a real iteration is extrapolated. `plan` shows the estimate
     from then on.
     """
-    from stagerun.cli.rehearsing import RehearseOptions, rehearse_command
+    from stagerun import signals
+
+    with signals.held():
+        from stagerun.cli.rehearsing import RehearseOptions, rehearse_command
 
     at_least(1, device_batch=device_batch, workers=workers, nproc=nproc, threads=threads)
     at_least(2, iters=iters)

@@ -12,12 +12,12 @@ from stagerun.errors import ResumeRefused, UsageError
 from stagerun.plan.difference import Difference, FieldDifference, RateDifference, Value, difference
 from stagerun.plan.picture import Picture, StagePicture, make_picture
 from stagerun.recipe import Schedule
-from stagerun.runner.keeper import RECIPE
+from stagerun.runner.progress import MOST_RECIPE, RECIPE
 from stagerun.snapshots import Inventory, SnapshotRef
 from stagerun.spec import load
 from stagerun.spec.resolve import SCHEDULE_FILE
-from stagerun.spec.stored import read_recipe
-from stagerun.store.layout import MANIFEST, snapshots_folder
+from stagerun.spec.stored import read_foreign
+from stagerun.store.layout import MANIFEST
 from stagerun.units import epochs
 
 
@@ -66,35 +66,30 @@ def _side(folder: str) -> Side:
 def _of_run(out: Path, inventory: Inventory, newest: SnapshotRef) -> Schedule:
     """What each stage was trained from: the recipe of the newest snapshot, with each stage as its own newest snapshot has it. The
     two differ where a run was told to keep a stage that had changed."""
-    schedule = _recipe(newest.name, newest, store.read_file(DISK, out, newest.name, RECIPE))
+    schedule = _recipe(newest.name, newest, store.read_file(DISK, out, newest.name, RECIPE, MOST_RECIPE))
     stages = []
     for stage in schedule.stages:
-        own = max(inventory.of(stage.name), key=lambda ref: (ref.attempt, ref.iter), default=None)
+        own = max(inventory.of(stage.name), key=lambda ref: (ref.attempt, ref.serial, ref.iter), default=None)
         if own is None:
             stages.append(stage)
             continue
-        trained = _recipe(own.name, own, store.read_file(DISK, out, own.name, RECIPE))
+        trained = _recipe(own.name, own, store.read_file(DISK, out, own.name, RECIPE, MOST_RECIPE))
         # Where it starts from is as it is now: its parent may have another name than then.
         stages.append(replace(stage, solver=trained.stage(stage.name).solver))
     return replace(schedule, stages=tuple(stages))
 
 
 def _of_snapshot(folder: Path) -> Schedule:
-    try:
-        if folder.parent.name == snapshots_folder(Path()).name:
-            # Its tensors, which may be large, need not be read.
-            return _recipe(folder.name, None, store.read_file(DISK, folder.parent.parent, folder.name, RECIPE))
-        ref, files = store.read_folder(DISK, folder)
-        return _recipe(folder.name, ref, files[RECIPE])
-    except KeyError as error:
-        raise ResumeRefused(f"snapshot {folder.name} has no {RECIPE}") from error
+    # Its tensors, which may be large, need not be read.
+    ref, text = store.read_file_of(DISK, folder, RECIPE, MOST_RECIPE)
+    return _recipe(folder.name, ref, text)
 
 
-def _recipe(name: str, ref: SnapshotRef | None, data: bytes) -> Schedule:
+def _recipe(name: str, ref: SnapshotRef, data: bytes) -> Schedule:
     try:
-        return read_recipe(data.decode())
+        return read_foreign(data.decode())
     except ValueError as error:
-        version = ref.environment.get("stagerun", "another version") if ref is not None else "another version"
+        version = ref.environment.get("stagerun", "another version")
         raise ResumeRefused(
             f"the recipe in snapshot {name} can't be read: {error}",
             f"it was written by stagerun {version}: use that one",

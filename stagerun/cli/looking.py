@@ -1,4 +1,7 @@
-"""What `status` and `snapshots` look at: an output folder, its snapshots and their results. Changes nothing, takes no lock."""
+"""What `status` and `snapshots` look at: an output folder, its snapshots and their results. Changes nothing, takes no lock.
+
+What is newer than what is told by (attempt, serial) alone: clocks of nodes differ, and a copy has other times.
+"""
 
 import json
 import os
@@ -14,12 +17,12 @@ from stagerun.events import EnsembleTested, StageFinished
 from stagerun.plan import make_plan
 from stagerun.recipe import Schedule, Stage
 from stagerun.runner import figures
-from stagerun.runner.keeper import RECIPE, STATE, progress_of
-from stagerun.runner.results import ensemble_path, read_ensemble, read_result
+from stagerun.runner.progress import MOST_RECIPE, MOST_STATE, RECIPE, STATE, progress_of
+from stagerun.runner.results import read_ensemble, read_result
 from stagerun.snapshots import Inventory, SnapshotRef
 from stagerun.spec import load
 from stagerun.spec.resolve import SCHEDULE_FILE
-from stagerun.spec.stored import read_recipe
+from stagerun.spec.stored import read_foreign
 from stagerun.spec.upgraded import completed
 from stagerun.store.layout import MANIFEST, snapshots_folder
 from stagerun.text import columns, count, size
@@ -62,7 +65,7 @@ class Found:
 
     `state`: complete, damaged, or set aside. `end` whether its stage ends with it; `started` the stages that started from
     it, `kept_for` those that the schedule lets start there, before the stage's end. `written`: seconds since the epoch, by
-    the file system.
+    the file system, for people. `pinned`: nothing deletes it.
     """
 
     name: str
@@ -78,6 +81,7 @@ class Found:
     end: bool = False
     started: tuple[str, ...] = ()
     kept_for: tuple[str, ...] = ()
+    pinned: bool = False
 
 
 def list_snapshots(out: Path, verify: bool = False, schedule: Schedule | None = None) -> list[Found]:
@@ -97,7 +101,11 @@ def list_snapshots(out: Path, verify: bool = False, schedule: Schedule | None = 
     schedule = schedule or newest_recipe(out, inventory)
     stages = schedule.stages if schedule is not None else ()
     order = [stage.name for stage in stages]
-    found = [replace(f, kept_for=_starting(stages, f), started=_ordered(f.started, order)) for f in found]
+    pins = store.pins(DISK, out)
+    found = [
+        replace(f, kept_for=_starting(stages, f), started=_ordered(f.started, order), pinned=f.name in pins)
+        for f in found
+    ]
 
     def place(f: Found) -> tuple[int, str, int, int]:
         return order.index(f.stage) if f.stage in order else len(order), f.stage, f.attempt, f.iter
@@ -113,6 +121,8 @@ def snapshots_text(out: Path, found: Sequence[Found]) -> str:
     branches = any(f.kept_for for f in found)
     header = ["snapshot", "iteration", "epoch", "size", "written", "top-1", "state", "end of", "started"]
     header += ["kept for"] * branches
+    pinned = any(f.pinned for f in found)
+    header += ["pinned"] * pinned
     rows = [header[:6] + ["EMA top-1"] * averaged + header[6:]]
     for f in found:
         top1 = [percent(f.result.top1 if f.result else None)]
@@ -129,6 +139,7 @@ def snapshots_text(out: Path, found: Sequence[Found]) -> str:
                 f.stage if f.end else "",
                 ", ".join(f.started),
                 *[", ".join(f.kept_for)] * branches,
+                *["pinned" if f.pinned else ""] * pinned,
             ]
         )
     whole = [f for f in found if f.state == "complete"]
@@ -181,18 +192,22 @@ def newest_recipe(out: Path, inventory: Inventory) -> Schedule | None:
     if newest is None:
         return None
     try:
-        return read_recipe(store.read_file(DISK, out, newest.name, RECIPE).decode())
+        return read_foreign(store.read_file(DISK, out, newest.name, RECIPE, MOST_RECIPE).decode())
     except (StagerunError, ValueError):
         return None
 
 
 def newest_snapshot(out: Path, inventory: Inventory) -> SnapshotRef | None:
     """The one written last."""
-    return max(inventory.snapshots, key=lambda ref: written(out, ref.name) or 0.0, default=None)
+    # In one process life what came of a snapshot is younger than it: that orders those of versions that did not count them.
+    depth: dict[str, int] = {"": 0}
+    for ref in sorted(inventory.snapshots, key=lambda ref: (ref.attempt, ref.serial)):
+        depth[ref.id] = max(depth.get(ref.id, 0), depth.get(ref.parent, 0) + 1)
+    return max(inventory.snapshots, key=lambda ref: (ref.attempt, ref.serial, depth[ref.id], ref.iter), default=None)
 
 
 def written(out: Path, name: str) -> float | None:
-    """When a snapshot was written, by the file system. None if it is gone meanwhile."""
+    """When a snapshot was written, by the file system, for people. None if it is gone meanwhile."""
     try:
         return (snapshots_folder(out) / name / MANIFEST).stat().st_mtime
     except OSError:
@@ -201,7 +216,7 @@ def written(out: Path, name: str) -> float | None:
 
 def last_result(out: Path, refs: Sequence[SnapshotRef]) -> tuple[SnapshotRef, StageFinished] | None:
     """The newest of a stage's snapshots that was evaluated, and its result."""
-    for ref in sorted(refs, key=lambda ref: (ref.attempt, ref.iter), reverse=True):
+    for ref in sorted(refs, key=lambda ref: (ref.attempt, ref.serial, ref.iter), reverse=True):
         if (result := read_result(out, ref)) is not None:
             return ref, result
     return None
@@ -215,16 +230,16 @@ def ensemble_on_disk(out: Path, name: str, inventory: Inventory) -> EnsembleTest
         return None
     by_id = {ref.id: ref for ref in inventory.snapshots}
     members = [by_id.get(id) for id in tested.snapshots]
-    try:
-        evaluated = ensemble_path(out, name).stat().st_mtime
-    except OSError:  # a run that goes on has replaced it
-        return None
+    whole = [member for member in members if member is not None]
+    # An older version did not say when it was evaluated; no earlier than its members were trained.
+    stated = (tested.attempt, tested.serial) if tested.attempt else (0, 0)
+    evaluated = max([stated, *((ref.attempt, ref.serial) for ref in whole)])
 
     def replaced(member: SnapshotRef) -> bool:
-        later = [r for r in inventory.of(member.stage) if (written(out, r.name) or 0.0) > evaluated]
+        later = [ref for ref in inventory.of(member.stage) if (ref.attempt, ref.serial) > evaluated]
         return any(_definition(ref) != _definition(member) for ref in later)
 
-    return None if any(member is None or replaced(member) for member in members) else tested
+    return None if len(whole) < len(members) or any(map(replaced, whole)) else tested
 
 
 def _definition(ref: SnapshotRef) -> tuple[str, dict[str, str]]:
@@ -236,12 +251,12 @@ def _complete(out: Path, ref: SnapshotRef, inventory: Inventory, verify: bool) -
     epoch, reason = None, ""
     try:
         if verify:
-            store.read(DISK, out, ref)
-        position = progress_of({STATE: store.read_file(DISK, out, ref.name, STATE)}).position
-        epoch = position / int(ref.identity["data.train.images"])
+            store.verify(DISK, out, ref.name)
+        position = progress_of({STATE: store.read_file(DISK, out, ref.name, STATE, MOST_STATE)}).position
+        epoch = position / ref.whole("data.train.images", 0)
     except store.Damaged as error:
         reason = error.reason
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, ZeroDivisionError, ResumeRefused):
         pass  # made by something else than `run`: its epoch is not known
     return Found(
         name=ref.name,
@@ -263,7 +278,7 @@ def _damaged(out: Path, name: str) -> Found:
     place = store.parse_name(name)
     assert place is not None  # an inventory has no other names
     try:
-        store.read_file(DISK, out, name, STATE)
+        store.read_file(DISK, out, name, STATE, MOST_STATE)
         reason = "it was not there when it was looked at"
     except store.Damaged as error:
         reason = error.reason

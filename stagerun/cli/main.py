@@ -17,6 +17,7 @@ from stagerun.cli.commands_plan import check, diff, explain, help_command, plan
 from stagerun.cli.commands_rehearse import rehearse
 from stagerun.cli.commands_report import report
 from stagerun.cli.commands_run import run
+from stagerun.cli.commands_verify import verify_resume
 from stagerun.cli.commands_weights import eval_command, export
 from stagerun.errors import EXIT_MEANINGS, ExitCode
 
@@ -52,6 +53,7 @@ def main() -> None:
     stagerun explain DIR X.Y  where a setting came from, and what it means
     stagerun diff A B         in what two schedules differ, or a schedule and a run
     stagerun rehearse DIR     all stages with a few iterations, and what the real run will take
+    stagerun verify-resume DIR  proof that a killed run goes on to the same bits here
     stagerun run DIR          runs what is not yet done; the same command goes on after anything
     stagerun status DIR       whether a run is alive, how far it is, its warnings
     stagerun snapshots DIR    what is saved, whole or damaged, and what started from it
@@ -70,6 +72,7 @@ COMMANDS = (
     explain,
     diff,
     rehearse,
+    verify_resume,
     run,
     status,
     snapshots,

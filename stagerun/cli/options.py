@@ -2,14 +2,15 @@
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from stagerun import units
-from stagerun.errors import Problem, RecipeError, Span
+from stagerun.errors import Problem, RecipeError, Span, UsageError, listing, nearest
+from stagerun.pulse import LEAST_S, Limits, Section
 
 
 def schedule_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,6 +115,31 @@ class Duration(click.ParamType[float]):
             return units.seconds(str(value))
         except ValueError:
             self.fail(f"{value!r} is no length of time: write 4h, 90m, 3h30m, 2d or 1:30:00.", param, ctx)
+
+
+def limits(words: Sequence[str]) -> Limits | None:
+    """What `--timeout SECTION=TIME ...` says; None for `off`. UsageError."""
+    given: dict[Section, float] = {}
+    names = [section.value for section in Section]
+    for word in words:
+        name, equals, time = (part.strip() for part in word.partition("="))
+        if word.strip() == "off":
+            if len(words) > 1:
+                raise UsageError("--timeout off, and another --timeout", "`off` is for all sections: leave the others out")
+            return None
+        if not equals or name not in names:
+            hint = nearest(name, names) or f"write SECTION=TIME; the sections are {listing(names)}; or `off`"
+            raise UsageError(f"--timeout {word}: there is no section `{name}`", hint)
+        section = Section(name)
+        if section in given:
+            raise UsageError(f"--timeout {name} is given twice")
+        try:
+            given[section] = units.seconds(time)
+        except ValueError:
+            raise UsageError(f"--timeout {word}: `{time}` is no length of time", "write 90s, 5m, 2h or 1:30:00") from None
+        if given[section] < LEAST_S:
+            raise UsageError(f"--timeout {word} is too short", "on a busy machine, a process may wait for its turn that long")
+    return Limits(given)
 
 
 def output_folder(name: str, out: str | None) -> Path:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagerun import store
+from stagerun import signals, store
 from stagerun.cli.ending import tell
 from stagerun.cli.options import output_folder
 from stagerun.cli.workers import Job, check_workers, devices, join, joined, load_everywhere, say, start, work
@@ -64,7 +64,7 @@ class RehearseOptions:
 
 def rehearse_command(options: RehearseOptions) -> int:
     """The exit code."""
-    return work(_job(options), STOPPING) if joined(options.nproc) else _start(options)
+    return work(_job(options), STOPPING, None, ExitCode.INTERRUPTED) if joined(options.nproc) else _start(options)
 
 
 def _job(options: RehearseOptions) -> Job:
@@ -76,31 +76,37 @@ def _start(options: RehearseOptions) -> int:
     nproc = options.nproc or devices()
     _check(options, schedule, nproc)
     if not options.synthetic:
-        from stagerun.runner.images import preflight
+        with signals.held():
+            from stagerun.runner.images import preflight
 
         preflight(schedule)
-    return start(options.arguments(), nproc, options.threads, _job(options), STOPPING)
+    return start(options.arguments(), nproc, options.threads, _job(options), STOPPING, None, ExitCode.INTERRUPTED)
 
 
 def _check(options: RehearseOptions, schedule: Schedule, workers: int) -> None:
     """What each worker finds by itself, too, where another launcher has started it. RecipeError, DataError."""
+    check_short(schedule, max(workers, options.workers or 1), options.device_batch, options.synthetic, "rehearses")
+
+
+def check_short(schedule: Schedule, workers: int, device_batch: int | None, synthetic: bool, does: str) -> None:
+    """Whether the schedule can be run cut short. `does`: what a command does then. RecipeError, DataError."""
     if not any(stage.enabled for stage in schedule.stages):
         raise UsageError(f"no stage of {schedule.name} is enabled", "take `enabled: false` out of one of them")
-    check_workers(schedule, max(workers, options.workers or 1))
+    check_workers(schedule, workers)
     largest = max(stage.solver.device_batch_size for stage in schedule.stages)
-    if options.device_batch is not None and options.device_batch > largest:
+    if device_batch is not None and device_batch > largest:
         raise UsageError(
-            f"--device-batch {options.device_batch} is more than the schedule's device_batch_size of {largest}",
+            f"--device-batch {device_batch} is more than the schedule's device_batch_size of {largest}",
             "it is for a machine where the real one does not fit; leave it out",
         )
-    if options.synthetic:
+    if synthetic:
         return
     sources = [s for s in (schedule.data.train, schedule.data.val) if s is not None]
     missing = [s.path for s in sources if not os.path.exists(s.path)]
     if missing:
         raise DataError(
             "\n".join(f"{path}: there is no LMDB on this machine" for path in missing),
-            "`--synthetic` rehearses with made-up images of the same kind",
+            f"`--synthetic` {does} with made-up images of the same kind",
         )
 
 
@@ -111,7 +117,7 @@ def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
     from stagerun.runner.rehearse import Rehearsal, rehearse
     from stagerun.runner.together import everyone, rank0
 
-    device, comm = join(world, options.threads)
+    device, comm = join(world, options.threads, stop)
     schedule = load_everywhere(options.folder, options.overrides, comm)
     everyone(comm, lambda: _check(options, schedule, comm.size))
     out = output_folder(schedule.name, options.out)

@@ -1,27 +1,31 @@
 """`stagerun run`: what can go wrong is found here, in the first second and without torch; then workers are started, or
 this process is one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagerun import store
+from stagerun import signals, store
+from stagerun.cli.ending import tell
 from stagerun.cli.logs import LOGS, SCREENS, Opened, Sink, in_format, parents, require_evaluation, require_packages
-from stagerun.cli.options import output_folder
+from stagerun.cli.options import limits, output_folder
 from stagerun.cli.workers import Job, check_workers, devices, join, joined, load_everywhere, say, start, work
-from stagerun.errors import ExitCode, StagerunError
+from stagerun.errors import ExitCode, FolderInUseError, StagerunError
 from stagerun.events import Event, Failed, RunFinished, Stopped
-from stagerun.launch import StopRequest
+from stagerun.launch import GRACE_S, StopRequest
 from stagerun.plan import Plan, State, make_plan, require_fresh
 from stagerun.plan.ensembles import ensembles_text
 from stagerun.plan.render import render_text
+from stagerun.pulse import Limits
 from stagerun.recipe import Schedule
 from stagerun.report.console import finished_line
 from stagerun.report.jsonl import JsonLines
 from stagerun.report.table import ensembles_table, results_table
 from stagerun.runner import results
+from stagerun.runner.restarts import require_progress, standing
 from stagerun.spec import load
+from stagerun.watch.worker import Watch, watched
 from stagerun.world import World
 
 
@@ -38,6 +42,15 @@ class RunOptions:
     log: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     until: str | None = None
+    grace: float | None = None
+    retry: bool = False
+    exact: bool = False
+    timeouts: tuple[str, ...] = ()
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds from a signal to the end."""
+        return GRACE_S if self.grace is None else self.grace
 
     def arguments(self) -> list[str]:
         """The command line of a worker."""
@@ -48,24 +61,40 @@ class RunOptions:
             ("--keep", self.keep),
             ("--only", self.only),
             ("--log", self.log),
+            ("--timeout", self.timeouts),
         )
         for option, values in repeated:
             words += [word for value in values for word in (option, value)]
+        if self.grace is not None:
+            words += ["--grace", f"{self.grace}s"]
         if self.until is not None:
             words += ["--until", self.until]
         if self.out is not None:
             words += ["--out", self.out]
+        words += ["--retry"] * self.retry + ["--require-bit-exact"] * self.exact
         return words
 
 
 def run_command(options: RunOptions) -> int:
     """The exit code."""
     require_packages(options.log)
-    return work(_job(options)) if joined(options.nproc) else _start(options)
+    limits(options.timeouts)  # a mistake in it, too
+    store.planned_fault()  # a mistake in it is told before anything is begun
+    return work(job_of(options), grace=options.grace_s) if joined(options.nproc) else _start(options)
 
 
-def _job(options: RunOptions) -> Job:
-    return lambda world, stop: _train(options, world, stop)
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What makes a run short, to try something: what becomes of the schedule in the files, and batches of the evaluation after a
+    stage."""
+
+    schedule: Callable[[Schedule], Schedule]
+    final_test_iter: int
+
+
+def job_of(options: RunOptions, cut: Cut | None = None) -> Job:
+    """What a worker of the run does."""
+    return lambda world, stop: _train(options, world, stop, cut)
 
 
 # -- the process that a person started
@@ -80,21 +109,26 @@ def _start(options: RunOptions) -> int:
         say(in_format(options.log_format, finished_line(_nothing(plan))))
         say(in_format(options.log_format, _table(plan, out)))
         return ExitCode.DONE
+    if not options.retry:
+        disk = store.LocalDisk()
+        require_progress(disk, out, standing(disk, out, schedule))
     nproc = options.nproc or devices()
     check_workers(schedule, nproc)
-    from stagerun.runner.images import preflight
+    with signals.held():
+        from stagerun.runner.images import preflight
 
     preflight(schedule)
     together = ensembles_text(results.planned_ensembles(plan, out))
     say(in_format(options.log_format, render_text(plan, beside=[together]) + "\n"))
-    return start(options.arguments(), nproc, options.threads, _job(options))
+    return start(options.arguments(), nproc, options.threads, job_of(options), grace=options.grace_s)
 
 
 def _look(schedule: Schedule, out: Path, options: RunOptions) -> Plan:
-    """The plan, and the proof that the folder can be written and nobody else holds it."""
+    """The plan, and the proof that the folder can be written and nobody that a lock tells of holds it. One on another host, of
+    which only a lease tells, is waited for by the worker."""
     disk = store.LocalDisk()
     store.prepare(disk, out)
-    with store.Lock(out):
+    with store.Lock(out, optional=True):
         plan = make_plan(schedule, store.inventory(disk, out), options.redo, options.keep, options.only, options.until)
     require_fresh(plan)
     for name in options.redo:
@@ -120,24 +154,42 @@ def _table(plan: Plan, out: Path) -> str:
 # -- a worker
 
 
-def _train(options: RunOptions, world: World, stop: StopRequest) -> int:
+def _train(options: RunOptions, world: World, stop: StopRequest, cut: Cut | None) -> int:
+    def speak(text: str) -> None:
+        tell(f"rank {world.rank}: {text}" if world.rank else text)
+
+    asked = limits(options.timeouts)
+    with watched(world, asked, speak) as watch:
+        return _train_watched(options, world, stop, cut, watch, asked)
+
+
+def _train_watched(
+    options: RunOptions, world: World, stop: StopRequest, cut: Cut | None, watch: Watch | None, asked: Limits | None
+) -> int:
     from stagerun.runner.keeper import Keeper
+    from stagerun.runner.stopping import Grace
     from stagerun.runner.together import rank0
     from stagerun.runner.walk import run
 
-    device, comm = join(world, options.threads)
+    device, comm = join(world, options.threads, stop, watch, asked)
     schedule = load_everywhere(options.folder, options.overrides, comm)
+    if cut is not None:
+        schedule = cut.schedule(schedule)
     out = output_folder(schedule.name, options.out)
     keeper = None
     if comm.rank == 0:
-        keeper = Keeper(schedule, out, options.redo, options.keep, options.only, options.until)
+        choice = (options.redo, options.keep, options.only, options.until)
+        keeper = Keeper(schedule, out, *choice, retry=options.retry, say=tell, stop=stop)
     with ExitStack() as stack:
         sinks: list[Sink] = []
+        last: Event | None = None
 
         def open_folder() -> None:
             assert keeper is not None
-            stack.callback(keeper.close)
+            stack.push(lambda kind, error, trace: keeper.close(_code(error, last)))
             keeper.open()
+            if watch is not None:
+                watch.log(out / "log.jsonl")
             plan = keeper.plan()
             before = results.results(plan, out)
             screen = SCREENS[options.log_format](plan, before, results.ensembles(plan, out))
@@ -149,22 +201,35 @@ def _train(options: RunOptions, world: World, stop: StopRequest) -> int:
                 sinks.append(stack.enter_context(LOGS[name].make(opened)))
 
         rank0(comm, open_folder)
-        last = None
-        events = run(schedule, str(out), comm, world, device, keeper, stop)
-        for event in told(events) if sinks else events:
-            for sink in sinks:
+        final_test_iter = cut.final_test_iter if cut else None
+        grace = Grace(options.grace_s, stop.left)
+        events = run(schedule, str(out), comm, world, device, keeper, stop, final_test_iter, grace, options.exact)
+        for event in told(events, watch) if sinks else events:
+            # What comes after a monitor's word is no part of the run any more.
+            for sink in sinks if watch is None or not watch.verdict else ():
                 sink(event)
             last = event
     comm.close()
+    return _code(None, last)
+
+
+def _code(error: BaseException | None, last: Event | None) -> int:
+    """What the run ends with: `error`, or else its last event."""
+    if error is not None:
+        return error.exit_code if isinstance(error, StagerunError) else ExitCode.BUG
     return ExitCode.SAVED if isinstance(last, Stopped) else ExitCode.DONE
 
 
-def told(events: Iterator[Event]) -> Iterator[Event]:
-    """The events, and Failed before an error goes on its way: who looks in the morning finds it in the log."""
+def told(events: Iterator[Event], watch: Watch | None = None) -> Iterator[Event]:
+    """The events, and Failed before an error goes on its way: who looks in the morning finds it in the log. Once a monitor has
+    ended the job, it has told that there, and errors only follow from it."""
     try:
         yield from events
+    except FolderInUseError:  # the log is that of the run which has taken over
+        raise
     except StagerunError as error:
-        yield Failed(code=int(error.exit_code), text=error.render())
+        if watch is None or not watch.verdict:
+            yield Failed(code=int(error.exit_code), text=error.render())
         raise
     except Exception as error:
         yield Failed(code=int(ExitCode.BUG), text=f"{type(error).__name__}: {error}")

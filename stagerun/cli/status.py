@@ -1,6 +1,7 @@
 """What `status` tells of an output folder: whether a run is alive, how far it is, and what it has to say."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from stagerun import store
@@ -13,6 +14,7 @@ from stagerun.events import (
     Failed,
     Iterated,
     Note,
+    NotFinite,
     PieceStarted,
     RunFinished,
     RunStarted,
@@ -24,6 +26,7 @@ from stagerun.events import (
 from stagerun.pace import pace, progress_line
 from stagerun.plan import make_plan
 from stagerun.plan.renamed import under
+from stagerun.report.failed import failed_line
 
 SILENT = 300  # seconds without a line in the log, after which a living run is said to be silent
 
@@ -72,6 +75,7 @@ class Status:
     stopped    it was told to stop, and saved
     failed     it ended in an error
     killed     it ended without a word
+    elsewhere  it ended without a word, or runs on where this machine can't see it: what `holder` says is its last sign of life
     """
 
     state: str
@@ -90,18 +94,21 @@ class Status:
     ensembles: tuple[EnsembleTested, ...]
     warnings: tuple[Warned, ...]
     unreadable_lines: int
+    not_finite: int = 0  # iterations of this process life whose loss or gradients were not finite
     not_chosen: tuple[str, ...] = ()  # of one that finished: stages that it left out, and that are still to be trained
 
 
 def look(target: Target, now: float) -> Status:
     """Changes nothing. StorageError, PermissionDenied, ResumeRefused as of `store.inventory`."""
-    holder = store.holder(target.out)  # before the log, or a run that ends in between would seem to be killed
+    holder, away = _holder(target.out)  # before the log, or a run that ends in between would seem to be killed
     life = read_last_life(target.out / LOG)
     if holder is None:
-        holder = store.holder(target.out)  # or one that starts in between
+        holder, away = _holder(target.out)  # or one that starts in between
     inventory = store.inventory(DISK, target.out)
     run = started(life) if life else None
     state, said = _state(holder, life)
+    if away is not None and state in ("killed", "nothing"):
+        state, holder = "elsewhere", away
     if state == "starting":
         life = None
     newest = newest_snapshot(target.out, inventory)
@@ -128,8 +135,20 @@ def look(target: Target, now: float) -> Status:
         ensembles=ensembles(target.out, plan, life, inventory),
         warnings=_warnings(life) if life else (),
         unreadable_lines=life.unreadable if life else 0,
+        not_finite=sum(1 for _ in life.of(NotFinite)) if life else 0,
         not_chosen=last[1].not_chosen if last and isinstance(last[1], RunFinished) else (),
     )  # fmt: skip
+
+
+def _holder(out: Path) -> tuple[store.Holder | None, store.Holder | None]:
+    """Who holds the folder; else who may hold it, by a lease that only its next beat would prove alive."""
+    if (holder := store.holder(out)) is not None:
+        return holder, None
+    found = store.last_word(DISK, out)
+    if found is None:
+        return None, None
+    who, lives = found
+    return (who, None) if lives else (None, who)
 
 
 def _state(holder: store.Holder | None, life: Life | None) -> tuple[str, Stopped | Failed | None]:
@@ -208,6 +227,8 @@ def _warnings(life: Life) -> tuple[Warned, ...]:
         match event:
             case Note(text=text, warning=True):
                 found.append(Warned(time=time, text=text))
+            case NotFinite():
+                found.append(Warned(time=time, text=failed_line(event)))
             case SnapshotFailed():
                 text = f"no snapshot of {event.stage} at {event.iter}: {event.message}"
                 found.append(Warned(time=time, text=text))

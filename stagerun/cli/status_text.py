@@ -37,6 +37,8 @@ def status_text(status: Status, now: float) -> str:
         lines.append(status.progress.line)
     if status.state == "running" and status.last_logged is not None:
         lines.append(f"last logged {ago(status.last_logged)} ago: {status.last_event}")
+    if status.not_finite:
+        lines.append(f"{count(status.not_finite, 'iteration')} not finite in this process life")
     if status.snapshot is not None:
         age = "" if status.snapshot.written is None else f", {ago(status.snapshot.written)} old"
         lines.append(f"newest snapshot {status.snapshot.name}, {size(status.snapshot.bytes)}{age}")
@@ -66,6 +68,13 @@ def _headline(status: Status, ago: Callable[[float], str]) -> str:
             why = status.reason.partition("\n")[0]
             text = f"ended with exit code {status.exit_code} {when}{at}" + (f": {why}" if why else "")
             return f"{text}; {GOES_ON}" if status.exit_code in WORTH_ANOTHER_TRY else text
+        case "elsewhere":
+            beat = f"beat {status.holder.beat}" if status.holder and status.holder.beat is not None else "its name"
+            logged = f"last logged {when}{at}" if when else "nothing logged yet"
+            return (
+                f"no word of an end from {who}, which this machine can't see: its last sign of life is {beat}, {logged}; if it "
+                f"is dead, {GOES_ON}"
+            )
         case "killed":
             return f"killed, or ended without a word, {when}{at}: {GOES_ON}"
     return f"nothing has been run yet in {status.out}"

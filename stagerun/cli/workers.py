@@ -9,19 +9,32 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from stagerun import signals
 from stagerun.cli.ending import bug_report, tell
 from stagerun.errors import Diverged, ExitCode, Problem, RecipeError, StagerunError, UsageError, listing
-from stagerun.launch import StopRequest, die_with_launcher, report, run_workers
+from stagerun.launch import GRACE_S, StopRequest, die_with_launcher, report, run_workers
+from stagerun.pulse import Limits, Section
 from stagerun.recipe import Schedule, Stage
 from stagerun.report.console import print_nowhere
 from stagerun.spec import load
 from stagerun.text import count
+from stagerun.watch.worker import Watch
 from stagerun.world import World, default_threads, from_environment, launched
 
 if TYPE_CHECKING:
     import torch
 
     from stagerun.comm import Comm
+
+# When a worker stops that is in a section.
+_STOPS = {
+    Section.START: "before training goes on",
+    Section.COPY: "after this piece of the copy",
+    Section.FIRST_ITERATION: "after this iteration",
+    Section.ITERATION: "after this iteration",
+    Section.EVALUATION: "after this batch of the evaluation",
+    Section.SAVE: "after this snapshot",
+}
 
 # What a worker does: its exit code.
 Job = Callable[[World, StopRequest], int]
@@ -37,13 +50,22 @@ def joined(nproc: int | None) -> bool:
     return launched()
 
 
-def start(arguments: Sequence[str], nproc: int, threads: int | None, job: Job, stopping: str = "to save") -> int:
-    """Runs `nproc` workers of `stagerun ARGUMENTS...` on this machine, or `job` here if one is enough; the exit code."""
+def start(
+    arguments: Sequence[str],
+    nproc: int,
+    threads: int | None,
+    job: Job,
+    stopping: str = "to save",
+    grace: float | None = GRACE_S,
+    stopped: int = ExitCode.SAVED,
+) -> int:
+    """Runs `nproc` workers of `stagerun ARGUMENTS...` on this machine, or `job` here if one is enough; the exit code. The rest as of
+    `work`."""
     threads = threads or default_threads(nproc)
     if nproc == 1:
         os.environ["OMP_NUM_THREADS"] = str(threads)
-        return work(job, stopping)
-    code, text = run_workers(arguments, nproc, threads)
+        return work(job, stopping, grace, stopped)
+    code, text = run_workers(arguments, nproc, threads, GRACE_S if grace is None else grace, stopped)
     tell(text)
     return code
 
@@ -97,11 +119,11 @@ def check_workers(schedule: Schedule, nproc: int) -> None:
         raise RecipeError(problems)
 
 
-def work(job: Job, stopping: str = "to save") -> int:
+def work(job: Job, stopping: str = "to save", grace: float | None = GRACE_S, stopped: int = ExitCode.SAVED) -> int:
     """One worker, whoever started it. Tells a launcher of ours how it ended, or else the terminal. `stopping`: what a signal
-    is said to lead to."""
-    stop = StopRequest(stopping)
-    stop.install()
+    is said to lead to, within `grace` seconds (None: nobody waits for it). `stopped`: the exit code of a signal before anything is begun."""
+    stop = StopRequest(stopping, grace=grace)
+    stop.install(stopped)
     world = World()
     try:
         die_with_launcher()
@@ -113,6 +135,7 @@ def work(job: Job, stopping: str = "to save") -> int:
         code, text = int(error.exit_code), error.render()
     except Exception as error:
         code, text = int(ExitCode.BUG), bug_report(error)
+    signals.settle()  # what comes now is too late to change how this ended
     if not report(world.rank, code, text) and text:
         tell(f"rank {world.rank}: {text}" if world.rank else text)  # rank 0 speaks for all
     if world.size > 1:
@@ -136,8 +159,14 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def join(world: World, threads: int | None) -> tuple["torch.device", "Comm"]:
-    """This worker's device and the others. UsageError with more workers than GPUs, PeerError if the others don't come."""
+def join(
+    world: World, threads: int | None, stop: StopRequest, watch: Watch | None = None, limits: Limits | None = None
+) -> tuple["torch.device", "Comm"]:
+    """This worker's device and the others. With this the job has begun: whoever gets on asks `stop` from time to time. `watch`, with
+    its `limits`, then knows the others, too.
+
+    UsageError with more workers than GPUs, PeerError if the others don't come.
+    """
     import torch
 
     from stagerun.comm import SoloComm, TorchComm
@@ -145,7 +174,15 @@ def join(world: World, threads: int | None) -> tuple["torch.device", "Comm"]:
 
     torch.set_num_threads(threads or default_threads(world.local_size))
     device = choose_device(world)
-    return device, SoloComm() if world.size == 1 else TorchComm(world, device)
+    pulse = watch.pulse if watch is not None else None
+    comm: Comm = SoloComm(pulse)
+    if world.size > 1:
+        with stop.watched():
+            comm = TorchComm(world, device, pulse, limits)
+            if watch is not None:
+                watch.meet(comm)
+    stop.begin(lambda: _STOPS[comm.pulse.within])
+    return device, comm
 
 
 def load_everywhere(folder: str, overrides: Sequence[str], comm: "Comm") -> Schedule:

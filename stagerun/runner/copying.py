@@ -19,6 +19,7 @@ from stagerun.data.scratch import Copy, CopyStopped, Found, How, Original, Progr
 from stagerun.data.switching import SwitchingRecords
 from stagerun.errors import PeerError, StagerunError
 from stagerun.events import Note
+from stagerun.pulse import Section
 from stagerun.recipe import Data, ScratchCopy
 from stagerun.runner.copying_text import Status, Told, as_notes, progress_text
 from stagerun.runner.together import everyone
@@ -112,7 +113,8 @@ class Copying:
             return False
         self._copier = copier = Copier(self._originals, self._data)
         copier.start()
-        stopped = yield from _meet(copier, comm, stop)
+        with comm.pulse.section(Section.COPY):
+            stopped = yield from _meet(copier, comm, stop)
         everyone(comm, lambda: _raise(copier.error))
         if not stopped:
             yield from as_notes(_gathered(comm, self._results()), copier.scratch, beside=False)
@@ -215,8 +217,13 @@ def _meet(copier: Copier, comm: Comm, stop: Callable[[], bool]) -> Generator[Not
     hosts = [host.decode() for host in comm.gather_bytes(socket.gethostname().encode())]
     begun = time.monotonic()
     next_note, pause = _FIRST_NOTE_S, 0.02
+    copied = -1
     while True:
         copier.join(pause)
+        # Whoever copies shows that it gets on; whoever is done, or waits for another run's copy, that it is there.
+        if copier.status() is not Status.RUNNING or copier.progress.done != copied:
+            copied = copier.progress.done
+            comm.pulse.beat()
         pause = min(_MEET_EVERY_S, 2 * pause)
         # What a rank tells the others: its status, bytes done, bytes in all, whether its own process was told to stop.
         table = torch.zeros((comm.size, 4), dtype=torch.int64)

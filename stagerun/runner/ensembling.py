@@ -26,6 +26,7 @@ from stagerun.events import EnsembleTested, Event, Note, StageFinished, Stopped
 from stagerun.logged import ensemble_of
 from stagerun.models import build
 from stagerun.plan.ensembles import made_from
+from stagerun.pulse import Section, beating
 from stagerun.recipe import Ensemble, EnsembleRule, Schedule, Solver, Stage, Transform
 from stagerun.runner.finish import finite
 from stagerun.runner.images import Images, evaluated
@@ -147,8 +148,9 @@ def _take_statistics(run: EnsembleRun, model: nn.Module, statistics: BatchStatis
     size = solver.device_batch_size
     asked = ((i * solver.batch_size + worker * size, size) for i in range(iterations) for worker in workers)
     loader = run.images.loader(replace(stage, solver=solver))
-    with loader.stream(asked) as batches, feed(batches, run.device) as fed:
-        return take_statistics(model, statistics, fed, iterations, workers, how, run.comm, run.stop)
+    pulse = run.comm.pulse
+    with pulse.section(Section.EVALUATION), loader.stream(asked) as batches, feed(batches, run.device) as fed:
+        return take_statistics(model, statistics, beating(fed, pulse), iterations, workers, how, run.comm, run.stop)
 
 
 def _score(run: EnsembleRun, members: Sequence[Member], size: int) -> Score | None:
@@ -161,8 +163,9 @@ def _score(run: EnsembleRun, members: Sequence[Member], size: int) -> Score | No
     numbers = evaluated(stage, -(-images // size), run.final_test_iter)
     mine = runs_of(len(numbers), run.comm.size)[run.comm.rank]
     asked = ((begin, min(size, images - begin)) for begin in (numbers[n] * size for n in mine))
-    answer = together(members, run.ensemble.rule)
-    with loader.stream(asked) as batches, feed(batches, run.device) as fed:
+    answer, pulse = together(members, run.ensemble.rule), run.comm.pulse
+    with pulse.section(Section.EVALUATION), loader.stream(asked) as batches, feed(batches, run.device) as fed:
+        fed = beating(fed, pulse)
         return score(answer, zip(mine, fed, strict=False), len(numbers), members[0].normalise, run.comm, run.stop)
 
 
@@ -209,8 +212,11 @@ def _result(run: EnsembleRun, found: Score, seconds: float) -> EnsembleTested:
             best=best,
             best_top1=alone[best],
             mean_top1=sum(alone.values()) / len(alone),
+            attempt=run.keeper.attempt,
+            serial=run.keeper.serial,
             **made_from(run.schedule, run.ensemble, [t.ref for t in run.trained]),
         )
+        run.keeper.require_held()
         write_ensemble(run.keeper.disk, run.keeper.out, tested)
         return asdict(tested)
 

@@ -1,6 +1,6 @@
 """What the bits of a stage depend on besides its definition, and what is promised where it goes on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -12,7 +12,7 @@ from stagerun.engine.device import differences, environment
 from stagerun.errors import ResumeRefused
 from stagerun.events import Note
 from stagerun.plan import Lost, Plan, PlannedStage, State
-from stagerun.recipe import Determinism, Schedule, Stage
+from stagerun.recipe import Determinism, Ensemble, Schedule, Stage
 from stagerun.snapshots import SnapshotRef
 from stagerun.text import count
 
@@ -30,23 +30,46 @@ def environment_of(schedule: Schedule, stage: Stage, device: torch.device, worke
 
 def promise(schedule: Schedule, planned: PlannedStage, now: dict[str, str]) -> Note | None:
     """BIT-EXACT, or EQUIVALENT and why, on rank 0. A stage that starts has nothing to be exact to, and tells only that its
-    environment is not its parent's."""
-    piece = planned.until is not None
-    before = planned.like if piece else planned.start
-    if before is None:
+    environment is not its parent's. Of a finished one whose evaluation was interrupted it is that which goes on."""
+    piece, tested = planned.until is not None, planned.state is State.DONE
+    before = planned.like if piece else planned.end if tested else planned.start
+    if before is None or (tested and schedule.data.val is None):
         return None
     changed = _changed(schedule, before, now)
-    what = f"{planned.label} again" if piece else "resume"
+    what = f"{planned.label} again" if piece else f"the evaluation of {planned.stage.name}" if tested else "resume"
     like = f", before: {before.name}" if piece else ""
     if changed:
         return Note(text=f"{what} is EQUIVALENT, not BIT-EXACT{like}: " + "; ".join(changed), warning=True)
-    if not piece and planned.state is not State.RESUME:
+    if not piece and planned.state is State.FRESH:
         return None
     if now["device"] != "cpu":
         return Note(
             text=f"{what} with everything as before{like}; that a GPU then gives the same bits was not verified"
         )
     return Note(text=f"{what} is BIT-EXACT{like}: same torch build, instruction set, threads, workers and reducer")
+
+
+def promise_of_ensemble(
+    schedule: Schedule, ensemble: Ensemble, members: Iterable[SnapshotRef], device: torch.device, workers: int
+) -> Note | None:
+    """EQUIVALENT and why, where a member was trained in another environment than the ensemble is evaluated in."""
+    changed: dict[str, None] = {}
+    for name, ref in zip(ensemble.members, members, strict=True):
+        now = environment_of(schedule, schedule.stage(name), device, workers)
+        changed |= dict.fromkeys(_changed(schedule, ref, now))
+    if not changed:
+        return None
+    text = f"ensemble {ensemble.name} is EQUIVALENT, not BIT-EXACT, to one without a stop: " + "; ".join(changed)
+    return Note(text=text, warning=True)
+
+
+def require_exact(said: Note | None) -> None:
+    """ResumeRefused where something would go on of which the bits are not promised: `said` of it."""
+    if said is not None and (said.warning or "is BIT-EXACT" not in said.text):
+        raise ResumeRefused(
+            f"--require-bit-exact: {said.text}",
+            "run where all is as before; without the option training goes on here, equivalent but for rounding",
+        )
 
 
 def require_same(plan: Plan, device: torch.device, workers: int) -> None:

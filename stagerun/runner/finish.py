@@ -15,9 +15,11 @@ from stagerun.engine.feed import feed
 from stagerun.engine.images import Normalise
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import explained
+from stagerun.errors import StorageError
 from stagerun.events import Event, StageFinished, Stopped, Tested
 from stagerun.plan.images import augmentation
 from stagerun.plan.tested import tested_on
+from stagerun.pulse import Section, beating
 from stagerun.recipe import Solver, Transform
 from stagerun.runner.images import evaluated
 from stagerun.runner.results import write_result
@@ -64,11 +66,12 @@ def _test(run: StageRun, state: TrainState, test_iter: int | None, ema: bool) ->
     begun = time.monotonic()
     # Nothing is yielded in here: whoever stops listening leaves the model with its own weights.
     weights = state.average.in_place() if ema and state.average is not None else nullcontext()
-    too_large = explained(size, "test_batch_size")
-    with too_large, weights, _as_code(solver), loader.stream(asked) as batches, feed(batches, run.device) as fed:
+    too_large, pulse = explained(size, "test_batch_size"), run.comm.pulse
+    here = pulse.section(Section.EVALUATION)
+    with here, too_large, weights, _as_code(solver), loader.stream(asked) as batches, feed(batches, run.device) as fed:
         score = evaluate(
             state.model,
-            zip(mine, fed, strict=False),
+            zip(mine, beating(fed, pulse), strict=False),
             len(numbers),
             normalise_for(run, solver.test_transform),
             solver.precision,
@@ -138,7 +141,10 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
             snapshot=snapshot,
             tested_on=tested_on(run.schedule, run.stage),
             last_weight_decay=None if last.weight_decay == first.weight_decay else last.weight_decay,
+            skips=state.skips_in_all,
+            rollbacks=state.rollbacks,
         )
+        run.keeper.require_held()
         write_result(run.keeper.disk, run.keeper.out, finished)
         return asdict(finished)
 
@@ -155,4 +161,9 @@ def _last_snapshot(run: StageRun, state: TrainState) -> str:
     if run.planned.end is not None:
         return run.planned.end.name
     own = [ref for ref in run.keeper.inventory().of(run.stage.name) if ref.iter == state.iter]
+    if not own:  # it was there when the stage ended
+        raise StorageError(
+            f"the last snapshot of stage `{run.stage.name}` can't be read any more",
+            "see the system's log (dmesg); the same command goes on from what can be read",
+        )
     return max(own, key=lambda ref: ref.attempt).name

@@ -1,40 +1,30 @@
 """Rank 0's side of a run: the output folder, what is in it, and what goes into it."""
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from stagerun import store
+from stagerun.errors import StagerunError
 from stagerun.plan import Plan, changed_fields, make_plan, require_fresh
 from stagerun.plan.renamed import names_of, under
-from stagerun.recipe import Schedule, Stage
+from stagerun.plan.rollback import targets
+from stagerun.recipe import OnNan, Schedule, Stage
+from stagerun.runner.progress import AVERAGE, MOMENTUM, RECIPE, STATE, WEIGHTS, Progress, progress_of
+from stagerun.runner.restarts import require_progress, standing
 from stagerun.snapshots import SnapshotRef
 from stagerun.spec import canonical
 
-WEIGHTS, MOMENTUM, AVERAGE = "model.safetensors", "optim.safetensors", "ema.safetensors"
-STATE, RECIPE = "state.json", "recipe.prototxt"
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What a snapshot says besides tensors, for people, tables and limits; the weights need none of it.
-
-    `position`: images consumed along the path of ancestors. `train_seconds`: over all process lives. `losses`: those of the
-    last iterations. `bad_records`: [index, position, text] of those that were replaced, by all workers in all process lives.
-    `plateau`: what lr_policy `plateau` goes on from, the fields of PlateauState; None of a stage with another policy.
-    """
-
-    position: int
-    train_seconds: float
-    losses: list[float]
-    bad_records: list[list[int | str]] = field(default_factory=list)  # an older snapshot has none
-    plateau: dict[str, Any] | None = None
+__all__ = ["AVERAGE", "MOMENTUM", "RECIPE", "STATE", "WEIGHTS", "Keeper", "Progress", "progress_of"]
 
 
 class Keeper:
-    """Only rank 0 makes one. Holds the lock on `out` from `open` to `close`."""
+    """Only rank 0 makes one. Holds `out`, by its lock and a lease, from `open` to `close`.
+
+    `retry`: lives before that came to nothing are no reason to refuse. `say` is told why it waits in `open`, if it does, and `stop`
+    asked whether to.
+    """
 
     def __init__(
         self,
@@ -44,30 +34,62 @@ class Keeper:
         keep: Collection[str] = (),
         only: Collection[str] = (),
         until: str | None = None,
+        retry: bool = False,
+        say: Callable[[str], None] = lambda text: None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.schedule, self.out, self.redo, self.keep, self.only, self.until = schedule, out, redo, keep, only, until
-        self.disk = store.LocalDisk()
+        self.disk = store.disk_of_run()
         self.attempt = 1
-        self._serial = 0
+        self.serial = 0  # of the newest snapshot that this process life has written, or tried to
+        self.retry, self.say, self.stop = retry, say, stop
         self._lock: store.Lock | None = None
+        self._lease: store.Lease | None = None
+        # Names of the snapshots whose bytes were read back from the disk in this process life, and were those written.
+        self._verified: set[str] = set()
         # By a snapshot's name, the stage that the newest plan has it for, where it was trained under another name.
         self._names: dict[str, str] = {}
 
     def open(self) -> None:
-        """Makes the folder, proves that it can be written, takes the lock, clears away what a killed run left half done.
+        """Makes the folder, proves that it can be written, sees that nobody else holds it and takes it, clears away what a killed
+        run left half done.
 
-        PermissionDenied, StorageError, FolderInUseError.
+        PermissionDenied, StorageError, FolderInUseError; ResumeRefused after a few lives that got nowhere; an error with the code
+        of a stop.
         """
         store.prepare(self.disk, self.out)
-        self._lock = store.Lock(self.out)
+        self._lock = store.Lock(self.out, optional=True)
         self._lock.acquire()
-        store.sweep(self.disk, self.out)
+        # Beats come when they come: on a disk of their own they don't shift the calls of one that is to fail at a certain call.
+        lease = store.Lease(self.disk, self.out, beats=store.LocalDisk())
+        lease.wait(self._lock.held, self.say, self.stop)
+        newest = standing(self.disk, self.out, self.schedule)
+        if not self.retry:
+            require_progress(self.disk, self.out, newest)
         taken = [ref.attempt for ref in self.inventory().snapshots]
-        self.attempt = max([*taken, *store.attempts_seen(self.disk, self.out)], default=0) + 1
+        above = [*taken, *store.attempts_seen(self.disk, self.out)]
+        self._lease = lease
+        self.attempt = lease.take(newest, above)
+        lease.keep_beating()
+        store.sweep(self.disk, self.out)  # only now: until then they might be those of a run that lives
 
-    def close(self) -> None:
+    def close(self, code: int | None = 0) -> None:
+        """`code`: what the process ends with; None if it ends without a word, as a killed one does."""
+        if self._lease is not None:
+            self._lease.release(code)
         if self._lock is not None:
             self._lock.release()
+
+    def require_held(self) -> None:
+        """FolderInUseError if another run has taken over: to be asked right before anything is renamed, replaced or deleted.
+        StorageError, PermissionDenied if that can't be known."""
+        if self._lease is not None:
+            self._lease.require_held()
+
+    def require_not_lost(self) -> None:
+        """FolderInUseError if it is known by now that another run has taken over. Looks at no disk."""
+        if self._lease is not None and self._lease.lost:
+            self._lease.require_held()
 
     def inventory(self) -> store.Inventory:
         """With each snapshot under the stage that the newest plan has it for."""
@@ -81,20 +103,23 @@ class Keeper:
         require_fresh(plan)
         return plan
 
-    def read(self, ref: SnapshotRef) -> dict[str, bytes] | None:
-        """The verified files of a snapshot, or None: it was damaged, and is set aside now."""
+    def read(self, ref: SnapshotRef, most: Mapping[str, int] | None = None) -> dict[str, bytes] | None:
+        """The verified files of a snapshot, or None: it was damaged, and is set aside now. So is one with a file larger than
+        `most` allows (`store.read`), and one whose state is none that a run writes: somebody else has signed that."""
         try:
-            return store.read(self.disk, self.out, ref)
-        except store.Damaged:
-            store.set_aside(self.disk, self.out, ref.name)
+            files = store.read(self.disk, self.out, ref, most)
+            progress_of(files)
+        except (store.Damaged, ValueError, KeyError):
+            self._set_aside(ref)
             return None
+        return files
 
     def commit(
         self,
         stage: Stage,
         iter: int,
         parent: str,
-        files: Mapping[str, bytes],
+        files: Mapping[str, store.Blob],
         progress: Progress,
         environment: Mapping[str, str],
         id_stage: str = "",
@@ -104,7 +129,7 @@ class Keeper:
 
         StorageError, PermissionDenied.
         """
-        self._serial += 1
+        self.serial += 1
         return store.commit(
             self.disk,
             self.out,
@@ -121,23 +146,85 @@ class Keeper:
             },
             content=tuple(files),
             id_stage=id_stage,
-            serial=self._serial,
+            serial=self.serial,
             skipped=skipped,
+            require_held=self.require_held,
         )
 
     def retain(self, newest: SnapshotRef, spared: frozenset[str] | None = None) -> None:
-        """Drops what `newest` makes superfluous; it was committed, so there is always one to go on from. `spared`: it is of a
-        stretch that is trained once more, of which only the newest is needed, and these names are none of its.
+        """Drops what `newest` makes superfluous. `spared`: it is of a stretch that is trained once more, of which only the newest
+        is needed, and these names are none of its.
 
-        Called from the writing thread after `commit`. StorageError, PermissionDenied.
+        Nothing goes before a newer one that stays was read back from the disk. One that was lets those after it go, until it
+        is to go itself: so of `keep_snapshots` one is read back.
+
+        Called from the writing thread after `commit`. StorageError, PermissionDenied; Damaged if `newest` does not read back
+        as it was written: then it is set aside, and the older ones are all there.
         """
         inventory = self.inventory()
         stage = self.schedule.stage(newest.stage)
         pinned = self._pinned(inventory, stage, finished=newest.iter == stage.solver.max_iter)
         keep = self.schedule.keep_snapshots if spared is None else 1
         ends = {s.name: s.solver.max_iter for s in self.schedule.stages}
-        for old in store.superfluous(inventory, keep, pinned | (spared or frozenset()), ends):
-            store.drop(self.disk, self.out, old)
+        drop = store.superfluous(inventory, keep, pinned | (spared or frozenset()), ends)
+        if not drop:
+            return
+        if not self._verified & {ref.name for ref in _newer(inventory, drop)}:
+            self._verify(newest)
+        for old in drop:
+            self._drop(old)
+
+    def make_room(self, training: Stage) -> tuple[str, ...]:
+        """On a full disk: drops what `keep_snapshots: 1` would not keep, of the stage in training, and of those whose end is
+        there; the names. Pins, ends and what other stages start from stay, and so does everything that has no newer one which,
+        read back now, is as it was written.
+
+        Called from the writing thread after a `commit` that failed. StorageError, PermissionDenied if nothing could be dropped.
+        """
+        inventory = self.inventory()
+        ends = {s.name: s.solver.max_iter for s in self.schedule.stages}
+        dropped: list[str] = []
+        for stage in self.schedule.stages:
+            finished = any(
+                ref.iter == ends[stage.name] and not changed_fields(ref, stage) for ref in inventory.of(stage.name)
+            )
+            if stage.name != training.name and not finished:
+                continue
+            pinned = self._pinned(inventory, stage, finished)
+            drop = store.superfluous(inventory, 1, pinned, ends)
+            if not any(self._reads_back(ref) for ref in reversed(_newer(inventory, drop))):
+                continue
+            try:
+                dropped += [old.name for old in drop if self._drop(old)]
+            except StagerunError:
+                if not dropped:
+                    raise
+        return tuple(dropped)
+
+    def _drop(self, ref: SnapshotRef) -> bool:
+        self.require_held()
+        return store.drop(self.disk, self.out, ref)
+
+    def _set_aside(self, ref: SnapshotRef) -> None:
+        self.require_held()
+        store.set_aside(self.disk, self.out, ref.name)
+
+    def _verify(self, ref: SnapshotRef) -> None:
+        """Reads a snapshot back. Damaged if it isn't as it was written: then it is set aside."""
+        try:
+            store.verify(self.disk, self.out, ref.name)
+        except store.Damaged:
+            self._set_aside(ref)
+            raise
+        self._verified.add(ref.name)
+
+    def _reads_back(self, ref: SnapshotRef) -> bool:
+        if ref.name not in self._verified:
+            try:
+                self._verify(ref)
+            except store.Damaged:
+                return False
+        return True
 
     def before_piece(self, stage: Stage) -> frozenset[str]:
         """Names of the stage's snapshots that its training has left; what came in a life after its end are steps of pieces that
@@ -153,17 +240,28 @@ class Keeper:
         Of that one also those of an older definition, until the stage is finished: as long as the old end is there, a plan
         can tell that the stages after it were trained from something else. For the same reason what any snapshot here was
         started from stays as long as that one does, also where the schedule doesn't name the place any more.
+
+        And, until then, the one that `on_nan: ROLLBACK` would go back to now, which may be older than what stops have made.
         """
         branches = self.schedule.branch_points(training.name)
+        gone_back_to: set[str] = set()
+        if not finished and training.solver.on_nan is OnNan.ROLLBACK and (own := inventory.of(training.name)):
+            last = own[-1]
+            found = targets(inventory, training, branches, last.parent, last.skipped, last.iter)
+            gone_back_to = {ref.name for ref in found[:1]}
         started_from = {ref.parent for ref in inventory.snapshots}
 
         def pinned(ref: SnapshotRef) -> bool:
-            if ref.stage != training.name or ref.iter in branches or ref.id in started_from:
+            if ref.stage != training.name or ref.iter in branches or ref.id in started_from or ref.name in gone_back_to:
                 return True
             return not finished and bool(changed_fields(ref, training))
 
-        return frozenset(ref.name for ref in inventory.snapshots if pinned(ref))
+        return frozenset(ref.name for ref in inventory.snapshots if pinned(ref)) | store.pins(self.disk, self.out)
 
 
-def progress_of(files: Mapping[str, bytes]) -> Progress:
-    return Progress(**json.loads(files[STATE]))
+def _newer(inventory: store.Inventory, drop: Sequence[SnapshotRef]) -> tuple[SnapshotRef, ...]:
+    """The snapshots of the same stage that stay and are newer than all that are dropped, oldest first."""
+    if not drop:
+        return ()
+    own = inventory.of(drop[-1].stage)
+    return tuple(ref for ref in own[own.index(drop[-1]) + 1 :] if ref not in drop)

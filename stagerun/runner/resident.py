@@ -20,6 +20,7 @@ from stagerun.engine.images import Batch
 from stagerun.engine.resident import Cut, Resident, read_all
 from stagerun.errors import DataError, UsageError
 from stagerun.events import Note
+from stagerun.pulse import beating
 from stagerun.recipe import Cache, PadMode, Solver
 from stagerun.runner.start import StageRun
 from stagerun.text import size as size_text
@@ -51,7 +52,7 @@ def _fill(run: StageRun, free: int) -> Generator[Note, None, Resident | None]:
     asked = ((first, min(_AT_ONCE, records - first)) for first in range(0, records, _AT_ONCE))
     try:
         with loader.stream(asked) as batches:
-            resident = read_all(batches, records, run.device, lambda needed: room(cache, needed, free), run.stop)
+            resident = read_all(beating(batches, run.comm.pulse), records, run.device, lambda needed: room(cache, needed, free), run.stop)
     except Undecodable as error:
         # At its turn the loader stops, or takes another record in its place: which one depends on the position.
         yield Note(text=f"the training images are not kept on the GPU: {error.message}", warning=True)
@@ -82,15 +83,17 @@ def training_batches(
     run: StageRun, resident: Resident | None, asked: Iterable[tuple[int, int]]
 ) -> Iterator[Iterator[Batch]]:
     """The stage's batches at (position, count), made on the device of `resident`, or by the loader and copied there."""
+    # What grows with the iterations of the stage (`crop_size_ramp_param`) doesn't jump where images are left out.
+    start = run.planned.position + run.planned.skipped
     if resident is None:
         with (
-            run.images.loader(run.stage, run.planned.position).stream(asked) as batches,
+            run.images.loader(run.stage, start).stream(asked) as batches,
             feed(batches, run.device) as fed,
         ):
             yield fed
         return
     solver = run.stage.solver
-    drawn = cuts(solver, run.schedule.data.shuffle, resident, asked, run.planned.position)
+    drawn = cuts(solver, run.schedule.data.shuffle, resident, asked, start)
     reflect = solver.transform.pad_mode is PadMode.REFLECT
     with closing(resident.batches(drawn, solver.transform.pad, reflect)) as made:
         yield made

@@ -17,11 +17,18 @@ def path_of(out: Path, snapshot: str) -> Path:
     return out / "results" / f"{snapshot}.json"
 
 
+MOST = 1_000_000  # bytes of a file; a run writes one thousand
+
+
+def _read(path: Path) -> bytes:
+    return store.LocalDisk().read(path, MOST)
+
+
 def read_result(out: Path, ref: SnapshotRef) -> StageFinished | None:
     """The result of a snapshot, under its stage's present name; None if there is none, or it can't be read or is no result (then it
     is made again)."""
     try:
-        found = result_of(path_of(out, ref.name).read_bytes())
+        found = result_of(_read(path_of(out, ref.name)))
     except (OSError, ValueError):
         return None
     return replace(found, stage=ref.stage) if ref.trained_as else found
@@ -54,7 +61,7 @@ def ensemble_path(out: Path, name: str) -> Path:
 def read_ensemble(out: Path, name: str) -> EnsembleTested | None:
     """What was evaluated under that name, whatever it was made from; None as of `read_result`."""
     try:
-        found = ensemble_of(ensemble_path(out, name).read_bytes())
+        found = ensemble_of(_read(ensemble_path(out, name)))
     except (OSError, ValueError):
         return None
     return found if found.name == name else None

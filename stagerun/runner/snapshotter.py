@@ -3,8 +3,9 @@
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
-from stagerun.engine.codec import encode
+from stagerun import store
 from stagerun.engine.state import Capture, TrainState
 from stagerun.errors import Diverged, StagerunError, StorageError
 from stagerun.events import Note, SnapshotFailed, SnapshotWritten
@@ -15,9 +16,13 @@ from stagerun.snapshots import SnapshotRef
 # Snapshots that may fail one after the other before training stops: more would train what nobody can keep.
 FAILURES_IN_A_ROW = 3
 
+# Seconds that training may stand still for a snapshot that is not on disk yet when the next is due, before that is told.
+PATIENCE = 1.0
+
 
 class Snapshotter:
-    """Rank 0 only, for one stage. One snapshot is in flight at a time; a second one waits for the first."""
+    """Rank 0 only, for one stage. One snapshot is in flight at a time; a second one waits for the first: none is left out, since
+    a stage may start from it, and a rollback go back to it, and which those are must not hang on the speed of a disk."""
 
     def __init__(
         self,
@@ -28,17 +33,20 @@ class Snapshotter:
         environment: Mapping[str, str],
         piece: bool = False,
         id_stage: str = "",
+        skipped: int = 0,
     ) -> None:
         self.keeper, self.stage, self.parent, self.environment = keeper, stage, parent, environment
         self.spared = keeper.before_piece(stage) if piece else None
-        self.id_stage = id_stage
+        self.id_stage, self.skipped = id_stage, skipped
         self.state = state
         self.capture = Capture(state)
         self.thread: threading.Thread | None = None
         self.done: list[SnapshotWritten | SnapshotFailed | Note] = []
         self.failures = 0
+        self.slowest = 0.0  # seconds, of those written
         self.error: StagerunError | None = None
         self.newest: SnapshotRef | None = None
+        self.waited = self.told = 0.0  # seconds that training stood still since a snapshot was not on disk yet
 
     def start(self, iter: int, progress: Progress) -> list[SnapshotWritten | SnapshotFailed | Note]:
         """Copies the state and starts writing it. What became of the snapshot before, if it was still under way.
@@ -47,32 +55,48 @@ class Snapshotter:
         """
         begun = time.monotonic()
         events = self.wait()
+        events += self._slow(time.monotonic() - begun, iter)
         if self.failures >= FAILURES_IN_A_ROW:
             assert self.error is not None
             raise StorageError(
                 f"{self.failures} snapshots in a row could not be written; the last: {self.error.message}",
                 self.error.hint or "the newest complete snapshot is unharmed; make room and run the same command again",
             )
+        cpu = time.thread_time()
         self.capture.take(self.state)
         if not self.capture.finite():
             raise Diverged(
                 f"a weight of stage `{self.stage.name}` is not finite after iteration {iter}",
                 "lower base_lr, lengthen the warm-up or set clip_gradients; the last snapshot is unharmed",
             )
+        cpu = time.thread_time() - cpu
         blocked = time.monotonic() - begun
         self.thread = threading.Thread(
-            target=self._write, args=(iter, progress, blocked), name="snapshot", daemon=False
+            target=self._write, args=(iter, progress, blocked, cpu), name="snapshot", daemon=False
         )
         self.thread.start()
         return events
 
-    def _write(self, iter: int, progress: Progress, blocked: float) -> None:
+    def _slow(self, waited: float, iter: int) -> list[SnapshotWritten | SnapshotFailed | Note]:
+        """Says that the disk holds training up: the first time, and whenever that has doubled since."""
+        self.waited += waited
+        if waited < PATIENCE or self.waited < 2 * self.told:
+            return []
+        self.told = self.waited
+        text = (
+            f"the disk is slow: at iteration {iter} of stage `{self.stage.name}` training waited {waited:.1f} s for the snapshot before"
+            f" ({self.waited:.1f} s in all): make `snapshot` larger, or choose a faster disk with --out"
+        )
+        return [Note(text=text, warning=True)]
+
+    def _write(self, iter: int, progress: Progress, blocked: float, cpu: float) -> None:
         begun = time.monotonic()
         try:
-            files = {WEIGHTS: encode(self.capture.weights), MOMENTUM: encode(self.capture.momentum)}
-            if self.capture.average:
-                files[AVERAGE] = encode(self.capture.average)
-            ref = self.keeper.commit(self.stage, iter, self.parent, files, progress, self.environment, self.id_stage)
+            weights, momentum, average = self.capture.files()
+            files = {WEIGHTS: weights, MOMENTUM: momentum}
+            if average is not None:
+                files[AVERAGE] = average
+            ref = self._commit(iter, files, progress)
         except StagerunError as error:
             self.error = error
             self.failures += 1
@@ -84,20 +108,65 @@ class Snapshotter:
             self.done.append(SnapshotFailed(stage=self.stage.name, iter=iter, message=self.error.message))
             return
         self.newest, self.failures, self.error = ref, 0, None
-        self.done.append(
-            SnapshotWritten(
-                stage=self.stage.name,
-                iter=iter,
-                name=ref.name,
-                bytes=ref.bytes,
-                blocked_seconds=blocked,
-                seconds=time.monotonic() - begun,
-            )
+        self.slowest = max(self.slowest, blocked + time.monotonic() - begun)
+        written = SnapshotWritten(
+            stage=self.stage.name,
+            iter=iter,
+            name=ref.name,
+            bytes=ref.bytes,
+            blocked_seconds=blocked,
+            seconds=time.monotonic() - begun,
         )
+        place = len(self.done)
+        self.done.append(written)
+        self._retain(ref)
+        # Nobody looks before this thread has ended.
+        self.done[place] = replace(written, cpu_seconds=cpu + time.thread_time())
+
+    def _retain(self, ref: SnapshotRef) -> None:
         try:
             self.keeper.retain(ref, self.spared)
+        except store.Damaged as error:  # it is set aside, and nothing older was dropped for it
+            self._is_wrong(error)
         except StagerunError as error:  # the disk holds more than it should, and nothing is lost
             self.done.append(Note(text=f"an old snapshot could not be deleted: {error.message}", warning=True))
+
+    def _commit(self, iter: int, files: Mapping[str, memoryview], progress: Progress) -> SnapshotRef:
+        """Once more, where the disk is full and older snapshots could be spared for it. StorageError, PermissionDenied."""
+
+        def commit() -> SnapshotRef:
+            return self.keeper.commit(
+                self.stage, iter, self.parent, files, progress, self.environment, self.id_stage, self.skipped
+            )
+
+        try:
+            return commit()
+        except StorageError as error:
+            if not store.is_full(error):
+                raise
+            try:
+                spared = self.keeper.make_room(self.stage)
+            except StagerunError:
+                raise error from None
+            if not spared:
+                raise
+            names = f"{', '.join(spared)} {'was' if len(spared) == 1 else 'were'}"
+            text = (
+                f"the disk is full: {names} deleted to make room, each older than one that was read back and is whole"
+            )
+            self.done.append(Note(text=text, warning=True))
+        return commit()
+
+    def _is_wrong(self, error: store.Damaged) -> None:
+        self.newest, self.failures = None, self.failures + 1
+        self.error = StorageError(
+            f"snapshot {error.name} was written without an error, but reads back wrong: {error.reason}",
+            "don't trust that disk; choose another folder with --out",
+        )
+        place = store.parse_name(error.name)
+        self.done.append(
+            SnapshotFailed(stage=self.stage.name, iter=place.iter if place else 0, message=self.error.render())
+        )
 
     def finished(self) -> list[SnapshotWritten | SnapshotFailed | Note]:
         """What became of a snapshot that is no longer under way. Doesn't wait."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from stagerun import order
 from stagerun.comm import make_reducer, runs_of
@@ -15,6 +15,7 @@ from stagerun.events import (
     Event,
     Iterated,
     Note,
+    NotFinite,
     PieceStarted,
     Retraced,
     SnapshotDue,
@@ -26,12 +27,15 @@ from stagerun.events import (
 )
 from stagerun.plan import State
 from stagerun.plan.render import carried_over
+from stagerun.pulse import Section, beating
+from stagerun.recipe import OnNan
 from stagerun.runner.environment import environment_of, promise
 from stagerun.runner.finish import finish_stage, normalise_for, test
 from stagerun.runner.keeper import Progress, progress_of
 from stagerun.runner.resident import keep, training_batches
+from stagerun.runner.rollback import gone_back, keys_of
 from stagerun.runner.snapshotter import Snapshotter
-from stagerun.runner.start import StageRun, restored
+from stagerun.runner.start import StageRun, parent_id, restored
 from stagerun.runner.together import rank0
 from stagerun.schedule import make_knobs
 
@@ -39,19 +43,35 @@ from stagerun.schedule import make_knobs
 def train_stage(run: StageRun) -> Iterator[Event]:
     """Trains what is left of the stage, and evaluates it; of a piece, the stretch that is asked for, and no evaluation.
     Collective; ends early after a Stopped."""
-    solver, planned = run.stage.solver, run.planned
+    failed = yield from _train(run)
+    while failed is not None:  # `on_nan: ROLLBACK`
+        run = yield from gone_back(run, failed)
+        failed = yield from _train(run)
+
+
+def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
+    """The same up to the iteration from which it is to go back; None at the end, and after a Stopped."""
+    solver, planned, pulse = run.stage.solver, run.planned, run.comm.pulse
+    pulse.enter(Section.START)
     state = restored(run)
-    _recall(run)
+    if run.rollbacks is None:
+        _recall(run)
     parameters = [p.tensor for p in state.solver.parameters]
     reducer = make_reducer(run.schedule.determinism, parameters, run.comm, solver.logical_workers)
     bits = environment_of(run.schedule, run.stage, run.device, run.comm.size)
     yield _started(run)
-    if same := promise(run.schedule, planned, bits):
+    if (same := promise(run.schedule, planned, bits)) and (same.warning or run.rollbacks is None):
         yield same
+    if planned.state is State.RESUME:
+        run.saved = state.iter  # a stop before the first update has nothing to write
     snapshotter = None
     if run.keeper is not None:
-        parent = _parent_id(run)
-        snapshotter = Snapshotter(run.keeper, run.stage, parent, state, bits, run.is_piece, planned.id_stage)
+        parent = parent_id(planned)
+        snapshotter = Snapshotter(
+            run.keeper, run.stage, parent, state, bits, run.is_piece, planned.id_stage, planned.skipped
+        )
+        if run.saved == state.iter:
+            snapshotter.newest = planned.start
     loop, replacing = make_loop(run), run.images.replacing
 
     def stop() -> bool:
@@ -60,11 +80,17 @@ def train_stage(run: StageRun) -> Iterator[Event]:
     try:
         asked = requests(loop, state.iter, solver.device_batch_size)
         resident = yield from keep(run)
+        pulse.stage(run.stage.name, state.iter, solver.compile)
         with training_batches(run, resident, asked) as fed:
-            for event in train(loop, state, fed, reducer, stop):
+            for event in train(loop, state, beating(fed, pulse), reducer, stop, run.stopping.left):
                 stopped = yield from _handle(run, state, snapshotter, event)
                 if stopped:
-                    return
+                    return None
+                if isinstance(event, NotFinite) and event.done == OnNan.ROLLBACK.value:
+                    if snapshotter is not None:
+                        with pulse.section(Section.SAVE):
+                            yield from snapshotter.wait()
+                    return event
                 yield from replacing.news()
                 yield from run.images.copied(run.comm)
         yield from _save(run, state, snapshotter)
@@ -79,6 +105,7 @@ def train_stage(run: StageRun) -> Iterator[Event]:
     yield from run.images.copied(run.comm, all_nodes=True)
     if not run.is_piece:
         yield from finish_stage(run, state)
+    return None
 
 
 def _started(run: StageRun) -> StageStarted | PieceStarted:
@@ -115,12 +142,14 @@ def make_loop(run: StageRun) -> StageLoop:
         max_iter=run.planned.last,
         batch_size=solver.batch_size,
         epoch_images=run.schedule.data.train.images,
-        start_position=run.planned.position,
+        start_position=run.planned.position + run.planned.skipped,
         run=runs_of(solver.logical_workers, run.comm.size)[run.comm.rank],
         knobs=make_knobs(solver),
         snapshot=solver.snapshot,
         test_interval=0 if run.is_piece else solver.test_interval,
         branch_points=frozenset(run.schedule.branch_points(run.stage.name)),
+        on_nan=solver.on_nan,
+        max_nan=solver.max_nan,
         plateau=solver if solver.lr_policy == "plateau" else None,
         arithmetic=Arithmetic(
             logical_workers=solver.logical_workers,
@@ -150,25 +179,29 @@ def _recall(run: StageRun) -> None:
     run.images.replacing.recall(run.comm, told, run.images.loader(run.stage).is_bad)
 
 
-def _parent_id(run: StageRun) -> str:
-    start = run.planned.start
-    if start is None:
-        return ""
-    return start.parent if run.planned.state is State.RESUME else start.id
-
-
 def _handle(
     run: StageRun, state: TrainState, snapshotter: Snapshotter | None, event: Event
 ) -> Generator[Event, None, bool]:
     """What the runner does about an event of the loop. True when the run stops here, with everything saved."""
-    stopped, reason = isinstance(event, Stopped), "asked to stop"
+    stopped, reason = isinstance(event, Stopped), event.reason if isinstance(event, Stopped) else ""
     match event:
         case Iterated():
             run.losses.append(event.loss)
             run.seconds += event.seconds
+            pulse = run.comm.pulse
+            pulse.iterated(event.iter, event.seconds)
+            while pulse.news:
+                yield Note(text=pulse.news.popleft(), warning=True)
             yield _retraced(event, run.planned.until) if run.planned.until is not None else event
             if snapshotter is not None:
                 yield from snapshotter.finished()
+                yield from _warned(run, snapshotter, event.seconds)
+                snapshotter.keeper.require_not_lost()  # the others then find rank 0 gone
+        case NotFinite():
+            if event.done == OnNan.SKIP.value:
+                run.seconds += event.seconds
+            if event.done != OnNan.ROLLBACK.value:  # then it is told with what it goes back to
+                yield replace(event, keys=keys_of(run, event), until=run.planned.until)
         case Note():
             yield event
         case SnapshotDue():
@@ -181,9 +214,19 @@ def _handle(
             if scores is None:
                 stopped, reason = True, "asked to stop; its evaluation is left out"
     if stopped:
-        yield from _save(run, state, snapshotter)
+        if state.iter:
+            yield from _save(run, state, snapshotter)
+        else:  # the next process starts the stage as this one has
+            yield from run.images.replacing.news_of_all(run.comm)
         yield Stopped(stage=run.stage.name, iter=state.iter, reason=reason)
     return stopped
+
+
+def _warned(run: StageRun, snapshotter: Snapshotter, iteration_s: float) -> Iterator[Note]:
+    run.stopping.snapshot_s = max(run.stopping.snapshot_s, snapshotter.slowest)
+    passes = len(runs_of(run.stage.solver.logical_workers, run.comm.size)[run.comm.rank])
+    if note := run.stopping.warning(iteration_s / passes):
+        yield note
 
 
 def _retraced(event: Iterated, until: int) -> Retraced:
@@ -204,10 +247,20 @@ def _begin_snapshot(
     run.saved = state.iter
     if snapshotter is not None:
         solver = run.stage.solver
-        position = run.planned.position + state.iter * solver.batch_size
+        position = run.planned.position + run.planned.skipped + state.iter * solver.batch_size
         plateau = asdict(state.plateau) if solver.lr_policy == "plateau" else None
-        progress = Progress(position, run.seconds, list(run.losses), run.images.replacing.known(), plateau)
-        yield from snapshotter.start(state.iter, progress)
+        progress = Progress(
+            position,
+            run.seconds,
+            list(run.losses),
+            run.images.replacing.known(),
+            plateau,
+            skips=state.skips,
+            skips_in_all=state.skips_in_all,
+            rollbacks=state.rollbacks,
+        )
+        with run.comm.pulse.section(Section.SAVE):
+            yield from snapshotter.start(state.iter, progress)
 
 
 def _save_what_is_trained(
@@ -239,7 +292,8 @@ def _save(
     if run.saved != state.iter:
         yield from _begin_snapshot(run, state, snapshotter)
     if snapshotter is not None:
-        yield from snapshotter.wait()
+        with run.comm.pulse.section(Section.SAVE):
+            yield from snapshotter.wait()
 
     def name() -> str:
         assert snapshotter is not None

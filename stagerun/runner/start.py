@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -17,6 +17,7 @@ from stagerun.plan import PlannedStage, State
 from stagerun.recipe import Schedule, Stage
 from stagerun.runner.images import Images
 from stagerun.runner.keeper import AVERAGE, MOMENTUM, WEIGHTS, Keeper, progress_of
+from stagerun.runner.stopping import Stopping
 from stagerun.runner.together import everyone, rank0
 from stagerun.schedule.plateau import FRESH, PlateauState
 
@@ -38,10 +39,12 @@ class StageRun:
     keeper: Keeper | None
     iterations_left: int  # of all stages; 0 but on rank 0
     files: dict[str, bytes] | None
+    stopping: Stopping = field(default_factory=Stopping)
     final_test_iter: int | None = None  # batches of the evaluation after the stage; None: every image
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSS_WINDOW))
     seconds: float = 0.0  # trained, over all process lives
     saved: int = -1  # iteration of the newest snapshot asked for
+    rollbacks: int | None = None  # in the stage so far, where this life has gone back; else the snapshot knows
 
     @property
     def is_piece(self) -> bool:
@@ -76,7 +79,30 @@ def restored(run: StageRun) -> TrainState:
         state.average.restart()
     if solver.lr_policy == "plateau" and run.planned.state is not State.FRESH:
         state.plateau = _plateau(run)
+    if run.planned.state in (State.RESUME, State.DONE):
+        state.skips, state.skips_in_all, state.rollbacks = _failures(run)
+    if run.rollbacks is not None:
+        state.rollbacks = run.rollbacks
     return state
+
+
+def _failures(run: StageRun) -> tuple[int, int, int]:
+    """How often it failed before the snapshot (`on_nan`), so that the limit is the same for a run that was interrupted. Collective."""
+
+    def saved() -> list[int]:
+        progress = progress_of(run.files) if run.files is not None else None
+        return [progress.skips, progress.skips_in_all, progress.rollbacks] if progress is not None else [0, 0, 0]
+
+    skips, skips_in_all, rollbacks = cast(list[int], rank0(run.comm, saved))
+    return skips, skips_in_all, rollbacks
+
+
+def parent_id(planned: PlannedStage) -> str:
+    """Of the snapshot that the stage started from; '' for the seed."""
+    start = planned.start
+    if start is None:
+        return ""
+    return start.parent if planned.state is State.RESUME else start.id
 
 
 @torch.no_grad()

@@ -14,9 +14,10 @@ from stagerun.engine.state import restore
 from stagerun.errors import ResumeRefused, UsageError
 from stagerun.models import build
 from stagerun.recipe import Schedule, Stage
-from stagerun.runner.keeper import AVERAGE, RECIPE, WEIGHTS
+from stagerun.runner.bounds import require_buildable, require_held
+from stagerun.runner.progress import AVERAGE, MOST_RECIPE, RECIPE, WEIGHTS
 from stagerun.snapshots import SnapshotRef
-from stagerun.spec.stored import read_recipe
+from stagerun.spec.stored import read_foreign
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,17 @@ class Stored:
 
 
 def open_snapshot(folder: Path) -> Stored:
-    """The snapshot in a folder, wherever it lies. Damaged, ResumeRefused, StorageError, PermissionDenied."""
-    ref, files = store.read_folder(store.LocalDisk(), folder)
+    """The snapshot in a folder, wherever it lies. Damaged, ResumeRefused, StorageError, PermissionDenied.
+
+    It need not be ours: the recipe is read first, and tells how large the rest may be.
+    """
+    disk = store.LocalDisk()
+    ref, text = store.read_file_of(disk, folder, RECIPE, MOST_RECIPE)
     try:
-        schedule = read_recipe(files[RECIPE].decode())
+        schedule = read_foreign(text.decode())
+        most = require_buildable(folder.name, schedule.model)
+        ref, files = store.read_folder(disk, folder, most)
+        require_held(ref.name, schedule.model, files[WEIGHTS])
         return Stored(ref, files, schedule, schedule.stage(ref.stage))
     except (KeyError, ValueError) as error:
         version = ref.environment.get("stagerun", "another version")

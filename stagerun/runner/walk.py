@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 import stagerun
+from stagerun import store
 from stagerun.comm import Comm
 from stagerun.engine.update import explained
 from stagerun.errors import ExitCode, ResumeRefused
@@ -19,15 +20,18 @@ from stagerun.events import Event, Note, Renamed, RunFinished, RunStarted, Stopp
 from stagerun.plan import Plan, PlannedStage, State
 from stagerun.plan.ensembles import PlannedEnsemble
 from stagerun.plan.renamed import names_of
+from stagerun.pulse import Section
 from stagerun.recipe import Ensemble, Schedule
 from stagerun.runner import results
+from stagerun.runner.bounds import most_bytes
 from stagerun.runner.ensembling import EnsembleRun, Trained, test_ensemble
-from stagerun.runner.environment import require_same
+from stagerun.runner.environment import environment_of, promise, promise_of_ensemble, require_exact, require_same
 from stagerun.runner.finish import finish_stage
 from stagerun.runner.images import Images
 from stagerun.runner.keeper import WEIGHTS, Keeper
 from stagerun.runner.stage import train_stage
 from stagerun.runner.start import StageRun, restored
+from stagerun.runner.stopping import Grace, Stopping
 from stagerun.runner.together import ToldByAnother, everyone, rank0
 from stagerun.snapshots import SnapshotRef
 from stagerun.spec import canonical
@@ -47,6 +51,8 @@ class Job:
     stop: Callable[[], bool]
     final_test_iter: int | None
     images: Images
+    stopping: Stopping
+    exact: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +82,29 @@ def run(
     keeper: Keeper | None,
     stop: Callable[[], bool],
     final_test_iter: int | None = None,
+    grace: Grace | None = None,
+    exact: bool = False,
 ) -> Iterator[Event]:
     """Runs what is not yet done. Collective; `keeper` (opened) on rank 0 alone. Ends after Stopped or RunFinished.
 
     `final_test_iter` cuts the evaluation after a stage short, which otherwise covers every image: for rehearsals.
+    `stop` is asked in the midst of what takes long; with a `grace` it is found before that, too, and an iteration that can't be
+    finished in time is broken off.
+
+    `exact`: ResumeRefused where it would go on, and the same bits are not promised.
 
     Errors concern all ranks: one of them raises the error, the others ToldByAnother or PeerError.
     """
     begun = time.monotonic()
     _same_schedule(comm, schedule)
     with closing(Images(schedule, device)) as images:
-        job = Job(schedule, out, comm, world, device, keeper, stop, final_test_iter, images)
+        job = Job(schedule, out, comm, world, device, keeper, stop, final_test_iter, images, Stopping(grace), exact)
         trained = yield from _walk(job)
     if trained is not None:
         left = keeper.plan().left_out if keeper is not None else ()
         not_chosen = tuple(s.stage.name for s in left if s.state is State.NOT_CHOSEN)
+        if keeper is not None and isinstance(keeper.disk, store.FaultyDisk) and (missed := keeper.disk.missed()):
+            yield Note(text=missed, warning=True)
         yield RunFinished(trained=trained, seconds=time.monotonic() - begun, not_chosen=not_chosen)
 
 
@@ -101,10 +115,15 @@ def _walk(job: Job) -> Generator[Event, None, bool | None]:
     for name in job.keeper.inventory().damaged if job.keeper is not None else ():
         yield Note(text=f"snapshot {name} is damaged and is passed over", warning=True)
     while True:
+        job.comm.pulse.enter(Section.START)
         step, notes = _next(job)
         yield from notes
         if step is None:
             break
+        if _stopped(job):
+            stage, iter = _place(job.schedule, step)
+            yield Stopped(stage=stage, iter=iter, reason="asked to stop")
+            return None
         if not opened:
             stopped = yield from job.images.open(job.comm, job.world, job.stop)
             if stopped:
@@ -124,6 +143,8 @@ def _walk(job: Job) -> Generator[Event, None, bool | None]:
 def _do(job: Job, step: Step | EnsembleStep) -> Iterator[Event]:
     """Collective; the last event may be Stopped."""
     if isinstance(step, EnsembleStep):
+        if job.keeper is not None and (other := _promise(job, step)):
+            yield other
         together = EnsembleRun(
             schedule=job.schedule,
             ensemble=step.ensemble,
@@ -148,12 +169,31 @@ def _do(job: Job, step: Step | EnsembleStep) -> Iterator[Event]:
         keeper=job.keeper,
         iterations_left=step.iterations_left,
         files=step.files,
+        stopping=job.stopping,
         final_test_iter=job.final_test_iter,
     )
     done = step.planned.state is State.DONE
+    if done and job.keeper is not None and (same := _promise(job, step)):
+        yield same
     # A GPU may be too small for the weights alone, too.
     with explained(step.planned.stage.solver.device_batch_size):
         yield from finish_stage(stage_run, restored(stage_run)) if done else train_stage(stage_run)
+
+
+def _promise(job: Job, step: Step | EnsembleStep) -> Note | None:
+    """What is said about its bits, on rank 0."""
+    if isinstance(step, EnsembleStep):
+        refs = [trained.ref for trained in step.trained]
+        return promise_of_ensemble(job.schedule, step.ensemble, refs, job.device, job.comm.size)
+    now = environment_of(job.schedule, step.planned.stage, job.device, job.comm.size)
+    return promise(job.schedule, step.planned, now)
+
+
+def _stopped(job: Job) -> bool:
+    """Whether any rank was told to stop. Collective."""
+    asked = torch.tensor([int(job.stopping.asked)])
+    job.comm.all_reduce(asked)()
+    return bool(asked)
 
 
 def _opening(job: Job) -> Iterator[Event]:
@@ -176,6 +216,8 @@ def _opening(job: Job) -> Iterator[Event]:
         ensembles=tuple(ensemble.name for ensemble in schedule.ensembles),
         disabled=tuple(stage.name for stage in schedule.stages if not stage.enabled),
     )
+    if keeper is not None and isinstance(keeper.disk, store.FaultyDisk):
+        yield Note(text=keeper.disk.announced(), warning=True)
     taken = names_of(keeper.inventory()) if keeper is not None else {}
     for name in dict.fromkeys(taken.values()):
         yield Renamed(stage=name, snapshots=tuple(snapshot for snapshot, stage in taken.items() if stage == name))
@@ -210,21 +252,28 @@ def _next(job: Job) -> tuple[Step | EnsembleStep | None, list[Note]]:
                 trained = _members(keeper, ready[0], notes)
                 if trained is None:
                     continue
-                found.append(EnsembleStep(ready[0].ensemble, trained))
+                together = EnsembleStep(ready[0].ensemble, trained)
+                if job.exact:
+                    require_exact(_promise(job, together))
+                found.append(together)
                 return {"ensemble": ready[0].ensemble.name}
             planned = waiting[0] if waiting else plan.next
             if planned is None:
                 found.append(None)
                 return None
             source = planned.end if planned.state is State.DONE else planned.start
-            files = keeper.read(source) if source is not None else None
+            files = keeper.read(source, most_bytes(schedule.model)) if source is not None else None
             if source is None or files is not None:
-                found.append(Step(planned, _number(plan, planned), plan.iterations_left, files))
+                step = Step(planned, _number(plan, planned), plan.iterations_left, files)
+                if job.exact:
+                    require_exact(_promise(job, step))
+                found.append(step)
                 return {
                     "stage": planned.stage.name,
                     "state": planned.state.value,
                     "iter": planned.iter,
                     "position": planned.position,
+                    "skipped": planned.skipped,
                     "until": planned.until,
                     "number": _number(plan, planned),
                 }
@@ -243,6 +292,7 @@ def _next(job: Job) -> tuple[Step | EnsembleStep | None, list[Note]]:
         state=State(answer["state"]),
         iter=answer["iter"],
         position=answer["position"],
+        skipped=answer["skipped"],
         until=answer["until"],
     )
     return Step(planned, answer["number"], 0, None), []
@@ -253,7 +303,8 @@ def _members(keeper: Keeper, planned: PlannedEnsemble, notes: list[Note]) -> tup
     aside now, or its result is gone."""
     found = []
     for ref in planned.members:
-        files, result = keeper.read(ref), results.read_result(keeper.out, ref)
+        files = keeper.read(ref, most_bytes(keeper.schedule.model))
+        result = results.read_result(keeper.out, ref)
         if files is None:
             notes.append(_set_aside(ref))
         if files is None or result is None:

@@ -25,6 +25,9 @@ _LEFT_OUT = {
     recipe.Ensemble: {"span"},
 }
 
+# What divides, or is stepped by: a snapshot need not be ours, and `check` has not seen its recipe.
+_OF_SOLVER = ("max_iter", "batch_size", "device_batch_size", "test_batch_size")
+
 DEEPEST = 20  # messages inside messages; the language has five
 
 
@@ -42,6 +45,19 @@ def read_recipe(text: str) -> recipe.Schedule:
     """
     reader = _Reader(tokens(text))
     schedule: recipe.Schedule = _read(recipe.Schedule, reader.block(None))
+    return schedule
+
+
+def read_foreign(text: str) -> recipe.Schedule:
+    """`read_recipe` of what somebody else may have written. ValueError, too, for a number below 1 where that can't be."""
+    schedule = read_recipe(text)
+    counts = {"num_classes": schedule.model.num_classes, "channels": schedule.model.channels}
+    counts |= {"images": min(s.images for s in (schedule.data.train, schedule.data.val) if s is not None)}
+    for name in _OF_SOLVER:
+        counts[name] = min((getattr(stage.solver, name) for stage in schedule.stages), default=1)
+    for name, least in counts.items():
+        if least < 1:
+            raise ValueError(f"`{name}` must be 1 or more")
     return schedule
 
 

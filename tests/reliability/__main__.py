@@ -1,0 +1,14 @@
+"""python tests/reliability: see driver.py."""
+
+import sys
+from pathlib import Path
+
+# What is imported is the folder above: this one is a package in it.
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+if __name__ == "__main__":
+    try:
+        from reliability.driver import main
+    except KeyboardInterrupt:  # torch is among what it imports, which takes seconds
+        sys.exit(130)
+    sys.exit(main())

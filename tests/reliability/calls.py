@@ -1,0 +1,137 @@
+"""Each trial is a run of five iterations with a snapshot after each, on 1, 2 or 4 workers, whose rank 0 is killed, or gets
+ENOSPC or EIO, at one call of the store or from it on (STAGERUN_FAULT); then the same command to the end. In every third trial the second life
+meets a fault, too. Lost: a snapshot that was reported as written, and is neither there nor followed by a later one. A wrong
+load: a life that doesn't go on from the newest complete snapshot, or other bits at the end than those of a run left alone.
+"""
+
+import random
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import processes
+from reliability import brief
+from reliability.forks import HUNG, Forks, Life
+from reliability.trial import Scenario, Trial
+
+KINDS = ("kill", "ENOSPC", "EIO", "ENOSPC+", "EIO+")
+WORKERS = {1: 0.6, 2: 0.25, 4: 0.15}  # and how often each
+DONE, PEER, STORAGE = 0, 69, 74
+
+
+class Wrong(Exception):
+    """What a life did that it must not."""
+
+
+def fault_at(kind: str, call: int) -> str:
+    return f"{kind.rstrip('+')}@{call}{'+' * kind.endswith('+')}"
+
+
+class Runs:
+    """The runs of one schedule in one output folder, with the ends of one that was left alone for each number of workers."""
+
+    def __init__(self, forks: Forks, folder: Path) -> None:
+        self.forks, self.folder = forks, folder
+        self.schedule = brief.make_schedule(folder)
+        self.out = folder / "out"
+        self.straight: dict[int, tuple[dict[str, str], int]] = {}
+
+    def life(self, workers: int, fault: str = "") -> Life:
+        words = ["run", self.schedule, "--out", self.out]
+        return self.forks.life(words, workers, self.folder, {"STAGERUN_FAULT": fault})
+
+    def left_alone(self, workers: int) -> tuple[dict[str, str], int]:
+        """The content of its last snapshots, and the calls of the store in it."""
+        if workers not in self.straight:
+            life = self.life(workers, "EIO@1000000000")
+            called = re.search(r"the disk was called (\d+) times", life.texts[0])
+            if any(life.codes) or not called:
+                raise RuntimeError(f"the run without a fault ended with {life.codes}: {life.texts}")
+            self.straight[workers] = processes.ends(self.out), int(called[1])
+            shutil.rmtree(self.out)
+        return self.straight[workers]
+
+
+def faulty(runs: Runs, workers: int, fault: str) -> str:
+    """A life with a fault: how it ended, in a word. Wrong if it did what it must not."""
+    life = runs.life(workers, fault)
+    came = "STAGERUN_FAULT: " in life.texts[0]
+    first, others = life.codes[0], life.codes[1:]
+    if said := brief.bug(life.texts, life.codes):
+        raise Wrong(said)
+    if not came:
+        right, word = not any(life.codes), "not reached"
+    elif fault.startswith("kill"):
+        # The others may be done when rank 0 is killed while it clears up.
+        right, word = first == -9 and set(others) <= {PEER, DONE}, "killed"
+    else:
+        allowed = {DONE} if first == DONE else {PEER, STORAGE}
+        if brief.expected_start(runs.out) is None:
+            allowed.add(DONE)  # the others had nothing left to do
+        right, word = first in (DONE, STORAGE) and set(others) <= allowed, "ended with 74" if first else "went on"
+    if not right:
+        hung = " (hung)" if HUNG in life.codes else ""
+        raise Wrong(f"exit codes {life.codes}{hung}: {' / '.join(text[-600:] for text in life.texts)}")
+    if gone := brief.lost(runs.out):
+        raise Wrong(f"lost: {gone}")
+    return word
+
+
+def healed(runs: Runs, workers: int) -> None:
+    """The same command without a fault. Wrong if it doesn't lead to the end that a run left alone has."""
+    start = brief.expected_start(runs.out)
+    life = runs.life(workers)
+    if any(life.codes):
+        raise Wrong(f"the next life ended with {life.codes}: {' / '.join(text[-600:] for text in life.texts)}")
+    if said := brief.bug(life.texts, life.codes):
+        raise Wrong(said)
+    if start is not None and brief.first_start(runs.out) != start:
+        raise Wrong(f"the next life began at {brief.first_start(runs.out)}, the newest complete snapshot is {start}")
+    if not brief.same_bits(runs.out, runs.left_alone(workers)[0]):
+        raise Wrong("other bits at the end than those of a run that was left alone")
+
+
+def trial(runs: Runs, workers: int, faults: list[str]) -> Trial:
+    runs.left_alone(workers)
+    counts: Counter[str] = Counter()
+    injected = 0
+    what = f"{workers} worker{'s' * (workers > 1)}, {', then '.join(faults)}"
+    try:
+        for fault in faults:
+            word = faulty(runs, workers, fault)
+            injected += word != "not reached"
+            counts[word] += 1
+        healed(runs, workers)
+    except Wrong as wrong:
+        kind = "lost" if str(wrong).startswith("lost") else "wrong"
+        return Trial(max(1, injected), counts | {kind: 1}, wrong=f"{what}: {wrong}")
+    finally:
+        shutil.rmtree(runs.out, ignore_errors=True)
+    return Trial(injected, counts | {f"{workers} workers": 1})
+
+
+def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
+    with Forks() as forks:
+        runs = Runs(forks, folder)
+        left: dict[int, list[str]] = {}
+        while True:
+            workers = rng.choices([*WORKERS], [*WORKERS.values()])[0]
+            calls = runs.left_alone(workers)[1]
+            if not left.get(workers):  # every point once before any comes again
+                left[workers] = [fault_at(kind, n) for kind in KINDS for n in range(1, calls + 1)]
+                rng.shuffle(left[workers])
+            faults = [left[workers].pop()]
+            if rng.random() < 1 / 3:
+                faults.append(fault_at(rng.choice(KINDS), rng.randint(1, calls)))
+            yield trial(runs, workers, faults)
+
+
+SCENARIO = Scenario(
+    name="calls",
+    fault="SIGKILL, ENOSPC, EIO at a call of the store, in runs of 1, 2 and 4 workers",
+    aim="0 lost, 0 wrong loads",
+    wanted=500,
+    trials=trials,
+)

@@ -1,0 +1,151 @@
+"""Flipped bits, cut files and zeroed pages in the newest snapshot of a real run: found each time, and the one before is used.
+
+A stage is left half trained with two snapshots. The newest is harmed, and then it goes as in `runner.walk`: a plan is made, what it
+starts from is read, and where that was damaged it is set aside and the plan is made again. Only what was changed is put back.
+"""
+
+import hashlib
+import os
+import random
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import small
+import tiny
+from reliability.trial import Scenario, Trial
+
+from stagerun import store
+from stagerun.runner.bounds import most_bytes
+from stagerun.runner.keeper import Keeper
+from stagerun.snapshots import SnapshotRef
+from stagerun.spec import load
+
+PAGE = 4096
+PER_TRIAL = 100
+MANIFEST = "MANIFEST.json"
+# Of the faults, those that meet the manifest. By its size it would be one in a thousand.
+OF_MANIFEST = 0.1
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`old` stood at `at` in `file`, and `new` stands there now; a file that was cut ends there."""
+
+    kind: str
+    file: Path
+    at: int
+    old: bytes
+    new: bytes
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.file.name} at byte {self.at}"
+
+    def do(self) -> None:
+        with open(self.file, "r+b") as file:
+            file.seek(self.at)
+            file.write(self.new)
+            if self.kind == "cut":
+                file.truncate(self.at)
+
+    def undo(self) -> None:
+        with open(self.file, "r+b") as file:
+            file.seek(self.at)
+            file.write(self.old)
+
+
+def draw(rng: random.Random, files: dict[Path, bytes]) -> Fault:
+    """One that changes something."""
+    others = [path for path in files if path.name != MANIFEST]
+    while True:
+        path = rng.choices(others, [len(files[path]) for path in others])[0]
+        if rng.random() < OF_MANIFEST:
+            path = next(path for path in files if path.name == MANIFEST)
+        data, kind = files[path], rng.choice(("flip", "cut", "zero"))
+        at = rng.randrange(len(data))
+        if kind == "flip":
+            return Fault(kind, path, at, data[at : at + 1], bytes([data[at] ^ 1 << rng.randrange(8)]))
+        if kind == "cut":
+            return Fault(kind, path, at, data[at:], b"")
+        at -= at % PAGE
+        page = data[at : at + PAGE]
+        if any(page):
+            return Fault(kind, path, at, page, bytes(len(page)))
+
+
+class Half:
+    """A run of which stage `cyc1` is half trained, with snapshots at 2 and at 4."""
+
+    def __init__(self, folder: Path) -> None:
+        out = folder / "out"
+        tiny.make_data(folder / "data")
+        schedule = small.make_schedule(folder / "schedule", folder / "data")
+        done = small.run(schedule, out, "--until", "cyc1")
+        assert done.returncode == 0, done.stdout + done.stderr
+        self.keeper = Keeper(load(str(schedule)), out)
+        for ref in self.keeper.inventory().of("cyc1"):
+            if ref.iter == 5:
+                shutil.rmtree(out / "snapshots" / ref.name)
+        self.before, self.newest = self.keeper.inventory().of("cyc1")
+        assert (self.before.iter, self.newest.iter) == (2, 4)
+        self.root = out / "snapshots"
+        self.files = {path: path.read_bytes() for path in sorted((self.root / self.newest.name).iterdir())}
+        self.good = {ref.name: digest(store.read(self.keeper.disk, out, ref)) for ref in (self.before, self.newest)}
+
+    def used(self) -> tuple[SnapshotRef, str]:
+        """The snapshot that a run goes on from, and the digest of what it reads."""
+        most = most_bytes(self.keeper.schedule.model)
+        while True:
+            planned = self.keeper.plan().next
+            assert planned is not None and planned.start is not None
+            files = self.keeper.read(planned.start, most)
+            if files is not None:
+                return planned.start, digest(files)
+
+    def wrong(self, fault: Fault) -> str:
+        """Why the fault was not met as it should be; '' if it was. Afterwards all is as before."""
+        fault.do()
+        try:
+            ref, found = self.used()
+        finally:
+            aside = self.root / f".bad-{self.newest.name}"
+            if aside.exists():
+                os.rename(aside, self.root / self.newest.name)
+            fault.undo()
+        if ref.name == self.newest.name:
+            return f"{fault}: not found"
+        if ref.name != self.before.name or found != self.good[self.before.name]:
+            return f"{fault}: {ref.name} was used, and not {self.before.name} as it was written"
+        return ""
+
+
+def digest(files: dict[str, bytes]) -> str:
+    return hashlib.sha256(b"".join(name.encode() + files[name] for name in sorted(files))).hexdigest()
+
+
+def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
+    half = Half(folder)
+    while True:
+        counts: Counter[str] = Counter()
+        wrong = ""
+        for _ in range(PER_TRIAL):
+            fault = draw(rng, half.files)
+            problem = half.wrong(fault)
+            wrong = wrong or problem
+            counts[f"{fault.kind}, found and the one before used"] += not problem
+            counts["in the manifest"] += fault.file.name == MANIFEST
+        ref, found = half.used()
+        if (ref.name, found) != (half.newest.name, half.good[half.newest.name]):
+            wrong = wrong or "the snapshot without a fault was not used"
+        yield Trial(faults=PER_TRIAL, counts=dict(counts), wrong=wrong)
+
+
+SCENARIO = Scenario(
+    name="flips",
+    fault="random flips, truncations, zeroed pages in snapshots",
+    aim="10,000, 100 % found, fallback used",
+    wanted=10_000,
+    trials=trials,
+)

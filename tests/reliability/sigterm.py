@@ -1,0 +1,239 @@
+"""SIGTERM, SIGUSR1 or SIGINT at a random moment of a run: from its first instruction on, while it imports, joins, copies its images to
+scratch, trains, saves and evaluates; to the launcher, to its process group, to every process, or to one worker alone.
+
+A run of 1 to 3 workers goes on where the one before was stopped, by the same command, until a schedule is done; its bits are then
+compared with those of an uninterrupted run. Strict: exit 75, or 0 where it had come to its end; within the grace period; no
+process left; a log that can be read and says Stopped; and what `status` says of it.
+"""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import processes
+import small
+import tiny
+from reliability.trial import Scenario, Trial
+
+GRACE = 120  # seconds; a busy machine of two processors imports torch in 20
+STOPS = 5  # of one schedule; then it is left to come to its end
+SIGNALS = (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+TARGETS = ("launcher", "launcher", "group", "all", "one")
+
+
+@dataclass
+class Schedule:
+    """One schedule under attack, with `nproc` workers."""
+
+    folder: Path
+    nproc: int
+    ends: dict[str, str] = field(default_factory=dict)  # of the run that was left alone
+    length: float = 0.0  # seconds that it took
+    stops: int = 0
+
+    @property
+    def out(self) -> Path:
+        return self.folder / f"out{self.nproc}"
+
+    @property
+    def scratch(self) -> Path:
+        return self.folder / f"scratch{self.nproc}"
+
+    def start(self) -> processes.Run:
+        words = (f'data.scratch="{self.scratch}"', "data.scratch_reserve=0", "data.cache=DISK")
+        options = [word for field in words for word in ("--set", field)]
+        return small.start(self.folder / "schedule", self.out, "--grace", f"{GRACE}s", *options, nproc=self.nproc)
+
+    def begin(self) -> None:
+        for folder in (self.out, self.scratch):
+            shutil.rmtree(folder, ignore_errors=True)
+        self.scratch.mkdir()
+        self.stops = 0
+
+    def alone(self) -> None:
+        """Runs it through once."""
+        self.begin()
+        begun = time.monotonic()
+        code, text = self.start().wait()
+        assert code == 0, text
+        self.length, self.ends = time.monotonic() - begun, processes.ends(self.out)
+        self.begin()
+
+
+def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
+    tiny.make_data(folder / "data")
+    small.make_schedule(folder / "schedule", folder / "data")
+    schedules: dict[int, Schedule] = {}
+    while True:
+        nproc = rng.choice((1, 2, 3))
+        if nproc not in schedules:
+            schedules[nproc] = Schedule(folder, nproc)
+            schedules[nproc].alone()
+        yield trial(schedules[nproc], rng)
+
+
+def trial(schedule: Schedule, rng: random.Random) -> Trial:
+    """One stop. When there have been several, or the run had come to its end, the bits, too."""
+    number, target = rng.choice(SIGNALS), rng.choice(TARGETS)
+    when, moment = _moment(schedule, rng)
+    one = rng.random()
+    words = f"{schedule.nproc} workers, stop {schedule.stops + 1}: {number.name} to {target} {when}"
+    run = schedule.start()
+    moment(run)
+    alive = run.process.poll() is None
+    _send(run, number, target, one)
+    begun = time.monotonic()
+    code, text = run.wait(timeout=2 * GRACE)
+    seconds = time.monotonic() - begun
+    left = [] if run.gone(within=2.0) else run.pids()
+    wrong = _judged(schedule, code, text, seconds, left)
+    counts = {"saved" if code == 75 else "had ended" if code == 0 else "other": 1, f"to {target}": 1}
+    schedule.stops += 1
+    if not wrong and (code == 0 or schedule.stops >= STOPS):
+        counts["schedules compared"] = 1
+        wrong = _to_the_end(schedule, code)
+        schedule.begin()
+    if wrong:
+        schedule.begin()
+        wrong = f"{words}: exit {code} after {seconds:.1f} s: {wrong}"
+    return Trial(faults=int(alive), counts=counts, largest={"seconds from the signal to the end": seconds}, wrong=wrong)
+
+
+# -- the moment
+
+
+def _moment(schedule: Schedule, rng: random.Random) -> tuple[str, Callable[[processes.Run], None]]:
+    """In words, and what waits for it. A third each: the first second, any time, and a while after so many lines of the log, by
+    which evaluations and snapshots are met however fast the machine is."""
+    kind = rng.randrange(3)
+    if kind == 0:
+        seconds = rng.uniform(0.0, 1.0)
+        return f"{seconds:.3f} s after its first instruction", lambda run: _after(run, seconds)
+    if kind == 1:
+        seconds = rng.uniform(0.0, 0.8) * schedule.length
+        return f"{seconds:.3f} s after its first instruction", lambda run: _after(run, seconds)
+    lines, seconds = rng.randrange(1, 20), rng.uniform(0.0, 0.1)
+    return f"{seconds:.3f} s after line {lines} of its log", lambda run: _after_line(schedule.out, run, lines, seconds)
+
+
+def _after(run: processes.Run, seconds: float) -> None:
+    while run.process.poll() is None and not answers(run.process.pid):
+        time.sleep(0.001)
+    end = time.monotonic() + seconds
+    while run.process.poll() is None and time.monotonic() < end:
+        time.sleep(min(0.005, max(0.0, end - time.monotonic())))
+
+
+def _after_line(out: Path, run: processes.Run, lines: int, seconds: float) -> None:
+    def count() -> int:
+        try:
+            return (out / "log.jsonl").read_bytes().count(b"\n")
+        except OSError:
+            return 0
+
+    before = count()
+    while run.process.poll() is None and count() < before + lines:
+        time.sleep(0.005)
+    _after(run, seconds)
+
+
+def answers(pid: int) -> bool:
+    """Whether the process has come to its first instruction: before, it is the interpreter alone, which dies of a signal."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return True  # it has ended
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigCgt:", "SigBlk:"))]
+    return all(any(mask >> (number - 1) & 1 for mask in masks) for number in SIGNALS)
+
+
+def _send(run: processes.Run, number: signal.Signals, target: str, one: float) -> None:
+    workers = [pid for pid in run.pids() if pid != run.process.pid and _is_worker(pid)]
+    pids = run.pids() if target == "all" else [run.process.pid]
+    if target == "one" and workers:
+        pids = [workers[int(one * len(workers))]]
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        if target == "group":
+            os.killpg(run.process.pid, number)
+            return
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _is_worker(pid: int) -> bool:
+    """Not one that watches a worker, or is about to become a worker."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"stagerun" in words and b"run" in words
+
+
+# -- the verdict
+
+
+def _judged(schedule: Schedule, code: int, text: str, seconds: float, left: list[int]) -> str:
+    """What is wrong, '' if nothing is."""
+    if code not in (0, 75):
+        return f"neither saved nor done:\n{text}"
+    if seconds > GRACE:
+        return f"{seconds:.1f} s, and the grace period is {GRACE} s"
+    if left:
+        return f"left behind: {left}"
+    if "Traceback" in text or "bug of stagerun" in text:
+        return f"a bug:\n{text}"
+    if sum(line.startswith(("SIGTERM: ", "SIGUSR1: ", "SIGINT: ")) for line in text.splitlines()) > 1:
+        return f"told more than once:\n{text}"
+    if code == 75 and "run the same command again" not in text:
+        return f"doesn't say how to go on:\n{text}"
+    return _log_says(schedule, code) or _status_says(schedule)
+
+
+def _log_says(schedule: Schedule, code: int) -> str:
+    """Of the last life that has come so far as to write into the log."""
+    log = schedule.out / "log.jsonl"
+    if not log.exists():
+        return "" if code == 75 else "done without a log"
+    lines = log.read_text().splitlines()
+    try:
+        events = [json.loads(line)["event"] for line in lines]
+    except ValueError as error:
+        return f"the log can't be read: {error}"
+    last = events[-1] if events else ""
+    if last != ("RunFinished" if code == 0 else "Stopped") and not (code == 75 and not events):
+        return f"exit {code}, and the log ends with {last}: {lines[-1]}"
+    return ""
+
+
+def _status_says(schedule: Schedule) -> str:
+    done = small.stagerun("status", schedule.folder / "schedule", "--out", schedule.out, "--json")
+    state = json.loads(done.stdout)["state"] if done.stdout.startswith("{") else done.stdout + done.stderr
+    return "" if state in ("stopped", "finished", "nothing") else f"`status` says {state}"
+
+
+def _to_the_end(schedule: Schedule, code: int) -> str:
+    """The same command until it is done, and the bits."""
+    if code != 0:
+        code, text = schedule.start().wait()
+        if code != 0:
+            return f"the same command, left alone, ended with {code}:\n{text}"
+    return (
+        "" if processes.ends(schedule.out) == schedule.ends else "other bits than those of the run that was left alone"
+    )
+
+
+SCENARIO = Scenario(
+    name="sigterm",
+    fault="SIGTERM, SIGUSR1, SIGINT at random moments, evaluation, copying to scratch and imports among them",
+    aim="100 of 100 saved, exit 75 (0 where the run had come to its end), within the grace period",
+    wanted=100,
+    trials=trials,
+)
