@@ -47,7 +47,7 @@ _KNOWN = 2
 # The slowest step is forgotten after one to two stretches of so many iterations.
 _STRETCH = 50
 
-_SLOT = struct.Struct("=QBBBddQqQdd64s")
+_SLOT = struct.Struct("=QBBBBddqQdd64s")
 _SUM = struct.Struct("=I")
 _SLOT_BYTES = 256
 SIZE = 2 * _SLOT_BYTES
@@ -82,10 +82,10 @@ class Beat:
 
     section: Section = Section.START
     waiting: bool = False  # for other ranks, in a collective
+    printing: bool = False  # which may take as long as nobody reads
     compiled: bool = False
     moved: float = 0.0  # when there last was progress
     since: float = 0.0  # when it began to wait
-    waits: int = 0  # collectives that it waited in, the present one among them
     iter: int = 0
     batches: int = 0  # device batches of training, but for the first iteration's
     busy: float = 0.0  # seconds that they took, without waiting for others
@@ -112,17 +112,23 @@ class _Slow:
 class Pulse:
     """Written by one thread alone, the one that trains; a beat takes some microseconds. Nobody need read it."""
 
-    def __init__(self, buffer: memoryview | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """`buffer`: SIZE bytes, shared with who reads them."""
+    def __init__(
+        self,
+        buffer: memoryview | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        limits: Limits | None = None,
+    ) -> None:
+        """`buffer`: SIZE bytes, shared with who reads them. `limits`: those of who judges by them."""
         self._buffer = buffer if buffer is not None else memoryview(bytearray(SIZE))
-        self._clock = clock
+        self._clock, self._limits = clock, limits or Limits()
         self._number = 0
         self._section, self._stage, self._iter = Section.START, b"", 0
-        self._waiting, self._compiled = False, False
+        self._waiting = self._printing = self._compiled = False
         self._moved = self._since = clock()
-        self._waits = self._batches = 0
+        self._batches = 0
         self._busy = 0.0
         self._waited, self._fresh = 0.0, 0  # seconds and batches of the present iteration
+        self._suspended = False  # in it
         self._slow = {section: _Slow() for section in _LEARNED}
         # What a first iteration takes is the best guess at the next one.
         self._slow[Section.FIRST_ITERATION] = self._slow[Section.ITERATION]
@@ -151,13 +157,27 @@ class Pulse:
 
     @contextmanager
     def section(self, section: Section) -> Iterator[None]:
-        """Within it, and back to the one before."""
-        before = self._section
+        """Within it, and back to the one before, where an iteration goes on."""
+        before, waited, fresh = self._section, self._waited, self._fresh
         self.enter(section)
         try:
             yield
         finally:
             self.enter(before)
+            self._waited, self._fresh = waited, fresh
+
+    @contextmanager
+    def printing(self) -> Iterator[None]:
+        """Within it the worker writes to a screen, which a reader may keep it from for as long as he likes (Ctrl-S, a pager)."""
+        self.prints(True)
+        try:
+            yield
+        finally:
+            self.prints(False)
+
+    def prints(self, on: bool) -> None:
+        self._printing, self._moved = on, self._clock()
+        self._write()
 
     def beat(self) -> None:
         """There was progress: a device batch, say."""
@@ -172,7 +192,6 @@ class Pulse:
         now = self._clock()
         self._step(now)
         self._waiting, self._since = True, now
-        self._waits += 1
         self._write()
 
     def go_on(self) -> None:
@@ -187,19 +206,26 @@ class Pulse:
     def iterated(self, iter: int, seconds: float) -> None:
         """An iteration is done, and took so long; a first one doesn't say how fast this rank is."""
         if self._section is Section.ITERATION:
-            self._busy += max(0.0, seconds - self._waited)
-            self._batches += self._fresh
+            if not self._suspended:
+                self._busy += max(0.0, seconds - self._waited)
+                self._batches += self._fresh
             self._stretch += 1
             if self._stretch % _STRETCH == 0:
                 self._slow[Section.ITERATION].turn()
-        self._iter = iter
+        self._iter, self._suspended = iter, False
         self.enter(Section.ITERATION)
 
     def _step(self, now: float) -> None:
         slow = self._slow.get(self._section)
-        if slow is not None and not self._waiting:
-            slow.now = max(slow.now, now - self._moved)
-            slow.steps += 1
+        if slow is None or self._waiting:
+            return
+        step = now - self._moved
+        # This process was suspended, or it would have been ended: that says nothing of how long a step takes.
+        if step > self._limits.of(self._section, slow.slowest, self._compiled):
+            self._suspended = True
+            return
+        slow.now = max(slow.now, step)
+        slow.steps += 1
 
     def _write(self) -> None:
         self._number += 1
@@ -208,10 +234,10 @@ class Pulse:
             self._number,
             SECTIONS.index(self._section),
             self._waiting,
+            self._printing,
             self._compiled,
             self._moved,
             self._since,
-            self._waits,
             self._iter,
             self._batches,
             self._busy,
@@ -229,8 +255,8 @@ def read(buffer: bytes) -> Beat | None:
         slot = buffer[start : start + _SLOT.size]
         if _SUM.unpack_from(buffer, start + _SLOT.size)[0] != zlib.crc32(slot):
             continue
-        number, section, waiting, compiled, moved, since, waits, iter, batches, busy, slowest, stage = _SLOT.unpack(
-            slot
+        (number, section, waiting, printing, compiled, moved, since, iter, batches, busy, slowest, stage) = (
+            _SLOT.unpack(slot)
         )
         if number <= newest:
             continue
@@ -238,10 +264,10 @@ def read(buffer: bytes) -> Beat | None:
         found = Beat(
             section=SECTIONS[section],
             waiting=bool(waiting),
+            printing=bool(printing),
             compiled=bool(compiled),
             moved=moved,
             since=since,
-            waits=waits,
             iter=iter,
             batches=batches,
             busy=busy,

@@ -16,7 +16,8 @@ class SnapshotRef:
     instruction set, threads, workers, reducer. `trained_as`: where a plan gave it to a stage of another name, that which it was
     trained under, and which its directory has; '' else. `serial` counts the snapshots that a process life has written, from 1, so that
     (attempt, serial) orders them without a clock; 0 in one of an older version. `skipped`: images that `on_nan: ROLLBACK` has left out,
-    along the path of ancestors up to here. `id_stage`: the stage's name in `id`, if that is not the directory's: of a
+    along the path of ancestors up to here. `began_empty`: the process life that wrote it found no snapshot in the folder when it began, so
+    that it has trained itself whatever this one came from. `id_stage`: the stage's name in `id`, if that is not the directory's: of a
     stage that was renamed what comes after goes on with the first, or else what is trained again would be something else.
     """
 
@@ -33,6 +34,7 @@ class SnapshotRef:
     id_stage: str = ""
     serial: int = 0
     skipped: int = 0
+    began_empty: bool = False
 
     @property
     def begun_as(self) -> str:

@@ -341,3 +341,36 @@ def test_verifying_takes_little_memory_and_reads_every_byte(tmp_path: Path) -> N
         file.write(bytes([data[-1] ^ 1]))
     with pytest.raises(store.Damaged, match="m is not as it was written"):
         store.verify(DISK, tmp_path, ref.name)
+
+
+@pytest.mark.parametrize("text", ["\ud800", "\x1b[31mX", "\x07", "a\nb", "\x9b2J"], ids=ascii)
+@pytest.mark.parametrize("where", ["identity", "environment", "key", "parent", "id_stage"])
+def test_what_no_terminal_shows_is_damage(snapshot: Path, where: str, text: str) -> None:
+    made = forged(snapshot)
+    if where in ("identity", "environment"):
+        made.body[where]["x"] = text
+    elif where == "key":
+        made.body["identity"][text] = "x"
+    else:
+        made.body[where] = text
+    made.finish()
+    found = store.inventory(DISK, snapshot.parents[1])
+    assert found == store.Inventory((), (snapshot.name,))
+
+
+def test_what_a_terminal_shows_is_none(snapshot: Path) -> None:
+    made = forged(snapshot)
+    made.body["environment"]["Größe\u00a0中"] = "é\u3000\u200d"
+    made.finish()
+    assert store.inventory(DISK, snapshot.parents[1]).damaged == ()
+
+
+@pytest.mark.parametrize("stage", ["../x", "", "a/b", ".."])
+def test_a_signed_manifest_of_no_place_is_damage_and_no_bug(base: Path, snapshot: Path, stage: str) -> None:
+    made = forged(snapshot)
+    made.body["stage"] = stage
+    made.finish()
+    for words in (["snapshots", snapshot.parents[1]], ["status", snapshot.parents[1]]):
+        done = stored_help.stagerun(*words)
+        assert done.exit_code == 0, done.stderr
+    assert used(keeper_of(base, snapshot)) is None

@@ -41,7 +41,7 @@ from stagerun.knobs import Knobs
 from stagerun.logged import event_of
 from stagerun.plan import State, make_plan
 from stagerun.plan.hazards import notes
-from stagerun.plan.rollback import targets
+from stagerun.plan.rollback import place, targets
 from stagerun.recipe import Determinism, OnNan, Precision
 from stagerun.report.caffe_log import CaffeLog
 from stagerun.report.console import Console
@@ -140,6 +140,18 @@ def test_large_gradients_are_numbers() -> None:
     assert not outcome.wrong and state.iter == 1
 
 
+def test_large_gradients_are_clipped_and_not_forgotten() -> None:
+    solver = replace(SOLVER, precision=Precision.FP32, clip_gradients=1.0)
+    state = make_state(Linear(), solver, CPU)
+    state.model.fc.weight.register_hook(lambda g: torch.full_like(g, 1e25))
+    before = state.model.fc.weight.detach().clone()
+    reducer = make_reducer(Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 4)
+    pieces = ((k, cut(dataset(8), 2 * k, 2 * k + 2), k == 3) for k in range(4))
+    update(state, pieces, Knobs(1.0, 0.0, 0.0), reducer, arithmetic(solver), lambda: False)
+    moved = torch.linalg.vector_norm(before - state.model.fc.weight.detach())
+    assert math.isclose(moved, 1.0, rel_tol=1e-4), "by the learning rate times the limit"
+
+
 # -- the loop
 
 
@@ -216,6 +228,18 @@ def test_a_stage_of_which_nothing_is_left_is_none() -> None:
     assert "all 3 iterations of stage `cyc1` were skipped" in events[-1].message
 
 
+def test_a_stage_of_which_nothing_is_left_is_none_where_it_is_stopped_either_and_a_piece_may_be() -> None:
+    loop = stage_loop(on_nan=OnNan.SKIP, max_nan=9, max_iter=3, test_interval=0)
+    state = fresh()
+    assert short(run_loop(loop, state, {0, 1, 2}, lambda: state.iter == 2)) == [
+        "SKIP 0",
+        "SKIP 1",
+        "SKIP 2",
+        "Diverged",
+    ]
+    assert short(run_loop(replace(loop, is_piece=True), fresh(), {0, 1, 2})) == ["SKIP 0", "SKIP 1", "SKIP 2"]
+
+
 def test_a_rollback_leaves_the_loop_and_too_many_end_it() -> None:
     loop = stage_loop(on_nan=OnNan.ROLLBACK, max_nan=2, snapshot=0, test_interval=0)
     state = fresh()
@@ -241,7 +265,7 @@ def test_weights_that_an_update_has_spoiled_are_a_failure_where_a_snapshot_is_du
     stop = lambda: stops and state.iter >= 2  # noqa: E731
     events = run_loop(replace(loop, knobs=burst(2)), state, set(), stop)
     assert short(events) == ["1", "2", "3", "ROLLBACK 2"]
-    assert "a weight is not finite" in events[-1].what
+    assert "a weight, or what is remembered of its updates, is not finite" in events[-1].what
     state = fresh()
     stop = lambda: stops and state.iter >= 3  # noqa: E731
     events = run_loop(replace(loop, knobs=burst(3)), state, set(), stop)
@@ -303,6 +327,8 @@ def test_a_rollback_goes_to_scheduled_snapshots_of_its_own_way() -> None:
     assert found(0, 3) == [(0, 2)] and found(0, 3, (3,)) == [(0, 3), (0, 2)]
     assert found(40, 5) == [(40, 4), (0, 6), (0, 4), (0, 2)]
     assert found(0, 1) == []
+    assert [place(iter, 4, (6,)) for iter in (3, 4, 5, 6, 7, 8)] == [0, 4, 4, 6, 6, 8]
+    assert [place(iter, 0, ()) for iter in (0, 9)] == [0, 0]
 
 
 # -- what is told
@@ -358,6 +384,13 @@ def test_a_report_counts_what_stays_of_iterations_that_came_again() -> None:
     assert [p.iter for p in trunk.points] == [1, 2, 3, 5, 6, 7, 8]
     assert (trunk.skips, trunk.rollbacks, trunk.resumes) == (1, 1, ())
     assert told.lives[0].again == 2 and len(told.lives[0].work) == 9
+
+
+def test_a_kill_right_after_a_rollback_is_a_resume_as_any_other() -> None:
+    first = [log_help.stage_started("trunk"), *log_help.trained("trunk", range(1, 7)), BACK]
+    then = [log_help.run_started(), log_help.stage_started("trunk", 4), *log_help.trained("trunk", range(5, 9))]
+    told = history(Log(tuple(enumerate([log_help.run_started(), *first, *then])), 0, 0))
+    assert told.stages[0].resumes == (4,) and [life.start for life in told.lives] == ["trunk 0", "trunk 4"]
 
 
 def test_the_length_of_an_epoch_is_not_told_by_images_that_were_left_out() -> None:

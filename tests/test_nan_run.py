@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import nan_help
@@ -28,6 +30,7 @@ from stagerun.events import (
     Stopped,
 )
 from stagerun.plan import make_plan
+from stagerun.runner import stage
 from stagerun.spec import load
 
 SKIP = "on_nan: SKIP snapshot: 4"
@@ -55,7 +58,7 @@ def done(events: list[Event]) -> list[str]:
 @pytest.mark.parametrize(
     ("solver", "expected"),
     [
-        (SKIP, [*"123456", "SKIP 6", *"89", "10", "11", "12"]),
+        pytest.param(SKIP, [*"123456", "SKIP 6", *"89", "10", "11", "12"], marks=pytest.mark.slow),
         (ROLLBACK, [*"123456", "ROLLBACK 6", *"56789", "10", "11", "ROLLBACK 11", "9", "10", "11", "12"]),
     ],
 )
@@ -76,7 +79,7 @@ def test_killed_before_and_after_a_failure(
         assert done(then)[-3:] == expected[-3:]
 
 
-@pytest.mark.parametrize(("solver", "workers"), [(SKIP, 2), (ROLLBACK, 1)])
+@pytest.mark.parametrize(("solver", "workers"), [pytest.param(SKIP, 2, marks=pytest.mark.slow), (ROLLBACK, 1)])
 def test_stopped_after_every_iteration(tmp_path: Path, data: Path, solver: str, workers: int) -> None:
     """So there are snapshots everywhere, also on ways that were given up, and only one is kept beside the one to go back to."""
     folder = make_schedule(tmp_path / "s", data, solver, shared="keep_snapshots: 1")
@@ -110,6 +113,7 @@ def test_killed_after_any_iteration(tmp_path: Path, data: Path, solver: str, wor
         assert ends(out) == ends(whole), kill_after
 
 
+@pytest.mark.slow
 def test_the_limit_of_skips_is_the_same_for_who_was_interrupted(tmp_path: Path) -> None:
     data = make_data(tmp_path / "lmdb", 42, 50, 58)  # iterations 5, 6, 7
     folder = make_schedule(tmp_path / "s", data, "on_nan: SKIP max_nan: 2 snapshot: 4")
@@ -121,6 +125,40 @@ def test_the_limit_of_skips_is_the_same_for_who_was_interrupted(tmp_path: Path) 
     assert straight.value.message == resumed.value.message and "iteration 7" in resumed.value.message
     wider = lives(folder, tmp_path / "out", 1, "main.max_nan=3")  # no part of what the stage is: it goes on
     assert isinstance(wider[-1], RunFinished)
+
+
+def test_a_stage_that_was_skipped_whole_never_counts_as_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_schedule(
+        tmp_path / "s", make_data(tmp_path / "lmdb", 0, 8), "on_nan: SKIP max_nan: 9", main="max_iter: 2"
+    )
+    out = tmp_path / "out"
+    with pytest.raises(Diverged, match="all 2 iterations"):
+        lives(folder, out, stop_after=2)
+    assert not list((out / "snapshots").iterdir())
+    # One that something else has saved nevertheless.
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "make_loop", lambda run, honest=stage.make_loop: replace(honest(run), is_piece=True))
+        with pytest.raises(Diverged, match="all 2 iterations"):
+            lives(folder, out)
+    assert [p.name[:13] for p in (out / "snapshots").iterdir()] == ["main-00000002"]
+    with pytest.raises(Diverged, match="all 2 iterations"):
+        lives(folder, out)
+
+
+@pytest.mark.slow
+def test_a_piece_may_be_skipped_whole_where_the_stage_passed(tmp_path: Path) -> None:
+    data = make_data(tmp_path / "lmdb", 0, 8)
+    folder = make_schedule(tmp_path / "s", data, "on_nan: SKIP max_nan: 9", main="max_iter: 4", early="max_iter: 2")
+    text = (folder / "schedule.prototxt").read_text()
+    (folder / "schedule.prototxt").write_text(text.replace('name: "early"', 'name: "early" from: "main@2"'))
+    out = tmp_path / "out"
+    lives(folder, tmp_path / "whole")
+    lives(folder, out, stop_after=4)
+    shutil.rmtree(next((out / "snapshots").glob("main-00000002-*")))
+    assert isinstance(lives(folder, out)[-1], RunFinished)
+    assert ends(out) == ends(tmp_path / "whole")
 
 
 def test_the_limit_of_rollbacks_is_the_same_for_who_was_interrupted(tmp_path: Path) -> None:
@@ -165,7 +203,52 @@ def test_a_damaged_target_is_set_aside_and_the_one_before_it_taken(tmp_path: Pat
         "main-00000004-a0001 is damaged and was set aside" in said
         and "main-00000006-a0001 is damaged and was set aside" in said
     )
+    assert "EQUIVALENT, not BIT-EXACT" in said, "the disk has damaged them twice"
     assert isinstance(events[-1], RunFinished) and not any(isinstance(event, SnapshotFailed) for event in events)
+
+
+@pytest.mark.parametrize(
+    ("workers", "gone", "all_stops"),
+    [
+        (1, ("4", "6"), [(5, 2)]),
+        pytest.param(2, ("4", "6"), [(), (9,), (5, 2)], marks=pytest.mark.slow),
+        pytest.param(1, ("2", "4", "6"), [(), (9,), (5, 2)], marks=pytest.mark.slow),
+    ],
+)
+def test_the_bits_are_those_of_a_run_whose_target_was_not_damaged(
+    tmp_path: Path, data: Path, workers: int, gone: tuple[str, ...], all_stops: list[tuple[int, ...]]
+) -> None:
+    """Also of one that is stopped inside the stretch that is trained once more, and one that went on from a place of its own."""
+    folder, whole = make_schedule(tmp_path / "s", data, "on_nan: ROLLBACK snapshot: 2"), tmp_path / "whole"
+    straight = lives(folder, whole, workers)
+
+    def damage(out: Path) -> Callable[[Event], None]:
+        left = set(gone)
+
+        def once(event: Event) -> None:
+            if isinstance(event, SnapshotWritten) and str(event.iter) in left:
+                left.remove(str(event.iter))
+                path = out / "snapshots" / event.name / "model.safetensors"
+                data = bytearray(path.read_bytes())
+                data[-9] ^= 1
+                path.write_bytes(data)
+
+        return once
+
+    for stops in all_stops:
+        out = tmp_path / f"out{len(stops)}"
+        told: list[Event] = []
+        again = damage(out)
+        for stop_after in (*stops, None):
+            told += lives(folder, out, workers, stop_after=stop_after, ask=again)
+        assert ends(out) == ends(whole), stops
+        assert {(f.iter, f.number, f.back_to) for f in failures(told)} == {
+            (f.iter, f.number, f.back_to) for f in failures(straight)
+        }
+        said = "\n".join(event.text for event in told if isinstance(event, Note))
+        assert "EQUIVALENT" not in said and "to make it anew and come there once more" in said
+        (result,) = [e for e in told if isinstance(e, StageFinished)]
+        assert result.rollbacks == len(failures(straight))
 
 
 def test_the_stages_after_go_on_where_the_images_were_left_out(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from test_store_disks import HookedDisk, ModelDisk
 from stagerun import store
 from stagerun.cli import tending
 from stagerun.engine.state import make_state
-from stagerun.errors import StorageError
+from stagerun.errors import FolderInUseError, PermissionDenied, StagerunError, StorageError
 from stagerun.events import Note, SnapshotFailed, SnapshotWritten
 from stagerun.recipe import Schedule
 from stagerun.runner.keeper import Keeper
@@ -222,6 +222,30 @@ def test_what_training_rests_on_is_dropped_by_force_alone(
     assert ref.name not in [r.name for r in keeper.inventory().snapshots]
 
 
+@pytest.mark.parametrize("old, new", [("base_lr: 0.1", "base_lr: 0.2"), ('name: "cut"', 'name: "cut" enabled: false')])
+def test_what_an_edit_has_left_uncounted_is_dropped_by_force_alone(
+    keeper: Keeper, tmp_path: Path, old: str, new: str
+) -> None:
+    """A stage that is stale or disabled: with the edit taken back it counts again."""
+    ref = grown(keeper)["cut"]
+    (tmp_path / "dir" / "schedule.prototxt").write_text(SCHEDULE.replace(old, new))
+    where = [tmp_path / "dir", "--out", keeper.out]
+    done = snapshots(*where, "--drop", ref.name)
+    assert done.exit_code == 78 and f"{ref.name} is the end of stage `cut`" in done.stderr, done.stderr
+    assert snapshots(*where, "--drop", "main-00000007-a0001").exit_code == 0
+    assert snapshots(*where, "--drop", ref.name, "--force").exit_code == 0
+    assert "cut-9" not in names(keeper)
+
+
+def test_what_was_done_is_told_before_the_error(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = commit(keeper, 1), commit(keeper, 2)
+    commit(keeper, 3)
+    # The other was pinned meanwhile.
+    monkeypatch.setattr(tending.store, "discard", lambda disk, out, name: name == one.name)
+    done = snapshots(keeper.out, "--drop", one.name, "--drop", two.name)
+    assert done.exit_code == 78 and f"{one.name} is deleted" in done.stderr and f"{two.name} is pinned" in done.stderr
+
+
 def test_one_of_two_alike_may_go_and_its_result_with_it(keeper: Keeper, tmp_path: Path) -> None:
     first = commit(keeper, 9)
     keeper.attempt = 2
@@ -286,10 +310,38 @@ def test_no_room_is_made_for_the_sake_of_a_damaged_snapshot(keeper: Keeper) -> N
     assert names(keeper) == ["main-1", "main-2"], "the damaged one is set aside, and the others are all that is left"
 
 
-def snapshotter(keeper: Keeper) -> Snapshotter:
+def test_no_room_is_made_where_the_end_has_rotted(keeper: Keeper) -> None:
+    """Then the one before it is what the stage goes on from; that a step of a later piece is whole helps nobody."""
+    commit(keeper, 7)
+    end = commit(keeper, 9)
+    keeper.attempt = 2
+    commit(keeper, 4)
+    file = keeper.out / "snapshots" / end.name / "model.safetensors"
+    file.write_bytes(file.read_bytes()[::-1])
+    assert keeper.make_room(keeper.schedule.stage("last")) == ()
+    assert names(keeper) == ["main-7", "main-4"]
+
+
+def test_room_for_a_piece_is_made_of_its_own_steps_alone(keeper: Keeper) -> None:
+    """The stage is not finished, and goes on from the newest of its own way."""
+    for iter in (6, 7):
+        commit(keeper, iter)
+    keeper.attempt = 2
+    shots = snapshotter(keeper, piece=True)
+    shots.start(1, Progress(0, 0.0, []))
+    shots.wait()
+    commit(keeper, 2)
+    full_until_dropped(keeper, 3)
+    shots.start(3, Progress(0, 0.0, []))
+    note, _ = shots.wait()
+    assert isinstance(note, Note) and "main-00000001-a0002 was deleted" in note.text
+    assert {"main-6", "main-7"} <= set(names(keeper))
+
+
+def snapshotter(keeper: Keeper, piece: bool = False) -> Snapshotter:
     stage = keeper.schedule.stage("main")
     state = make_state(stored_help.network(keeper.schedule.model, 1), stage.solver, torch.device("cpu"))
-    return Snapshotter(keeper, stage, "", state, {})
+    return Snapshotter(keeper, stage, "", state, {}, piece)
 
 
 def test_a_run_on_a_full_disk_deletes_what_it_can_spare_tries_once_more_and_says_so(keeper: Keeper) -> None:
@@ -374,3 +426,31 @@ def test_a_rename_that_failed_and_was_not_done_is_an_error(tmp_path: Path) -> No
             identity={}, environment={},
         )  # fmt: skip
     assert disk.names(out / "snapshots") == []
+
+
+@pytest.mark.parametrize("error", [StorageError, PermissionDenied, FolderInUseError])
+def test_what_was_begun_goes_when_it_cannot_be_known_whether_the_folder_is_held(
+    keeper: Keeper, error: type[StagerunError]
+) -> None:
+    def asked() -> None:
+        raise error("no answer")
+
+    keeper.require_held = asked  # type: ignore[method-assign]
+    with pytest.raises(error):
+        commit(keeper, 1)
+    assert os.listdir(keeper.out / "snapshots") == []
+
+
+def test_a_rename_that_failed_on_a_disk_that_reads_nothing_says_what_failed(tmp_path: Path) -> None:
+    """Not that another run has taken the name."""
+    store.prepare(DISK, tmp_path)
+
+    def after(call: int, name: str) -> None:
+        if name in ("rename", "read"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.raises(StorageError, match=r"its name.*Input/output error"):
+        store.commit(
+            HookedDisk(LocalDisk(), after=after), tmp_path, stage="s", iter=1, attempt=1, files={"m": b"x"},  # type: ignore[arg-type]
+            content=["m"], identity={}, environment={},
+        )  # fmt: skip

@@ -230,6 +230,16 @@ def test_an_end_that_is_gone_comes_back_on_the_stages_own_way() -> None:
     ]
 
 
+def test_what_a_life_that_began_without_snapshots_has_trained_tells_where_its_parents_were() -> None:
+    """Which attempt that life has tells nothing: one before it may have ended without a snapshot, and a later one not."""
+    s = schedule()
+    refs = [replace(ref, serial=1) for ref in without(on_disk(s), "main").snapshots if ref.stage == "end"]
+    for attempt in (1, 2):
+        for began_empty, like in ((True, refs[0].name), (False, "")):
+            found = [replace(ref, attempt=attempt, began_empty=began_empty) for ref in refs]
+            assert lost(make_plan(s, inventory(found)))[-1] == ("main", 20, ("end",), ("end",), like)
+
+
 def test_another_iteration_makes_the_child_stale() -> None:
     found = on_disk(schedule())
     moved = schedule(SCHEDULE.replace("main@5", "main@7"))

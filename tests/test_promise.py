@@ -153,6 +153,7 @@ def test_the_images_of_an_update_are_the_same_whoever_computes_them() -> None:
     assert asked[0][0] == [(160 + 4 * k, 4) for k in range(8)]
 
 
+@pytest.mark.slow
 def test_a_run_in_another_environment_says_so_for_what_is_left_to_do(tmp_path: Path) -> None:
     """Another instruction set: of an evaluation that is missing, and of a stage that starts in the new life."""
     tiny.make_data(tmp_path / "data")

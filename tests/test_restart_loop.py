@@ -25,11 +25,11 @@ from stagerun.comm import SoloComm
 from stagerun.errors import ExitCode, FolderInUseError, ResumeRefused
 from stagerun.events import Event, SnapshotFailed, SnapshotWritten
 from stagerun.recipe import Schedule
-from stagerun.runner.keeper import Keeper
+from stagerun.runner.keeper import Keeper, Progress
 from stagerun.runner.restarts import LIMIT, standing
 from stagerun.runner.walk import run
 from stagerun.spec import load
-from stagerun.store import lease, lives
+from stagerun.store import lease, lives, write
 from stagerun.store.lives import Life, Process
 from stagerun.world import World
 
@@ -127,11 +127,11 @@ def test_any_progress_breaks_the_chain(schedule: Schedule, tmp_path: Path) -> No
 
 def test_what_is_no_progress_does_not(schedule: Schedule, tmp_path: Path) -> None:
     live(schedule, tmp_path, None)
-    before = standing(DISK, tmp_path, schedule)
+    before = standing(DISK, tmp_path, schedule, store.inventory(DISK, tmp_path))
     for name in ("snapshots/.tmp-init-00000002-a0001-00ff/w", "results/.tmp-x.json", "log.jsonl", "results/notes.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
-    assert standing(DISK, tmp_path, schedule) == before
+    assert standing(DISK, tmp_path, schedule, store.inventory(DISK, tmp_path)) == before
 
 
 def test_an_edit_of_the_solver_files_is_a_reason_to_try_again(base: Path, tmp_path: Path) -> None:
@@ -160,9 +160,6 @@ Keeper(load(sys.argv[1], ()), Path(sys.argv[2])).open(); os.kill(os.getpid(), si
     done = small.run(base / "schedule", tmp_path, nproc=2)
     assert done.returncode == 78 and done.stderr.count("was killed, or crashed") == 3, done.stderr
     assert "hint: " in done.stderr and "--retry" in done.stderr
-    launched = small.run(base / "schedule", tmp_path, *small.ENDLESS, "--until", "init", "--retry")
-    assert launched.returncode == 0, launched.stderr
-    assert life(tmp_path, 4).code == 0
 
 
 @pytest.mark.slow
@@ -192,7 +189,7 @@ def life(out: Path, attempt: int) -> Life:
 def elsewhere(out: Path, attempt: int) -> None:
     """A life of another host takes over."""
     other = Life(attempt=attempt, run="r", process=NODE7, begun=lives.now_text(), newest="")
-    (out / "lives" / f"a{attempt:04d}.json").write_bytes(lives.encode(other))
+    write.replace_file(DISK, out / "lives" / f"a{attempt:04d}.json", lives.encode(other))
 
 
 def test_a_run_that_was_taken_over_writes_no_more_and_ends(schedule: Schedule, tmp_path: Path) -> None:
@@ -205,9 +202,12 @@ def test_a_run_that_was_taken_over_writes_no_more_and_ends(schedule: Schedule, t
             if isinstance(event, SnapshotWritten) and event.iter == 2:
                 elsewhere(tmp_path, 2)
     keeper.close(73)
-    assert [e.iter for e in seen if isinstance(e, SnapshotWritten)] == [2]
+    # The next one may have been published before this test, which is told of the first late, took the folder over.
+    assert [e.iter for e in seen if isinstance(e, SnapshotWritten)] in ([2], [2, 4])
     assert all("life 2" in e.message for e in seen if isinstance(e, SnapshotFailed))
-    assert os.listdir(tmp_path / "snapshots") == ["init-00000002-a0001"] and not (tmp_path / "results").exists()
+    first, second = "init-00000002-a0001", "init-00000004-a0001"
+    assert {first} <= set(os.listdir(tmp_path / "snapshots")) <= {first, second}
+    assert not (tmp_path / "results").exists()
     assert life(tmp_path, 1).code is None and life(tmp_path, 2).process == NODE7
 
 
@@ -272,7 +272,7 @@ def test_the_second_of_two_hosts_waits_says_so_and_takes_over(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    monkeypatch.setattr(lease, "BEAT_S", 0.02)
+    monkeypatch.setattr(lease, "BEAT_S", 0.2)  # a look that takes longer than a beat begins the wait anew
     said: list[str] = []
     with monkeypatch.context() as there:
         there.setattr(lease, "this_process", lambda: NODE7)
@@ -324,3 +324,16 @@ def test_a_rehearsal_leaves_no_lives_to_count(schedule: Schedule, tmp_path: Path
         keeper.open()
         keeper.close()
     assert not refused(schedule, tmp_path)
+
+
+def test_the_life_that_began_without_snapshots_says_so_in_its_own(schedule: Schedule, tmp_path: Path) -> None:
+    live(schedule, tmp_path, 65)  # it came to none
+    for expected in (True, False):
+        keeper = Keeper(schedule, tmp_path)
+        keeper.open()
+        stage = schedule.stages[0]
+        for iter in (1, 2):
+            ref = keeper.commit(stage, iter, "", {"model.safetensors": b"w"}, Progress(0, 0.0, []), {})
+            assert ref.began_empty is expected
+            assert store.inventory(DISK, tmp_path).snapshots[-1] == ref
+        keeper.close(0)

@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, cast
 
 import pytest
@@ -11,8 +12,8 @@ from safetensors.torch import save
 
 from stagerun.comm import SoloComm
 from stagerun.engine.state import TrainState, momentum, weights
-from stagerun.errors import Diverged
-from stagerun.events import Note, SnapshotWritten
+from stagerun.errors import Diverged, StorageError
+from stagerun.events import Note, SnapshotFailed, SnapshotWritten
 from stagerun.recipe import Precision
 from stagerun.runner.keeper import MOMENTUM, WEIGHTS, Keeper, Progress
 from stagerun.runner.snapshotter import PATIENCE, Snapshotter
@@ -144,3 +145,38 @@ def test_large_weights_are_numbers_though_their_sum_is_none():
     snapshotter.start(1, PROGRESS)
     snapshotter.wait()
     assert [iter for iter, _ in keeper.written] == [1]
+
+
+def test_a_bug_in_retention_is_a_warning_and_the_snapshot_counts():
+    keeper, _, snapshotter = made()
+
+    def bug(ref: SnapshotRef, spared: object) -> None:
+        raise ValueError("a bug")
+
+    keeper.retain = bug
+    snapshotter.start(1, PROGRESS)
+    written, note = snapshotter.wait()
+    assert isinstance(written, SnapshotWritten) and written.cpu_seconds > 0
+    assert isinstance(note, Note) and note.warning and "ValueError: a bug" in note.text
+    assert snapshotter.require(1).iter == 1
+
+
+def test_what_became_of_the_one_before_is_told_where_the_next_is_not_begun():
+    keeper, state, snapshotter = made()
+    snapshotter.start(1, PROGRESS)
+    with torch.no_grad():
+        state.model.fc.bias.fill_(float("nan"))
+    with pytest.raises(Diverged):
+        snapshotter.start(2, PROGRESS)
+    assert [type(event) for event in snapshotter.wait()] == [SnapshotWritten]
+
+    def full(*_: Any) -> SnapshotRef:
+        raise StorageError("the disk is gone")
+
+    keeper, _, snapshotter = made()
+    keeper.commit = full
+    told = []
+    with pytest.raises(StorageError, match="3 snapshots in a row"):
+        for iter in count(1):
+            told += snapshotter.start(iter, PROGRESS)
+    assert [event.iter for event in told + snapshotter.wait() if isinstance(event, SnapshotFailed)] == [1, 2, 3]

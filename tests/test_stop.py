@@ -24,7 +24,7 @@ from stagerun.errors import ExitCode
 from stagerun.events import Event, Iterated, RunFinished, Stopped
 from stagerun.launch import StopRequest, folder
 from stagerun.launch.local import Report, verdict
-from stagerun.launch.relay import Relay
+from stagerun.launch.relay import Relay, least_before
 from stagerun.recipe import Determinism
 from stagerun.runner.keeper import Keeper
 from stagerun.runner.stopping import Grace, Stopping
@@ -46,10 +46,10 @@ NOTHING_BEGUN = folder.nothing_begun(ExitCode.SAVED)
         (None, 3, 100.0, False),
         (1e9, 0, 1.0, True),  # nothing of the iteration is computed that could be lost
         (1e9, 1, None, True),  # the first iteration: nothing that isn't on disk already
-        (31.0, 1, 40.0, False),
-        (29.0, 1, 40.0, True),
-        (31.0, 1, 8.0, False),  # slower than ever: 10 s for the first of 4
-        (29.0, 1, 8.0, True),
+        (35.0, 1, 40.0, False),  # a tenth longer than usual
+        (33.0, 1, 40.0, True),
+        (35.0, 1, 8.0, False),  # slower than ever: 10 s for the first of 4
+        (33.0, 1, 8.0, True),
         (-5.0, 3, 40.0, True),
     ],
 )
@@ -72,6 +72,10 @@ def test_time_for_snapshots_is_set_aside_and_a_grace_that_is_too_short_is_told_o
     stopping = Stopping(Grace(60.0, lambda: left[0]))
     assert not stopping.asked and stopping.left() is None
     assert stopping.warning(100.0) is None, "before the first snapshot nothing is known"
+    left[0] = 50.0
+    stopping.expect(500_000_000)
+    assert stopping.left() == 28.0, "as long as nothing is known, it is what a slow disk takes"
+    left[0] = None
     stopping.snapshot_s = 20.0
     assert stopping.warning(19.0) is None
     note = stopping.warning(21.0)
@@ -165,6 +169,20 @@ def test_with_time_enough_the_iteration_is_finished() -> None:
     assert seen[-1].reason == "asked to stop"
 
 
+def test_what_has_overflowed_is_not_kept_by_a_stop(tmp_path: Path) -> None:
+    """The weights are infinite after the first update, which only the next one's loss would tell."""
+    tiny.make_data(tmp_path / "data")
+    init = 'base_lr: 1e25 weight_decay: 1e25 lr_policy: "fixed" max_iter: 6 on_nan: ROLLBACK'
+    small.make_schedule(tmp_path / "schedule", tmp_path / "data", init=init)
+    out = tmp_path / "out"
+    for after in (("Iterated", 1), ("Iterated", 1)):  # the next process comes by there once more
+        seen = live(tmp_path, out, after)
+        last = seen[-1]
+        assert isinstance(last, Stopped) and (last.stage, last.iter) == ("init", 0), last
+        assert "overflowed" in last.reason and "broken off" in last.reason
+    assert not any((out / "snapshots").iterdir())
+
+
 def live(base: Path, out: Path, after: tuple[str, int] | None) -> list[Event]:
     """One life of a run in this process. It is told to stop by the event of that kind (with that iteration), with no time left."""
     torch.set_num_threads(1)
@@ -240,10 +258,19 @@ def test_a_deadline_runs_from_the_first_signal(handlers: None) -> None:
     assert patient() and patient.left() is None
 
 
+def test_the_deadline_is_when_our_launcher_would_kill(handlers: None) -> None:
+    stop = StopRequest(grace=100.0)
+    stop.install()
+    signal.raise_signal(signal.SIGTERM)
+    left = stop.left()
+    assert left is not None and left <= least_before(100.0) < 100.0
+
+
 def child(work) -> int:
-    """The exit code of `work()` in a process of its own."""
+    """The exit code of `work()` in a process of its own, which has a minute for it."""
     pid = os.fork()
     if pid == 0:
+        signal.alarm(60)
         try:
             work()
         finally:
@@ -304,6 +331,23 @@ def test_a_second_interrupt_ends_at_once_and_another_signal_does_not() -> None:
     assert child(work) == 130
 
 
+def test_at_the_end_only_a_second_interrupt_counts() -> None:
+    def work() -> None:
+        stop = StopRequest()
+        stop.install()
+        signal.raise_signal(signal.SIGINT)
+        stop.settle()
+        signal.raise_signal(signal.SIGTERM)
+        if len(sent) > 0:
+            signal.raise_signal(signal.SIGINT)
+        os._exit(75)
+
+    sent: list[bool] = []
+    assert child(work) == 75
+    sent.append(True)
+    assert child(work) == 130
+
+
 # -- launcher and workers
 
 
@@ -323,6 +367,7 @@ def test_signals_are_passed_on_to_children_that_have_entered_and_to_nobody_else(
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
+        signal.alarm(60)
         os.environ[folder.REPORT_DIR] = str(tmp_path)
         stop = StopRequest()
         stop.install()
@@ -343,6 +388,7 @@ def test_the_launcher_ends_workers_whose_time_is_over(tmp_path: Path) -> None:
         relay.start()
         worker = os.fork()
         if worker == 0:  # it hangs
+            signal.alarm(60)
             os.environ[folder.REPORT_DIR] = str(tmp_path)
             folder.enter(0)
             signal.pause()

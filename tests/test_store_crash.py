@@ -231,6 +231,18 @@ def test_prepare_and_write_atomic_report_every_error(code: int) -> None:
             return
 
 
+def test_two_writers_of_one_file_are_not_in_each_others_way(tmp_path: Path) -> None:
+    """One of them was taken over, and is woken amid it: that must not end the other."""
+    path = tmp_path / "results" / "r.json"
+
+    def before(call: int, name: str) -> None:
+        if name not in ("mkdir", "sync_folder"):
+            store.write_atomic(LocalDisk(), path, b"theirs")
+
+    store.write_atomic(HookedDisk(LocalDisk(), before), path, b"ours")  # type: ignore[arg-type]
+    assert path.read_bytes() == b"ours" and os.listdir(path.parent) == ["r.json"]
+
+
 def test_write_atomic_killed_at_every_call_leaves_the_old_or_the_new() -> None:
     path = OUT / "results" / "r.json"
     for at in count(1):

@@ -74,7 +74,7 @@ def failing(at: int, code: int) -> Hook:
     return hook
 
 
-CHANGES = {"mkdir", "create", "write", "sync", "sync_folder", "rename", "unlink", "rmdir"}
+CHANGES = {"mkdir", "create", "write", "sync", "sync_folder", "rename", "link", "unlink", "rmdir"}
 
 
 def failing_from(at: int, code: int) -> Hook:
@@ -195,6 +195,9 @@ class ModelDisk:
 
         folder.change(change)
 
+    def link(self, source: Path, target: Path) -> None:
+        self._add(target, self.file(source))
+
     def names(self, path: Path) -> list[str]:
         return list(self.folder(path).names)
 
@@ -281,7 +284,11 @@ def test_what_is_written_is_read(disk_and_root: tuple[Disk, Path]) -> None:
     assert disk.read(root / "b" / "f", 5) == b"12345"
     assert disk.size(root / "b" / "f") == 5
     assert disk.free(root) > 0
+    disk.link(root / "b" / "f", root / "b" / "g")
+    assert disk.read(root / "b" / "g", 5) == b"12345"
     disk.unlink(root / "b" / "f")
+    assert disk.names(root / "b") == ["g"]
+    disk.unlink(root / "b" / "g")
     disk.rmdir(root / "b")
     assert disk.names(root) == []
 
@@ -294,6 +301,8 @@ def test_errors_are_those_of_the_system(disk_and_root: tuple[Disk, Path]) -> Non
     wrong: list[tuple[int, Callable[[], object]]] = [
         (errno.EEXIST, lambda: disk.mkdir(root / "d")),
         (errno.EEXIST, lambda: disk.create(root / "d")),
+        (errno.EEXIST, lambda: disk.link(root / "full" / "f", root / "d")),
+        (errno.ENOENT, lambda: disk.link(root / "none", root / "new")),
         (errno.ENOENT, lambda: disk.mkdir(root / "none" / "d")),
         (errno.ENOENT, lambda: disk.read(root / "none" / "f", 1)),
         (errno.ENOENT, lambda: disk.names(root / "none")),

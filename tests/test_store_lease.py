@@ -559,13 +559,150 @@ def test_killed_or_failing_at_every_call_the_next_one_goes_on(out: Path, hook: C
             one.release(69)
         except (Killed, StagerunError) as error:
             assert not isinstance(error, FolderInUseError)
-        next_one = taken(folder)
+        clock = Clock()
+        next_one = taken(folder, clock=clock)
         next_one.require_held()
+        assert clock.now == 1000, f"the lock is held, so nobody is waited for; killed at {disk.calls[-1]}"
         attempt = max(lives.attempts_of_lives(LocalDisk(), folder))
         assert 2 <= attempt <= 3 and life(folder, attempt).run == next_one._life.run  # type: ignore[union-attr]
         assert not [name for name in os.listdir(folder / "lives") if name.startswith(".")]
         if len(disk.calls) < at:
             return
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK])
+def test_without_second_names_for_files_a_life_is_made_all_the_same(out: Path, error: int) -> None:
+    def before(call: int, name: str) -> None:
+        if name == "link":
+            raise OSError(error, os.strerror(error))
+
+    one, two = (lease(out, who, disk=HookedDisk(LocalDisk(), before)) for who in (NODE7, NODE8))  # type: ignore[arg-type]
+    for each in (one, two):
+        each.wait(False, pytest.fail)
+    assert one.take("", ()) == 1
+    with pytest.raises(FolderInUseError, match="node7"):
+        two.take("", ())
+    assert os.listdir(out / "lives") == ["a0001.json"]
+
+
+@pytest.mark.parametrize("error", [errno.EEXIST, errno.EIO, errno.ESTALE])
+def test_a_life_that_was_made_though_the_answer_was_an_error_is_made(out: Path, error: int) -> None:
+    def after(call: int, name: str) -> None:
+        if name == "link":
+            raise OSError(error, os.strerror(error))
+
+    one = lease(out, disk=HookedDisk(LocalDisk(), after=after))  # type: ignore[arg-type]
+    one.wait(True, pytest.fail)
+    assert one.take("", ()) == 1
+    one.require_held()
+    assert os.listdir(out / "lives") == ["a0001.json"]
+
+
+def test_a_folder_of_lives_that_is_a_link_is_refused_at_once(out: Path) -> None:
+    (out / "real").mkdir()
+    (out / "lives").symlink_to(out / "real")
+    with pytest.raises(StorageError, match="can't be read back") as caught:
+        taken(out)
+    assert "no link" in caught.value.hint and os.listdir(out / "real") == []
+
+
+# ---- what a server shows for an instant
+
+
+class Gap(LocalDisk):
+    """At look number `at` at the file of a life, counted from 1, it has no name, or `code`."""
+
+    def __init__(self, at: int, code: int = errno.ENOENT, times: int = 1) -> None:
+        self.at, self.code, self.times, self.looks = at, code, times, 0
+
+    def read(self, path: Path, limit: int) -> bytes:
+        self.looks += 1
+        if self.at <= self.looks < self.at + self.times:
+            raise OSError(self.code, os.strerror(self.code))
+        return super().read(path, limit)
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ESTALE])
+def test_a_file_that_is_away_for_an_instant_is_no_reason_to_take_over(out: Path, code: int) -> None:
+    first, clock = taken(out, NODE7), Clock()
+    clock.then[4] = first.beat
+    with pytest.raises(FolderInUseError):
+        lease(out, clock=clock, disk=Gap(3, code)).wait(True, lambda text: None)
+    disk = Gap(1, code)
+    first.disk = disk
+    first.require_held()
+    assert disk.looks > 1 and not first.lost
+
+
+def test_one_whose_file_stays_away_is_taken_over_after_the_usual_time(out: Path) -> None:
+    taken(out, NODE7)
+    clock = Clock()
+    clock.then[1] = (out / "lives" / "a0001.json").unlink
+    taken(out, clock=clock)
+    assert clock.now >= 1000 + WAIT
+
+
+def test_while_the_server_was_away_nobodys_silence_counts(out: Path) -> None:
+    """The holder's beats hung as this look did, and come two seconds after it."""
+    first, clock = taken(out, NODE7), Clock()
+
+    class Away(LocalDisk):
+        def names(self, path: Path) -> list[str]:
+            if 1003 < clock.now < 1050:
+                clock.now += 90
+                clock.then[clock.now - 1000 + 2] = first.beat
+            return super().names(path)
+
+    with pytest.raises(FolderInUseError):
+        lease(out, clock=clock, disk=Away()).wait(True, lambda text: None)
+    assert clock.now > 1090
+    first.require_held()
+
+
+def test_a_chain_of_takers_tells_everybody_of_the_last(out: Path) -> None:
+    """The second was killed before it could tell the first; what the first sees of the folder is old."""
+    first = taken(out, NODE7)
+
+    def before(call: int, name: str) -> None:
+        if name == "rename":  # of the first one's file, with the word that it was taken over
+            raise Killed
+
+    second = lease(out, NODE8, disk=HookedDisk(LocalDisk(), before))  # type: ignore[arg-type]
+    second.wait(True, lambda text: None)
+    with pytest.raises(Killed):
+        second.take("", ())
+    assert life(out, 2).process == NODE8 and life(out, 1).taken_by is None
+    taken(out)
+    first.disk = OldList()
+    with pytest.raises(FolderInUseError, match="life 3"):
+        first.require_held()
+
+
+def test_the_holder_does_not_look_amid_its_own_beat(out: Path) -> None:
+    one = taken(out)
+    renaming, asked = threading.Event(), threading.Event()
+    both: list[bool] = []
+
+    class Slow(LocalDisk):
+        def rename(self, source: Path, target: Path) -> None:
+            renaming.set()
+            both.append(
+                asked.wait(0.2)
+            )  # which sees the fault on any but the slowest machine, and never one that isn't there
+            super().rename(source, target)
+
+    class Asked(LocalDisk):
+        def read(self, path: Path, limit: int) -> bytes:
+            asked.set()
+            return super().read(path, limit)
+
+    one.beats, one.disk = Slow(), Asked()
+    beat = threading.Thread(target=one.beat)
+    beat.start()
+    assert renaming.wait(60)
+    one.require_held()
+    beat.join()
+    assert both == [False] and asked.is_set()
 
 
 # ---- a file system without locks

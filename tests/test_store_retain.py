@@ -159,9 +159,15 @@ def test_sweep_deletes_leftovers_and_nothing_else(tmp_path: Path) -> None:
         (root / name / "f").write_bytes(b"x")
     (root / ".tmp-probe-00ff00ff").write_bytes(b"x")
     (root / ".tmp-link-00ff00ff").symlink_to(elsewhere)
+    results = tmp_path / "results" / "ensembles"
+    results.mkdir(parents=True)
+    for folder in (results, results.parent):
+        for name in (".tmp-r.json-00ff00ff", "r.json"):
+            (folder / name).write_bytes(b"{}")
     assert store.attempts_seen(DISK, tmp_path) == (1,)
     assert store.sweep(DISK, tmp_path) == ()
     assert sorted(os.listdir(root)) == [".bad-a-00000004-a0001", kept.name, "mine"]
+    assert os.listdir(results) == ["r.json"] and sorted(os.listdir(results.parent)) == ["ensembles", "r.json"]
     assert (elsewhere / "precious").exists()
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from stagerun.pulse import Limits, Section
-from stagerun.watch.judge import SLOW, WINDOW, Pace, Seen, judge, stragglers
+from stagerun.watch.judge import SLOW, WINDOW, Compared, Seen, judge, stragglers
 from stagerun.watch.process import shortened
 
 ITERATION, EVALUATION, SAVE, START = Section.ITERATION, Section.EVALUATION, Section.SAVE, Section.START
@@ -53,6 +53,21 @@ CASES = {
     "a step may compile": ([seen(0, 599, compiled=True)], []),
     "a job of one worker": ([seen(0, 61)], [0]),
     "in a disk's hands": ([seen(0, 61, state="D")], [0]),
+    "nobody reads its screen": ([seen(0, 90000, printing=True), seen(1, 90000, True)], []),
+    "one has ended, and the others wait for it": (
+        [seen(0, 61, True), seen(1, 0, ended=60.0), seen(2, 60, True)],
+        [1],
+    ),
+    "one has ended less long ago": ([seen(0, 90, True), seen(1, 0, ended=59.0)], []),
+    "one has ended, and the others have begun to wait later": ([seen(0, 59, True), seen(1, 0, ended=600.0)], []),
+    "one has ended, and the others get on, or save what is trained": (
+        [seen(0, 500, section=SAVE), seen(1, 0, ended=600.0), seen(2, 600, True)],
+        [],
+    ),
+    "one has ended in an evaluation": (
+        [seen(0, 60, True, section=EVALUATION, slowest=0.0), seen(1, 0, ended=60.0)],
+        [1],
+    ),
 }
 
 
@@ -85,6 +100,19 @@ def test_when_all_wait_for_each_other_it_is_the_network() -> None:
     assert judge(ranks[:3], 4, Limits()) is None
     assert judge([*ranks[:3], seen(3, 70, True, silence=3.0)], 4, Limits()) is None
     assert judge([*ranks[:3], seen(3, 70, True, state="T", stopped=59.9)], 4, Limits()) is None
+
+
+def test_ranks_that_nobody_watches_are_waited_for_as_long_as_anything_may_take() -> None:
+    """Their monitors are gone, and they may be well."""
+    watched = [seen(0, 1801, True), seen(2, 1800, True)]
+    verdict = judge(watched, 4, Limits())
+    assert verdict is not None and not verdict.guilty
+    assert "for others, of which some are not watched: rank 1 and rank 3" in verdict.message({})
+    assert judge([watched[0], seen(2, 1799, True)], 4, Limits()) is None
+    assert judge([watched[0], seen(2, 59, slowest=1.0)], 4, Limits()) is None, "they get on"
+    assert judge(watched, 4, Limits({SAVE: 7200.0})) is None
+    assert judge([seen(0, 1801, True, slowest=200.0)], 2, Limits()) is None
+    assert judge([seen(1, 90000, True)], 1, Limits()) is None
 
 
 @pytest.mark.parametrize(
@@ -151,9 +179,15 @@ def test_a_stack_begins_with_the_thread_that_trains() -> None:
 # -- stragglers
 
 
+def test_a_suspended_job_has_no_slow_rank() -> None:
+    ranks = [seen(rank, batches=50, busy=5.0 + 95.0 * rank) for rank in range(2)]
+    compared, texts = stragglers(Compared({0: (0, 0.0), 1: (0, 0.0)}, {}, spoiled=True), ranks)
+    assert not texts and not compared.spoiled and compared.counters[1] == (50, 100.0)
+
+
 def paces(looks: list[list[tuple[int, float]]]) -> list[list[str]]:
     """What is told at each look: (device batches, busy seconds) of each rank so far."""
-    pace, told = Pace({}, {}), []
+    pace, told = Compared({}, {}), []
     for look in looks:
         ranks = [seen(rank, batches=batches, busy=busy) for rank, (batches, busy) in enumerate(look)]
         pace, texts = stragglers(pace, ranks)

@@ -40,7 +40,7 @@ def test_what_is_written_is_read() -> None:
     kept.after(1).stage("cyc1", 7, compiled=True)
     assert kept.read() == Beat(Section.FIRST_ITERATION, compiled=True, moved=101.0, since=100.0, iter=7, stage="cyc1")
     kept.after(1).wait()
-    assert kept.read().waiting and kept.read().since == 102.0 and kept.read().moved == 101.0 and kept.read().waits == 1
+    assert kept.read().waiting and kept.read().since == 102.0 and kept.read().moved == 101.0
     kept.after(3).go_on()
     assert not kept.read().waiting and kept.read().moved == 105.0
     kept.pulse.stage("x" * 63 + "ü" * 9, 0, compiled=False)
@@ -125,6 +125,46 @@ def test_the_slowest_step_is_remembered_for_a_while_without_what_others_took() -
     assert kept.read().slowest == pytest.approx(2.0)
     with kept.pulse.section(Section.EVALUATION):
         assert kept.read().slowest == pytest.approx(30.0)
+
+
+def test_a_suspension_says_nothing_of_how_long_a_step_takes() -> None:
+    kept = Kept()
+    kept.pulse.stage("a", 0, compiled=False)
+    train(kept, 11, 2, step=0.5, wait=0.1)
+    before = kept.read()
+    kept.after(0.5).beat()
+    kept.after(7200).beat()
+    kept.pulse.wait()
+    kept.after(0.1).go_on()
+    kept.pulse.iterated(12, 7200.6)
+    assert (kept.read().slowest, kept.read().busy, kept.read().batches) == (0.5, before.busy, before.batches)
+    train(kept, 1, 2, step=0.5, wait=0.1)
+    assert kept.read().busy == pytest.approx(before.busy + 1.0)
+    # No suspension, but a rank that is allowed to be slow.
+    patient = Pulse(memoryview(kept.buffer), kept.clock, Limits({Section.ITERATION: 9000.0}))
+    patient.stage("a", 0, compiled=False)
+    patient.iterated(1, 1.0)
+    for _ in range(2):
+        kept.clock.now += 7200
+        patient.beat()
+    assert kept.read().slowest == pytest.approx(7200)
+
+
+def test_printing_is_told_and_an_iteration_goes_on_after_it() -> None:
+    kept = Kept()
+    kept.pulse.stage("a", 0, compiled=False)
+    train(kept, 1, 2, step=1.0, wait=0.0)
+    begun = kept.clock.now
+    for _ in range(2):
+        kept.after(1).beat()
+    kept.pulse.wait()
+    kept.after(50).go_on()
+    with kept.pulse.section(Section.SAVE), kept.pulse.printing():
+        assert kept.read().printing and kept.read().section is Section.SAVE
+        kept.clock.now += 1000
+    assert not kept.read().printing and kept.read().moved == kept.clock.now
+    kept.pulse.iterated(2, 52.0)
+    assert begun and kept.read().busy == pytest.approx(2.0) and kept.read().batches == 2
 
 
 def test_time_outs() -> None:

@@ -1,5 +1,6 @@
 """Runs that hang: who is named, where, by whom, and what is left."""
 
+import fcntl
 import json
 import os
 import signal
@@ -19,7 +20,8 @@ from reliability import hangs
 from stagerun.watch.process import Worker
 
 HOST = socket.gethostname()
-TIME_OUTS = ("--timeout", "iteration=6s", "--timeout", "evaluation=6s", "--timeout", "save=6s")
+# As long as a busy machine may take to import what an iteration needs.
+TIME_OUTS = ("--timeout", "iteration=20s", "--timeout", "evaluation=20s", "--timeout", "save=20s")
 
 # On the path of a process before anything else: what SIGUSR2 has its training thread do. Its monitor ignores the signal.
 HOOK = """
@@ -77,7 +79,7 @@ def test_a_stopped_rank_is_named_and_nothing_is_left(base: Path, tmp_path: Path)
     code, text = run.wait()
     assert code == 69, text
     told = text[text.index("rank 1 on ") :]
-    assert told.startswith(f"rank 1 on {HOST} has not moved for ") and "(time-out 6 s) in section " in told
+    assert told.startswith(f"rank 1 on {HOST} has not moved for ") and "(time-out 20 s) in section " in told
     assert "is stopped (state T)" in told
     # A busy machine may take longer to write a stack than there is time for.
     assert "the Python stack" not in told or "stagerun/runner/stage.py" in told
@@ -94,8 +96,8 @@ import faulthandler, os, threading, time
 from stagerun.watch.process import STACK_SIGNAL
 stack = os.memfd_create("stack")
 faulthandler.register(STACK_SIGNAL, os.fdopen(stack, "wb", buffering=0), all_threads=True)
-print(stack, threading.get_ident(), flush=True)
 def hangs_here():
+    print(stack, threading.get_ident(), flush=True)
     while True:
         time.sleep(1)
 hangs_here()
@@ -125,6 +127,68 @@ def test_a_workers_stack(rank: int, stopped: bool, answers: bool) -> None:
             os.close(memory)
         finally:
             child.kill()
+
+
+# Two ranks as NCCL has them: nobody notices that a peer is gone. Rank 1 comes to rank 0's monitor before rank 0 goes on.
+PAIR = """
+import os, signal, sys, time
+if sys.argv[3] == "plain file":
+    del os.memfd_create
+from pathlib import Path
+from stagerun.pulse import Limits, Section
+from stagerun.watch.worker import Monitored
+from stagerun.world import World
+rank, place, end = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[4]
+watch = Monitored(World(rank=rank, size=2, local_rank=rank, local_size=2), Limits({section: 3.0 for section in Section}), lambda text: print(text, flush=True))
+status = Path(f"/proc/{watch._process.pid}/status").read_text().split("SigBlk:")[1].split()[0]
+assert int(status, 16) >> signal.SIGINT - 1 & 1, "the monitor could be interrupted before it ignores that"
+class Comm:
+    size = 2
+    def broadcast_bytes(self, data):
+        if rank == 0:
+            place.with_suffix(".new").write_bytes(data)
+            place.with_suffix(".new").rename(place)
+            time.sleep(1)
+        while not place.exists():
+            time.sleep(0.01)
+        return place.read_bytes()
+Comm.rank = rank
+watch.meet(Comm())
+for _ in range(20):
+    watch.pulse.beat()
+    time.sleep(0.1)
+if rank == 1 and end == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+if rank == 0:
+    watch.pulse.wait()
+time.sleep(60)  # rank 1: it does not move
+"""
+
+
+@pytest.mark.parametrize(
+    "memory, end, text",
+    [
+        ("plain file", "killed", "rank 1 on {} has ended, and the others have waited for it for "),
+        ("memfd", "hangs", "rank 1 on {} has not moved for "),
+    ],
+)
+def test_a_rank_that_is_killed_or_hangs_where_no_collective_tells(
+    tmp_path: Path, memory: str, end: str, text: str
+) -> None:
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1"}
+    words = [tmp_path / "place", memory, end]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PAIR, str(rank), *map(str, words)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    told = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert text.format(HOST) in told[0], told
+    assert [rank.returncode for rank in ranks] == [69, -signal.SIGKILL if end == "killed" else 69]
 
 
 @pytest.mark.slow
@@ -162,6 +226,33 @@ def test_a_worker_that_is_alone_and_stopped_is_killed_with_a_word(base: Path, tm
     code, text = run.wait()
     assert code == -signal.SIGKILL and f"rank 0 on {HOST} has not moved for" in text, text
     assert len(list(events(tmp_path / "out", "Failed"))) == 1 and run.gone()
+
+
+@pytest.mark.slow
+def test_a_screen_that_nobody_reads_ends_no_run(base: Path, tmp_path: Path) -> None:
+    """`stagerun run ... | less`, or Ctrl-S."""
+    words = ["run", base / "schedule", "--out", tmp_path / "out", "--nproc", 1, "--threads", 1, *small.ENDLESS]
+    limits = [word for section in ("iteration", "evaluation", "save") for word in ("--timeout", f"{section}=6s")]
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    command = [sys.executable, "-m", "stagerun", *map(str, words), *limits, "--set", "solver.display=1"]
+    run = subprocess.Popen(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    try:
+        os.close(writing)
+        seen, since = -1, time.monotonic()
+        log = tmp_path / "out" / "log.jsonl"
+        begun = time.monotonic()
+        while seen < 5 or time.monotonic() < since + 10:  # it stands still for longer than its time-outs
+            assert run.poll() is None, run.communicate()[1]
+            assert time.monotonic() < begun + 240
+            now = len(log.read_text().splitlines()) if log.exists() else 0
+            if now != seen:
+                seen, since = now, time.monotonic()
+            time.sleep(0.1)
+    finally:
+        run.kill()
+        run.communicate()
+        os.close(reading)
 
 
 @pytest.mark.slow
@@ -219,7 +310,7 @@ def test_each_monitor_that_is_killed_is_told_and_the_run_goes_on(base: Path, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(hangs._no_namespaces()), reason=hangs._no_namespaces() or "-")
+@pytest.mark.skipif(bool(hangs.no_namespaces()), reason=hangs.no_namespaces() or "-")
 def test_both_sides_of_a_link_that_goes_down_name_the_other(base: Path, tmp_path: Path) -> None:
     with hangs.namespaces() as net, hangs.two_hosts(net, base / "schedule", tmp_path / "out") as ranks:
         hangs.wait_for_training(tmp_path / "out", ranks)

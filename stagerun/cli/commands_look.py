@@ -18,8 +18,8 @@ JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object on 
 def status(folder: str, overrides: tuple[str, ...], out: str | None, as_json: bool) -> None:
     """Shows whether a run is alive, how far it is, and its warnings, from any terminal.
 
-    DIR is the schedule's folder, or the output folder itself. A run counts as alive while it holds the output folder's lock,
-    on whatever machine.
+    DIR is the schedule's folder, or the output folder itself. A run counts as alive while it holds the output folder's lock;
+    where locks don't reach, its last sign of life is told.
     """
     import time
 

@@ -17,7 +17,7 @@ from stagerun.cli.options import Duration, at_least, choice_options, output_opti
 @click.option("--threads", type=int, metavar="N", help="Threads per worker.  [default: the processors shared evenly]")
 @click.option(
     "--grace",
-    type=Duration(),
+    type=Duration(least=1.0),
     metavar="TIME",
     help="From a signal to stop until the scheduler kills: an iteration that can't be finished and saved by then is broken off, "
     "and nothing before it is lost.  [default: 10m]",

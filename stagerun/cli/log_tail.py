@@ -1,8 +1,10 @@
-"""The last process life in OUT/log.jsonl, read from the end of the file: it may hold millions of lines."""
+"""The last process life in OUT/log.jsonl, read from the end of the file: it may hold millions of lines; and what is appended to it
+from now on."""
 
 import re
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,31 @@ class Life:
 
     def of(self, *kinds: type) -> Iterator[Any]:
         return (event for _, event in self.seen if isinstance(event, kinds))
+
+
+class Tail:
+    """The events of a log that a run appends to, each once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at, self._rest = path, 0, b""
+
+    def __call__(self) -> list[tuple[float, Event]]:
+        """What has come since the last call. A line that a kill cut short is left out."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._at)
+                new = file.read()
+        except FileNotFoundError:
+            return []
+        self._at += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        found = []
+        for line in lines:
+            with suppress(ValueError):
+                event = event_of(line)
+                if event is not None:
+                    found.append(event)
+        return found
 
 
 def read_last_life(log: Path) -> Life | None:

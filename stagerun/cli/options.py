@@ -105,16 +105,22 @@ class FiniteRange(click.FloatRange):
         return float(super().convert(value, param, ctx))
 
 
-class Duration(click.ParamType[float]):
-    """A length of time on the command line, in seconds."""
+class Duration(click.ParamType):  # generic in a newer click alone
+    """A length of time on the command line, in seconds; `least`: and no shorter."""
 
     name = "time"
 
+    def __init__(self, least: float = 0.0) -> None:
+        self.least = least
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
-            return units.seconds(str(value))
+            seconds = units.seconds(str(value))
         except ValueError:
             self.fail(f"{value!r} is no length of time: write 4h, 90m, 3h30m, 2d or 1:30:00.", param, ctx)
+        if seconds < self.least:
+            self.fail(f"{value} is too short: {self.least:g}s is the least.", param, ctx)
+        return seconds
 
 
 def limits(words: Sequence[str]) -> Limits | None:
@@ -125,7 +131,9 @@ def limits(words: Sequence[str]) -> Limits | None:
         name, equals, time = (part.strip() for part in word.partition("="))
         if word.strip() == "off":
             if len(words) > 1:
-                raise UsageError("--timeout off, and another --timeout", "`off` is for all sections: leave the others out")
+                raise UsageError(
+                    "--timeout off, and another --timeout", "`off` is for all sections: leave the others out"
+                )
             return None
         if not equals or name not in names:
             hint = nearest(name, names) or f"write SECTION=TIME; the sections are {listing(names)}; or `off`"
@@ -136,9 +144,13 @@ def limits(words: Sequence[str]) -> Limits | None:
         try:
             given[section] = units.seconds(time)
         except ValueError:
-            raise UsageError(f"--timeout {word}: `{time}` is no length of time", "write 90s, 5m, 2h or 1:30:00") from None
+            raise UsageError(
+                f"--timeout {word}: `{time}` is no length of time", "write 90s, 5m, 2h or 1:30:00"
+            ) from None
         if given[section] < LEAST_S:
-            raise UsageError(f"--timeout {word} is too short", "on a busy machine, a process may wait for its turn that long")
+            raise UsageError(
+                f"--timeout {word} is too short", "on a busy machine, a process may wait for its turn that long"
+            )
     return Limits(given)
 
 

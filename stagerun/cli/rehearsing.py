@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from stagerun import signals, store
 from stagerun.cli.ending import tell
 from stagerun.cli.options import output_folder
+from stagerun.cli.throw_away import claim
 from stagerun.cli.workers import Job, check_workers, devices, join, joined, load_everywhere, say, start, work
 from stagerun.data.lmdb_source import data_file
 from stagerun.errors import DataError, ExitCode, UsageError
@@ -121,7 +122,6 @@ def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
     schedule = load_everywhere(options.folder, options.overrides, comm)
     everyone(comm, lambda: _check(options, schedule, comm.size))
     out = output_folder(schedule.name, options.out)
-    folder = out / THROW_AWAY
     asked = Rehearsal(options.iters, options.device_batch, options.synthetic)
     if comm.rank == 0 and not options.as_json:
         say(
@@ -129,26 +129,16 @@ def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
             f"{count(comm.size, 'worker')} on {device}"
         )
     with ExitStack() as stack:
-        rank0(comm, lambda: _claim(folder, stack))
-        figures = rehearse(schedule, asked, folder / "out", comm, world, device, stop, _watcher(options.as_json))
+        rank0(comm, lambda: str(claim(out / THROW_AWAY, "out", stack)))
+        figures = rehearse(
+            schedule, asked, out / THROW_AWAY / "out", comm, world, device, stop, _watcher(options.as_json)
+        )
     if figures is not None:
         rank0(comm, lambda: _tell(options, schedule, out, figures, comm))
     elif comm.rank == 0:
         tell("interrupted: a rehearsal keeps nothing")
     comm.close()
     return ExitCode.DONE if figures is not None else ExitCode.INTERRUPTED
-
-
-def _claim(folder: Path, stack: ExitStack) -> None:
-    """Has rank 0 hold the folder, emptied of what a killed rehearsal left, until `stack` is closed; then it is gone.
-
-    FolderInUseError while another rehearsal goes on.
-    """
-    store.prepare(store.LocalDisk(), folder)
-    stack.enter_context(store.Lock(folder))
-    shutil.rmtree(folder / "out", ignore_errors=True)
-    # Removed while the lock is held: who waits for it finds a folder without a name, and a new one the next time.
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
 
 
 def _watcher(quiet: bool) -> Callable[[Event], None]:

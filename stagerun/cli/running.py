@@ -17,7 +17,7 @@ from stagerun.launch import GRACE_S, StopRequest
 from stagerun.plan import Plan, State, make_plan, require_fresh
 from stagerun.plan.ensembles import ensembles_text
 from stagerun.plan.render import render_text
-from stagerun.pulse import Limits
+from stagerun.pulse import Section
 from stagerun.recipe import Schedule
 from stagerun.report.console import finished_line
 from stagerun.report.jsonl import JsonLines
@@ -25,7 +25,7 @@ from stagerun.report.table import ensembles_table, results_table
 from stagerun.runner import results
 from stagerun.runner.restarts import require_progress, standing
 from stagerun.spec import load
-from stagerun.watch.worker import Watch, watched
+from stagerun.watch.worker import Monitored, monitored
 from stagerun.world import World
 
 
@@ -66,7 +66,7 @@ class RunOptions:
         for option, values in repeated:
             words += [word for value in values for word in (option, value)]
         if self.grace is not None:
-            words += ["--grace", f"{self.grace}s"]
+            words += ["--grace", f"{self.grace:f}s"]  # no exponent
         if self.until is not None:
             words += ["--until", self.until]
         if self.out is not None:
@@ -111,7 +111,7 @@ def _start(options: RunOptions) -> int:
         return ExitCode.DONE
     if not options.retry:
         disk = store.LocalDisk()
-        require_progress(disk, out, standing(disk, out, schedule))
+        require_progress(disk, out, standing(disk, out, schedule, store.inventory(disk, out)))
     nproc = options.nproc or devices()
     check_workers(schedule, nproc)
     with signals.held():
@@ -158,20 +158,19 @@ def _train(options: RunOptions, world: World, stop: StopRequest, cut: Cut | None
     def speak(text: str) -> None:
         tell(f"rank {world.rank}: {text}" if world.rank else text)
 
-    asked = limits(options.timeouts)
-    with watched(world, asked, speak) as watch:
-        return _train_watched(options, world, stop, cut, watch, asked)
+    with monitored(world, limits(options.timeouts), speak) as watch:
+        return _train_monitored(options, world, stop, cut, watch)
 
 
-def _train_watched(
-    options: RunOptions, world: World, stop: StopRequest, cut: Cut | None, watch: Watch | None, asked: Limits | None
+def _train_monitored(
+    options: RunOptions, world: World, stop: StopRequest, cut: Cut | None, watch: Monitored | None
 ) -> int:
     from stagerun.runner.keeper import Keeper
     from stagerun.runner.stopping import Grace
     from stagerun.runner.together import rank0
     from stagerun.runner.walk import run
 
-    device, comm = join(world, options.threads, stop, watch, asked)
+    device, comm = join(world, options.threads, stop, watch, patient=True)
     schedule = load_everywhere(options.folder, options.overrides, comm)
     if cut is not None:
         schedule = cut.schedule(schedule)
@@ -193,7 +192,9 @@ def _train_watched(
             plan = keeper.plan()
             before = results.results(plan, out)
             screen = SCREENS[options.log_format](plan, before, results.ensembles(plan, out))
+            stack.callback(comm.pulse.prints, False)
             sinks.append(stack.enter_context(screen))
+            stack.callback(comm.pulse.prints, True)  # its end prints, too
             sinks.append(stack.enter_context(JsonLines(out / "log.jsonl", screen.say)))
             require_evaluation(options.log, schedule)
             opened = Opened(plan, out, before, screen.say)
@@ -207,7 +208,8 @@ def _train_watched(
         for event in told(events, watch) if sinks else events:
             # What comes after a monitor's word is no part of the run any more.
             for sink in sinks if watch is None or not watch.verdict else ():
-                sink(event)
+                with comm.pulse.printing() if sink is sinks[0] else comm.pulse.section(Section.SAVE):
+                    sink(event)
             last = event
     comm.close()
     return _code(None, last)
@@ -220,7 +222,7 @@ def _code(error: BaseException | None, last: Event | None) -> int:
     return ExitCode.SAVED if isinstance(last, Stopped) else ExitCode.DONE
 
 
-def told(events: Iterator[Event], watch: Watch | None = None) -> Iterator[Event]:
+def told(events: Iterator[Event], watch: Monitored | None = None) -> Iterator[Event]:
     """The events, and Failed before an error goes on its way: who looks in the morning finds it in the log. Once a monitor has
     ended the job, it has told that there, and errors only follow from it."""
     try:

@@ -4,7 +4,7 @@ import random
 import signal
 from dataclasses import dataclass
 
-from stagerun.cli.lives import Life, send
+from stagerun.cli.victim import Victim, send
 from stagerun.errors import ExitCode
 
 
@@ -38,7 +38,7 @@ def strokes(number: int, rng: random.Random) -> list[Stroke]:
     return found
 
 
-def strike(life: Life, stroke: Stroke, rng: random.Random) -> str:
+def strike(life: Victim, stroke: Stroke, rng: random.Random) -> str:
     """Sends the signal; what was hit, in words, and '' if nothing lived any more."""
     own, workers = life.process.pid, life.workers()
     alone = list(workers.values()) == [own]

@@ -2,14 +2,14 @@
 
 import contextlib
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stagerun import store
 from stagerun.cli.ending import tell
 from stagerun.cli.looking import DISK, Target
-from stagerun.errors import ResumeRefused, UsageError, nearest
+from stagerun.errors import ResumeRefused, StagerunError, UsageError, nearest
 from stagerun.plan import Plan, State, changed_fields, make_plan
 from stagerun.recipe import Schedule
 from stagerun.runner.results import path_of
@@ -29,7 +29,8 @@ class Wishes:
 
 
 def tend(target: Target, wishes: Wishes) -> list[str]:
-    """Does it all, or, where something is wrong with any of it, nothing; what was done, a line each.
+    """Does it all, or, where something is wrong with any of it, nothing; what was done, a line each. Should the disk fail amid it,
+    or a pin come in between, what was done until then is told before the error.
 
     UsageError for a name that is none, ResumeRefused for what is pinned or needed, FolderInUseError to drop beside a run;
     StorageError, PermissionDenied.
@@ -46,7 +47,7 @@ def tend(target: Target, wishes: Wishes) -> list[str]:
     _require_known(out, wishes.unpin, [*here, *pinned])
     _require_known(out, wishes.drop, [*here, *aside])
     if not wishes.drop:
-        return [*_unpin(out, wishes.unpin), *_pin(out, wishes.pin)]
+        return _do(out, wishes)
     with store.Lock(out, optional=True) as lock:
         store.require_free(DISK, out, lock.held)
         # No run has it, so there is nobody who would add or delete one between the look and the deed.
@@ -56,8 +57,18 @@ def tend(target: Target, wishes: Wishes) -> list[str]:
         if lost and not wishes.force:
             raise ResumeRefused("\n".join(lost), "nothing was deleted; --force deletes all the same")
         tell("\n".join(lost))
-        done = [*_unpin(out, wishes.unpin), *_pin(out, wishes.pin)]
-        return [*done, *_drop(out, dict.fromkeys(wishes.drop))]
+        return _do(out, wishes)
+
+
+def _do(out: Path, wishes: Wishes) -> list[str]:
+    done: list[str] = []
+    try:
+        for step in (_unpin(out, wishes.unpin), _pin(out, wishes.pin), _drop(out, dict.fromkeys(wishes.drop))):
+            done.extend(step)
+    except StagerunError:
+        tell("\n".join(done))
+        raise
+    return done
 
 
 def _require_known(out: Path, names: Collection[str], known: Sequence[str]) -> None:
@@ -67,26 +78,25 @@ def _require_known(out: Path, names: Collection[str], known: Sequence[str]) -> N
             raise UsageError(f"there is no snapshot {name} in {out}", hint)
 
 
-def _pin(out: Path, names: Sequence[str]) -> list[str]:
+def _pin(out: Path, names: Sequence[str]) -> Iterator[str]:
     for name in names:
         if not store.pin(DISK, out, name):
             raise UsageError(f"snapshot {name} was deleted just now by the run, and is not pinned", "pin a newer one")
-    return [f"{name} is pinned" for name in names]
+        yield f"{name} is pinned"
 
 
-def _unpin(out: Path, names: Sequence[str]) -> list[str]:
-    return [f"{name} is {'no longer' if store.unpin(DISK, out, name) else 'not'} pinned" for name in names]
+def _unpin(out: Path, names: Sequence[str]) -> Iterator[str]:
+    for name in names:
+        yield f"{name} is {'no longer' if store.unpin(DISK, out, name) else 'not'} pinned"
 
 
-def _drop(out: Path, names: Collection[str]) -> list[str]:
-    done = []
+def _drop(out: Path, names: Collection[str]) -> Iterator[str]:
     aside = store.aside(DISK, out)
     for name in names:
         if not store.discard(DISK, out, name):  # somebody pinned it while this command was looking
             raise ResumeRefused(f"snapshot {name} is pinned", f"--unpin {name} takes the pin off")
-        done.append(f"{name} is deleted")
+        yield f"{name} is deleted"
         _drop_result(out, store.parse_name(name) or aside[name])
-    return done
 
 
 def _drop_result(out: Path, place: store.Place) -> None:
@@ -140,7 +150,8 @@ def needed(inventory: Inventory, drop: Collection[str]) -> list[str]:
 
 
 def lost_in(schedule: Schedule, inventory: Inventory, drop: Collection[str]) -> list[str]:
-    """What the schedule would lose: iterations to be trained again, and places that its stages start from. Pure."""
+    """What the schedule would lose: iterations to be trained again, and places that its stages start from. Of a stage that is
+    disabled, or was edited since, what `needed` names: the plan counts none of it now, and will once that is taken back. Pure."""
     before, after = make_plan(schedule, inventory), make_plan(schedule, _without(inventory, drop))
     reasons = []
     for was, now in zip(before.stages, after.stages, strict=True):
@@ -154,7 +165,9 @@ def lost_in(schedule: Schedule, inventory: Inventory, drop: Collection[str]) -> 
         again = now.iterations_left - was.iterations_left
         what = f"{count(again, 'iteration')} again" if again > 0 else "again"
         reasons.append(f"{rests_on.name} is what stage `{was.stage.name}` rests on: it would be trained {what}")
-    return reasons + _branches_lost(before, after, drop)
+    uncounted = [s.stage.name for s in before.stages if s.state in (State.STALE, State.DISABLED)]
+    there = [ref.name for ref in before.inventory.snapshots if ref.name in drop and ref.stage in uncounted]
+    return reasons + _branches_lost(before, after, drop) + needed(before.inventory, there)
 
 
 def _branches_lost(before: Plan, after: Plan, drop: Collection[str]) -> list[str]:

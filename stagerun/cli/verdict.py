@@ -72,10 +72,11 @@ def digest_of(files: dict[str, bytes]) -> str:
 @dataclass(frozen=True, slots=True)
 class Lived:
     """What is told of one life. `hit` '' if it came to the end by itself; `at`: how far it was then, in words; `start`: what it
-    went on from, '' if it trained nothing."""
+    went on from, '' if it trained nothing; `went_on`: whether that was a snapshot."""
 
     workers: int
     start: str
+    went_on: bool
     promise: str
     hit: str
     at: str
@@ -107,6 +108,11 @@ class Verdict:
     @property
     def hits(self) -> int:
         return sum(bool(life.hit) for life in self.lives)
+
+    @property
+    def went_on(self) -> int:
+        """Lives that went on from a snapshot. Where it is 0 nothing could have differed."""
+        return sum(life.went_on for life in self.lives)
 
 
 def life_line(number: int, life: Lived) -> str:
@@ -152,7 +158,7 @@ def render(verdict: Verdict) -> str:
 
 def _answer(verdict: Verdict) -> list[str]:
     options = verdict.options
-    took = f"{count(verdict.hits, 'interruption')} in {len(verdict.lives)} lives"
+    took = f"{count(verdict.hits, 'interruption')} in {len(verdict.lives)} lives, {verdict.went_on} of which went on from a snapshot"
     again = f"`--kills {options.kills} --seed {options.seed}`, {duration(verdict.seconds)}"
     if verdict.equal:
         word = "BIT-EXACT" if verdict.promised else "EQUAL"
@@ -212,6 +218,7 @@ def as_record(verdict: Verdict) -> str:
         "seed": verdict.options.seed,
         "iters": verdict.options.iters,
         "interruptions": verdict.hits,
+        "went_on": verdict.went_on,
         "lives": [asdict(life) for life in verdict.lives],
         "stages": stages,
         "ensembles": {

@@ -7,17 +7,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stagerun import signals, store
-from stagerun.cli.lives import LOOK_S, Life, Tail
+from stagerun import signals
+from stagerun.cli.log_tail import Tail
 from stagerun.cli.one_life import SYNTHETIC_IMAGES, VerifyOptions, live, shortened
 from stagerun.cli.options import output_folder
 from stagerun.cli.rehearsing import check_short
 from stagerun.cli.strokes import Stroke, strike, strokes
+from stagerun.cli.throw_away import claim
 from stagerun.cli.verdict import Ends, Lived, Verdict, as_record, ends_of, life_line, render
+from stagerun.cli.victim import LOOK_S, Victim
 from stagerun.cli.workers import devices, say
-from stagerun.errors import EXIT_MEANINGS, ExitCode, StagerunError, StorageError, UsageError
+from stagerun.errors import EXIT_MEANINGS, ExitCode, StagerunError, UsageError
 from stagerun.events import Event, PieceStarted, RunStarted, StageStarted
-from stagerun.plan.interruption import Compared, Course, Moment, compare_logs, course_of, promises
+from stagerun.plan.interruption import Compared, Course, Moment, compare_logs, course_of, promises, went_on
 from stagerun.plan.rehearsal import enough_logical_workers, synthetic_images
 from stagerun.recipe import Determinism, Schedule
 from stagerun.report.read_log import LOG
@@ -46,7 +48,7 @@ def verify_command(options: VerifyOptions) -> int:
     _check(options, schedule, nproc)
     out = output_folder(schedule.name, options.out)
     with ExitStack() as stack:
-        folder = _claim(out / THROW_AWAY, stack)
+        folder = claim(out / THROW_AWAY, "work", stack)
         if options.synthetic:
             _make_images(schedule, folder)
         trial = _Trial(options, schedule, folder, nproc)
@@ -77,22 +79,6 @@ def _check(options: VerifyOptions, schedule: Schedule, nproc: int) -> None:
             from stagerun.runner.images import preflight
 
         preflight(schedule)
-
-
-def _claim(folder: Path, stack: ExitStack) -> Path:
-    """A new folder inside `folder`, which is held, emptied of what a killed verification left, until `stack` is closed; then it is
-    gone. FolderInUseError while another verification goes on, StorageError, PermissionDenied."""
-    store.prepare(store.LocalDisk(), folder)
-    stack.enter_context(store.Lock(folder))
-    inside = folder / "work"
-    shutil.rmtree(inside, ignore_errors=True)
-    # Removed while it is held: who waits for it finds a folder without a name, and a new one the next time.
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    try:
-        inside.mkdir()
-    except OSError as error:
-        raise StorageError(f"{inside}: can't be made: {error.strerror}", "check the disk") from error
-    return inside
 
 
 def _make_images(schedule: Schedule, folder: Path) -> None:
@@ -141,6 +127,11 @@ class _Trial:
         )
         ends, compared = self._interrupted(straight, course)
         equal = not compared.different and all(e.same(wanted) for e in ends)
+        if equal and not any(life.went_on for life in self.lives):
+            raise UsageError(
+                f"none of {len(self.lives)} lives went on from a snapshot: all were hit before the first was written",
+                "take more --kills, or more --iters",
+            )
         return Verdict(
             schedule=self.schedule,
             options=self.options,
@@ -186,11 +177,17 @@ class _Trial:
 
     def _interrupted(self, straight: _Round, course: Course) -> tuple[list[Ends], Compared]:
         """The ends of each run that came to its end, and what their logs say. One that is over before it was interrupted as often as
-        asked for is followed by another."""
+        asked for is followed by another, and so are a few of which no life went on from a snapshot: nothing could differ there."""
         left = strokes(self.options.kills, self.rng)
         ends: list[Ends] = []
         compared = Compared()
-        while not ends or left:
+        again = 0
+        while not ends or left or not any(life.went_on for life in self.lives):
+            if ends and not left:
+                again += 1
+                if again == VAIN or compared.different:
+                    break
+                left = strokes(self.options.kills, self.rng)
             before = len(left)
             one = self._round(self.folder / f"interrupted-{len(ends) + 1}", course, left)
             ends.append(self._ends(one.out))
@@ -247,6 +244,7 @@ class _Trial:
         lived = Lived(
             workers=workers,
             start=starts[0] if starts else "",
+            went_on=went_on(mine),
             promise="; ".join(dict.fromkeys(promises(mine))),
             hit="" if code == ExitCode.DONE else hit,
             at=course.place(done),
@@ -255,11 +253,11 @@ class _Trial:
         self.lives.append(lived)
         self._say(life_line(len(self.lives), lived))
 
-    def _life(self, one: _Round, workers: int) -> Life:
+    def _life(self, one: _Round, workers: int) -> Victim:
         words = [*self.options.life_arguments(one.out, self.batches, self.threads), "--nproc", str(workers)]
-        return Life(words, self.folder / "said")
+        return Victim(words, self.folder / "said")
 
-    def _until(self, life: Life, one: _Round, moment: tuple[Course, Moment] | None) -> bool:
+    def _until(self, life: Victim, one: _Round, moment: tuple[Course, Moment] | None) -> bool:
         """Waits for the moment in the life, or for the first event of it. Whether it is alive then."""
         first = len(one.events)
         while life.ended() is None:
@@ -280,7 +278,7 @@ class _Trial:
         time.sleep(LOOK_S)
         one.events += one.tail()
 
-    def _end(self, life: Life, one: _Round) -> int:
+    def _end(self, life: Victim, one: _Round) -> int:
         """The exit code, when nothing of the life is left."""
         while (code := life.ended()) is None:
             self._look(one)

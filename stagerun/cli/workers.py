@@ -13,12 +13,12 @@ from stagerun import signals
 from stagerun.cli.ending import bug_report, tell
 from stagerun.errors import Diverged, ExitCode, Problem, RecipeError, StagerunError, UsageError, listing
 from stagerun.launch import GRACE_S, StopRequest, die_with_launcher, report, run_workers
-from stagerun.pulse import Limits, Section
+from stagerun.pulse import Section
 from stagerun.recipe import Schedule, Stage
 from stagerun.report.console import print_nowhere
 from stagerun.spec import load
 from stagerun.text import count
-from stagerun.watch.worker import Watch
+from stagerun.watch.worker import Monitored
 from stagerun.world import World, default_threads, from_environment, launched
 
 if TYPE_CHECKING:
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 
     from stagerun.comm import Comm
 
+_ITERATION = "after this iteration"
 # When a worker stops that is in a section.
 _STOPS = {
     Section.START: "before training goes on",
     Section.COPY: "after this piece of the copy",
-    Section.FIRST_ITERATION: "after this iteration",
-    Section.ITERATION: "after this iteration",
+    Section.FIRST_ITERATION: _ITERATION,
+    Section.ITERATION: _ITERATION,
     Section.EVALUATION: "after this batch of the evaluation",
     Section.SAVE: "after this snapshot",
 }
@@ -90,9 +91,10 @@ def devices() -> int:
     named = listed if visible is None else len([n for n in visible.split(",") if n.strip() not in ("", "-1")])
     if named <= 1:
         return 1
-    import torch
+    with signals.held():
+        import torch
 
-    return max(1, torch.cuda.device_count())
+        return max(1, torch.cuda.device_count())
 
 
 def check_workers(schedule: Schedule, nproc: int) -> None:
@@ -135,7 +137,7 @@ def work(job: Job, stopping: str = "to save", grace: float | None = GRACE_S, sto
         code, text = int(error.exit_code), error.render()
     except Exception as error:
         code, text = int(ExitCode.BUG), bug_report(error)
-    signals.settle()  # what comes now is too late to change how this ended
+    stop.settle()  # what comes now is too late to change how this ended
     if not report(world.rank, code, text) and text:
         tell(f"rank {world.rank}: {text}" if world.rank else text)  # rank 0 speaks for all
     if world.size > 1:
@@ -160,16 +162,16 @@ def _leave(code: int) -> NoReturn:
 
 
 def join(
-    world: World, threads: int | None, stop: StopRequest, watch: Watch | None = None, limits: Limits | None = None
+    world: World, threads: int | None, stop: StopRequest, watch: Monitored | None = None, patient: bool = False
 ) -> tuple["torch.device", "Comm"]:
-    """This worker's device and the others. With this the job has begun: whoever gets on asks `stop` from time to time. `watch`, with
-    its `limits`, then knows the others, too.
+    """This worker's device and the others. With this the job has begun: whoever gets on asks `stop` from time to time. `watch`
+    then knows the others, too. `patient`: time-outs are the monitors' affair, or the user wants none.
 
     UsageError with more workers than GPUs, PeerError if the others don't come.
     """
     import torch
 
-    from stagerun.comm import SoloComm, TorchComm
+    from stagerun.comm import PATIENT, TIMEOUT, SoloComm, TorchComm
     from stagerun.engine.device import choose_device
 
     torch.set_num_threads(threads or default_threads(world.local_size))
@@ -178,10 +180,16 @@ def join(
     comm: Comm = SoloComm(pulse)
     if world.size > 1:
         with stop.watched():
-            comm = TorchComm(world, device, pulse, limits)
+            comm = TorchComm(world, device, pulse, PATIENT if patient else TIMEOUT)
             if watch is not None:
                 watch.meet(comm)
-    stop.begin(lambda: _STOPS[comm.pulse.within])
+
+    def when() -> str:
+        text = _STOPS[comm.pulse.within]
+        # An iteration that can't be finished in time is broken off.
+        return f"in or {text}" if text == _ITERATION and stop.grace is not None else text
+
+    stop.begin(when)
     return device, comm
 
 

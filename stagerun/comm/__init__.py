@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from torch import nn
 
 from stagerun.comm.elastic import TreeReducer
-from stagerun.comm.group import Comm, SoloComm, TorchComm
+from stagerun.comm.group import PATIENT, TIMEOUT, Comm, SoloComm, TorchComm
 from stagerun.comm.reduce import FlatReducer, Reducer, SoloReducer, runs_of
 from stagerun.recipe import Determinism
 
-__all__ = ["Comm", "Reducer", "SoloComm", "TorchComm", "layout_of", "make_reducer", "runs_of"]
+__all__ = ["PATIENT", "TIMEOUT", "Comm", "Reducer", "SoloComm", "TorchComm", "layout_of", "make_reducer", "runs_of"]
 
 
 def make_reducer(

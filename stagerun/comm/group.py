@@ -13,13 +13,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stagerun.errors import PeerError
-from stagerun.pulse import Limits, Pulse
+from stagerun.pulse import Pulse
 from stagerun.world import World
 
-# Longest silence of a collective before the peers are given up, whoever is to blame. It covers what one rank does while the others
-# wait: rank 0 verifying a snapshot, making synthetic images. The monitors (`stagerun.watch`) know sooner, and who it is.
+# Longest silence of a collective before the peers are given up, whoever is to blame, where nobody watches the ranks. It covers what
+# one rank does while the others wait: rank 0 verifying a snapshot, making synthetic images.
 TIMEOUT = timedelta(minutes=30)
-_LATER = timedelta(minutes=1)
+# Where the monitors (`stagerun.watch`) see to it, which know more: they may have learned to wait for longer, and a job that was
+# suspended over a weekend goes on. Also where the user wants no time-outs. Below what milliseconds in 32 bits can hold.
+PATIENT = timedelta(days=7)
 
 
 class Comm(Protocol):
@@ -99,15 +101,11 @@ class TorchComm:
     """torch.distributed's default group: gloo for tensors on the CPU, NCCL for those on a GPU."""
 
     def __init__(
-        self, world: World, device: torch.device, pulse: Pulse | None = None, limits: Limits | None = None
+        self, world: World, device: torch.device, pulse: Pulse | None = None, timeout: timedelta = TIMEOUT
     ) -> None:
-        """Joins the meeting point in MASTER_ADDR and MASTER_PORT. PeerError if the others don't come.
-
-        `limits`: the time-outs of who watches this rank; its own are longer.
-        """
+        """Joins the meeting point in MASTER_ADDR and MASTER_PORT. PeerError if the others don't come."""
         self.rank, self.size, self.device = world.rank, world.size, device
         self.pulse = pulse or Pulse()
-        timeout = max(TIMEOUT, timedelta(seconds=limits.longest) + _LATER) if limits is not None else TIMEOUT
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         with _peers("meet the other workers", self.pulse):
             dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=timeout)
@@ -166,7 +164,8 @@ class TorchComm:
 
     def _settle(self) -> None:
         """On a GPU `wait` only queues what comes after; a rank that hangs there is to be seen waiting here, and not at whatever asks
-        the GPU for a number first. By now backward is done, so there is nothing left to overlap with."""
+        the GPU for a number first. Reducers wait in `finish` alone, when backward is done, and all that they have sent by then is on
+        its way: so what is lost is the time to queue the next kernel."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 

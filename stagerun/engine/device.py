@@ -93,9 +93,10 @@ def seed(value: int, device: torch.device) -> None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits for what a GPU has been asked to do, so that a clock read next tells how long it took."""
+    """Waits for what a GPU has been asked to compute, so that a clock read next tells how long it took. Not for the streams of
+    collectives: one that hangs is to be waited for where this rank is seen to wait for the others (`TorchComm`)."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager:

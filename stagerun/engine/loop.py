@@ -16,6 +16,7 @@ from stagerun.knobs import Knobs
 from stagerun.recipe import OnNan, Solver
 from stagerun.schedule.plateau import PlateauState, follow
 
+_OVERFLOWED = "a weight, or what is remembered of its updates, is not finite after the update"
 _HINT = "lower base_lr, lengthen the warm-up or set clip_gradients; the last snapshot is unharmed"
 
 
@@ -34,6 +35,7 @@ class StageLoop:
     test_interval: int
     arithmetic: Arithmetic
     branch_points: frozenset[int] = frozenset()  # iterations that other stages start from
+    is_piece: bool = False  # `max_iter` is not the stage's end, and the stage itself has passed there
     on_nan: OnNan = OnNan.STOP
     max_nan: int = 1
     plateau: Solver | None = None  # of lr_policy `plateau`: `knobs` then takes the drops that the loss has brought, too
@@ -91,7 +93,7 @@ def train(
                 # run that nobody stops: this one stops after that.
                 if not saves:
                     continue
-                failed = _failed(loop, state, "a weight is not finite after the update", knobs, seconds, state.iter - 1)
+                failed = _failed(loop, state, _OVERFLOWED, knobs, seconds, state.iter - 1)
         elif failed.done == OnNan.SKIP.value:
             state.iter, state.skips, state.skips_in_all = state.iter + 1, failed.number, state.skips_in_all + 1
         if failed is not None:
@@ -100,6 +102,8 @@ def train(
                 raise _diverged(loop, failed)
             if failed.done == OnNan.ROLLBACK.value:
                 return
+            if state.iter == loop.max_iter and state.skips_in_all >= state.iter and not loop.is_piece:
+                raise all_skipped(loop.stage, state.iter)  # before a stop, which would save it as finished
         if outcome.stop:
             yield Stopped(stage=loop.stage, iter=state.iter, reason="asked to stop")
             return
@@ -108,11 +112,13 @@ def train(
             yield SnapshotDue(stage=loop.stage, iter=state.iter)
         if due(state.iter, loop.test_interval, loop.max_iter):
             yield TestDue(stage=loop.stage, iter=state.iter)
-    if state.skips_in_all >= state.iter > 0:
-        raise Diverged(
-            f"all {state.iter} iterations of stage `{loop.stage}` were skipped: loss or gradients were not finite",
-            _HINT,
-        )
+
+
+def all_skipped(stage: str, iterations: int) -> Diverged:
+    return Diverged(
+        f"all {iterations} iterations of stage `{stage}` were skipped: loss or gradients were not finite",
+        "lower base_lr, lengthen the warm-up or set clip_gradients",
+    )
 
 
 def _iterated(loop: StageLoop, iter: int, outcome: Outcome, knobs: Knobs, seconds: float) -> Iterated:

@@ -99,6 +99,8 @@ def update(
             wrong = f"the learning rate is more than a weight can hold (the loss is {loss_mean:.4g})"
     if not wrong:
         if how.clip_gradients is not None:
+            if not math.isfinite(size):  # of numbers, whose squares are too large
+                norm = global_norm(list(gradients.values()), torch.float64)
             clip(list(gradients.values()), how.clip_gradients, norm)
         state.solver.update(now)
         statistics.move(total[: statistics.n], how.logical_workers)
@@ -169,8 +171,10 @@ def explained(size: int, field: str = "device_batch_size") -> Iterator[None]:
 
 
 @torch.no_grad()
-def global_norm(gradients: list[Tensor]) -> Tensor:
-    """L2 norm over all of them, a scalar. It is finite only if all of them are."""
+def global_norm(gradients: list[Tensor], dtype: torch.dtype | None = None) -> Tensor:
+    """L2 norm over all of them, a scalar. It is finite only if all of them are. `dtype`: what to compute it in, if not their own."""
+    if dtype is not None:
+        return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g, dtype=dtype) for g in gradients]))
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
 
 
@@ -179,4 +183,4 @@ def clip(gradients: list[Tensor], limit: float, norm: Tensor | None = None) -> N
     """Scales all gradients by limit / norm where `norm`, their global L2 norm, is above `limit` (Caffe's ClipGradients)."""
     norm = global_norm(gradients) if norm is None else norm
     factor = torch.where(norm > limit, limit / norm, torch.ones_like(norm))
-    torch._foreach_mul_(gradients, factor)
+    torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))

@@ -89,6 +89,17 @@ def enter(rank: int) -> None:
             _put(shared / f"{rank}.pid", str(os.getpid()))
 
 
+def lives(shared: Path, rank: int) -> bool:
+    """Whether a child of this process that has entered as this rank has still to leave its report. The launcher's side."""
+    if (shared / f"{rank}.json").exists():
+        return False
+    try:
+        state, parent = _stat(int((shared / f"{rank}.pid").read_text()))
+    except (OSError, ValueError):
+        return False
+    return state not in "ZX" and parent == os.getpid()
+
+
 def asked() -> Asked | None:
     """What the launcher was told, if it was."""
     shared = folder()
@@ -116,9 +127,14 @@ def send(shared: Path, number: signal.Signals) -> None:
         with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
             pid = int(file.read_text())
             # The agent reaps a worker that ended, and its number may be another process's by now.
-            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid():
+            if _stat(pid)[1] == os.getpid():
                 os.kill(pid, number)
+
+
+def _stat(pid: int) -> tuple[str, int]:
+    """State and parent of a process."""
+    state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    return state, int(parent)
 
 
 def _put(path: Path, text: str) -> None:

@@ -6,30 +6,35 @@ into a report folder, so that one clear message comes out, and not one from each
 
 import dataclasses
 import logging
+import math
 import os
 import shutil
 import signal
 import sys
 import tempfile
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from stagerun.child import program
 from stagerun.errors import ExitCode
-from stagerun.launch.folder import LAUNCHER_PID, REPORT_DIR, Report, nothing_begun, report, reports
+from stagerun.launch.folder import LAUNCHER_PID, REPORT_DIR, Report, lives, nothing_begun, report, reports, send
 from stagerun.launch.relay import GRACE_S, Relay, least_before
 from stagerun.text import duration
 
 __all__ = ["Report", "report", "run_workers", "verdict"]
 
 FOLDER_PREFIX = "stagerun-launch-"
+_LOOK_S = 0.05
 
 
 def run_workers(
     command: Sequence[str], nproc: int, threads: int, grace: float = GRACE_S, stopped: int = ExitCode.SAVED
 ) -> tuple[int, str]:
-    """Runs `python -m stagerun COMMAND...` in `nproc` workers and waits. Main thread only: the workers die with the
+    """Runs `stagerun COMMAND...` in `nproc` workers and waits. Main thread only: the workers die with the
     thread that started them (PR_SET_PDEATHSIG).
 
     The exit code for the user, and what to say on stderr. The signals of `stop_signals` are passed on; the workers then have
@@ -69,13 +74,9 @@ def _elastic(command: Sequence[str], nproc: int, folder: Path, relay: Relay) -> 
     _silence("torch.distributed.elastic")
     if relay.asked is not None:
         return {}
-    # What an older torch doesn't know is left out. `shutdown_timeout`: from the first worker's end to when the agent kills those that
-    # are left, 30 s in an older one; all that matters is on disk when the first one ends. `signals_to_handle`: the
-    # signals are the relay's, and a worker goes on ignoring what this process was started to ignore.
-    options: dict[str, Any] = {
-        "shutdown_timeout": max(1, int(least_before(relay.grace))),
-        "signals_to_handle": "",
-    }
+    # What an older torch doesn't know is left out. The signals are the relay's, and a worker goes on ignoring what this process was
+    # started to ignore.
+    options: dict[str, Any] = {"signals_to_handle": ""}
     known = {field.name for field in dataclasses.fields(LaunchConfig)}
     config = LaunchConfig(
         min_nodes=1,
@@ -90,10 +91,39 @@ def _elastic(command: Sequence[str], nproc: int, folder: Path, relay: Relay) -> 
         **{name: value for name, value in options.items() if name in known},
     )
     try:
-        elastic_launch(config, sys.executable)("-u", "-m", "stagerun", *command)
+        with _rank0_saves(folder, least_before(relay.grace)):
+            elastic_launch(config, sys.executable)("-u", *program("stagerun"), *command)
     except ChildFailedError as error:
         return {rank: failure.exitcode for rank, failure in error.failures.items()}
     return {}
+
+
+@contextmanager
+def _rank0_saves(folder: Path, patience: float) -> Iterator[None]:
+    """Has the agent wait for rank 0, `patience` seconds at most, before it ends those that are left when a worker has failed.
+
+    It gives them 30 s, with nothing to set that by (`shutdown_timeout` is for signals), and rank 0 may be writing what is trained to a
+    slow disk: it learns that a worker is gone from that one's sockets, so it begins when the agent does. Not where rank 0 is gone, has
+    left its report, or has not even entered: then there is nothing to wait for.
+    """
+    from torch.distributed.elastic.multiprocessing.api import PContext
+
+    close, last = PContext.close, math.inf
+
+    def patient(self: PContext, *words: Any, **named: Any) -> None:
+        nonlocal last
+        last = min(last, time.monotonic() + patience)
+        if lives(folder, 0):
+            send(folder, signal.SIGTERM)  # as the agent does
+        while lives(folder, 0) and time.monotonic() < last:
+            time.sleep(_LOOK_S)
+        close(self, *words, **named)
+
+    PContext.close = patient  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        PContext.close = close  # type: ignore[method-assign]
 
 
 def _silence(package: str) -> None:

@@ -1,9 +1,7 @@
 """What a worker process owes to its launcher: to die with it, and to stop when it is told."""
 
-import ctypes
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,10 +10,11 @@ from types import FrameType
 from typing import NoReturn
 
 from stagerun import signals
+from stagerun.child import die_with_parent
 from stagerun.errors import ExitCode, PeerError
 from stagerun.launch.folder import LAUNCHER_PID, anybody_ended, asked, enter, nothing_begun, report
+from stagerun.launch.relay import least_before
 
-_PR_SET_PDEATHSIG = 1
 _LOOK_EVERY_S = 0.05
 
 
@@ -27,11 +26,12 @@ def die_with_launcher() -> None:
     and the kernel follows the parent's *thread*: under mpirun and srun nothing is done, they clean up themselves.
     """
     launcher = os.environ.get(LAUNCHER_PID)
-    if (launcher is None and "TORCHELASTIC_RUN_ID" not in os.environ) or not sys.platform.startswith("linux"):
+    if launcher is None and "TORCHELASTIC_RUN_ID" not in os.environ:
         return
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise PeerError(f"prctl(PR_SET_PDEATHSIG): {os.strerror(ctypes.get_errno())}")
+    try:
+        die_with_parent()
+    except OSError as error:
+        raise PeerError(str(error.strerror)) from error
     if launcher is not None and os.getppid() != int(launcher):
         raise PeerError("the launcher is gone")
 
@@ -57,17 +57,18 @@ class StopRequest:
         return self.signal is not None
 
     def left(self) -> float | None:
-        """Seconds until this process must have ended; None: nobody has asked, or it has all the time it needs."""
+        """Seconds until this process must have ended, which is when our launcher would kill it, a little before the scheduler does; None:
+        nobody has asked, or it has all the time it needs."""
         if self.signal is None or self.grace is None:
             return None
-        return self._at + self.grace - time.monotonic()
+        return self._at + least_before(self.grace) - time.monotonic()
 
     def install(self, nothing_begun: int | None = None) -> None:
         """Main thread. With an exit code for `nothing_begun` a signal ends the process with it, until `begin` is called."""
         self._nothing_begun = nothing_begun
         for number in signals.stop_signals():
             signal.signal(number, self._handle)
-        enter(int(os.environ.get("RANK", "0")))
+        enter(_rank())
         if (told := asked()) is not None:
             self._stop(told.signal)
         signals.release()
@@ -77,6 +78,14 @@ class StopRequest:
         when that will be, at the time of a signal."""
         self._when = when or self._when
         self._nothing_begun = None
+
+    def settle(self) -> None:
+        """What comes now is too late to change how this process ends. But somebody at the keyboard may still mean it (a second SIGINT),
+        where a disk hangs that is waited for."""
+        interruptible = signal.SIGINT in signals.stop_signals()
+        signals.settle()
+        if interruptible:
+            signal.signal(signal.SIGINT, self._interrupt)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -113,10 +122,14 @@ class StopRequest:
             signals.release()  # what came in between is answered here
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._interrupts += number == signal.SIGINT
+        if number == signal.SIGINT:
+            self._interrupt(number, frame)
+        self._stop(signal.Signals(number))
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._interrupts += 1
         if self._interrupts > 1:
             signals.end_at_once(ExitCode.INTERRUPTED, "ended without saving" if _speaks() else "")
-        self._stop(signal.Signals(number))
 
     def _stop(self, number: signal.Signals) -> None:
         if self._nothing_begun is not None:
@@ -135,9 +148,15 @@ class StopRequest:
         return "" if left is None else time.strftime(" by %H:%M:%S", time.localtime(time.time() + left))
 
     def _leave(self, number: signal.Signals, code: int) -> NoReturn:
-        rank = int(os.environ.get("RANK", "0"))
+        rank = _rank()
         told = report(rank, code, nothing_begun(code))
         signals.end_at_once(code, "" if told or rank else f"{number.name}: {nothing_begun(code)}")
+
+
+def _rank() -> int:
+    """Where a launcher sets something else than a number, `world` tells the user."""
+    given = os.environ.get("RANK", "0")
+    return int(given) if given.isdecimal() else 0
 
 
 def _speaks() -> bool:

@@ -44,7 +44,8 @@ class Relay:
         thread.start()
 
         def hand_over(number: int, frame: FrameType | None) -> None:
-            signal.pthread_kill(thread.ident or 0, number)
+            if not self._over:  # then the thread may have ended
+                signal.pthread_kill(thread.ident or 0, number)
 
         # Threads that numpy's library has made before don't block them, and may be the ones that a signal finds.
         for number in numbers:

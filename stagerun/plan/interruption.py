@@ -5,7 +5,19 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from stagerun.events import EnsembleTested, Event, Iterated, Note, RunFinished, RunStarted, StageFinished, Tested
+from stagerun.events import (
+    EnsembleTested,
+    Event,
+    Iterated,
+    Note,
+    NotFinite,
+    PieceStarted,
+    RunFinished,
+    RunStarted,
+    StageFinished,
+    StageStarted,
+    Tested,
+)
 
 Timed = Sequence[tuple[float, Event]]
 
@@ -21,11 +33,12 @@ class Moment:
 @dataclass(frozen=True, slots=True)
 class Course:
     """How an uninterrupted run went. `times[n]`: when n iterations were done, times[0] when the first stage could begin; `end`: when
-    all was; seconds of one clock. `places`: (stage, iteration) -> n, in the order of training."""
+    all was; seconds of one clock. `places`: (stage, iteration, epoch) -> n, in the order of training: after a rollback an iteration comes
+    again, with other images, and so at another epoch."""
 
     times: tuple[float, ...]
     end: float
-    places: dict[tuple[str, int], int] = field(default_factory=dict)
+    places: dict[tuple[str, int, float], int] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -41,11 +54,11 @@ class Course:
 
     def done(self, event: Event) -> int:
         """How many iterations were done when a run of the same schedule told of `event`; 0 if it doesn't say."""
-        return self.places.get((event.stage, event.iter), 0) if isinstance(event, Iterated) else 0
+        return self.places.get((event.stage, event.iter, event.epoch), 0) if isinstance(event, Iterated) else 0
 
     def place(self, done: int) -> str:
         """In words."""
-        names = {n: f"iteration {iter} of {stage}" for (stage, iter), n in self.places.items()}
+        names = {n: f"iteration {iter} of {stage}" for (stage, iter, _), n in self.places.items()}
         return f"after {names[done]}" if done in names else "before its first iteration"
 
 
@@ -60,7 +73,7 @@ def course_of(events: Timed) -> Course:
     times = [started[0]]
     for time, _ in iterated:
         times.append(max(time, times[-1]))
-    places = {(event.stage, event.iter): n for n, (_, event) in enumerate(iterated, 1)}
+    places = {(event.stage, event.iter, event.epoch): n for n, (_, event) in enumerate(iterated, 1)}
     return Course(tuple(times), max(ended[0], times[-1]), places)
 
 
@@ -74,48 +87,66 @@ class Compared:
 
 
 def compare_logs(straight: Timed, other: Timed) -> Compared:
-    """Each loss and each evaluation that `other` tells, which may tell one several times: what was trained again. A log may lack
-    some, those between the last event and a kill."""
-    wanted = dict(_numbers(straight))
+    """Each loss, each failure (`on_nan`) and each evaluation that `other` tells, which may tell one several times: what was trained
+    again. A log may lack some, those between the last event and a kill.
+
+    An evaluation says nothing of its images: where `straight` was there several times, with a rollback in between, each will do."""
+    wanted: dict[_Place, list[_Numbers]] = {}
+    for place, numbers in _numbers(straight):
+        wanted.setdefault(place, []).append(numbers)
     losses = tests = 0
     different = []
     for place, numbers in _numbers(other):
-        losses, tests = losses + (place[0] == "loss"), tests + (place[0] != "loss")
-        if wanted.get(place) != numbers:
-            different.append(f"{_words(place)}: {_text(wanted.get(place))} straight, {_text(numbers)} interrupted")
+        losses, tests = losses + (place[0] == "loss"), tests + (place[0] not in ("loss", "failure"))
+        if numbers not in wanted.get(place, []):
+            told = " or ".join(map(_text, wanted.get(place, []))) or "nothing"
+            different.append(f"{_words(place)}: {told} straight, {_text(numbers)} interrupted")
     return Compared(losses, tests, tuple(different))
 
 
-_Place = tuple[str, str, int]
-_Numbers = tuple[float | None, ...]
+_Place = tuple[str, str, int, float]  # kind, stage, iteration, and where in the data that was, if it is told
+_Numbers = tuple[object, ...]
 
 
 def _numbers(events: Timed) -> Iterator[tuple[_Place, _Numbers]]:
     for _, event in events:
         match event:
             case Iterated():
-                yield ("loss", event.stage, event.iter), (event.loss,)
+                yield ("loss", event.stage, event.iter, event.epoch), (event.loss,)
+            case NotFinite() if event.until is None:
+                failed = (event.what, event.lr, event.done, event.number, event.back_to)
+                yield ("failure", event.stage, event.iter, event.position), failed
             case Tested():
                 kind = "evaluation of averaged weights" if event.ema else "evaluation"
-                yield (kind, event.stage, event.iter), (event.top1, event.top5, event.loss)
+                yield (kind, event.stage, event.iter, 0), (event.top1, event.top5, event.loss)
             case StageFinished():
-                yield ("result", event.stage, event.iterations), result_numbers(event)
+                yield ("result", event.stage, event.iterations, 0), result_numbers(event)
             case EnsembleTested():
-                yield ("ensemble", event.name, 0), (event.top1, event.top5, event.loss)
+                yield ("ensemble", event.name, 0, 0), (event.top1, event.top5, event.loss)
 
 
-def result_numbers(r: StageFinished) -> _Numbers:
+def result_numbers(r: StageFinished) -> tuple[float | None, ...]:
     """What of a stage's result follows from its training alone, and not from time or place."""
     return (r.loss, r.top1, r.top5, r.test_loss, r.ema_top1, r.ema_top5, r.ema_test_loss)
 
 
 def _words(place: _Place) -> str:
-    kind, name, iter = place
+    kind, name, iter, _ = place
     return f"{kind} {name}" if kind == "ensemble" else f"{kind} of {name} at iteration {iter}"
 
 
-def _text(numbers: _Numbers | None) -> str:
-    return "nothing" if numbers is None else ", ".join(map(repr, numbers))
+def _text(numbers: _Numbers) -> str:
+    return ", ".join(map(repr, numbers))
+
+
+def went_on(events: Timed) -> bool:
+    """Whether the life of which these are began with what another had left on disk, and not from the seed."""
+    for _, event in events:
+        if isinstance(event, StageStarted | PieceStarted):
+            return event.iter > 0 or not event.start.startswith("seed ")
+        if isinstance(event, Tested):  # of a stage that was finished but for that
+            return True
+    return False
 
 
 def promises(events: Timed) -> list[str]:

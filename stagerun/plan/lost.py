@@ -45,5 +45,11 @@ def _like(again: PlannedStage, below: Iterable[SnapshotRef]) -> SnapshotRef | No
         return again.like
     if again.state is State.RESUME:
         return again.start
-    lives = {1} if again.start is None else {1, again.start.attempt}
-    return next((ref for ref in below if ref.attempt in lives), None)
+    begun = None if again.start is None else again.start.attempt
+    return next((ref for ref in below if ref.attempt == begun or _first_life(ref)), None)
+
+
+def _first_life(ref: SnapshotRef) -> bool:
+    """Whether the life that wrote it has trained all that it came from. Before snapshots were numbered in each life, those of the
+    first life of a folder had attempt 1, as they alone; since then every life has a number, be it without a snapshot."""
+    return ref.began_empty or (ref.attempt == 1 and not ref.serial)

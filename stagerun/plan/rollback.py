@@ -12,6 +12,15 @@ def scheduled(iter: int, every: int, branches: Collection[int]) -> bool:
     return iter in branches or (every > 0 and iter > 0 and iter % every == 0)
 
 
+def place(iter: int, every: int, branches: Collection[int]) -> int:
+    """The iteration that a run which fails after `iter` updates goes back to, if nothing is lost; 0: the stage's start.
+
+    Also where it has gone back before: the way that it is on began at such a place, at or before `iter`, and no later one lies
+    between them.
+    """
+    return max([iter - iter % every if every else 0, *(branch for branch in branches if branch <= iter)])
+
+
 def targets(
     inventory: Inventory,
     stage: Stage,

@@ -154,6 +154,8 @@ class _Reader:
                 self._failed(event)
             case RunStarted():
                 life.run, self.complete = event, False
+                for stage in self.stages.values():  # a kill came before it went on
+                    stage.went_back = False
                 self.schedule, self.planned, self.together = event.schedule, event.stages, event.ensembles
                 self.disabled, self.names = event.disabled, {}
             case Renamed():

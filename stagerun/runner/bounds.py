@@ -82,7 +82,7 @@ def require_buildable(name: str, model: recipe.Model) -> Mapping[str, int]:
     return most
 
 
-def require_held(name: str, model: recipe.Model, weights: bytes) -> None:
+def require_large_enough(name: str, model: recipe.Model, weights: bytes) -> None:
     """ResumeRefused if a file is too small to be the weights of a network, which then need not be built to see that they are not."""
     if len(weights) < NARROWEST * elements(model):
         raise ResumeRefused(

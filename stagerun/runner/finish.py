@@ -13,6 +13,7 @@ from stagerun.engine.device import dtype_of
 from stagerun.engine.evaluate import Score, evaluate
 from stagerun.engine.feed import feed
 from stagerun.engine.images import Normalise
+from stagerun.engine.loop import all_skipped
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import explained
 from stagerun.errors import StorageError
@@ -101,14 +102,23 @@ def _as_code(solver: Solver) -> AbstractContextManager[object]:
 
 
 def finish_stage(run: StageRun, state: TrainState) -> Iterator[Event]:
-    """Evaluates the trained stage, whose last snapshot is on disk, and writes the result beside it. Collective."""
+    """Evaluates the trained stage, whose last snapshot is on disk, and writes the result beside it. Collective.
+
+    Diverged for a stage of which every iteration was skipped.
+    """
     scores: Scores | None = None
+    rank0(run.comm, lambda: _require_losses(run, state))  # it alone has those of lives before
     if run.images.val is not None:
         scores = yield from test(run, state, run.final_test_iter)
         if scores is None:
             yield Stopped(stage=run.stage.name, iter=state.iter, reason="asked to stop")
             return
     yield _result(run, state, scores)
+
+
+def _require_losses(run: StageRun, state: TrainState) -> None:
+    if not run.losses:  # training has ended with Diverged, unless something else ended it right before
+        raise all_skipped(run.stage.name, state.iter)
 
 
 def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFinished:
@@ -148,7 +158,8 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
         write_result(run.keeper.disk, run.keeper.out, finished)
         return asdict(finished)
 
-    return StageFinished(**rank0(run.comm, result))  # type: ignore[arg-type]
+    with run.comm.pulse.section(Section.SAVE):  # the folder is read, and written to
+        return StageFinished(**rank0(run.comm, result))  # type: ignore[arg-type]
 
 
 def finite(loss: float) -> float | None:

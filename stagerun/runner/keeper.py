@@ -41,6 +41,7 @@ class Keeper:
         self.schedule, self.out, self.redo, self.keep, self.only, self.until = schedule, out, redo, keep, only, until
         self.disk = store.disk_of_run()
         self.attempt = 1
+        self.began_empty = False  # no snapshot was there when this process life began
         self.serial = 0  # of the newest snapshot that this process life has written, or tried to
         self.retry, self.say, self.stop = retry, say, stop
         self._lock: store.Lock | None = None
@@ -63,13 +64,13 @@ class Keeper:
         # Beats come when they come: on a disk of their own they don't shift the calls of one that is to fail at a certain call.
         lease = store.Lease(self.disk, self.out, beats=store.LocalDisk())
         lease.wait(self._lock.held, self.say, self.stop)
-        newest = standing(self.disk, self.out, self.schedule)
+        found = store.inventory(self.disk, self.out)
+        self.began_empty = not found.snapshots and not found.damaged
+        newest = standing(self.disk, self.out, self.schedule, found)
         if not self.retry:
             require_progress(self.disk, self.out, newest)
-        taken = [ref.attempt for ref in self.inventory().snapshots]
-        above = [*taken, *store.attempts_seen(self.disk, self.out)]
         self._lease = lease
-        self.attempt = lease.take(newest, above)
+        self.attempt = lease.take(newest, store.attempts_seen(self.disk, self.out))
         lease.keep_beating()
         store.sweep(self.disk, self.out)  # only now: until then they might be those of a run that lives
 
@@ -127,7 +128,7 @@ class Keeper:
     ) -> SnapshotRef:
         """Writes a snapshot; `files` are the tensors'. Called from the writing thread; one at a time. `id_stage` as in SnapshotRef.
 
-        StorageError, PermissionDenied.
+        StorageError, PermissionDenied, FolderInUseError.
         """
         self.serial += 1
         return store.commit(
@@ -148,6 +149,7 @@ class Keeper:
             id_stage=id_stage,
             serial=self.serial,
             skipped=skipped,
+            began_empty=self.began_empty,
             require_held=self.require_held,
         )
 
@@ -158,8 +160,8 @@ class Keeper:
         Nothing goes before a newer one that stays was read back from the disk. One that was lets those after it go, until it
         is to go itself: so of `keep_snapshots` one is read back.
 
-        Called from the writing thread after `commit`. StorageError, PermissionDenied; Damaged if `newest` does not read back
-        as it was written: then it is set aside, and the older ones are all there.
+        Called from the writing thread after `commit`. StorageError, PermissionDenied, FolderInUseError; Damaged if `newest` does
+        not read back as it was written: then it is set aside, and the older ones are all there.
         """
         inventory = self.inventory()
         stage = self.schedule.stage(newest.stage)
@@ -174,25 +176,28 @@ class Keeper:
         for old in drop:
             self._drop(old)
 
-    def make_room(self, training: Stage) -> tuple[str, ...]:
+    def make_room(self, training: Stage, spared: frozenset[str] | None = None) -> tuple[str, ...]:
         """On a full disk: drops what `keep_snapshots: 1` would not keep, of the stage in training, and of those whose end is
-        there; the names. Pins, ends and what other stages start from stay, and so does everything that has no newer one which,
-        read back now, is as it was written.
+        there; the names. Pins, ends, what other stages start from and `spared` (as in `retain`) stay. So does everything
+        that has no newer one which, read back now, is as it was written; of a finished stage that is its end: a newer one may be of
+        a stretch that was trained once more, from which the stage could not go on.
 
-        Called from the writing thread after a `commit` that failed. StorageError, PermissionDenied if nothing could be dropped.
+        Called from the writing thread after a `commit` that failed. StorageError, PermissionDenied, FolderInUseError if nothing
+        could be dropped.
         """
         inventory = self.inventory()
         ends = {s.name: s.solver.max_iter for s in self.schedule.stages}
         dropped: list[str] = []
         for stage in self.schedule.stages:
-            finished = any(
-                ref.iter == ends[stage.name] and not changed_fields(ref, stage) for ref in inventory.of(stage.name)
-            )
-            if stage.name != training.name and not finished:
+            own = inventory.of(stage.name)
+            done = [ref for ref in own if ref.iter == ends[stage.name] and not changed_fields(ref, stage)]
+            if stage.name != training.name and not done:
                 continue
-            pinned = self._pinned(inventory, stage, finished)
+            others = spared if stage.name == training.name else None
+            pinned = self._pinned(inventory, stage, bool(done)) | (others or frozenset())
             drop = store.superfluous(inventory, 1, pinned, ends)
-            if not any(self._reads_back(ref) for ref in reversed(_newer(inventory, drop))):
+            kept = done if done and others is None else _newer(inventory, drop)
+            if not drop or not any(self._reads_back(ref) for ref in reversed(kept)):
                 continue
             try:
                 dropped += [old.name for old in drop if self._drop(old)]

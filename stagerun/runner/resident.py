@@ -52,7 +52,13 @@ def _fill(run: StageRun, free: int) -> Generator[Note, None, Resident | None]:
     asked = ((first, min(_AT_ONCE, records - first)) for first in range(0, records, _AT_ONCE))
     try:
         with loader.stream(asked) as batches:
-            resident = read_all(beating(batches, run.comm.pulse), records, run.device, lambda needed: room(cache, needed, free), run.stop)
+            resident = read_all(
+                beating(batches, run.comm.pulse),
+                records,
+                run.device,
+                lambda needed: room(cache, needed, free),
+                run.stop,
+            )
     except Undecodable as error:
         # At its turn the loader stops, or takes another record in its place: which one depends on the position.
         yield Note(text=f"the training images are not kept on the GPU: {error.message}", warning=True)

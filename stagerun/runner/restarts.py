@@ -1,6 +1,7 @@
 """A restart loop that gets nowhere: the last few process lives all died, and all began from what there is now. No torch."""
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from stagerun.errors import ExitCode, ResumeRefused
 from stagerun.recipe import Schedule
 from stagerun.spec import canonical
 from stagerun.store.faults import reporting
+from stagerun.store.layout import results_folder
 
 # Lives without progress after which there is no point in another one; a fault that comes and goes seldom comes three times.
 LIMIT = 3
@@ -19,11 +21,11 @@ _BAD = (None, ExitCode.PEER, ExitCode.BUG)
 _MOST_BYTES = 1 << 20  # of a result
 
 
-def standing(disk: store.Disk, out: Path, schedule: Schedule) -> str:
+def standing(disk: store.Disk, out: Path, schedule: Schedule, found: store.Inventory) -> str:
     """A digest of what there is to go on from: the schedule, the complete snapshots by their names, the results. Any progress changes
-    it, and so does an edit of the solver files, which is as good a reason to try again. Errors as of `store.inventory`."""
+    it, and so does an edit of the solver files, which is as good a reason to try again. StorageError, PermissionDenied."""
     digest = hashlib.sha256(canonical(schedule).encode())
-    for ref in store.inventory(disk, out).snapshots:
+    for ref in found.snapshots:
         digest.update(f"\n{ref.name}".encode())
     for name, data in _results(disk, out):
         digest.update(f"\n{name} {hashlib.sha256(data).hexdigest()}".encode(errors="surrogateescape"))
@@ -32,7 +34,8 @@ def standing(disk: store.Disk, out: Path, schedule: Schedule) -> str:
 
 def _results(disk: store.Disk, out: Path) -> Iterator[tuple[str, bytes]]:
     """(name, content) of each, b'' for one that can't be read: it is made again."""
-    for folder in (out / "results", out / "results" / "ensembles"):
+    for place in (results_folder(out), results_folder(out) / "ensembles"):
+        folder = Path(os.path.realpath(place))  # it may be a link, as in `results`
         with reporting("list the results", folder):
             try:
                 names = disk.names(folder)

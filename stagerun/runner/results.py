@@ -1,27 +1,32 @@
 """The evaluation of a stage's last snapshot, and those of ensembles, as files beside them. No torch: `plan` reads them too."""
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from stagerun import store
+from stagerun.errors import StorageError
 from stagerun.events import EnsembleTested, StageFinished
 from stagerun.logged import ensemble_of, result_of
 from stagerun.plan import Plan, PlannedStage, State
 from stagerun.plan.ensembles import EnsembleState, PlannedEnsemble, plan_ensembles
 from stagerun.plan.tested import tested_on
 from stagerun.snapshots import SnapshotRef
+from stagerun.store.layout import results_folder
 
 
 def path_of(out: Path, snapshot: str) -> Path:
-    return out / "results" / f"{snapshot}.json"
+    return results_folder(out) / f"{snapshot}.json"
 
 
 MOST = 1_000_000  # bytes of a file; a run writes one thousand
 
 
 def _read(path: Path) -> bytes:
-    return store.LocalDisk().read(path, MOST)
+    # The folder may be a link, which somebody made on purpose; the file may not.
+    return store.LocalDisk().read(Path(os.path.realpath(path.parent)) / path.name, MOST)
 
 
 def read_result(out: Path, ref: SnapshotRef) -> StageFinished | None:
@@ -36,7 +41,9 @@ def read_result(out: Path, ref: SnapshotRef) -> StageFinished | None:
 
 def write_result(disk: store.Disk, out: Path, finished: StageFinished) -> None:
     """Rank 0 only. StorageError or PermissionDenied if it can't be written."""
-    store.write_atomic(disk, path_of(out, finished.snapshot), json.dumps(asdict(finished)).encode())
+    path = path_of(out, finished.snapshot)
+    store.write_atomic(disk, path, json.dumps(asdict(finished)).encode())
+    _look_again(path, result_of)
 
 
 def results(plan: Plan, out: Path) -> list[StageFinished]:
@@ -55,7 +62,7 @@ def unfinished(plan: Plan, out: Path) -> list[PlannedStage]:
 
 
 def ensemble_path(out: Path, name: str) -> Path:
-    return out / "results" / "ensembles" / f"{name}.json"
+    return results_folder(out) / "ensembles" / f"{name}.json"
 
 
 def read_ensemble(out: Path, name: str) -> EnsembleTested | None:
@@ -69,7 +76,20 @@ def read_ensemble(out: Path, name: str) -> EnsembleTested | None:
 
 def write_ensemble(disk: store.Disk, out: Path, tested: EnsembleTested) -> None:
     """Rank 0 only. StorageError or PermissionDenied if it can't be written."""
-    store.write_atomic(disk, ensemble_path(out, tested.name), json.dumps(asdict(tested)).encode())
+    path = ensemble_path(out, tested.name)
+    store.write_atomic(disk, path, json.dumps(asdict(tested)).encode())
+    _look_again(path, ensemble_of)
+
+
+def _look_again(path: Path, parse: Callable[[bytes], object]) -> None:
+    """StorageError if a result can't be read back: what has none is evaluated, and so would be again and again."""
+    try:
+        parse(_read(path))
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"{path} was written without an error, but can't be read back: {error}",
+            "see the system's log (dmesg), or choose another folder with --out",
+        ) from error
 
 
 def planned_ensembles(plan: Plan, out: Path) -> tuple[PlannedEnsemble, ...]:

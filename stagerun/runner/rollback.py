@@ -2,6 +2,9 @@
 
 What is known at the iteration that failed (how often it came to that, which images are left out) is in no snapshot before the
 next one. A run that is killed in between does the iterations before it once more, fails there once more, and comes to the same.
+
+So does a run that finds the snapshot to go back to damaged or gone: it goes on from the one before as if it had been killed there,
+writes the lost one anew when it comes by, fails once more, and then goes back to it, with the images left out that were to be.
 """
 
 from collections import deque
@@ -13,9 +16,10 @@ from stagerun.data.records import printable
 from stagerun.errors import Diverged
 from stagerun.events import Event, Note, NotFinite
 from stagerun.plan import State
-from stagerun.plan.rollback import targets
+from stagerun.plan.rollback import place, targets
 from stagerun.pulse import Section
 from stagerun.runner.bounds import most_bytes
+from stagerun.runner.keeper import progress_of
 from stagerun.runner.start import LOSS_WINDOW, StageRun, parent_id
 from stagerun.runner.together import rank0
 from stagerun.snapshots import SnapshotRef
@@ -34,8 +38,9 @@ def keys_of(run: StageRun, failed: NotFinite) -> tuple[str, ...]:
 def gone_back(run: StageRun, failed: NotFinite) -> Generator[Event, None, StageRun]:
     """The stage's run as it goes on after `failed`. Collective; no snapshot may be under way.
 
-    A target that is damaged is set aside, and the one before it taken. Diverged if that leads to the stage's start, and the snapshot
-    that it was is gone or damaged.
+    A target that is damaged is set aside, and training comes by there once more, from the one before it. Where it is lost another
+    time, that one is gone back to, which makes a run that is EQUIVALENT only. Diverged if either leads to the stage's start, and
+    the snapshot that it was is gone or damaged.
     """
     run.comm.pulse.enter(Section.START)  # for the others: rank 0 reads and verifies
     found: list[tuple[SnapshotRef | None, dict[str, bytes] | None]] = []
@@ -44,17 +49,28 @@ def gone_back(run: StageRun, failed: NotFinite) -> Generator[Event, None, StageR
     def choose() -> dict[str, object]:
         ref, files, own = _choose(run, failed, notes)
         found.append((ref, files))
-        return {"own": own, "iter": ref.iter if own and ref is not None else 0}
+        if ref is None or files is None or not own:
+            return {"own": False, "iter": 0, "skipped": run.planned.skipped_before, "rollbacks": 0}
+        return {"own": True, "iter": ref.iter, "skipped": ref.skipped, "rollbacks": progress_of(files).rollbacks}
 
     answer = rank0(run.comm, choose)
     assert isinstance(answer, dict)
-    planned, back_to = run.planned, int(answer["iter"])
+    planned, solver, back_to = run.planned, run.stage.solver, int(answer["iter"])
     ref, files = found[0] if found else (None, None)
     yield from notes
-    start = ref.name if ref is not None else f"seed {run.stage.solver.random_seed}"
-    until = planned.until
-    yield replace(failed, keys=keys_of(run, failed), back_to=back_to, snapshot=start, until=until)
-    left_out = (failed.iter + 1 - back_to) * run.stage.solver.batch_size
+    start = ref.name if ref is not None else f"seed {solver.random_seed}"
+    wanted = place(failed.iter, solver.snapshot, run.schedule.branch_points(run.stage.name))
+    again = back_to != wanted and failed.position not in run.again
+    where = f"{run.stage.name}: {failed.what} at iteration {failed.iter}; the snapshot to go back to, of {wanted}, is damaged or gone"
+    if again:
+        yield Note(text=f"{where}: on from {back_to} ({start}), to make it anew and come there once more", warning=True)
+        skipped, rollbacks = int(answer["skipped"]), int(answer["rollbacks"])
+    else:
+        if back_to != wanted:
+            text = f"{where} a second time: what follows is EQUIVALENT, not BIT-EXACT, to a run in which it is there"
+            yield Note(text=text, warning=True)
+        yield replace(failed, keys=keys_of(run, failed), back_to=back_to, snapshot=start, until=planned.until)
+        skipped, rollbacks = planned.skipped + (failed.iter + 1 - back_to) * solver.batch_size, failed.number
     return replace(
         run,
         planned=replace(
@@ -62,7 +78,7 @@ def gone_back(run: StageRun, failed: NotFinite) -> Generator[Event, None, StageR
             state=State.RESUME if answer["own"] else State.FRESH,
             iter=back_to,
             start=ref,
-            skipped=planned.skipped + left_out,
+            skipped=skipped,
             # The ids of a stage that was renamed go on with its first name, also from its start.
             like=planned.like or (planned.start if planned.state is State.RESUME else None),
         ),
@@ -72,7 +88,8 @@ def gone_back(run: StageRun, failed: NotFinite) -> Generator[Event, None, StageR
         seconds=0.0,
         # It is on disk, and under its name there can be no other of this life.
         saved=back_to if answer["own"] else -1,
-        rollbacks=failed.number,
+        rollbacks=rollbacks,
+        again=run.again | {failed.position} if again else run.again,
     )
 
 

@@ -51,13 +51,14 @@ class Snapshotter:
     def start(self, iter: int, progress: Progress) -> list[SnapshotWritten | SnapshotFailed | Note]:
         """Copies the state and starts writing it. What became of the snapshot before, if it was still under way.
 
-        Diverged if a weight is not finite; StorageError after FAILURES_IN_A_ROW.
+        Diverged if a weight is not finite; StorageError after FAILURES_IN_A_ROW. Then `wait` says what became of it.
         """
         begun = time.monotonic()
         events = self.wait()
         events += self._slow(time.monotonic() - begun, iter)
         if self.failures >= FAILURES_IN_A_ROW:
             assert self.error is not None
+            self.done = events
             raise StorageError(
                 f"{self.failures} snapshots in a row could not be written; the last: {self.error.message}",
                 self.error.hint or "the newest complete snapshot is unharmed; make room and run the same command again",
@@ -65,6 +66,7 @@ class Snapshotter:
         cpu = time.thread_time()
         self.capture.take(self.state)
         if not self.capture.finite():
+            self.done = events
             raise Diverged(
                 f"a weight of stage `{self.stage.name}` is not finite after iteration {iter}",
                 "lower base_lr, lengthen the warm-up or set clip_gradients; the last snapshot is unharmed",
@@ -130,6 +132,9 @@ class Snapshotter:
             self._is_wrong(error)
         except StagerunError as error:  # the disk holds more than it should, and nothing is lost
             self.done.append(Note(text=f"an old snapshot could not be deleted: {error.message}", warning=True))
+        except Exception as error:  # a bug of ours must not end the thread in silence, and what was written is there
+            text = f"an old snapshot could not be deleted: {type(error).__name__}: {error}"
+            self.done.append(Note(text=text, warning=True))
 
     def _commit(self, iter: int, files: Mapping[str, memoryview], progress: Progress) -> SnapshotRef:
         """Once more, where the disk is full and older snapshots could be spared for it. StorageError, PermissionDenied."""
@@ -145,7 +150,7 @@ class Snapshotter:
             if not store.is_full(error):
                 raise
             try:
-                spared = self.keeper.make_room(self.stage)
+                spared = self.keeper.make_room(self.stage, self.spared)
             except StagerunError:
                 raise error from None
             if not spared:

@@ -8,7 +8,7 @@ from stagerun import order
 from stagerun.comm import make_reducer, runs_of
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.mixture import Mixing
-from stagerun.engine.state import TrainState
+from stagerun.engine.state import TrainState, finite
 from stagerun.engine.update import Arithmetic
 from stagerun.errors import DataError, PeerError, StagerunError, StorageError
 from stagerun.events import (
@@ -70,6 +70,7 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
         snapshotter = Snapshotter(
             run.keeper, run.stage, parent, state, bits, run.is_piece, planned.id_stage, planned.skipped
         )
+        run.stopping.expect(sum(part.nbytes for part in snapshotter.capture.files() if part is not None))
         if run.saved == state.iter:
             snapshotter.newest = planned.start
     loop, replacing = make_loop(run), run.images.replacing
@@ -99,7 +100,8 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
         raise
     finally:
         if snapshotter is not None:
-            snapshotter.wait()
+            with pulse.section(Section.SAVE):
+                snapshotter.wait()
     if note := replacing.summary():
         yield note
     yield from run.images.copied(run.comm, all_nodes=True)
@@ -148,6 +150,7 @@ def make_loop(run: StageRun) -> StageLoop:
         snapshot=solver.snapshot,
         test_interval=0 if run.is_piece else solver.test_interval,
         branch_points=frozenset(run.schedule.branch_points(run.stage.name)),
+        is_piece=run.is_piece,
         on_nan=solver.on_nan,
         max_nan=solver.max_nan,
         plateau=solver if solver.lr_policy == "plateau" else None,
@@ -184,14 +187,11 @@ def _handle(
 ) -> Generator[Event, None, bool]:
     """What the runner does about an event of the loop. True when the run stops here, with everything saved."""
     stopped, reason = isinstance(event, Stopped), event.reason if isinstance(event, Stopped) else ""
+    iter = state.iter
     match event:
         case Iterated():
             run.losses.append(event.loss)
-            run.seconds += event.seconds
-            pulse = run.comm.pulse
-            pulse.iterated(event.iter, event.seconds)
-            while pulse.news:
-                yield Note(text=pulse.news.popleft(), warning=True)
+            yield from _counted(run, event.iter, event.seconds)
             yield _retraced(event, run.planned.until) if run.planned.until is not None else event
             if snapshotter is not None:
                 yield from snapshotter.finished()
@@ -199,7 +199,9 @@ def _handle(
                 snapshotter.keeper.require_not_lost()  # the others then find rank 0 gone
         case NotFinite():
             if event.done == OnNan.SKIP.value:
-                run.seconds += event.seconds
+                yield from _counted(run, state.iter, event.seconds)
+                if snapshotter is not None:
+                    snapshotter.keeper.require_not_lost()
             if event.done != OnNan.ROLLBACK.value:  # then it is told with what it goes back to
                 yield replace(event, keys=keys_of(run, event), until=run.planned.until)
         case Note():
@@ -214,12 +216,32 @@ def _handle(
             if scores is None:
                 stopped, reason = True, "asked to stop; its evaluation is left out"
     if stopped:
-        if state.iter:
+        if run.stage.solver.on_nan is OnNan.ROLLBACK and not finite(state):
+            # The update overflowed, and no loss has told yet. There is nothing to keep: the next process comes by there once more,
+            # from the snapshot before, and goes back as this one would have.
+            iter, reason = (
+                max(run.saved, run.planned.iter),
+                f"{reason}; what came after it has overflowed, and is not kept",
+            )
+            yield from run.images.replacing.news_of_all(run.comm)
+            if snapshotter is not None:
+                with run.comm.pulse.section(Section.SAVE):
+                    yield from snapshotter.wait()
+        elif state.iter:
             yield from _save(run, state, snapshotter)
         else:  # the next process starts the stage as this one has
             yield from run.images.replacing.news_of_all(run.comm)
-        yield Stopped(stage=run.stage.name, iter=state.iter, reason=reason)
+        yield Stopped(stage=run.stage.name, iter=iter, reason=reason)
     return stopped
+
+
+def _counted(run: StageRun, iter: int, seconds: float) -> Iterator[Note]:
+    """An iteration is over; what the monitor wants told."""
+    pulse = run.comm.pulse
+    run.seconds += seconds
+    pulse.iterated(iter, seconds)
+    while pulse.news:
+        yield Note(text=pulse.news.popleft(), warning=True)
 
 
 def _warned(run: StageRun, snapshotter: Snapshotter, iteration_s: float) -> Iterator[Note]:
@@ -260,7 +282,11 @@ def _begin_snapshot(
             rollbacks=state.rollbacks,
         )
         with run.comm.pulse.section(Section.SAVE):
-            yield from snapshotter.start(state.iter, progress)
+            try:
+                yield from snapshotter.start(state.iter, progress)
+            except StagerunError:
+                yield from snapshotter.wait()
+                raise
 
 
 def _save_what_is_trained(
@@ -278,7 +304,7 @@ def _save_what_is_trained(
         return
     if snapshotter is None or run.saved == state.iter or state.iter == run.planned.iter:
         return
-    with suppress(StagerunError):
+    with suppress(StagerunError), run.comm.pulse.section(Section.SAVE):
         yield from _begin_snapshot(run, state, snapshotter)
         yield from snapshotter.wait()
 

@@ -45,6 +45,8 @@ class StageRun:
     seconds: float = 0.0  # trained, over all process lives
     saved: int = -1  # iteration of the newest snapshot asked for
     rollbacks: int | None = None  # in the stage so far, where this life has gone back; else the snapshot knows
+    # Positions of iterations that failed, and were come to again since the snapshot to go back to was lost.
+    again: frozenset[int] = frozenset()
 
     @property
     def is_piece(self) -> bool:

@@ -14,7 +14,7 @@ from stagerun.engine.state import restore
 from stagerun.errors import ResumeRefused, UsageError
 from stagerun.models import build
 from stagerun.recipe import Schedule, Stage
-from stagerun.runner.bounds import require_buildable, require_held
+from stagerun.runner.bounds import require_buildable, require_large_enough
 from stagerun.runner.progress import AVERAGE, MOST_RECIPE, RECIPE, WEIGHTS
 from stagerun.snapshots import SnapshotRef
 from stagerun.spec.stored import read_foreign
@@ -41,7 +41,7 @@ def open_snapshot(folder: Path) -> Stored:
         schedule = read_foreign(text.decode())
         most = require_buildable(folder.name, schedule.model)
         ref, files = store.read_folder(disk, folder, most)
-        require_held(ref.name, schedule.model, files[WEIGHTS])
+        require_large_enough(ref.name, schedule.model, files[WEIGHTS])
         return Stored(ref, files, schedule, schedule.stage(ref.stage))
     except (KeyError, ValueError) as error:
         version = ref.environment.get("stagerun", "another version")

@@ -24,8 +24,8 @@ class File(Protocol):
 
 
 class Disk(Protocol):
-    """Every method raises OSError. `create`, `size`, `read`, `digest`, `unlink` and `rename` don't follow a link at the path's
-    end."""
+    """Every method raises OSError. `create`, `size`, `read`, `digest`, `unlink`, `rename` and `link` don't follow a link at the
+    path's end."""
 
     def mkdir(self, path: Path) -> None:
         """Makes one folder. FileExistsError if there is anything of that name."""
@@ -37,6 +37,9 @@ class Disk(Protocol):
         """Returns when the names in the folder are on the disk."""
 
     def rename(self, source: Path, target: Path) -> None: ...
+
+    def link(self, source: Path, target: Path) -> None:
+        """Gives a file a second name. FileExistsError if there is anything of that name."""
 
     def names(self, path: Path) -> list[str]:
         """What is in a folder, in no order."""
@@ -108,6 +111,9 @@ class LocalDisk:
 
     def rename(self, source: Path, target: Path) -> None:
         os.rename(source, target)
+
+    def link(self, source: Path, target: Path) -> None:
+        os.link(source, target, follow_symlinks=False)
 
     def names(self, path: Path) -> list[str]:
         return os.listdir(path)

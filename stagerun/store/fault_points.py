@@ -8,7 +8,7 @@ Rank 0 alone reads and writes the output folder, through `Disk`; each method of 
 in the life of the process. A write that a fault meets puts half of its bytes down. What fails from a call on: `ENOSPC` and
 `EDQUOT` whatever needs space, `EROFS` whatever changes anything, `EIO` and `ESTALE` everything.
 
-The lock and log.jsonl are no part of it, and without the variable none of this is in the way.
+The lock, the beats of the lease and log.jsonl are no part of it, and without the variable none of this is in the way.
 """
 
 import errno
@@ -28,7 +28,7 @@ VARIABLE = "STAGERUN_FAULT"
 
 KILL = "kill"
 
-_SPACE = frozenset({"mkdir", "create", "write", "sync"})
+_SPACE = frozenset({"mkdir", "create", "write", "sync", "link"})
 _CHANGES = _SPACE | {"sync_folder", "rename", "unlink", "rmdir"}
 
 # What fails from a call on, by the name of the error; None: everything.
@@ -137,6 +137,10 @@ class FaultyDisk:
     def rename(self, source: Path, target: Path) -> None:
         self._point("rename", source)
         self.disk.rename(source, target)
+
+    def link(self, source: Path, target: Path) -> None:
+        self._point("link", source)
+        self.disk.link(source, target)
 
     def names(self, path: Path) -> list[str]:
         self._point("names", path)

@@ -36,6 +36,10 @@ def pins_folder(out: Path) -> Path:
     return out / "pins"
 
 
+def results_folder(out: Path) -> Path:
+    return out / "results"
+
+
 def lock_file(out: Path) -> Path:
     return out / "lock"
 

@@ -19,8 +19,14 @@ What can happen, and why nothing is lost:
   the question and a deletion: what it deletes is older than a snapshot that it has itself seen whole, and that the other run
   goes on from, or has a newer one of.
 - NFS shows a client an old list of a folder for up to a minute. A file that is opened by its name is looked up at the server,
-  so the taker also writes `taken_by` into the file of the life before. Should a beat that was under way overwrite that, then it
-  has itself changed the folder, and its client forgets the list.
+  so the taker also writes `taken_by` into the files of all lives before it that have not ended: the one right before it may have
+  been killed before it could tell its own predecessor. Should a beat that was under way overwrite that, then it has itself
+  changed the folder, and its client forgets the list.
+- A file has no name for an instant, on a file system that renames in two steps: absence is silence to who watches, and the
+  holder, which asks under the same `_writing` as it beats, looks twice.
+- The server is away, for the taker too: the holder's beats hang as its looks do. So a look that took longer than a beat tells
+  nothing of the time before it.
+- A life is killed while it makes its file: that gets its name when it is whole, so that what it leaves says whose it was.
 """
 
 import contextlib
@@ -31,10 +37,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from stagerun.errors import ExitCode, FolderInUseError, StagerunError
+from stagerun.errors import ExitCode, FolderInUseError, StagerunError, StorageError
 from stagerun.store.disk import Disk, make_folder
 from stagerun.store.faults import reporting
-from stagerun.store.layout import is_leftover, life_name, lives_folder, temp_name
+from stagerun.store.layout import is_leftover, life_name, lives_folder
 from stagerun.store.lives import (
     Life,
     Process,
@@ -47,6 +53,7 @@ from stagerun.store.lives import (
     this_process,
 )
 from stagerun.store.lock import Holder, holder_named
+from stagerun.store.write import make_file, replace_file
 
 BEAT_S = 5.0
 SILENT_BEATS = 3
@@ -118,11 +125,14 @@ class Lease:
             raise FolderInUseError(f"another run holds {self.out}: {before}", _WAIT)
         # The same number for all that come from the same wait, so that the making of its file decides between them.
         attempt = max([self._waited_for, *above]) + 1
-        self._life = Life(attempt=attempt, run=uuid.uuid4().hex, process=self.me, begun=now_text(), newest=newest)
-        self._make(self._life)
+        life = Life(attempt=attempt, run=uuid.uuid4().hex, process=self.me, begun=now_text(), newest=newest)
+        self._make(life)
+        self._life = life
         self.require_held()
-        if before is not None and before.life is not None and not _ended(before):
-            self._put(self.disk, replace(before.life, taken_by=attempt))
+        for older in [a for a in attempts_of_lives(self.disk, self.out) if a < attempt]:
+            seen = look_at(self.disk, self.out, older)
+            if seen is not None and seen.life is not None and seen.life.taken_by is None and not _ended(seen):
+                self._put(self.disk, replace(seen.life, taken_by=attempt))
         self._clear(attempt)
         return attempt
 
@@ -133,7 +143,8 @@ class Lease:
     def require_held(self) -> None:
         """FolderInUseError if another run has taken over; StorageError, PermissionDenied if that can't be known."""
         if not self.lost:
-            self._ask(self.disk)
+            with self._writing:
+                self._ask(self.disk)
         if self.lost:
             raise FolderInUseError(self.lost, _TAKEN)
 
@@ -179,20 +190,24 @@ class Lease:
         """Returns when the life has ended, or nothing was heard of it for SILENT_BEATS. FolderInUseError when it moves."""
         begun = self._clock()
         while True:
+            before = self._clock()
             self._pause(self.beat_s / LOOKS_PER_BEAT)
             if stop():
                 raise StoppedWaiting(f"stopped while it was looked whether {first} still lives; nothing was begun")
             # Before the look, which so comes after that time.
             silent = self._clock() - begun >= SILENT_BEATS * self.beat_s
             seen = newest_life(self.disk, self.out)
-            if seen is None or seen.attempt < first.attempt:
-                return  # somebody has deleted its file: `require_held` tells it so
-            if seen.attempt == first.attempt and self.is_over(seen, locked):
-                return
-            if seen.attempt == first.attempt and first.life is None and seen.life is not None:
-                first, begun = seen, self._clock()  # it was just being written, or the disk has thought better of it
-            elif seen != first:
-                raise FolderInUseError(f"another run holds {self.out}: {seen}", _WAIT)
+            if seen is not None and seen.attempt >= first.attempt:  # else its file is gone, which is no sign of life
+                if seen.attempt == first.attempt and self.is_over(seen, locked):
+                    return
+                if seen.attempt == first.attempt and first.life is None and seen.life is not None:
+                    # It was just being written, or the disk has thought better of it.
+                    first, begun = seen, self._clock()
+                    continue
+                if seen != first:
+                    raise FolderInUseError(f"another run holds {self.out}: {seen}", _WAIT)
+            if self._clock() - before > self.beat_s:
+                begun = self._clock()
             elif silent:
                 return
 
@@ -200,7 +215,7 @@ class Lease:
         """Sets `lost` if it is."""
         life = self._life
         assert life is not None
-        own = look_at(disk, self.out, life.attempt)
+        own = look_at(disk, self.out, life.attempt) or look_at(disk, self.out, life.attempt)
         if own is None:
             self.lost = f"this run may not write into {self.out} any more: its lives/{life_name(life.attempt)} is gone"
             return
@@ -217,42 +232,41 @@ class Lease:
         self.lost = f"another run has taken over {self.out}, as nothing was heard of this one: life {by.attempt}, {by}"
 
     def _make(self, life: Life) -> None:
-        """Writes a new file. FolderInUseError if there is one."""
+        """Writes a new file. FolderInUseError if there is one; StorageError, PermissionDenied, also if it does not read back."""
         folder = lives_folder(self.out)
         path = folder / life_name(life.attempt)
+        failed: OSError | None = None
         with reporting(f"write {path.name}", folder):
             make_folder(self.disk, folder)
             try:
-                file = self.disk.create(path)
-            except FileExistsError:
-                self._life = None
-                seen = look_at(self.disk, self.out, life.attempt) or Seen(life.attempt, b"", None)
-                raise FolderInUseError(f"another run holds {self.out}: {seen}", _WAIT) from None
+                make_file(self.disk, path, encode(life))
+            except OSError as error:
+                failed = error
+            # NFS sends a request again when the answer is lost, and the second one fails because the first one was carried out.
+            seen = look_at(self.disk, self.out, life.attempt) or Seen(life.attempt, b"", None)
+            if seen.life is None or seen.life.run != life.run:
+                if seen.life is not None or isinstance(failed, FileExistsError):
+                    raise FolderInUseError(f"another run holds {self.out}: {seen}", _WAIT)
+                if failed is not None:
+                    raise failed
+                with contextlib.suppress(OSError):
+                    self.disk.unlink(path)
+                raise StorageError(
+                    f"{path} was written without an error, but can't be read back",
+                    f"see that {folder} is a folder, and no link, and what the system's log says (dmesg)",
+                )
             try:
-                with contextlib.closing(file):
-                    file.write(memoryview(encode(life)))
-                    file.sync()
                 self.disk.sync_folder(folder)
             except OSError:
-                self._life = None
                 with contextlib.suppress(OSError):
                     self.disk.unlink(path)
                 raise
 
     def _put(self, disk: Disk, life: Life) -> None:
         """Writes the file of a life over the one there is. Not synced: what a power cut takes is the word of a dead process."""
-        folder = lives_folder(self.out)
-        path = folder / life_name(life.attempt)
-        temp = folder / temp_name(path.name)
-        with reporting(f"write {path.name}", folder):
-            try:
-                with contextlib.closing(disk.create(temp)) as file:
-                    file.write(memoryview(encode(life)))
-                disk.rename(temp, path)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    disk.unlink(temp)
-                raise
+        path = lives_folder(self.out) / life_name(life.attempt)
+        with reporting(f"write {path.name}", path.parent):
+            replace_file(disk, path, encode(life), sync=False)
 
     def _clear(self, own: int) -> None:
         """Deletes the files of all lives but the newest, and what killed ones left half written. StorageError, PermissionDenied."""

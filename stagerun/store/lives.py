@@ -7,6 +7,7 @@ whose disk would not take the last word.
 A file that can't be read, or is not what its name says, is of a life nothing is known of.
 """
 
+import errno
 import json
 import os
 import re
@@ -131,7 +132,12 @@ def look_at(disk: Disk, out: Path, attempt: int) -> Seen | None:
     path = lives_folder(out) / life_name(attempt)
     with reporting(f"read {path.name}", path.parent):
         try:
-            data = disk.read(path, MAX_BYTES)
+            try:
+                data = disk.read(path, MAX_BYTES)
+            except OSError as error:
+                if error.errno != errno.ESTALE:
+                    raise
+                data = disk.read(path, MAX_BYTES)  # another file has taken its name while it was opened, on NFS
         except FileNotFoundError:
             return None
         except OSError as error:

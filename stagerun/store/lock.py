@@ -113,6 +113,16 @@ class Lock:
             self.release()
             raise
 
+    def named(self) -> bool:
+        """Whether the file that is held is still the one in the folder: one that was deleted keeps nobody out."""
+        assert self._fd is not None
+        mine = os.fstat(self._fd)
+        try:
+            there = os.stat(lock_file(self.out), follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+
     def release(self) -> None:
         """Does nothing if it isn't held."""
         fd, self._fd = self._fd, None

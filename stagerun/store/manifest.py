@@ -7,6 +7,7 @@
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ MAX_BYTES = 1_000_000
 MAX_INTEGER = 2**63 - 1
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+# Control characters, those that steer a terminal among them, and halves of surrogate pairs, which UTF-8 has no bytes for.
+_UNSHOWN = frozenset({"Cc", "Cs"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class FileEntry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """`content` names the files that make up `id`; the rest may say when and where, and train to the same bits. `id_stage` is the
-    stage's name in `id` where the stage had another when it began; '' else. `serial` and `skipped` as in SnapshotRef."""
+    stage's name in `id` where the stage had another when it began; '' else. `serial`, `skipped` and `began_empty` as in SnapshotRef."""
 
     place: Place
     parent: str
@@ -45,6 +48,7 @@ class Manifest:
     id_stage: str = ""
     serial: int = 0
     skipped: int = 0
+    began_empty: bool = False
 
     @property
     def id(self) -> str:
@@ -67,6 +71,7 @@ class Manifest:
             id_stage=self.id_stage,
             serial=self.serial,
             skipped=self.skipped,
+            began_empty=self.began_empty,
         )
 
 
@@ -101,6 +106,8 @@ def encode(manifest: Manifest) -> bytes:
         body["serial"] = manifest.serial
     if manifest.skipped:
         body["skipped"] = manifest.skipped
+    if manifest.began_empty:
+        body["began_empty"] = True
     text = (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()
     return text + hashlib.sha256(text).hexdigest().encode() + b"\n"
 
@@ -127,10 +134,11 @@ def parse(data: bytes, name: str) -> Manifest:
         if version < FORMAT:
             raise ValueError("format")
         manifest = _manifest(body)
+        place = snapshot_name(*manifest.place)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Damaged(name, f"{MANIFEST} has no valid content: {error}") from error
-    if snapshot_name(*manifest.place) != name:
-        raise Damaged(name, f"{MANIFEST} is that of {snapshot_name(*manifest.place)}")
+    if place != name:
+        raise Damaged(name, f"{MANIFEST} is that of {place}")
     return manifest
 
 
@@ -167,6 +175,7 @@ def _manifest(body: "_Fields") -> Manifest:
         id_stage=body.text("id_stage") if "id_stage" in body.value else "",
         serial=body.integer("serial") if "serial" in body.value else 0,
         skipped=body.integer("skipped") if "skipped" in body.value else 0,
+        began_empty=body.flag("began_empty") if "began_empty" in body.value else False,
     )
     if body.text("id") != manifest.id:
         raise ValueError("id")
@@ -187,10 +196,16 @@ class _Fields:
             raise ValueError(key)
         return found
 
+    def flag(self, key: str) -> bool:
+        found = self.value[key]
+        if not isinstance(found, bool):
+            raise ValueError(key)
+        return found
+
     def text(self, key: str) -> str:
         found = self.value[key]
-        if not isinstance(found, str):
-            raise ValueError(key)
+        if not isinstance(found, str) or not _shown(found):
+            raise ValueError(ascii(key))
         return found
 
     def texts(self, key: str) -> list[str]:
@@ -207,4 +222,10 @@ class _Fields:
 
     def text_map(self, key: str) -> dict[str, str]:
         found = _Fields(self.mapping(key))
+        if not all(map(_shown, found.value)):
+            raise ValueError(key)
         return {name: found.text(name) for name in found.value}
+
+
+def _shown(text: str) -> bool:
+    return text.isprintable() or not any(unicodedata.category(c) in _UNSHOWN for c in text)

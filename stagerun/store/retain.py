@@ -1,12 +1,13 @@
 """Which snapshots are not needed any more, and deleting them."""
 
 from collections.abc import Container, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from stagerun.snapshots import Inventory, SnapshotRef
 from stagerun.store.disk import Disk, delete, rename_to_new
 from stagerun.store.faults import reporting
-from stagerun.store.layout import in_trash, is_leftover, snapshots_folder, trash_name
+from stagerun.store.layout import in_trash, is_leftover, results_folder, snapshots_folder, trash_name
 from stagerun.store.pins import pins
 from stagerun.store.read import is_whole
 
@@ -82,4 +83,8 @@ def sweep(disk: Disk, out: Path) -> tuple[str, ...]:
                 disk.sync_folder(root)
             elif not delete(disk, root / name):
                 held.append(name)
+        for folder in (results_folder(out), results_folder(out) / "ensembles"):
+            with suppress(FileNotFoundError):
+                for name in filter(is_leftover, disk.names(folder)):
+                    delete(disk, folder / name)
     return tuple(held)

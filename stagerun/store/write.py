@@ -16,11 +16,12 @@ Should the manifest's own sync be lost all the same, or any byte change later, s
 """
 
 import contextlib
+import errno
 import hashlib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from stagerun.errors import FolderInUseError, StorageError
+from stagerun.errors import StagerunError, StorageError
 from stagerun.snapshots import SnapshotRef
 from stagerun.store.disk import Disk, delete, make_folder, was_renamed
 from stagerun.store.faults import Damaged, reporting, storage_failure
@@ -48,14 +49,16 @@ def commit(
     id_stage: str = "",
     serial: int = 0,
     skipped: int = 0,
+    began_empty: bool = False,
     require_held: Callable[[], None] = lambda: None,
 ) -> SnapshotRef:
     """Writes a snapshot; when it returns, the snapshot is complete, on the disk, and was looked at again.
 
     `files` are contiguous bytes by name (letters, digits, `.`, `_`, `-`); `content` names those that make up the id, in
     which the stage is called `id_stage` if that is given. For rank 0, holding the lock; it may run in a thread of its own, one at a
-    time. StorageError or PermissionDenied if it can't be written: what was there before is unharmed, and what was begun is deleted where that is possible. A
-    snapshot is never overwritten: StorageError if one of that name is there, whatever state it is in.
+    time. StorageError or PermissionDenied if it can't be written, and what `require_held` raises (FolderInUseError): what was there
+    before is unharmed, and what was begun is deleted where that is possible. A snapshot is never overwritten: StorageError if one
+    of that name is there, whatever state it is in.
     """
     check_names(files, content)
     name, root = snapshot_name(stage, iter, attempt), snapshots_folder(out)
@@ -79,6 +82,7 @@ def commit(
             id_stage=id_stage if id_stage != stage else "",
             serial=serial,
             skipped=skipped,
+            began_empty=began_empty,
         )
         writing = f"write {MANIFEST} of snapshot {name}"
         _write(disk, temp / MANIFEST, memoryview(encode(manifest)))
@@ -87,7 +91,7 @@ def commit(
         writing = f"give snapshot {name} its name"
         _publish(disk, temp, root / name, encode(manifest))
         disk.sync_folder(root)
-    except FolderInUseError:  # it is named by nobody but us
+    except StagerunError:  # of `require_held`, or the name is taken; what was begun is named by nobody but us
         _discard(disk, temp)
         raise
     except OSError as error:
@@ -103,18 +107,55 @@ def write_atomic(disk: Disk, path: Path, data: Blob) -> None:
 
     For rank 0, holding the lock. StorageError, PermissionDenied; then the old file is as it was.
     """
-    temp = path.with_name(f".tmp-{path.name}")
     with reporting(f"write {path.name}", path.parent):
         make_folder(disk, path.parent)
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                disk.unlink(temp)  # of a killed run: there is one writer
-            _write(disk, temp, memoryview(data).cast("B"))
-            disk.rename(temp, path)
-        except OSError:
-            _discard(disk, temp)
-            raise
+        replace_file(disk, path, data)
         disk.sync_folder(path.parent)
+
+
+def replace_file(disk: Disk, path: Path, data: Blob, sync: bool = True) -> None:
+    """Writes a small file, over an old one if there is one; readers see the old bytes or the new. OSError; then the old file is as
+    it was. Another process that does the same at the same time is not in the way: the last one's bytes stay. `sync`: after a power
+    cut, too, it is the old or the new, once the folder was synced."""
+    temp = path.with_name(temp_name(path.name))
+    try:
+        _write(disk, temp, memoryview(data).cast("B"), sync)
+        disk.rename(temp, path)
+    except OSError:
+        _discard(disk, temp)
+        raise
+
+
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+
+def make_file(disk: Disk, path: Path, data: Blob) -> None:
+    """Writes a small new file, synced, that is whole from the moment it has its name. FileExistsError if there is anything of that
+    name, OSError; on NFS either may come though the file was made. On a file system that gives no file a second name a process
+    that is killed in here may leave a part of it."""
+    temp, blob = path.with_name(temp_name(path.name)), memoryview(data).cast("B")
+    try:
+        _write(disk, temp, blob)
+        try:
+            disk.link(temp, path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            _write_new(disk, path, blob)
+    except OSError:
+        _discard(disk, temp)
+        raise
+    _discard(disk, temp)
+
+
+def _write_new(disk: Disk, path: Path, blob: memoryview) -> None:
+    try:
+        _write(disk, path, blob)
+    except FileExistsError:
+        raise
+    except OSError:
+        _discard(disk, path)
+        raise
 
 
 def _require_new(disk: Disk, root: Path, name: str) -> None:
@@ -127,7 +168,7 @@ def _require_new(disk: Disk, root: Path, name: str) -> None:
         )
 
 
-def _write(disk: Disk, path: Path, blob: memoryview) -> FileEntry:
+def _write(disk: Disk, path: Path, blob: memoryview, sync: bool = True) -> FileEntry:
     """Writes and syncs a new file; its size and digest."""
     digest = hashlib.sha256()
     with contextlib.closing(disk.create(path)) as file:
@@ -135,8 +176,12 @@ def _write(disk: Disk, path: Path, blob: memoryview) -> FileEntry:
             chunk = blob[start : start + CHUNK]
             digest.update(chunk)
             file.write(chunk)
-        file.sync()
+        if sync:
+            file.sync()
     return FileEntry(blob.nbytes, digest.hexdigest())
+
+
+_TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
 
 
 def _publish(disk: Disk, temp: Path, target: Path, manifest: bytes) -> None:
@@ -153,9 +198,9 @@ def _publish(disk: Disk, temp: Path, target: Path, manifest: bytes) -> None:
                 found = disk.read(target / MANIFEST, len(manifest))
         if found == manifest and was_renamed(disk, temp, target):
             return
-        if found is None:
+        # A manifest that can't be read says nothing, unless there being one is what the rename failed for.
+        if found is None or (not found and error.errno not in _TAKEN):
             raise error from None
-        _discard(disk, temp)
         raise _of_another_run(target.name, target.parent) from error
 
 

@@ -31,11 +31,13 @@ class Seen:
     iter: int = 0
     idle: float = 0.0  # since there last was progress; of one that waits for others, since it began to
     waiting: bool = False
+    printing: bool = False
     compiled: bool = False
     slowest: float = 0.0  # step of late in this section
     state: str = ""  # /proc's letter
     stopped: float = 0.0  # how long it has been T
     silence: float = 0.0  # since its monitor was last heard
+    ended: float = 0.0  # since its worker ended, or was about to; 0: it lives
     batches: int = 0  # of training, in this process life
     busy: float = 0.0  # that they took, without waiting for others
 
@@ -59,7 +61,7 @@ class Verdict:
 
     guilty: tuple[Guilty, ...]
     text: str = ""
-    section: Section = Section.ITERATION
+    section: Section | None = Section.ITERATION  # whose time-out may have been too short
 
     def message(self, stacks: Mapping[int, str]) -> str:
         """For the user. `stacks`: by rank, '' where there is none."""
@@ -72,27 +74,31 @@ class Verdict:
                 lines.append(f"  the Python stack {whose}, the newest call first:")
                 lines += [f"    {line}" for line in stack.splitlines()]
                 break  # they mostly hang in the same place
-        lines.append(f"  hint: {_HINT}; --timeout {self.section.value}=TIME gives it longer")
+        longer = f"; --timeout {self.section.value}=TIME gives it longer" if self.section is not None else ""
+        lines.append(f"  hint: {_HINT}{longer}")
         return "\n".join(lines)
 
 
 def judge(seen: Sequence[Seen], size: int, limits: Limits) -> Verdict | None:
     """None while all is well. `seen` are the ranks that are watched, of `size` in the job.
 
-    A rank that waits for others is not to blame, unless its process is stopped. One that has ended is nobody's concern here: its
-    peers notice at once.
+    A rank that waits for others is not to blame, unless its process is stopped.
     """
-    guilty = [found for one in seen if (found := _blame(one, limits)) is not None]
+    living = [one for one in seen if not one.ended]
+    guilty = [found for one in living if (found := _blame(one, limits)) is not None]
     if guilty:
         return Verdict(tuple(guilty), section=guilty[0].seen.section)
-    everybody = len(seen) == size > 1 and all(
-        one.waiting and one.silence < QUIET_S and one.state != "T" for one in seen
-    )
-    if not everybody:
+    if size == 1 or not living or not all(one.waiting and one.silence < QUIET_S and one.state != "T" for one in living):
         return None
-    # Whoever came last began to wait last; all have waited for the network since then.
-    last = min(seen, key=lambda one: one.idle)
-    limit = max(limits.of(one.section, one.slowest, one.compiled) for one in seen)
+    # Whoever came last began to wait last; all that are watched have waited for the network, or for one that isn't, since then.
+    last = min(living, key=lambda one: one.idle)
+    limit = max(limits.of(one.section, one.slowest, one.compiled) for one in living)
+    if len(living) < len(seen):
+        return _wait_for_ended(last, living, [one for one in seen if one.ended], limits)
+    if len(living) < size:
+        # A rank of which nothing is known may be at something that takes it long; so nobody is hasty here.
+        limit = max(limit, limits.longest)
+        return _wait_for_unwatched(last, living, limit, size) if last.idle >= limit else None
     if last.idle < limit:
         return None
     hosts = list(dict.fromkeys(one.host for one in seen))
@@ -100,6 +106,28 @@ def judge(seen: Sequence[Seen], size: int, limits: Limits) -> Verdict | None:
     text = (
         f"all {size} ranks have waited for each other for {seconds(last.idle)} (time-out {seconds(limit)}) {_place(last)}: "
         f"{where} does not carry what they send"
+    )
+    return Verdict((), text, last.section)
+
+
+def _wait_for_ended(last: Seen, living: Sequence[Seen], ended: Sequence[Seen], limits: Limits) -> Verdict | None:
+    """A collective that lacks a rank never ends. Gloo's ranks notice that at once, and end by themselves; NCCL's don't."""
+    limit = max(limits.of(Section.ITERATION, one.slowest or _NO_TIME) for one in living)
+    waited = min(last.idle, max(one.ended for one in ended))
+    if waited < limit:
+        return None
+    text = (
+        f"has ended, and the others have waited for it for {seconds(waited)} (time-out {seconds(limit)}) {_place(last)}"
+    )
+    return Verdict(tuple(Guilty(one, f"{one.name} {text}", reached=False) for one in ended), section=None)
+
+
+def _wait_for_unwatched(last: Seen, living: Sequence[Seen], limit: float, size: int) -> Verdict:
+    unknown = sorted(set(range(size)) - {one.rank for one in living})
+    names = _names([f"rank {rank}" for rank in unknown])
+    text = (
+        f"{_names([one.name for one in living])} waited for {seconds(last.idle)} (time-out {seconds(limit)}) {_place(last)} for others, of "
+        f"which some are not watched: {names}"
     )
     return Verdict((), text, last.section)
 
@@ -116,7 +144,7 @@ def _blame(one: Seen, limits: Limits) -> Guilty | None:
     if one.state == "T" and one.stopped >= short:
         return Guilty(one, _still(one, max(one.stopped, 0.0 if one.waiting else one.idle), short), reached=True)
     idle = one.idle + one.silence
-    if not one.waiting and one.state != "T" and idle >= own:
+    if not one.waiting and not one.printing and one.state != "T" and idle >= own:
         return Guilty(one, _still(one, idle, own), reached=True)
     return None
 
@@ -153,32 +181,34 @@ _AGAIN = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Compared:
     """What the stragglers are found from: each rank's counters at the last look, and how slow those are that were told."""
 
     counters: Mapping[int, tuple[int, float]]  # by rank: batches, busy seconds
     told: Mapping[int, float]
+    spoiled: bool = False  # what came since then: the job was suspended
 
 
-def stragglers(pace: Pace, seen: Sequence[Seen]) -> tuple[Pace, list[str]]:
-    """The next Pace, and what to tell.
+def stragglers(compared: Compared, seen: Sequence[Seen]) -> tuple[Compared, list[str]]:
+    """The next Compared, and what to tell.
 
     Compared are the seconds that a device batch takes each rank, without waiting for others: so it doesn't matter that some ranks
     have one logical worker more. The median is the lower one: of two ranks the faster.
     """
-    fresh = {one.rank: (one.batches, one.busy) for one in seen}
-    if len(fresh) < 2 or set(fresh) - set(pace.counters):
-        return replace(pace, counters=fresh), []
-    grown = {
-        rank: (batches - pace.counters[rank][0], busy - pace.counters[rank][1])
-        for rank, (batches, busy) in fresh.items()
-    }
+    fresh, before = {one.rank: (one.batches, one.busy) for one in seen if not one.ended}, compared.counters
+    if len(fresh) < 2 or set(fresh) - set(before):
+        return replace(compared, counters=fresh), []
+    grown = {rank: (batches - before[rank][0], busy - before[rank][1]) for rank, (batches, busy) in fresh.items()}
     if any(batches < WINDOW for batches, _ in grown.values()):
-        return pace, []
+        return compared, []
+    if compared.spoiled:
+        return Compared(fresh, compared.told), []
     times = {rank: busy / batches for rank, (batches, busy) in grown.items()}
     median = sorted(times.values())[(len(times) - 1) // 2]
-    told, texts = dict(pace.told), []
+    told, texts = dict(compared.told), []
     for one in seen:
+        if one.ended:
+            continue
         ratio = times[one.rank] / median if median > 0 else 1.0
         if ratio <= SLOW:
             told.pop(one.rank, None)
@@ -188,4 +218,4 @@ def stragglers(pace: Pace, seen: Sequence[Seen]) -> tuple[Pace, list[str]]:
                 f"{one.name} is slow: a device batch takes it {times[one.rank]:.3g} s, {ratio:.1f} x the median of all {len(times)}; "
                 "the others wait for it"
             )
-    return Pace(fresh, told), texts
+    return Compared(fresh, told), texts

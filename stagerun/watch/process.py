@@ -1,12 +1,11 @@
 """What a monitor knows of its own worker's process, and does to it: /proc, signals, its stack, its end."""
 
-import ctypes
 import json
 import os
 import signal
-import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import takewhile
 
@@ -14,7 +13,6 @@ from stagerun.pulse import SIZE, Beat, read
 
 # Nobody else sends it. Before the worker has a handler for it, it would end the worker.
 STACK_SIGNAL = signal.SIGRTMIN + 5
-_PR_SET_PDEATHSIG = 1
 _LISTENS = "stagerun/watch/worker.py"
 # How long a stack may take to be written, and for how long nothing must be added to count as whole.
 _STACK_S, _QUIET_S = 0.4, 0.04
@@ -23,12 +21,6 @@ _OWN_LINES, _OTHERS_LINES, _STACK_LINES = 20, 3, 32
 # The first calls, which are always the same: those of the command, and a thread's.
 _COMMAND = "/stagerun/cli/"
 _BOOTSTRAP = ("in _bootstrap", "in _bootstrap_inner")
-
-
-def die_with_parent(on: bool) -> None:
-    """Has the kernel kill this process when the thread that started it ends, or not any more."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if on else 0, 0, 0, 0)
 
 
 class Worker:
@@ -80,17 +72,15 @@ class Worker:
                 size, since = now, time.monotonic()
         return shortened(os.pread(self._stack, min(size, 1 << 20), 0).decode(errors="replace"), self._thread)
 
-    def speak_for(self, text: str) -> None:
-        """Ends a worker that doesn't answer, and says in its place why."""
+    def speak_for(self, text: str) -> list[threading.Thread]:
+        """Ends a worker that doesn't answer, and says in its place why. Threads that do so."""
         from stagerun.errors import ExitCode
         from stagerun.launch.folder import report
 
         told = report(self.rank, ExitCode.PEER, text)
         self.kill()
-        if not told:
-            # After the kill: nobody may read what is said.
-            with suppress(OSError):
-                os.write(2, f"rank {self.rank}: {text}\n".encode())
+        # After the kill, and in a thread: it may be that nobody reads what is said.
+        return [] if told else [_in_thread(_say, f"rank {self.rank}: {text}\n")]
 
     def kill(self) -> None:
         with suppress(OSError):
@@ -99,9 +89,25 @@ class Worker:
 
 def log_failure(path: str, text: str) -> threading.Thread:
     """Adds the run's end to its log, in a thread: the disk may be what hangs."""
-    thread = threading.Thread(target=_append, args=(path, text), daemon=True)
+    return _in_thread(_append, path, text)
+
+
+def prepare() -> None:
+    """Imports what the end needs: by then the disk may hang."""
+    import stagerun.errors
+    import stagerun.events
+    import stagerun.launch.folder  # noqa: F401
+
+
+def _in_thread(do: Callable[..., None], *words: str) -> threading.Thread:
+    thread = threading.Thread(target=do, args=words, daemon=True)
     thread.start()
     return thread
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        os.write(2, text.encode())
 
 
 def _append(path: str, text: str) -> None:

@@ -8,6 +8,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,12 +16,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stagerun import signals
+from stagerun.child import program
 from stagerun.errors import ExitCode, PeerError
 from stagerun.launch.folder import report
-from stagerun.pulse import SIZE, Limits, Pulse
+from stagerun.pulse import SIZE, Limits, Pulse, Section
 from stagerun.watch.lines import LONGEST
-from stagerun.watch.monitor import Setup
 from stagerun.watch.process import STACK_SIGNAL
+from stagerun.watch.setup import Setup
 from stagerun.world import World
 
 if TYPE_CHECKING:
@@ -29,12 +32,10 @@ if TYPE_CHECKING:
 # Between saying why and the end: the others are told at the same time, and are to hear it from their monitors, not from a peer
 # that is gone. Rank 0 stays longer: it sees the others go, and saves what is trained.
 _STAY_S, _STAY_0_S = 0.5, 1.0
-# How long a snapshot under way may take then.
-_SNAPSHOT_S = 10.0
 _PORT_S = 60.0
 
 
-class Watch:
+class Monitored:
     """Made in the main thread, before there are others. `pulse` is what the training thread writes."""
 
     def __init__(self, world: World, limits: Limits, say: Callable[[str], None]) -> None:
@@ -53,9 +54,8 @@ class Watch:
         self._thread.start()
 
     def _start(self, world: World, limits: Limits) -> None:
-        record, stack = os.memfd_create("stagerun-pulse"), os.memfd_create("stagerun-stack")
-        os.ftruncate(record, SIZE)
-        self.pulse = Pulse(memoryview(mmap.mmap(record, SIZE)))
+        record, stack = _memory(SIZE), _memory(0)
+        self.pulse = Pulse(memoryview(mmap.mmap(record, SIZE)), limits=limits)
         self._stack = open(stack, "wb", buffering=0)  # noqa: SIM115 - as long as the process
         faulthandler.register(STACK_SIGNAL, self._stack, all_threads=True)
         self._link, theirs = socket.socketpair()
@@ -66,6 +66,7 @@ class Watch:
             thread=threading.get_ident(),
             host=socket.gethostname(),
             address=os.environ.get("MASTER_ADDR", ""),
+            one_host=world.local_size == world.size,
             limits={section.value: value for section, value in limits.given.items()},
             pulse=record,
             stack=stack,
@@ -73,8 +74,9 @@ class Watch:
         )
         fds = (record, stack, theirs.fileno())
         words = json.dumps({name: getattr(setup, name) for name in Setup.__slots__})
-        command = [sys.executable, "-m", "stagerun.watch.monitor", words]
-        self._process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        command = [sys.executable, *program("stagerun.watch.monitor"), words]
+        with signals.held():  # it ignores them as soon as it can
+            self._process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         theirs.close()
         os.close(record)
 
@@ -86,12 +88,14 @@ class Watch:
         if comm.rank == 0:
             self._port_came.wait(_PORT_S)
             place = {"token": secrets.token_hex(16), "name": socket.gethostname(), **(self._port or {})}
+            # Before the others know it: they come at once.
+            self._send({"meet": place})
         place = json.loads(comm.broadcast_bytes(json.dumps(place).encode() if comm.rank == 0 else None))
-        if "port" not in place:
+        if comm.rank == 0 or "port" not in place:
             return  # it can't listen: every monitor looks at its own worker alone
         with suppress(OSError):  # a name that this host doesn't know
-            family, *_, address = socket.getaddrinfo(place["address"], place["port"], type=socket.SOCK_STREAM)[0]
-            self._send({"meet": {**place, "family": int(family), "address": list(address)}})
+            found = socket.getaddrinfo(place["address"], place["port"], family=place["family"], type=socket.SOCK_STREAM)
+            self._send({"meet": {**place, "address": list(found[0][-1])}})
 
     def log(self, path: Path) -> None:
         """Where the run's end is to be told."""
@@ -138,10 +142,10 @@ class Watch:
                 self._port_came.set()
             case {"news": str(text)}:
                 self.pulse.news.append(text)
-            case {"end": str(text)}:
-                self._end(text)
+            case {"end": str(text), "patience": float(patience)}:
+                self._end(text, patience)
 
-    def _end(self, text: str) -> None:
+    def _end(self, text: str, patience: float) -> None:
         with self._lock:
             if self._over:
                 return
@@ -150,19 +154,45 @@ class Watch:
         if not report(self._rank, ExitCode.PEER, text):
             self._say(text)
         time.sleep(_STAY_S if self._rank else _STAY_0_S)
-        end = time.monotonic() + _SNAPSHOT_S
-        while time.monotonic() < end and any(thread.name == "snapshot" for thread in threading.enumerate()):
+        end = time.monotonic() + patience
+        while time.monotonic() < end and self._saves():
             time.sleep(0.05)
         os._exit(ExitCode.PEER)
 
+    def _saves(self) -> bool:
+        """Whether a snapshot is under way, of what is trained when the others have gone perhaps."""
+        written = any(thread.name == "snapshot" for thread in threading.enumerate())
+        return written or (self._rank == 0 and self.pulse.within is Section.SAVE)
+
+
+def _memory(size: int) -> int:
+    """The descriptor of a file in memory that has no name. OSError.
+
+    Builds of Python for an old C library lack memfd_create; there it is one in a folder, whose bytes are written, since a full file
+    system would end who touches them later on.
+    """
+    if hasattr(os, "memfd_create"):
+        memory = os.memfd_create("stagerun")
+        os.ftruncate(memory, size)
+        return memory
+    for folder in ("/dev/shm", None):
+        try:
+            with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+                file.write(bytes(size))
+                return os.dup(file.fileno())
+        except OSError:
+            if folder is None:
+                raise
+    raise AssertionError
+
 
 @contextmanager
-def watched(world: World, limits: Limits | None, say: Callable[[str], None]) -> Iterator[Watch | None]:
+def monitored(world: World, limits: Limits | None, say: Callable[[str], None]) -> Iterator[Monitored | None]:
     """Within it this worker has a monitor; none without `limits`. After it, nobody but the worker tells its end."""
     if limits is None:
         yield None
         return
-    watch = Watch(world, limits, say)
+    watch = Monitored(world, limits, say)
     try:
         yield watch
     finally:

@@ -67,14 +67,14 @@ def events(out: Path) -> list[dict]:
 
 
 def lost(out: Path) -> str:
-    """Says which snapshot is gone that was reported as written while no later one is there; '' if none is."""
-    aside = set(store.aside(store.LocalDisk(), out))
+    """Says which snapshot is gone that was reported as written while no later one is there, or was set aside: no file was damaged
+    here, and a disk that does not answer is no reason. '' if there is none."""
+    if aside := store.aside(store.LocalDisk(), out):
+        return f"{', '.join(aside)} was set aside, and nothing had damaged it"
     written = {e["name"]: (ORDER.index(e["stage"]), e["iter"]) for e in events(out) if e["event"] == "SnapshotWritten"}
-    # One that a run could not read was set aside, and is trained again.
-    kept = {name: place for name, place in written.items() if not any(a.startswith(f".bad-{name}") for a in aside)}
     there = complete(out)
-    if kept and max(kept.values()) > max(there.values(), default=(-1, 0)):
-        return f"{max(kept, key=lambda name: kept[name])} was written and is gone; there are {sorted(there) or 'none'}"
+    if written and max(written.values()) > max(there.values(), default=(-1, 0)):
+        return f"{max(written, key=lambda name: written[name])} was written and is gone; there are {sorted(there) or 'none'}"
     return ""
 
 

@@ -104,9 +104,13 @@ def trial(runs: Runs, workers: int, faults: list[str]) -> Trial:
             injected += word != "not reached"
             counts[word] += 1
         healed(runs, workers)
-    except Wrong as wrong:
+    except Exception as wrong:  # also of the checks themselves: what they can't read is no right end
         kind = "lost" if str(wrong).startswith("lost") else "wrong"
-        return Trial(max(1, injected), counts | {kind: 1}, wrong=f"{what}: {wrong}")
+        return Trial(
+            max(1, injected),
+            counts | {kind: 1},
+            wrong=f"{what}: {'' if isinstance(wrong, Wrong) else type(wrong).__name__ + ' '}{wrong}",
+        )
     finally:
         shutil.rmtree(runs.out, ignore_errors=True)
     return Trial(injected, counts | {f"{workers} workers": 1})

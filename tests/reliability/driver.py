@@ -5,7 +5,6 @@ it may run at once, also on the same scenario. Exit 1 if anything came out that 
 """
 
 import argparse
-import fcntl
 import importlib.metadata
 import os
 import platform
@@ -17,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from types import FrameType, ModuleType
 
@@ -29,6 +28,7 @@ from reliability import (
     hangs,
     hostile,
     kills,
+    links,
     orphans,
     power,
     sigterm,
@@ -37,6 +37,7 @@ from reliability import (
     world,
 )
 from reliability.counted import Counted, Place
+from reliability.files import Counts
 from reliability.trial import Scenario, Trial
 
 HERE = Path(__file__).parent
@@ -44,7 +45,7 @@ ROOT = HERE.parents[1]
 
 # The rows of the table. Each module has a SCENARIO, and a first paragraph that says what is counted.
 MODULES: tuple[ModuleType, ...] = (
-    calls, witness, power, kills, world, flips, sigterm, hangs, orphans, blocking, solvers, hostile,
+    calls, witness, power, kills, world, flips, sigterm, hangs, links, orphans, blocking, solvers, hostile,
 )  # fmt: skip
 SHORT = 3  # trials of each with --short
 
@@ -55,47 +56,6 @@ def scenarios() -> dict[str, Scenario]:
 
 def rows() -> list[tuple[Scenario, str]]:
     return [(module.SCENARIO, (module.__doc__ or "").strip().split("\n\n")[0]) for module in MODULES]
-
-
-class Counts:
-    """The folder of the counts, a file for each scenario, and RESULTS.md beside it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(exist_ok=True)
-
-    def read(self, name: str) -> list[Counted]:
-        try:
-            return counted.from_json((self.folder / f"{name}.json").read_text())
-        except FileNotFoundError:
-            return []
-
-    def change(self, name: str, do: Callable[[list[Counted]], list[Counted]]) -> list[Counted]:
-        """Replaces the counts of a scenario by `do` of them, while no other process does the same."""
-        with self._alone():
-            new = do(self.read(name))
-            replace_file(self.folder / f"{name}.json", counted.to_json(new))
-        return new
-
-    def write_results(self) -> None:
-        with self._alone():
-            sums = {name: self.read(name) for name in scenarios()}
-            replace_file(self.folder.parent / "RESULTS.md", counted.render(rows(), sums))
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
-
-
-def replace_file(path: Path, text: str) -> None:
-    temp = path.with_name(f".{path.name}.tmp")
-    temp.write_text(text)
-    os.replace(temp, path)
 
 
 def place() -> Place:
@@ -135,31 +95,35 @@ def machine() -> str:
 
 
 def run(
-    scenario: Scenario, seed: int, enough: Callable[[int, list[Counted]], bool], counts: Counts, at: Place
-) -> list[str]:
-    """Trials until `enough(trials of this start, sums)`. What was wrong in them. What is left running ends with it."""
-    found: list[str] = []
+    scenario: Scenario,
+    seed: int,
+    enough: Callable[[int, list[Counted]], bool],
+    counts: Counts,
+    where: Callable[[], Place],
+    found: list[str],
+) -> None:
+    """Trials until `enough(trials of this start, sums)`. What was wrong in them comes to `found` at once, so that Ctrl-C does not
+    lose it. What is left running ends with it."""
     rng = random.Random(f"{seed} {scenario.name}")
     sums, number = counts.read(scenario.name), 0
     with tempfile.TemporaryDirectory(prefix=f"reliability-{scenario.name}-") as folder:
         trials = scenario.trials(rng, Path(folder))
         with closing(trials):  # type: ignore[type-var]
             while not enough(number, sums):
-                begun = time.monotonic()
+                begun, at = time.monotonic(), where()  # each time: files may be changed meanwhile
                 trial, over = next_trial(trials)
                 if trial is None:
                     break
                 seconds, number = time.monotonic() - begun, number + 1
                 sums = counts.change(
                     scenario.name,
-                    lambda old: counted.add(old, at, today(), seed, trial, seconds),  # noqa: B023
+                    lambda old: counted.add(old, at, today(), seed, trial, seconds, number),  # noqa: B023
                 )
                 tell(scenario, sums, number, trial, seconds)
                 if trial.wrong:
                     found.append(trial.wrong)
                 if over:
                     break
-    return found
 
 
 def next_trial(trials: Iterator[Trial]) -> tuple[Trial | None, bool]:
@@ -196,9 +160,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{name:10} {scenario.fault}; {scenario.aim}" + (f" (not here: it needs {missing})" if missing else "")
             )
         return 0
-    counts, at = Counts(HERE / "counts"), place()
+    counts = Counts(HERE / "counts", rows())
     seed = secrets.randbelow(2**32) if options.seed is None else options.seed
+    if again := [name for name in options.scenarios if options.trials != 0 and seen(counts.read(name), seed)]:
+        print(f"seed {seed} is counted for {', '.join(again)} already, at this commit: choose another", file=sys.stderr)
+        return 2
     signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, _interrupt)
     found: list[str] = []
     stopped = False
     try:
@@ -206,15 +174,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if missing := known[name].needs():
                 print(f"{name}: not here, it needs {missing}", file=sys.stderr)
                 continue
-            found += run(known[name], seed, enough(options, known[name], len(options.scenarios) - n), counts, at)
+            run(known[name], seed, enough(options, known[name], len(options.scenarios) - n), counts, place, found)
     except KeyboardInterrupt:
         stopped = True
     finally:
-        counts.write_results()
+        counts.write_table()
     for text in found:
         print(f"WRONG: {text}")
     print(f"seed {seed}; the table is in {HERE / 'RESULTS.md'}")
     return 1 if found else 130 if stopped else 0
+
+
+def seen(sums: Sequence[Counted], seed: int) -> bool:
+    """Whether the trials that this seed draws were counted at this commit: they would be the same again."""
+    return any(seed in c.seeds for c in sums if c.commit == commit())
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

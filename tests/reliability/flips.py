@@ -26,8 +26,8 @@ from stagerun.spec import load
 PAGE = 4096
 PER_TRIAL = 100
 MANIFEST = "MANIFEST.json"
-# Of the faults, those that meet the manifest. By its size it would be one in a thousand.
-OF_MANIFEST = 0.1
+# Of the faults, those that flip one bit of the manifest, and those that cut or zero it. By its size it would be one in a thousand.
+BITS_OF_MANIFEST, REST_OF_MANIFEST = 0.15, 0.05
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,14 @@ class Fault:
 def draw(rng: random.Random, files: dict[Path, bytes]) -> Fault:
     """One that changes something."""
     others = [path for path in files if path.name != MANIFEST]
+    manifest = next(path for path in files if path.name == MANIFEST)
+    what = rng.choices(
+        ("bit", "rest", "others"), (BITS_OF_MANIFEST, REST_OF_MANIFEST, 1 - BITS_OF_MANIFEST - REST_OF_MANIFEST)
+    )[0]
+    kinds = {"bit": ("flip",), "rest": ("cut", "zero"), "others": ("flip", "cut", "zero")}[what]
     while True:
-        path = rng.choices(others, [len(files[path]) for path in others])[0]
-        if rng.random() < OF_MANIFEST:
-            path = next(path for path in files if path.name == MANIFEST)
-        data, kind = files[path], rng.choice(("flip", "cut", "zero"))
+        path = rng.choices(others, [len(files[path]) for path in others])[0] if what == "others" else manifest
+        data, kind = files[path], rng.choice(kinds)
         at = rng.randrange(len(data))
         if kind == "flip":
             return Fault(kind, path, at, data[at : at + 1], bytes([data[at] ^ 1 << rng.randrange(8)]))
@@ -134,8 +137,8 @@ def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
             fault = draw(rng, half.files)
             problem = half.wrong(fault)
             wrong = wrong or problem
-            counts[f"{fault.kind}, found and the one before used"] += not problem
-            counts["in the manifest"] += fault.file.name == MANIFEST
+            where = " of the manifest" if fault.file.name == MANIFEST else ""
+            counts[f"{fault.kind}{where}, found and the one before used"] += not problem
         ref, found = half.used()
         if (ref.name, found) != (half.newest.name, half.good[half.newest.name]):
             wrong = wrong or "the snapshot without a fault was not used"

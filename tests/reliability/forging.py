@@ -238,10 +238,16 @@ def strange_fields(forged: Forged) -> None:
     )
 
 
+def strange_place(forged: Forged) -> None:
+    forged.body[forged.rng.choice(["stage", "id_stage"])] = forged.rng.choice(
+        ["../x", "", "a/b", "\ud800", "a\n", ".."]
+    )
+
+
 def strange_identity(forged: Forged) -> None:
     key = forged.rng.choice([*forged.body["identity"], "from_iter", "new.field"])
     forged.body["identity"][key] = forged.rng.choice(
-        ["", "x", "-1", "9" * 5000, "1e999", "nan", "\x00", "[" * 5000, "٣"]
+        ["", "x", "-1", "9" * 5000, "1e999", "nan", "\x00", "[" * 5000, "٣", "\ud800", "\x1b[31mX\x07"]
     )
 
 
@@ -379,6 +385,7 @@ ATTACKS: dict[str, Attack] = {
     "thousands of files": more_files,
     "names of files that are paths": paths,
     "strange values in the manifest": strange_fields,
+    "another place in the manifest": strange_place,
     "strange values in the identity": strange_identity,
     "strange values in the environment": strange_environment,
     "a manifest that is no such JSON": no_json,

@@ -1,7 +1,6 @@
 """Each trial trains on 2 to 4 workers that nothing but the environment has brought together, each watched on its own standard
-error. At a random moment of training one of them gets SIGSTOP, or, with two workers in network namespaces and on host names of their
-own, the link between them goes down. Wrong: a rank that lives and does not say, within its time-out and a second, which rank
-hangs and where; another exit code than 69; a process that is left.
+error. At a random moment of training one of them gets SIGSTOP. Wrong: a rank that lives and does not say, within its time-out and a
+second, which rank hangs and where; another exit code than 69; a process that is left.
 """
 
 import os
@@ -27,8 +26,6 @@ TIME_OUT_S = 5
 OVER_S = 1.0
 PEER = 69
 WORKERS = (2, 2, 3, 4)
-# One trial of so many cuts the link.
-LINKS = 4
 BEGIN_S, END_S = 180.0, 60.0
 _TOLD = ("has not moved for", "can't be reached for", "have waited for each other")
 _SECTIONS = ("iteration", "evaluation", "save")
@@ -111,14 +108,29 @@ def wait_for_training(out: Path, started: Sequence[Rank]) -> None:
         time.sleep(0.02)
 
 
-def missed(living: Mapping[int, Rank], at: float, guilty: Mapping[int, str]) -> tuple[str, float]:
-    """What of the aim is missed ('' if nothing), and the most seconds over the time-out. `guilty`: what each rank is to say."""
-    over, wrong = 0.0, []
+@dataclass
+class Seen:
+    """`wrong`: what of the aim is missed, '' if nothing. The most seconds, over the time-out, until a rank said it and until it ended."""
+
+    wrong: str
+    told: float
+    ended: float
+
+    def trial(self, word: str, what: str) -> Trial:
+        counts = {word: 1, "raised and named": int(not self.wrong)}
+        largest = {"seconds over the time-out": self.told, "until it had ended": self.ended}
+        return Trial(counts=counts, largest=largest, wrong=f"{what}: {self.wrong}" if self.wrong else "")
+
+
+def missed(living: Mapping[int, Rank], at: float, guilty: Mapping[int, str]) -> Seen:
+    """`guilty`: what each rank is to say."""
+    over, ended, wrong = 0.0, 0.0, []
     for rank, one in living.items():
         try:
             code = one.ended()
         except subprocess.TimeoutExpired:
-            return f"rank {rank} has not ended after {END_S} s:\n{one.text}", over
+            return Seen(f"rank {rank} has not ended after {END_S} s:\n{one.text}", over, END_S)
+        ended = max(ended, time.monotonic() - at - TIME_OUT_S)
         told = one.told()
         if told is None or guilty[rank] not in told[1]:
             wrong.append(f"rank {rank} does not say that {guilty[rank]}:\n{one.text}")
@@ -129,28 +141,25 @@ def missed(living: Mapping[int, Rank], at: float, guilty: Mapping[int, str]) -> 
             wrong.append(f"rank {rank} says it {late:.2f} s after the time-out")
         if code != PEER:
             wrong.append(f"rank {rank} ended with {code}")
-    return "; ".join(wrong), over
+    return Seen("; ".join(wrong), over, ended)
+
+
+def prepared(folder: Path) -> Path:
+    """The schedule."""
+    tiny.make_data(folder / "data")
+    return small.make_schedule(folder / "schedule", folder / "data")
 
 
 def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
-    tiny.make_data(folder / "data")
-    schedule = small.make_schedule(folder / "schedule", folder / "data")
-    linked = not _no_namespaces()
-    number = 0
+    schedule, out = prepared(folder), folder / "out"
     while True:
-        number += 1
-        out = folder / "out"
         shutil.rmtree(out, ignore_errors=True)
-        if number % LINKS == 0 and linked:
-            yield _cut(rng, schedule, out)
-        else:
-            yield _stop(rng, schedule, out)
+        yield trial(rng, schedule, out)
 
 
-def _stop(rng: random.Random, schedule: Path, out: Path) -> Trial:
+def trial(rng: random.Random, schedule: Path, out: Path) -> Trial:
     count = rng.choice(WORKERS)
     victim, wait = rng.randrange(count), rng.uniform(0.0, 2.0)
-    what = f"SIGSTOP to rank {victim} of {count} {wait:.2f} s after the last stage began"
     with ranks(schedule, out, count) as started:
         wait_for_training(out, started)
         time.sleep(wait)
@@ -158,28 +167,11 @@ def _stop(rng: random.Random, schedule: Path, out: Path) -> Trial:
         os.kill(started[victim].run.process.pid, signal.SIGSTOP)
         living = {rank: one for rank, one in enumerate(started) if rank != victim}
         name = f"rank {victim} on {socket.gethostname()} has not moved"
-        wrong, over = missed(living, at, dict.fromkeys(living, name))
-        if not wrong and not all(one.run.gone(within=5.0) for one in started):
-            wrong = "processes are left"
-    counts = {"ranks stopped": 1, f"on {count} workers": 1, "raised and named": int(not wrong)}
-    return Trial(counts=counts, largest={"seconds over the time-out": over}, wrong=f"{what}: {wrong}" if wrong else "")
-
-
-def _cut(rng: random.Random, schedule: Path, out: Path) -> Trial:
-    wait = rng.uniform(0.0, 2.0)
-    with namespaces() as net, two_hosts(net, schedule, out) as started:
-        wait_for_training(out, started)
-        time.sleep(wait)
-        side = rng.randrange(2)
-        at = time.monotonic()
-        net.cut(side)
-        names = {0: f"rank 1 on {net.hosts[1]} can't be reached", 1: f"rank 0 on {net.hosts[0]} can't be reached"}
-        wrong, over = missed(dict(enumerate(started)), at, names)
-        if not wrong and not all(one.run.gone(within=5.0) for one in started):
-            wrong = "processes are left"
-    counts = {"links cut": 1, "raised and named": int(not wrong)}
-    what = f"link down at host {side} {wait:.2f} s after the last stage began"
-    return Trial(counts=counts, largest={"seconds over the time-out": over}, wrong=f"{what}: {wrong}" if wrong else "")
+        seen = missed(living, at, dict.fromkeys(living, name))
+        if not seen.wrong and not all(one.run.gone(within=5.0) for one in started):
+            seen.wrong = "processes are left"
+    what = f"SIGSTOP to rank {victim} of {count} {wait:.2f} s after the last stage began"
+    return seen.trial(f"ranks of {count} stopped", what)
 
 
 # -- two hosts, as far as the network is concerned
@@ -239,7 +231,7 @@ def two_hosts(net: Net, schedule: Path, out: Path, *arguments: str) -> Iterator[
         yield started
 
 
-def _no_namespaces() -> str:
+def no_namespaces() -> str:
     """Why there can't be network namespaces here; '' if there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
@@ -254,7 +246,7 @@ def _no_namespaces() -> str:
 
 SCENARIO = Scenario(
     name="hangs",
-    fault="SIGSTOP of a rank; a link down between two network namespaces",
+    fault="SIGSTOP of a rank",
     aim="raised within time-out + 1 s, right rank named, 100 %",
     wanted=100,
     trials=trials,

@@ -1,6 +1,7 @@
 """Each trial carries a schedule of four stages and 17 iterations to its end, on 1 to 4 workers under stagerun's own launcher. Up to
-six of its lives are met by SIGKILL at a random moment, from the start of Python on: one rank, rank 0, all processes, or the launcher. The
-next life is the same command. Lost: a schedule that doesn't come to its end. Different: other bits in the last snapshots of its
+six of its lives are met by SIGKILL at a random moment: one rank, rank 0, all processes, or the launcher; with one worker, which has no
+launcher, that one, or all. Half of the moments are drawn from the start of Python on, the others after so many lines of the life's log, so
+that it trains. The next life is the same command. Lost: a schedule that doesn't come to its end. Different: other bits in the last snapshots of its
 stages than those of a run left alone. Left behind: a process that is there 1 s after the last of the killed ones.
 """
 
@@ -10,7 +11,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,18 +22,21 @@ from processes import Run
 from reliability.trial import Scenario, Trial
 
 WHAT = ("one", "rank 0", "all", "launcher")
+ALONE = ("the only worker", "all")  # a single worker is the run's first process: there is no launcher
+MOST_LINES = 14  # of a life's log before a kill: several iterations and snapshots, fewer than a life writes
 WORKERS = {1: 0.25, 2: 0.35, 3: 0.25, 4: 0.15}  # and how often each
 MOST_KILLS = 6  # in one schedule
 PEER = 69  # a worker is gone: what the launcher says after its ranks were killed
+GIVE_UP_S = 60  # a process that was killed and is there still
 ALONE_S = 1.0  # what the aim gives the processes that are left
 
 
 class Kills:
     """Runs of one schedule in one folder, and the ends, and the seconds, of those that were left alone."""
 
-    def __init__(self, rng: random.Random, folder: Path, patience: float = ALONE_S) -> None:
-        """`patience`: seconds that the processes have to be gone."""
-        self.rng, self.folder, self.out, self.patience = rng, folder, folder / "out", patience
+    def __init__(self, rng: random.Random, folder: Path, patience: float = ALONE_S, most: int = MOST_KILLS) -> None:
+        """`patience`: seconds that the processes have to be gone; `most` kills in one schedule, of at least two."""
+        self.rng, self.folder, self.out, self.patience, self.most = rng, folder, folder / "out", patience, most
         tiny.make_data(folder / "data")
         self.schedule = small.make_schedule(folder / "schedule", folder / "data")
         self.straight: dict[int, tuple[dict[str, str], float]] = {}
@@ -61,19 +65,34 @@ class Kills:
         shutil.rmtree(self.out, ignore_errors=True)
         counts: Counter[str] = Counter({f"schedules on {workers} workers": 1})
         slowest, told = 0.0, []
-        for _ in range(self.rng.randint(2, MOST_KILLS)):
-            what, wait = self.rng.choice(WHAT), self.rng.uniform(0.02, 0.8) * length
+        for number in range(self.rng.randint(2, self.most)):
+            what = self.rng.choice(WHAT if workers > 1 else ALONE)
+            lines = self.rng.randint(1, MOST_LINES) if number % 2 == 0 else 0
+            wait = self.rng.uniform(0.0, 0.1) if lines else self.rng.uniform(0.02, 0.8) * length
+            before = len(self.log())
             run = self.start(workers)
             with ended(run):
+                if lines:
+                    wait_until(run, lambda: len(self.log()) >= before + lines)  # noqa: B023
                 pause(run, wait)
+                at = (
+                    "while training"
+                    if any('"event": "Iterated"' in line for line in self.log()[before:])
+                    else "while starting"
+                )
                 killed = run.process.poll() is None and kill(run, what, self.rng)
                 # How long it takes is counted from here, where the signals are sent; after that of a rank, from the
                 # launcher's end on.
-                seconds = until_gone(run) if killed and what in ("all", "launcher") else 0.0
+                seconds = 0.0
+                if killed and what in ("all", "launcher"):
+                    run.process.wait(GIVE_UP_S)
+                    seconds = until_gone(run)
                 code, text = run.wait()
                 seconds = max(seconds, until_gone(run))
-            told.append(f"{what} after {wait:.2f} s: exit {code}")
-            counts[what] += killed
+            told.append(
+                f"{what} {wait:.2f} s after {f'line {lines} of its log' if lines else 'its start'}: exit {code}"
+            )
+            counts.update({what: killed, at: killed})
             slowest = max(slowest, seconds)
             if wrong := judged(code, text, what, killed, seconds <= self.patience):
                 return self.wrong(counts, workers, told, wrong)
@@ -89,13 +108,20 @@ class Kills:
         counts["bit-identical"] += 1
         return Trial(kills_of(counts), counts, {"seconds until the last was seen": slowest})
 
+    def log(self) -> list[str]:
+        """Its lines, of all lives; the last may be cut short."""
+        try:
+            return (self.out / "log.jsonl").read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            return []
+
     def wrong(self, counts: Counter[str], workers: int, told: list[str], why: str) -> Trial:
         counts["wrong"] += 1
         return Trial(kills_of(counts), counts, wrong=f"{workers} workers; {'; '.join(told)}: {why}")
 
 
 def kills_of(counts: Counter[str]) -> int:
-    return sum(counts[what] for what in WHAT)
+    return sum(counts[what] for what in {*WHAT, *ALONE})
 
 
 def judged(code: int, text: str, what: str, killed: bool, gone: bool) -> str:
@@ -133,6 +159,12 @@ def pause(run: Run, seconds: float) -> None:
         run.process.wait(seconds)
 
 
+def wait_until(run: Run, there: Callable[[], bool]) -> None:
+    """Returns then, or when the run is over."""
+    while run.process.poll() is None and not there():
+        time.sleep(0.005)
+
+
 def kill(run: Run, what: str, rng: random.Random) -> bool:
     """SIGKILL. Whether there was anything of that kind: a launcher has no ranks before it starts them."""
     if what == "launcher":
@@ -142,20 +174,26 @@ def kill(run: Run, what: str, rng: random.Random) -> bool:
     else:
         ranks = run.ranks()
         targets = [ranks[0]] if what == "rank 0" and 0 in ranks else []
-        if what == "one" and ranks:
+        if what != "rank 0" and ranks:
             targets = [ranks[rng.choice(sorted(ranks))]]
     return processes.kill_all(targets)
 
 
-def until_gone(run: Run, patience: float = 60) -> float:
+def until_gone(run: Run, patience: float = 60, least: float = 0.0) -> float:
     """Seconds from now on at which a process of the run was there for the last time. To look at all of /proc takes a moment, on a
-    crowded machine a second: what counts is when a look began that found one."""
+    crowded machine a second: what counts is when a look began that found one. The last look begins after `least` seconds: one that
+    finds none may have come before a process that was just being started."""
     begun = time.monotonic()
     seen = 0.0
-    while (look := time.monotonic() - begun) < patience and run.pids():
-        seen = look
+    while True:
+        look = time.monotonic() - begun
+        if run.pids():
+            seen = look
+        elif look > least:
+            return seen
+        if look > patience:
+            return seen
         time.sleep(0.01)
-    return seen
 
 
 def numbers_of_workers() -> dict[int, float]:

@@ -1,19 +1,22 @@
 """Power cuts on a disk in memory that remembers what was synced. A trial draws a sequence of what a run does (taking the folder, commits,
 retention, pins, results, signs of life, clearing away, setting aside), cuts the power at a call of it, and looks at 25 disks that may be found
-then: of each folder's changes since it was synced only the first k are there, k drawn for each folder; each file that was not synced is
-there, cut short, empty, or zeros, drawn for each. From one of them the next sequence goes on. Lost: the newest snapshot whose
-commit had returned is not there and no newer one is, or one that is pinned is not there, or one that is there can't be read, or the next
-run can't take the folder or commit.
+then: of each folder's changes since it was synced only the first k are there, k drawn for each folder, so that they are reordered between
+folders and files, never within a folder; each file that was not synced is there, cut short, empty, or zeros, drawn for each. From one of them
+the next sequence goes on. Injected: the disks looked at whose files no other one since the start of the scenario had. Lost: the newest
+snapshot whose commit had returned is not there and no newer one is, or a pin that had been set is not there, or the snapshot that it is for,
+or a result that had been written, or a snapshot that is there can't be read, or the next run can't take the folder or commit.
 """
 
+import hashlib
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from reliability.trial import Scenario, Trial
-from test_store_disks import HookedDisk, Killed, ModelDisk, killed
+from test_store_disks import Folder, HookedDisk, Killed, ModelDisk, killed
 
 from stagerun import store
 from stagerun.snapshots import SnapshotRef
@@ -40,14 +43,15 @@ def content(iter: int) -> dict[str, bytes]:
 
 class Sequence:
     """What runs do to an output folder, drawn by `rng`, and what they may count on: `newest`, the iteration of the newest
-    snapshot whose commit has returned and that was not set aside since; `results`, of which the small file holds one; and `pinned`, the
-    names of snapshots whose pinning has returned."""
+    snapshot whose commit has returned and that was not set aside since; `results`, of which the small file holds one, and must once
+    the first is `written`; and `pinned`, the names of snapshots whose pinning has returned."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.iter = 0  # of the last commit that was begun
         self.newest = 0
         self.results: set[bytes] = set()
+        self.written = False
         self.pinned: set[str] = set()
 
     def life(self, disk: HookedDisk) -> None:
@@ -72,7 +76,7 @@ class Sequence:
         """After a power cut: what is on the disk now is what may be counted on."""
         self.newest = max((ref.iter for ref in store.inventory(disk, OUT).snapshots), default=0)
         with suppress(FileNotFoundError):
-            self.results = {disk.read(RESULT, 100)}
+            self.results, self.written = {disk.read(RESULT, 100)}, True
 
     def commit(self, disk: store.Disk, lease: store.Lease, attempt: int) -> None:
         self.iter += 1
@@ -96,7 +100,7 @@ class Sequence:
         new = b"%d" % self.rng.randrange(10**6)
         self.results.add(new)
         store.write_atomic(disk, RESULT, new)
-        self.results = {new}
+        self.results, self.written = {new}, True
 
     def aside(self, disk: store.Disk) -> None:
         """One that is not the newest turns out to be damaged."""
@@ -153,9 +157,14 @@ def check(disk: ModelDisk, sequence: Sequence) -> None:
         raise Lost(f"the commit of {sequence.newest} had returned, there is {iters}")
     if gone := [name for name in sequence.pinned if name not in {ref.name for ref in inventory.snapshots}]:
         raise Lost(f"{gone} were pinned")
-    with suppress(FileNotFoundError):
+    if not sequence.pinned <= store.pins(disk, OUT):
+        raise Lost(f"{sequence.pinned} were pinned, the pins are {set(store.pins(disk, OUT))}")
+    try:
         if disk.read(RESULT, 100) not in sequence.results:
             raise Lost("a small file is neither the old nor the new one")
+    except FileNotFoundError:
+        if sequence.written:
+            raise Lost("a small file that had been written is gone") from None
     store.prepare(disk, OUT)
     lease, attempt = taken(disk)
     store.sweep(disk, OUT)
@@ -168,9 +177,28 @@ def check(disk: ModelDisk, sequence: Sequence) -> None:
         raise Lost(f"after the next commit there is {after}")
 
 
-def trial(rng: random.Random, honest: bool = True) -> Trial:
-    """`honest` is False for a disk whose syncs do nothing, which shows that the checks find what is lost."""
-    sequence, counts, states, cuts = Sequence(rng), Counter[str](), 0, 0
+def digest(folder: Folder) -> bytes:
+    """Of the names below it and what their files hold; but for what every process makes up anew (the ends of names, the content of
+    a sign of life, of which the length counts), since that makes no other disk."""
+    entries = []
+    for name, node in folder.names.items():
+        if isinstance(node, Folder):
+            whole = digest(node)
+        elif re.search(r"a\d+\.json", name):
+            whole = b"%d of %d" % (len(node.data.rstrip(b"\0")), len(node.data))
+        else:
+            whole = bytes(node.data)
+        same = re.sub("-[0-9a-f]{8}$", "", name).encode()
+        entries.append(
+            bytes([isinstance(node, Folder)]) + hashlib.sha256(same).digest() + hashlib.sha256(whole).digest()
+        )
+    return hashlib.sha256(b"".join(sorted(entries))).digest()
+
+
+def trial(rng: random.Random, seen: set[bytes], honest: bool = True) -> Trial:
+    """`seen`: the digests of the disks that were found before, in other trials. `honest` is False for a disk whose syncs do nothing,
+    which shows that the checks find what is lost."""
+    sequence, counts, states, cuts, before = Sequence(rng), Counter[str](), 0, 0, len(seen)
     disk = ModelDisk(honest=honest)
     try:
         while cuts < LIVES:
@@ -182,23 +210,26 @@ def trial(rng: random.Random, honest: bool = True) -> Trial:
             counts[f"cuts in {hooked.calls[-1]}"] += 1
             for _ in range(STATES):
                 states += 1
-                check(found_after(rng, disk), sequence)
+                found = found_after(rng, disk)
+                seen.add(digest(found.root))
+                check(found, sequence)
             disk = found_after(rng, disk)
             sequence.begin_again(disk)
     except Exception as error:
         what = f"life {cuts}, the power cut at call {at}, state {states}: {type(error).__name__}: {error}"
-        return Trial(states, counts | {"lost": 1}, wrong=what)
-    return Trial(states, counts)
+        return Trial(len(seen) - before, counts | {"lost": 1}, wrong=what)
+    return Trial(len(seen) - before, counts | {"disks looked at, some alike": states})
 
 
 def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
+    seen: set[bytes] = set()
     while True:
-        yield trial(rng)
+        yield trial(rng, seen)
 
 
 SCENARIO = Scenario(
     name="power",
-    fault="modelled power cuts: what was not synced is dropped, torn or reordered",
+    fault="modelled power cuts: what was not synced is dropped, torn, or reordered between folders and files",
     aim="0 lost",
     wanted=1000,
     trials=trials,

@@ -1,4 +1,4 @@
-"""What a scenario of injected faults yields: one Trial after the other, which `reliability.py` counts, sums up and prints."""
+"""What a scenario of injected faults yields: one Trial after the other, which scripts/reliability counts, sums up and prints."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping

@@ -146,6 +146,10 @@ class Folders:
         injection = f"inject={call}:{FAULTS[fault].format(n=n)}"
         code = traced(self.out, self.log, "-e", f"trace={call}", "-e", injection)
         wrong = self.wrong(code, fault)
+        log = self.log.read_text()
+        if "(INJECTED)" not in log and "killed by SIGKILL" not in log:
+            wrong = wrong or ("" if code == 0 else "not an end that it may have without a fault")
+            return Trial(0, {"not reached": 1}, wrong=f"{fault} at {call} {n}: exit {code}: {wrong}" if wrong else "")
         words = Counter({"killed" if code < 0 else "ended with 74" if code else "went on": 1})
         if wrong:
             return Trial(1, words + Counter(["lost"]), wrong=f"{fault} at {call} {n}: exit {code}: {wrong}")

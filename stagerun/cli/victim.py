@@ -11,9 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagerun.events import Event
+from stagerun.child import program
 from stagerun.launch.local import LAUNCHER_PID
-from stagerun.logged import event_of
 
 MARK = "STAGERUN_LIFE"
 LOOK_S = 0.005  # a look into the log costs some 10 us
@@ -29,7 +28,7 @@ class Found:
     rank: int | None
 
 
-class Life:
+class Victim:
     """`stagerun ARGUMENTS...` from its start on. It dies with this process, which has to start it in its main thread.
 
     `said`: the file that takes what it prints. Use as a context manager: no process of it is left afterwards.
@@ -41,7 +40,7 @@ class Life:
         with open(said, "wb") as file:
             # A session of its own: Ctrl-C is for the process that started it, which then ends it.
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "stagerun", *arguments],
+                [sys.executable, *program("stagerun"), *arguments],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -49,7 +48,7 @@ class Life:
                 start_new_session=True,
             )
 
-    def __enter__(self) -> "Life":
+    def __enter__(self) -> "Victim":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -110,28 +109,3 @@ def send(pid: int, number: signal.Signals) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-class Tail:
-    """The events of a log that a run appends to, each once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._at, self._rest = path, 0, b""
-
-    def __call__(self) -> list[tuple[float, Event]]:
-        """What has come since the last call. A line that a kill cut short is left out."""
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(self._at)
-                new = file.read()
-        except FileNotFoundError:
-            return []
-        self._at += len(new)
-        *lines, self._rest = (self._rest + new).split(b"\n")
-        found = []
-        for line in lines:
-            with suppress(ValueError):
-                event = event_of(line)
-                if event is not None:
-                    found.append(event)
-        return found
