@@ -17,7 +17,8 @@ def program(module: str) -> list[str]:
     for this very process, started by `python -m` (or `-c`) in it: there the package itself may be found in no other place.
     """
     by_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
-    if "" in sys.path or (by_module and not getattr(sys.flags, "safe_path", False)):
+    # A process that _RUN or -P has started is one by module, too, and its path begins elsewhere.
+    if "" in sys.path or (by_module and sys.path[:1] == [os.getcwd()]):
         return ["-m", module]
     if sys.version_info >= (3, 11):
         return ["-P", "-m", module]

@@ -124,7 +124,7 @@ class Pulse:
         self._number = 0
         self._section, self._stage, self._iter = Section.START, b"", 0
         self._waiting = self._printing = self._compiled = False
-        self._moved = self._since = clock()
+        self._moved = self._since = self._printed = clock()
         self._batches = 0
         self._busy = 0.0
         self._waited, self._fresh = 0.0, 0  # seconds and batches of the present iteration
@@ -157,14 +157,19 @@ class Pulse:
 
     @contextmanager
     def section(self, section: Section) -> Iterator[None]:
-        """Within it, and back to the one before, where an iteration goes on."""
-        before, waited, fresh = self._section, self._waited, self._fresh
+        """Within it, and back to the one before, where an iteration goes on. What is told while images are copied, as often as once
+        in some seconds, is no progress of the copy: only the time that it took doesn't count."""
+        before, moved, waited, fresh = self._section, self._moved, self._waited, self._fresh
         self.enter(section)
+        begun = self._moved
         try:
             yield
         finally:
             self.enter(before)
             self._waited, self._fresh = waited, fresh
+            if before is Section.COPY:
+                self._moved += moved - begun
+                self._write()
 
     @contextmanager
     def printing(self) -> Iterator[None]:
@@ -176,7 +181,14 @@ class Pulse:
             self.prints(False)
 
     def prints(self, on: bool) -> None:
-        self._printing, self._moved = on, self._clock()
+        now = self._clock()
+        if self._section is not Section.COPY:
+            self._moved = now
+        elif not on:  # as in `section`
+            self._moved += now - self._printed
+        if on:
+            self._printed = now
+        self._printing = on
         self._write()
 
     def beat(self) -> None:

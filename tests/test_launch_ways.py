@@ -1,6 +1,7 @@
 """How our launcher starts workers, and how long it waits for them."""
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -27,7 +28,8 @@ local.program = lambda module: [{worker!r}]
 print(local.run_workers([{out!r}], 2, 1, grace=60.0))
 """
 
-# Rank 1 fails, or is killed; rank 0 hears of it, and takes longer to save than the agent waits.
+# Rank 1 fails, or is killed; rank 0 hears of it, and takes longer to save than the agent waits; as a
+# worker's monitor it has left its report by then.
 WORKER = """
 import os, signal, sys, time
 from pathlib import Path
@@ -45,6 +47,8 @@ if rank == 1:
 (out / "0").touch()
 while not heard:
     time.sleep(0.01)
+if {first}:
+    report(0, 69, "rank 1 is gone")
 time.sleep(2.5)
 (out / "saved").touch()
 report(0, 69, "rank 1 is gone")
@@ -52,9 +56,10 @@ os._exit(69)
 """
 
 
-def test_rank_0_has_its_grace_to_save_when_another_is_gone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [False, True], ids=["saves_first", "reports_first"])
+def test_rank_0_has_its_grace_to_save_when_another_is_gone(tmp_path: Path, first: bool) -> None:
     worker = tmp_path / "worker.py"
-    worker.write_text(WORKER)
+    worker.write_text(WORKER.format(first=first))
     program = LAUNCHER.format(worker=str(worker), out=str(tmp_path))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert (tmp_path / "saved").exists(), done.stderr
@@ -102,6 +107,15 @@ def lets_through(thread: Path) -> bool:
     return not int(line.split()[1], 16) >> (15 - 1) & 1
 
 
+# What a process started by `words` would itself start one with.
+PROBE = """
+import json, sys
+from stagerun import child
+sys.version_info = tuple(json.loads(sys.argv[1]))
+print(json.dumps(child.program("stagerun")))
+"""
+
+
 @pytest.mark.parametrize("version", [(3, 10), (3, 11)])
 def test_a_module_is_run_without_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int]
@@ -111,9 +125,14 @@ def test_a_module_is_run_without_the_current_folder(
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     monkeypatch.setattr(child.sys, "version_info", version)
-    words = child.program("stagerun")
+    words, probe = child.program("stagerun"), child.program("probe")
     monkeypatch.undo()
     assert words != ["-m", "stagerun"]
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "probe.py").write_text(PROBE)
+    assert next_words(probe, version, tmp_path, there) == words, "as a worker starts its monitor"
+    assert next_words(["-m", "probe"], version, there, there / "none") == ["-m", "stagerun"]
     (tmp_path / "selectors.py").write_text("raise SystemExit('executed')\n")
     (tmp_path / "click.py").write_text("raise SystemExit('executed')\n")
     done = subprocess.run(
@@ -121,6 +140,17 @@ def test_a_module_is_run_without_the_current_folder(
         env={name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"},
     )  # fmt: skip
     assert done.returncode == 0 and "verify-resume" in done.stdout, done.stderr
+
+
+def next_words(words: list[str], version: tuple[int, int], folder: Path, search: Path) -> list[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    done = subprocess.run(
+        [sys.executable, *words, json.dumps(version)], cwd=folder, env=environment | {"PYTHONPATH": str(search)},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: list[str] = json.loads(done.stdout)
+    return found
 
 
 def test_a_worker_reads_the_grace_that_was_given() -> None:

@@ -15,6 +15,7 @@ from engine_help import CPU, KNOBS, SOLVER, ConvNet, Threads, arithmetic, assert
 
 from stagerun import __main__ as entry
 from stagerun import signals
+from stagerun.cli.workers import join
 from stagerun.comm import Comm, SoloComm, make_reducer, runs_of
 from stagerun.engine.leaving import Pace, hopeless
 from stagerun.engine.loop import StageLoop, train
@@ -25,6 +26,7 @@ from stagerun.events import Event, Iterated, RunFinished, Stopped
 from stagerun.launch import StopRequest, folder
 from stagerun.launch.local import Report, verdict
 from stagerun.launch.relay import Relay, least_before
+from stagerun.pulse import Section
 from stagerun.recipe import Determinism
 from stagerun.runner.keeper import Keeper
 from stagerun.runner.stopping import Grace, Stopping
@@ -336,7 +338,7 @@ def test_at_the_end_only_a_second_interrupt_counts() -> None:
         stop = StopRequest()
         stop.install()
         signal.raise_signal(signal.SIGINT)
-        stop.settle()
+        stop.settle(ExitCode.PEER)
         signal.raise_signal(signal.SIGTERM)
         if len(sent) > 0:
             signal.raise_signal(signal.SIGINT)
@@ -346,6 +348,32 @@ def test_at_the_end_only_a_second_interrupt_counts() -> None:
     assert child(work) == 75
     sent.append(True)
     assert child(work) == 130
+
+
+@pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.SAVED])
+def test_an_interrupt_after_all_is_done_or_saved_does_not_deny_it(
+    code: ExitCode, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def work() -> None:
+        stop = StopRequest()
+        stop.install()
+        stop.settle(code)
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+        os._exit(1)
+
+    assert child(work) == code
+    assert capfd.readouterr().err == ""
+
+
+def test_a_signal_while_something_is_written_says_so(handlers: None, capfd: pytest.CaptureFixture[str]) -> None:
+    """A snapshot, or the log."""
+    stop = StopRequest()
+    stop.install()
+    comm = join(World(), torch.get_num_threads(), stop)[1]
+    with comm.pulse.section(Section.SAVE):
+        signal.raise_signal(signal.SIGTERM)
+    assert "SIGTERM: stopping after what is being written, to save" in capfd.readouterr().err
 
 
 # -- launcher and workers

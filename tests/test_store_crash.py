@@ -170,6 +170,17 @@ def test_a_rename_that_was_done_but_reports_an_error_counts(operate: Operation, 
     goes_on(disk, OUT)
 
 
+def test_a_single_fault_of_reading_gives_up_no_snapshot() -> None:
+    for look in (store.inventory, all_read, lambda disk, out: store.verify(disk, out, "cyc1-00000200-a0001")):
+        for at in count(1):
+            hooked = HookedDisk(fresh_model(), failing(at, errno.EIO))
+            with contextlib.suppress(StorageError):  # of the folder's own names
+                found = look(hooked, OUT)
+                assert found is None or (iters(found), found.damaged) == ([100, 200], ())
+            if len(hooked.calls) < at:
+                break
+
+
 def power_cuts(disk: ModelDisk) -> Iterator[ModelDisk]:
     """States after a power cut now: how many changes of OUT/snapshots, of every other folder, and what of the files."""
     root = disk.folder(ROOT)

@@ -222,6 +222,47 @@ def test_a_taker_that_was_stopped_itself_looks_once_more(out: Path) -> None:
         taken(out, clock=clock)
 
 
+@pytest.mark.parametrize("took", [[6.0], [6.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 6.0]])
+def test_a_taker_whose_looks_are_slow_does_not_look_for_ever(out: Path, took: list[float]) -> None:
+    taken(out, NODE7)
+    clock, looks = Clock(), 0
+
+    def before(call: int, name: str) -> None:
+        nonlocal looks
+        if name == "names":  # the first of the calls of a look
+            clock.now += took[looks % len(took)]
+            looks += 1
+            assert looks < 100
+
+    lease(out, clock=clock, disk=HookedDisk(LocalDisk(), before)).wait(True, lambda text: None)
+    assert clock.now >= 1000 + WAIT
+
+
+def test_a_look_that_hung_is_not_the_last(out: Path) -> None:
+    """The server was away for the holder's beats, too; and it counts as one beat, wherever in the wait that is."""
+    first, hung = taken(out, NODE7), 0
+    for at in count(1):
+        clock, looks = Clock(), 0
+        first.beat()
+
+        def before(call: int, name: str, at: int = at, clock: Clock = clock) -> None:
+            nonlocal looks
+            looks += name == "names"
+            if name == "names" and looks == at:
+                clock.now += 1000
+                # Its beat comes after what that look has found.
+                clock.then[clock.now - 1000 + 0.5] = first.beat
+
+        second = lease(out, clock=clock, disk=HookedDisk(LocalDisk(), before))
+        try:
+            second.wait(True, lambda text: None)
+        except FolderInUseError:
+            hung += 1
+        else:
+            assert looks < at and hung > 10, "there was a last look, and none of those before it hung"
+            return
+
+
 def test_a_stop_is_answered_while_it_waits(out: Path) -> None:
     taken(out, NODE7)
     clock = Clock()

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagerun import store
+from stagerun.errors import StorageError
 from stagerun.snapshots import Inventory, SnapshotRef
 from stagerun.store import LocalDisk, Place
 from stagerun.store.layout import attempt_of, bad_name, is_leftover, temp_name, trash_name
@@ -161,14 +162,28 @@ def test_sweep_deletes_leftovers_and_nothing_else(tmp_path: Path) -> None:
     (root / ".tmp-link-00ff00ff").symlink_to(elsewhere)
     results = tmp_path / "results" / "ensembles"
     results.mkdir(parents=True)
-    for folder in (results, results.parent):
+    for folder in (results, results.parent, tmp_path):
         for name in (".tmp-r.json-00ff00ff", "r.json"):
             (folder / name).write_bytes(b"{}")
     assert store.attempts_seen(DISK, tmp_path) == (1,)
     assert store.sweep(DISK, tmp_path) == ()
     assert sorted(os.listdir(root)) == [".bad-a-00000004-a0001", kept.name, "mine"]
     assert os.listdir(results) == ["r.json"] and sorted(os.listdir(results.parent)) == ["ensembles", "r.json"]
+    assert sorted(os.listdir(tmp_path)) == ["elsewhere", "r.json", "results", "snapshots"]
     assert (elsewhere / "precious").exists()
+
+
+def test_sweep_names_the_results_that_are_held_and_the_folder_that_is_none(tmp_path: Path) -> None:
+    store.prepare(DISK, tmp_path)
+    held = tmp_path / "results" / ".trash-r-00ff00ff"
+    (held / "inside").mkdir(parents=True)
+    assert store.sweep(DISK, tmp_path) == (held.name,)
+    (held / "inside").rmdir()
+    held.rmdir()
+    held.parent.rmdir()
+    held.parent.touch()
+    with pytest.raises(StorageError, match=f"in {held.parent}: "):
+        store.sweep(DISK, tmp_path)
 
 
 def test_a_folder_that_somebody_put_inside_is_not_deleted(tmp_path: Path) -> None:

@@ -373,6 +373,25 @@ def test_who_waited_for_a_lock_that_was_deleted_holds_nothing(tmp_path: Path, mo
     assert not folder.exists()
 
 
+def test_a_folder_that_is_left_before_its_lock_is_opened_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, first = tmp_path / "x", ExitStack()
+    claim(folder, "work", first)
+    honest = lock.Lock.acquire
+
+    def late(self: lock.Lock) -> None:
+        monkeypatch.setattr(lock.Lock, "acquire", honest)
+        first.close()
+        assert not folder.exists()
+        honest(self)
+
+    monkeypatch.setattr(lock.Lock, "acquire", late)
+    with ExitStack() as mine:
+        assert claim(folder, "work", mine).is_dir()
+    assert not folder.exists()
+
+
 def test_what_a_life_promised_is_read_from_its_log() -> None:
     notes = log(
         Note(text="resume is BIT-EXACT: same"),

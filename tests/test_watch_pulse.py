@@ -88,6 +88,22 @@ def test_meeting_while_images_are_copied_is_no_progress() -> None:
         assert kept.read().moved == 119.0
 
 
+def test_what_is_told_while_images_are_copied_is_no_progress_of_the_copy() -> None:
+    kept = Kept()
+    with kept.pulse.section(Section.COPY):
+        for _ in range(3):
+            kept.after(50).wait()
+            kept.pulse.go_on()
+            with kept.pulse.printing():
+                kept.clock.now += 1000
+            with kept.after(50).section(Section.SAVE):
+                assert kept.read().moved == kept.clock.now
+                kept.clock.now += 10
+        assert kept.read().section is Section.COPY
+        assert kept.clock.now - kept.read().moved == 300.0, "all but what it took to tell"
+    assert kept.read().moved == kept.clock.now
+
+
 def train(kept: Kept, iterations: int, batches: int, step: float, wait: float) -> None:
     for _ in range(iterations):
         begun = kept.clock.now

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from stagerun import store
 from stagerun.errors import FolderInUseError, StorageError
+from stagerun.store.faults import reporting
 from stagerun.store.layout import lock_file, snapshots_folder
 
 _TRIES = 3
@@ -20,10 +21,8 @@ def claim(folder: Path, name: str, stack: ExitStack) -> Path:
     made = folder / name
     stack.callback(_clear, made, lock)
     shutil.rmtree(made, ignore_errors=True)  # what a killed command left
-    try:
+    with reporting(f"make {name}", folder):
         made.mkdir()
-    except OSError as error:
-        raise StorageError(f"{made}: can't be made: {error.strerror}", "check the disk") from error
     return made
 
 
@@ -33,7 +32,12 @@ def _held(folder: Path) -> store.Lock:
     for _ in range(_TRIES):
         store.prepare(store.LocalDisk(), folder)
         lock = store.Lock(folder)
-        lock.acquire()
+        try:
+            lock.acquire()
+        except StorageError:
+            if folder.exists():
+                raise
+            continue  # who held it has just left, and taken the folder along
         if lock.named():
             return lock
         lock.release()

@@ -34,7 +34,7 @@ _STOPS = {
     Section.FIRST_ITERATION: _ITERATION,
     Section.ITERATION: _ITERATION,
     Section.EVALUATION: "after this batch of the evaluation",
-    Section.SAVE: "after this snapshot",
+    Section.SAVE: "after what is being written",  # a snapshot, the log
 }
 
 # What a worker does: its exit code.
@@ -66,7 +66,8 @@ def start(
     if nproc == 1:
         os.environ["OMP_NUM_THREADS"] = str(threads)
         return work(job, stopping, grace, stopped)
-    code, text = run_workers(arguments, nproc, threads, GRACE_S if grace is None else grace, stopped)
+    # What nobody waits for has nothing to save.
+    code, text = run_workers(arguments, nproc, threads, GRACE_S if grace is None else grace, stopped, grace is not None)
     tell(text)
     return code
 
@@ -137,7 +138,7 @@ def work(job: Job, stopping: str = "to save", grace: float | None = GRACE_S, sto
         code, text = int(error.exit_code), error.render()
     except Exception as error:
         code, text = int(ExitCode.BUG), bug_report(error)
-    stop.settle()  # what comes now is too late to change how this ended
+    stop.settle(code)  # what comes now is too late to change how this ended
     if not report(world.rank, code, text) and text:
         tell(f"rank {world.rank}: {text}" if world.rank else text)  # rank 0 speaks for all
     if world.size > 1:

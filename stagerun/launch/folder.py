@@ -90,9 +90,10 @@ def enter(rank: int) -> None:
 
 
 def lives(shared: Path, rank: int) -> bool:
-    """Whether a child of this process that has entered as this rank has still to leave its report. The launcher's side."""
-    if (shared / f"{rank}.json").exists():
-        return False
+    """Whether a child of this process that has entered as this rank has still to end. The launcher's side.
+
+    Its report says nothing of that: who has left it may go on with a snapshot that is under way.
+    """
     try:
         state, parent = _stat(int((shared / f"{rank}.pid").read_text()))
     except (OSError, ValueError):

@@ -15,7 +15,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,19 @@ _LOOK_S = 0.05
 
 
 def run_workers(
-    command: Sequence[str], nproc: int, threads: int, grace: float = GRACE_S, stopped: int = ExitCode.SAVED
+    command: Sequence[str],
+    nproc: int,
+    threads: int,
+    grace: float = GRACE_S,
+    stopped: int = ExitCode.SAVED,
+    saves: bool = True,
 ) -> tuple[int, str]:
     """Runs `stagerun COMMAND...` in `nproc` workers and waits. Main thread only: the workers die with the
     thread that started them (PR_SET_PDEATHSIG).
 
     The exit code for the user, and what to say on stderr. The signals of `stop_signals` are passed on; the workers then have
-    `grace` seconds. `stopped`: the code of a stop before any worker has begun.
+    `grace` seconds. `stopped`: the code of a stop before any worker has begun. `saves`: rank 0 may have something to save
+    when another fails, and is waited for as long.
     """
     _sweep()
     folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
@@ -50,7 +56,7 @@ def run_workers(
     relay = Relay(folder, grace)
     relay.start()
     try:
-        deaths = _elastic(command, nproc, folder, relay)
+        deaths = _elastic(command, nproc, folder, relay, saves)
         relay.end()
         code, text = verdict(reports(folder, nproc), deaths, relay.asked is not None, stopped)
     finally:
@@ -63,7 +69,7 @@ def run_workers(
     return code, text
 
 
-def _elastic(command: Sequence[str], nproc: int, folder: Path, relay: Relay) -> dict[int, int]:
+def _elastic(command: Sequence[str], nproc: int, folder: Path, relay: Relay, saves: bool) -> dict[int, int]:
     """Runs the workers through torchrun's agent. Exit codes of those that it saw fail, by rank."""
     # Before the import, which sets up torch's loggers: the agent reports every worker's end in its own words.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -91,7 +97,7 @@ def _elastic(command: Sequence[str], nproc: int, folder: Path, relay: Relay) -> 
         **{name: value for name, value in options.items() if name in known},
     )
     try:
-        with _rank0_saves(folder, least_before(relay.grace)):
+        with _rank0_saves(folder, least_before(relay.grace)) if saves else nullcontext():
             elastic_launch(config, sys.executable)("-u", *program("stagerun"), *command)
     except ChildFailedError as error:
         return {rank: failure.exitcode for rank, failure in error.failures.items()}
@@ -103,8 +109,8 @@ def _rank0_saves(folder: Path, patience: float) -> Iterator[None]:
     """Has the agent wait for rank 0, `patience` seconds at most, before it ends those that are left when a worker has failed.
 
     It gives them 30 s, with nothing to set that by (`shutdown_timeout` is for signals), and rank 0 may be writing what is trained to a
-    slow disk: it learns that a worker is gone from that one's sockets, so it begins when the agent does. Not where rank 0 is gone, has
-    left its report, or has not even entered: then there is nothing to wait for.
+    slow disk: it learns that a worker is gone from that one's sockets, so it begins when the agent does. It may have left its report
+    before it is done with that. Not where rank 0 is gone, or has not even entered: then there is nothing to wait for.
     """
     from torch.distributed.elastic.multiprocessing.api import PContext
 

@@ -52,6 +52,7 @@ class StopRequest:
         self._at = 0.0
         self._interrupts = 0  # SIGINTs that came to this very process
         self._nothing_begun: int | None = None  # the exit code, until something is begun
+        self._settled: int | None = None  # the exit code, once all is done
 
     def __call__(self) -> bool:
         return self.signal is not None
@@ -79,9 +80,10 @@ class StopRequest:
         self._when = when or self._when
         self._nothing_begun = None
 
-    def settle(self) -> None:
-        """What comes now is too late to change how this process ends. But somebody at the keyboard may still mean it (a second SIGINT),
-        where a disk hangs that is waited for."""
+    def settle(self, code: int) -> None:
+        """What comes now is too late to change how this process ends: with `code`. But somebody at the keyboard may still mean it (a
+        second SIGINT), where a disk hangs that is waited for."""
+        self._settled = code
         interruptible = signal.SIGINT in signals.stop_signals()
         signals.settle()
         if interruptible:
@@ -129,6 +131,8 @@ class StopRequest:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._interrupts += 1
         if self._interrupts > 1:
+            if self._settled in (ExitCode.DONE, ExitCode.SAVED):
+                signals.end_at_once(self._settled, "")
             signals.end_at_once(ExitCode.INTERRUPTED, "ended without saving" if _speaks() else "")
 
     def _stop(self, number: signal.Signals) -> None:

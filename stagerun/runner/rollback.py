@@ -102,8 +102,8 @@ def _choose(
     branches, parent = run.schedule.branch_points(stage.name), parent_id(planned)
     like = planned.start if planned.kept and planned.state is State.RESUME else None
     for name in keeper.inventory().damaged:
-        place = store.parse_name(name)
-        if place is not None and place.stage == stage.name:  # training may come by there once more, and need the name
+        parsed = store.parse_name(name)
+        if parsed is not None and parsed.stage == stage.name:  # training may come by there once more, and need the name
             keeper.require_held()
             notes.append(_aside(name, store.set_aside(keeper.disk, keeper.out, name)))
     while True:

@@ -24,8 +24,8 @@ What can happen, and why nothing is lost:
   changed the folder, and its client forgets the list.
 - A file has no name for an instant, on a file system that renames in two steps: absence is silence to who watches, and the
   holder, which asks under the same `_writing` as it beats, looks twice.
-- The server is away, for the taker too: the holder's beats hang as its looks do. So a look that took longer than a beat tells
-  nothing of the time before it.
+- The server is away, for the taker too: the holder's beats hang as its looks do. So a look counts as a beat at most,
+  however long it took, and one that took longer is followed by another, which ends it even where every look is slow.
 - A life is killed while it makes its file: that gets its name when it is whole, so that what it leaves says whose it was.
 """
 
@@ -188,28 +188,29 @@ class Lease:
 
     def _watch(self, first: Seen, locked: bool, stop: Callable[[], bool]) -> None:
         """Returns when the life has ended, or nothing was heard of it for SILENT_BEATS. FolderInUseError when it moves."""
-        begun = self._clock()
+        silent_for, slow = 0.0, False
         while True:
             before = self._clock()
             self._pause(self.beat_s / LOOKS_PER_BEAT)
             if stop():
                 raise StoppedWaiting(f"stopped while it was looked whether {first} still lives; nothing was begun")
             # Before the look, which so comes after that time.
-            silent = self._clock() - begun >= SILENT_BEATS * self.beat_s
+            silent = silent_for + min(self._clock() - before, self.beat_s) >= SILENT_BEATS * self.beat_s
             seen = newest_life(self.disk, self.out)
             if seen is not None and seen.attempt >= first.attempt:  # else its file is gone, which is no sign of life
                 if seen.attempt == first.attempt and self.is_over(seen, locked):
                     return
                 if seen.attempt == first.attempt and first.life is None and seen.life is not None:
                     # It was just being written, or the disk has thought better of it.
-                    first, begun = seen, self._clock()
+                    first, silent_for, slow = seen, 0.0, False
                     continue
                 if seen != first:
                     raise FolderInUseError(f"another run holds {self.out}: {seen}", _WAIT)
-            if self._clock() - before > self.beat_s:
-                begun = self._clock()
-            elif silent:
+            took, was_slow = self._clock() - before, slow
+            slow = took > self.beat_s
+            if silent and (was_slow or not slow):
                 return
+            silent_for += min(took, self.beat_s)
 
     def _ask(self, disk: Disk) -> None:
         """Sets `lost` if it is."""

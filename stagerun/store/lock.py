@@ -106,7 +106,7 @@ class Lock:
                 self.release()
                 return
             with reporting("write", path):
-                # The file is never deleted: whoever opened it before would hold a lock on a file without a name.
+                # The file of an output folder is never deleted: whoever opened it before would hold a lock on a file without a name.
                 os.ftruncate(self._fd, 0)
                 os.pwrite(self._fd, _myself().encode(), 0)
         except BaseException:

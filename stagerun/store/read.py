@@ -5,9 +5,12 @@ sizes it states: that is cheap, and enough to plan with. The bytes are verified 
 are handed out, so that nothing can change in between.
 """
 
+import errno
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from stagerun.errors import ResumeRefused
 from stagerun.snapshots import Inventory, SnapshotRef
@@ -24,6 +27,8 @@ from stagerun.store.layout import (
     snapshots_folder,
 )
 from stagerun.store.manifest import MAX_BYTES, FileEntry, Manifest, parse
+
+_T = TypeVar("_T")
 
 OTHER = 16_000_000  # bytes of a file that the caller says nothing about
 
@@ -66,11 +71,11 @@ def _inspect(disk: Disk, folder: Path) -> Manifest:
 def _inspect_as(disk: Disk, folder: Path, name: str) -> Manifest:
     """The manifest of the snapshot of that name, which is in `folder`."""
     with reading(name, MANIFEST, folder):
-        data = disk.read(folder / MANIFEST, MAX_BYTES)
+        data = _twice(partial(disk.read, folder / MANIFEST, MAX_BYTES))
     manifest = parse(data, name)
     for file, entry in manifest.files.items():
         with reading(name, file, folder):
-            size = disk.size(folder / file)
+            size = _twice(partial(disk.size, folder / file))
         if size != entry.size:
             raise Damaged(name, f"{file} has {size} bytes, not {entry.size}")
     return manifest
@@ -107,7 +112,7 @@ def verify(disk: Disk, out: Path, name: str) -> None:
     folder = snapshots_folder(out) / name
     for file, entry in manifest.files.items():
         with reading(name, file, folder):
-            found = disk.digest(folder / file, entry.size)
+            found = _twice(partial(disk.digest, folder / file, entry.size))
         if found != (entry.size, entry.sha256):
             raise Damaged(name, f"{file} is not as it was written")
 
@@ -137,9 +142,20 @@ def read_folder(
     return manifest.ref(), {file: _verified(disk, folder, file, entry) for file, entry in manifest.files.items()}
 
 
+def _twice(look: Callable[[], _T]) -> _T:
+    """What a call of the disk gives, the second time if the first gave EIO: a bad sector gives it again, a server or a cable that
+    failed once does not, and a good snapshot would be given up."""
+    try:
+        return look()
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return look()
+
+
 def _verified(disk: Disk, folder: Path, file: str, entry: FileEntry) -> bytes:
     with reading(folder.name, file, folder):
-        data = disk.read(folder / file, entry.size)
+        data = _twice(partial(disk.read, folder / file, entry.size))
     if len(data) != entry.size or hashlib.sha256(data).hexdigest() != entry.sha256:
         raise Damaged(folder.name, f"{file} is not as it was written")
     return data

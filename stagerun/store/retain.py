@@ -83,8 +83,8 @@ def sweep(disk: Disk, out: Path) -> tuple[str, ...]:
                 disk.sync_folder(root)
             elif not delete(disk, root / name):
                 held.append(name)
-        for folder in (results_folder(out), results_folder(out) / "ensembles"):
-            with suppress(FileNotFoundError):
-                for name in filter(is_leftover, disk.names(folder)):
-                    delete(disk, folder / name)
+    # Of whole files: rehearsal.json and logs are in `out` itself.
+    for folder in (out, results_folder(out), results_folder(out) / "ensembles"):
+        with reporting("clear away what a killed run left", folder), suppress(FileNotFoundError):
+            held += [name for name in filter(is_leftover, disk.names(folder)) if not delete(disk, folder / name)]
     return tuple(held)
