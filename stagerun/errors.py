@@ -8,7 +8,7 @@
      ├─ FolderInUseError       another run holds the output folder                                                   73
      ├─ StorageError           the disk is full, read-only or gone                                                   74
      ├─ PermissionDenied       a folder or file may not be read or written                                           77
-     ├─ ResumeRefused          what is on disk was made from something else                                          78
+     ├─ ResumeRefused          what is on disk was made from something else, is damaged, or shows no progress        78
      └─ Diverged               the loss is not finite                                                                79
 
 Library code raises these; only the command line turns them into text and an exit code. An exception of another kind
@@ -48,7 +48,7 @@ EXIT_MEANINGS = {
     ExitCode.STORAGE: "disk full, read-only or gone",
     ExitCode.SAVED: "stopped and saved; the same command goes on",
     ExitCode.PERMISSION: "no permission for a file or folder",
-    ExitCode.RESUME_REFUSED: "what is on disk was made from something else",
+    ExitCode.RESUME_REFUSED: "refused, for what is on disk: made from something else, damaged, pinned, or no progress in three lives",
     ExitCode.DIVERGED: "the loss is not finite",
     ExitCode.INTERRUPTED: "interrupted; nothing saved since the last snapshot",
 }
