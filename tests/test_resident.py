@@ -16,6 +16,7 @@ import torch
 from engine_help import CPU, SOLVER
 
 from stagerun import order
+from stagerun.comm import SoloComm
 from stagerun.data import transform
 from stagerun.data.loader import Batch, Loader
 from stagerun.data.places import draw_places, only_places
@@ -220,6 +221,7 @@ def a_run(device: str, cache: Cache, param: Transform, values: list[bytes] | Non
         images=images,
         device=SimpleNamespace(type=device),
         stop=lambda: False,
+        comm=SoloComm(),
     )
 
 
@@ -282,7 +284,9 @@ keep, read_all, cpu = resident.keep, resident.read_all, torch.device("cpu")
 torch.cuda.mem_get_info = lambda device: (10**9, 10**9)
 resident.read_all = lambda batches, n, device, *rest: read_all(batches, n, cpu, *rest)
 def pretend(run):
-    seen = SimpleNamespace(schedule=run.schedule, stage=run.stage, images=run.images, stop=run.stop)
+    seen = SimpleNamespace(
+        schedule=run.schedule, stage=run.stage, images=run.images, stop=run.stop, comm=run.comm
+    )
     seen.device = SimpleNamespace(type="cuda")
     return keep(seen)
 stage.keep = pretend
@@ -331,7 +335,7 @@ def test_leaving_early_ends_the_thread_that_draws() -> None:
     run = SimpleNamespace(
         stage=SimpleNamespace(solver=SOLVER),
         schedule=SimpleNamespace(data=SimpleNamespace(shuffle=True)),
-        planned=SimpleNamespace(position=0),
+        planned=SimpleNamespace(position=0, skipped=0),
     )
     with runner.training_batches(run, resident, asked) as batches:  # type: ignore[arg-type]
         assert len(next(batches).labels) == 8
