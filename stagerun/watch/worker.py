@@ -56,7 +56,7 @@ class Monitored:
     def _start(self, world: World, limits: Limits) -> None:
         record, stack = _memory(SIZE), _memory(0)
         self.pulse = Pulse(memoryview(mmap.mmap(record, SIZE)), limits=limits)
-        self._stack = open(stack, "wb", buffering=0)  # noqa: SIM115 - as long as the process
+        self._stack = open(stack, "wb", buffering=0)  # noqa: SIM115 - until `over`
         faulthandler.register(STACK_SIGNAL, self._stack, all_threads=True)
         self._link, theirs = socket.socketpair()
         setup = Setup(
@@ -113,6 +113,14 @@ class Monitored:
             self._process.wait(1.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+        faulthandler.unregister(STACK_SIGNAL)  # the monitor alone sends it, and has ended
+        self._stack.close()
+        with suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+        self._thread.join(1.0)
+        self._link.close()
 
     def _send(self, message: dict[str, Any]) -> None:
         with suppress(OSError):  # the monitor is gone; that was told
