@@ -334,7 +334,7 @@ def test_a_torn_result_is_made_again(base: Path, out: Path) -> None:
     path = out / "results" / "ensembles" / "both.json"
     expected = digits(out, "both")
     path.write_bytes(path.read_bytes()[:40])
-    path.with_name(".tmp-both.json").write_bytes(b"{")
+    path.with_name(".tmp-both.json-00ff00ff").write_bytes(b"{")
     assert [event.name for event in of(again(base / "schedule", out), EnsembleTested)] == ["both"]
     assert digits(out, "both") == expected
 

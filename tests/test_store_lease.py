@@ -121,7 +121,7 @@ def test_it_beats_in_a_thread_until_it_is_released(out: Path) -> None:
 def test_the_files_of_old_lives_go_and_what_killed_ones_left(out: Path) -> None:
     for _ in range(KEPT + 4):
         taken(out).release(0)
-        (out / "lives" / ".tmp-a0001.json-00ff").write_bytes(b"half")
+        (out / "lives" / ".tmp-a0001.json-00ff00ff").write_bytes(b"half")
     taken(out)
     last = KEPT + 5
     assert sorted(os.listdir(out / "lives")) == [f"a{n:04d}.json" for n in range(last - KEPT + 1, last + 1)]

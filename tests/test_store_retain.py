@@ -155,7 +155,13 @@ def test_sweep_deletes_leftovers_and_nothing_else(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "precious").write_bytes(b"x")
-    for name in (".tmp-a-00000002-a0001-00ff00ff", ".trash-a-00000003-a0001-00ff00ff", ".bad-a-00000004-a0001", "mine"):
+    for name in (
+        ".tmp-a-00000002-a0001-00ff00ff",
+        ".trash-a-00000003-a0001-00ff00ff",
+        ".bad-a-00000004-a0001",
+        "mine",
+        ".tmp-mine",
+    ):
         (root / name).mkdir()
         (root / name / "f").write_bytes(b"x")
     (root / ".tmp-probe-00ff00ff").write_bytes(b"x")
@@ -167,7 +173,7 @@ def test_sweep_deletes_leftovers_and_nothing_else(tmp_path: Path) -> None:
             (folder / name).write_bytes(b"{}")
     assert store.attempts_seen(DISK, tmp_path) == (1,)
     assert store.sweep(DISK, tmp_path) == ()
-    assert sorted(os.listdir(root)) == [".bad-a-00000004-a0001", kept.name, "mine"]
+    assert sorted(os.listdir(root)) == [".bad-a-00000004-a0001", ".tmp-mine", kept.name, "mine"]
     assert os.listdir(results) == ["r.json"] and sorted(os.listdir(results.parent)) == ["ensembles", "r.json"]
     assert sorted(os.listdir(tmp_path)) == ["elsewhere", "r.json", "results", "snapshots"]
     assert (elsewhere / "precious").exists()

@@ -18,6 +18,7 @@ _ASIDE = re.compile(rf"\.bad-{_SNAPSHOT}(?:-[0-9]+)?")
 _ANY = re.compile(rf"(?:\.(?:tmp|bad|trash)-)?{_SNAPSHOT}(?:-[0-9a-f]+)?")
 _DELETED = re.compile(rf"\.trash-(?P<name>{_SNAPSHOT})-[0-9a-f]+")
 _TEMP, _BAD, _TRASH = ".tmp-", ".bad-", ".trash-"
+_LEFTOVER = re.compile(r"\.(?:tmp|trash)-.*-[0-9a-f]{8}", re.DOTALL)
 
 
 class Place(NamedTuple):
@@ -114,5 +115,6 @@ def in_trash(name: str) -> str | None:
 
 
 def is_leftover(name: str) -> bool:
-    """Whether it was being written or deleted: nobody's, once the lock is held."""
-    return name.startswith((_TEMP, _TRASH))
+    """Whether it was being written or deleted under a name of `temp_name` or `trash_name`: nobody's, once the lock is held.
+    What a person has called so by hand is theirs."""
+    return _LEFTOVER.fullmatch(name) is not None
