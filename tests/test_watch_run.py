@@ -17,6 +17,7 @@ import small
 import tiny
 from reliability import hangs
 
+from stagerun import store
 from stagerun.watch.process import Worker
 
 HOST = socket.gethostname()
@@ -88,6 +89,10 @@ def test_a_stopped_rank_is_named_and_nothing_is_left(base: Path, tmp_path: Path)
     (failed,) = events(out, "Failed")
     assert failed["code"] == 69 and failed["text"] == told.strip()
     assert json.loads((out / "log.jsonl").read_text().splitlines()[-1]) == failed
+    # Rank 1 was sent on for its stack, and perhaps trained on: what is saved is in the log.
+    logged = {(e["stage"], e["iter"]) for e in events(out, "Iterated")}
+    saved = {(ref.stage, ref.iter) for ref in store.inventory(store.LocalDisk(), out).snapshots}
+    assert saved and saved <= logged, saved - logged
     assert run.gone(), run.pids()
 
 

@@ -206,8 +206,8 @@ def _train_monitored(
         grace = Grace(options.grace_s, stop.left)
         events = run(schedule, str(out), comm, world, device, keeper, stop, final_test_iter, grace, options.exact)
         for event in told(events, watch) if sinks else events:
-            # What comes after a monitor's word is no part of the run any more.
-            for sink in sinks if watch is None or not watch.verdict else ():
+            # A monitor's word is the last that the user sees. What is still trained after it may be saved, so it is logged.
+            for sink in sinks if watch is None or not watch.verdict else sinks[1:]:
                 with comm.pulse.printing() if sink is sinks[0] else comm.pulse.section(Section.SAVE):
                     sink(event)
             last = event

@@ -34,8 +34,8 @@ _ASLEEP_S = 2.0
 _ANSWER_S = 0.4
 # Then it may write a snapshot for so long, where it is to blame itself or isn't the one that writes them; and has a little to end.
 _SNAPSHOT_S, _END_S = 10.0, 5.0
-# How long its line for the log may take it then, and how long the monitor's own.
-_LINE_S, _LOG_S = 0.1, 1.0
+# How long the line for the log may take.
+_LOG_S = 1.0
 
 
 class Monitor:
@@ -107,7 +107,7 @@ class Monitor:
         """The worker has ended, one way or another: perhaps as it was told to, perhaps without a word, which the others then hear
         from here. Their collectives may never tell them."""
         if self.text:
-            self._log()
+            self._log()  # not before: what it has still trained and saved comes first
         else:
             self._farewell()
         self.done = True
@@ -192,9 +192,6 @@ class Monitor:
         if not self.answered and now > self.ending_since + _ANSWER_S:
             self.answered = now
             self.threads += self.worker.speak_for(self.text)
-        # A worker that has answered adds nothing more to the log, once it has ended the line that it is at.
-        if self.answered and now > self.answered + _LINE_S:
-            self._log()
         if now > self.ending_since + self.patience + _END_S:
             self.worker.kill()
             self._log()

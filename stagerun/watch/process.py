@@ -50,8 +50,8 @@ class Worker:
         """Its Python stack, shortened; '' if it doesn't answer. Waits some tenths of a second.
 
         A worker that is stopped is sent on for this, and comes to its end a moment later. What it may still do in that moment
-        is what it would have done had nobody stopped it, and others take no part any more: the worst is an update that
-        nobody keeps. Only rank 0 writes to the output folder, and it might have been stopped just after it had made sure that the
+        is what it would have done had nobody stopped it, and the others with it: a few updates, logged and saved as ever. Only
+        rank 0 writes to the output folder, and it might have been stopped just after it had made sure that the
         folder is its own, long enough for another run to take it over. So rank 0 is never sent on.
         """
         stopped = self.state() == "T"
