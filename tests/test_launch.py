@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from stagerun.launch import StopRequest
-from stagerun.launch.local import Report, report, verdict
+from stagerun.launch.folder import ask
+from stagerun.launch.local import Report, verdict
 
 KILLED = (
     "worker 1 was killed by SIGKILL\n  hint: run the same command again: it goes on from the newest snapshot"
@@ -68,19 +69,22 @@ def test_a_stop_request_waits_to_be_asked() -> None:
             signal.signal(name, handler)
 
 
-def test_the_agents_sigterm_after_a_peers_error_is_not_announced(
+def test_the_agents_sigterm_is_not_announced_and_the_launchers_is_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """The agent ends workers by SIGTERM when another is gone. A scheduler sends signals to all processes alike, and that of the
+    launcher comes a little later."""
     monkeypatch.setenv("STAGERUN_REPORT_DIR", str(tmp_path))
     before = signal.getsignal(signal.SIGTERM)
     try:
-        StopRequest().install()
-        signal.raise_signal(signal.SIGTERM)
-        assert "SIGTERM: stopping after this iteration, to save" in capfd.readouterr().err
-        assert report(1, 65, "record 8: bad label")
         stop = StopRequest()
         stop.install()
         signal.raise_signal(signal.SIGTERM)
         assert stop() and capfd.readouterr().err == ""
+        ask(tmp_path, signal.SIGUSR1)
+        for _ in range(2):
+            signal.raise_signal(signal.SIGTERM)
+        told = "SIGTERM: stopping after this iteration, to save"
+        assert capfd.readouterr().err.strip() == told and stop.signal is signal.SIGTERM
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -71,12 +71,6 @@ def reports(shared: Path, nproc: int) -> list[Report]:
     return found
 
 
-def anybody_ended() -> bool:
-    """Whether a worker of this launch has left its report already."""
-    shared = folder()
-    return shared is not None and any(shared.glob("*.json"))
-
-
 def enter(rank: int) -> None:
     """Has the launcher's signals passed on to this process from now on; whoever enters looks at `asked` next.
 

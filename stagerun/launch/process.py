@@ -12,7 +12,7 @@ from typing import NoReturn
 from stagerun import signals
 from stagerun.child import die_with_parent
 from stagerun.errors import ExitCode, PeerError
-from stagerun.launch.folder import LAUNCHER_PID, anybody_ended, asked, enter, nothing_begun, report
+from stagerun.launch.folder import LAUNCHER_PID, asked, enter, folder, nothing_begun, report
 from stagerun.launch.relay import least_before
 
 _LOOK_EVERY_S = 0.05
@@ -50,6 +50,7 @@ class StopRequest:
         self.grace = grace
         self._doing, self._when = doing, lambda: f"after {after}"
         self._at = 0.0
+        self._spoken = False
         self._interrupts = 0  # SIGINTs that came to this very process
         self._nothing_begun: int | None = None  # the exit code, until something is begun
         self._settled: int | None = None  # the exit code, once all is done
@@ -138,14 +139,18 @@ class StopRequest:
     def _stop(self, number: signal.Signals) -> None:
         if self._nothing_begun is not None:
             self._leave(number, self._nothing_begun)
-        if self.signal is not None:
-            return
-        # The launcher passes every signal on as SIGTERM, and knows since when.
+        # The launcher passes every signal on as SIGTERM, and knows since when. Its word may come after a signal that was sent to all
+        # processes alike.
         told = asked()
-        number, self._at = (told.signal, told.at) if told is not None else (number, time.monotonic())
-        self.signal = number
-        if _speaks():
-            signals.say(f"{number.name}: stopping {self._when()}, {self._doing}{self._by()}")
+        if told is not None:
+            number, self._at = told.signal, told.at
+        elif self.signal is None:
+            self._at = time.monotonic()
+        self.signal = self.signal or number
+        if self._spoken or not _speaks():
+            return
+        self._spoken = True
+        signals.say(f"{self.signal.name}: stopping {self._when()}, {self._doing}{self._by()}")
 
     def _by(self) -> str:
         left = self.left()
@@ -164,6 +169,6 @@ def _rank() -> int:
 
 
 def _speaks() -> bool:
-    """Rank 0 does, for all. When a worker has ended in an error, the agent sends SIGTERM to the others: nobody asked for a stop,
-    and that worker's message is the one to show. It leaves its report before it ends, so before the agent can see that it did."""
-    return os.environ.get("RANK", "0") == "0" and not anybody_ended()
+    """Rank 0 does, for all. Our launcher's signals come with a word of what it was asked. A signal without one is the agent's,
+    since a worker has ended: nobody asked for a stop, and why that worker ended is what to show."""
+    return os.environ.get("RANK", "0") == "0" and (folder() is None or asked() is not None)

@@ -9,7 +9,7 @@ from types import FrameType
 
 from stagerun import signals
 from stagerun.errors import ExitCode
-from stagerun.launch.folder import Asked, ask, send
+from stagerun.launch.folder import Asked, ask, reports, send
 
 # Seconds that workers have, after a signal, to finish an iteration and write a snapshot, where nobody says otherwise. An
 # iteration of a large batch on a few processors takes minutes; who can't wait sends a second SIGINT.
@@ -67,7 +67,10 @@ class Relay:
                 self.asked = ask(self._folder, number)
             elif number == signal.SIGINT and self.asked.signal == signal.SIGINT:
                 # Somebody at the keyboard means it. The workers die with this process.
+                first = reports(self._folder, 1)
                 shutil.rmtree(self._folder, ignore_errors=True)
+                if first and first[0].code in (ExitCode.DONE, ExitCode.SAVED):  # all is on disk by then
+                    signals.end_at_once(first[0].code, first[0].text)
                 signals.end_at_once(ExitCode.INTERRUPTED, "ended without saving")
 
     def _next(self) -> int | None:
