@@ -24,7 +24,7 @@ from stagerun.cli.status_text import status_text
 from stagerun.comm import SoloComm
 from stagerun.errors import ExitCode, FolderInUseError, ResumeRefused
 from stagerun.events import Event, SnapshotFailed, SnapshotWritten
-from stagerun.recipe import Schedule
+from stagerun.recipe import Determinism, Schedule
 from stagerun.runner.keeper import Keeper, Progress
 from stagerun.runner.restarts import LIMIT, standing
 from stagerun.runner.walk import run
@@ -160,6 +160,8 @@ Keeper(load(sys.argv[1], ()), Path(sys.argv[2])).open(); os.kill(os.getpid(), si
     done = small.run(base / "schedule", tmp_path, nproc=2)
     assert done.returncode == 78 and done.stderr.count("was killed, or crashed") == 3, done.stderr
     assert "hint: " in done.stderr and "--retry" in done.stderr
+    told = small.stagerun("status", base / "schedule", "--out", tmp_path)
+    assert "the last 3 runs got no further, so `stagerun run` asks for --retry" in told.stdout, told.stdout
 
 
 @pytest.mark.slow
@@ -305,6 +307,16 @@ def test_status_tells_of_a_run_elsewhere_without_waiting_and_changes_nothing(tmp
     (tmp_path / "lives" / "a0004.json").write_bytes(b"{")
     status = look(Target(tmp_path), 0.0)
     assert "left no readable name in a0004.json" in status_text(status, 0.0)
+
+
+def test_status_says_when_the_same_command_would_not_go_on(schedule: Schedule, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"time": 5.0, "event": "Failed", "code": 69, "text": "a peer is gone"}\n')
+    for number in range(1, LIMIT + 1):
+        live(schedule, tmp_path, 69)
+        text = status_text(look(Target(tmp_path, schedule), 9.0), 9.0)
+        assert ("goes on" in text) == (number < LIMIT) and ("--retry" in text) == (number == LIMIT), text
+    edited = replace(schedule, determinism=Determinism.ELASTIC)
+    assert not look(Target(tmp_path, edited), 9.0).stuck
 
 
 def test_status_knows_one_of_this_machine_without_locks(tmp_path: Path, schedule: Schedule) -> None:

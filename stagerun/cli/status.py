@@ -6,8 +6,9 @@ from typing import Any
 
 from stagerun import store
 from stagerun.cli.log_tail import Life, names, newest_start, read_last_life, started
-from stagerun.cli.looking import DISK, LOG, Target, newest_snapshot, written
+from stagerun.cli.looking import DISK, LOG, Target, newest_recipe, newest_snapshot, written
 from stagerun.cli.status_results import Evaluation, ensembles, evaluations
+from stagerun.errors import ExitCode
 from stagerun.events import (
     EnsembleTested,
     Event,
@@ -27,7 +28,10 @@ from stagerun.pace import pace, progress_line
 from stagerun.plan import make_plan
 from stagerun.plan.renamed import under
 from stagerun.report.failed import failed_line
+from stagerun.runner import restarts
+from stagerun.snapshots import Inventory
 
+_CODES = {"finished": int(ExitCode.DONE), "stopped": int(ExitCode.SAVED)}
 SILENT = 300  # seconds without a line in the log, after which a living run is said to be silent
 
 
@@ -65,8 +69,8 @@ class Warned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Times are in seconds since the epoch. `reason` is why it stopped or failed, `exit_code` that of one that failed.
-    `state`:
+    """Times are in seconds since the epoch. `reason` is why it stopped or failed, `exit_code` that of one that has ended with a
+    word. `stuck`: a run would refuse to go on, since the last few got nowhere. `state`:
 
     nothing    no run has written a log here
     starting   the folder is held, by a run that has not logged anything yet
@@ -95,6 +99,7 @@ class Status:
     warnings: tuple[Warned, ...]
     unreadable_lines: int
     not_finite: int = 0  # iterations of this process life whose loss or gradients were not finite
+    stuck: bool = False
     not_chosen: tuple[str, ...] = ()  # of one that finished: stages that it left out, and that are still to be trained
 
 
@@ -104,7 +109,7 @@ def look(target: Target, now: float) -> Status:
     life = read_last_life(target.out / LOG)
     if holder is None:
         holder, away = _holder(target.out)  # or one that starts in between
-    inventory = store.inventory(DISK, target.out)
+    inventory = found = store.inventory(DISK, target.out)
     run = started(life) if life else None
     state, said = _state(holder, life)
     if away is not None and state in ("killed", "nothing"):
@@ -123,7 +128,7 @@ def look(target: Target, now: float) -> Status:
         holder=holder,
         run=run if life else None,
         reason=said.reason if isinstance(said, Stopped) else said.text if said else "",
-        exit_code=said.code if isinstance(said, Failed) else None,
+        exit_code=said.code if isinstance(said, Failed) else _CODES.get(state),
         last_event=type(last[1]).__name__ if last else "",
         last_logged=last[0] if last else None,
         silent=state == "running" and last is not None and now - last[0] > SILENT,
@@ -136,6 +141,7 @@ def look(target: Target, now: float) -> Status:
         warnings=_warnings(life) if life else (),
         unreadable_lines=life.unreadable if life else 0,
         not_finite=sum(1 for _ in life.of(NotFinite)) if life else 0,
+        stuck=state in ("failed", "killed", "nothing") and _stuck(target, found),
         not_chosen=last[1].not_chosen if last and isinstance(last[1], RunFinished) else (),
     )  # fmt: skip
 
@@ -167,6 +173,14 @@ def _state(holder: store.Holder | None, life: Life | None) -> tuple[str, Stopped
             return "stopped", stopped
     failed = list(life.of(Failed))
     return ("failed", failed[-1]) if failed else ("killed", None)
+
+
+def _stuck(target: Target, found: Inventory) -> bool:
+    """As `run` asks. Without a schedule it is that of the newest snapshot; without either it can't be known."""
+    schedule = target.schedule or newest_recipe(target.out, found)
+    return schedule is not None and bool(
+        restarts.fruitless(DISK, target.out, restarts.standing(DISK, target.out, schedule, found))
+    )
 
 
 def _piece(life: Life) -> Progress | None:

@@ -8,10 +8,12 @@ from stagerun.cli.looking import percent
 from stagerun.cli.status import Status
 from stagerun.errors import ExitCode
 from stagerun.report.table import ensembles_table
+from stagerun.runner.restarts import LIMIT
 from stagerun.text import columns, count, duration, size
 
 MOST_WARNINGS = 10
 GOES_ON = "the same `stagerun run` goes on"
+STUCK = f"the last {LIMIT} runs got no further, so `stagerun run` asks for --retry"
 # Of an error only these are worth another try as it is; with the others the next run would end in the same way.
 WORTH_ANOTHER_TRY = {ExitCode.PEER, ExitCode.STORAGE, ExitCode.SAVED}
 
@@ -67,6 +69,8 @@ def _headline(status: Status, ago: Callable[[float], str]) -> str:
         case "failed":
             why = status.reason.partition("\n")[0]
             text = f"ended with exit code {status.exit_code} {when}{at}" + (f": {why}" if why else "")
+            if status.stuck:
+                return f"{text}; {STUCK}"
             return f"{text}; {GOES_ON}" if status.exit_code in WORTH_ANOTHER_TRY else text
         case "elsewhere":
             beat = f"beat {status.holder.beat}" if status.holder and status.holder.beat is not None else "its name"
@@ -76,8 +80,10 @@ def _headline(status: Status, ago: Callable[[float], str]) -> str:
                 f"is dead, {GOES_ON}"
             )
         case "killed":
-            return f"killed, or ended without a word, {when}{at}: {GOES_ON}"
-    return f"nothing has been run yet in {status.out}"
+            return f"killed, or ended without a word, {when}{at}: {STUCK if status.stuck else GOES_ON}"
+    return (
+        f"nothing is logged in {status.out}: {STUCK}" if status.stuck else f"nothing has been run yet in {status.out}"
+    )
 
 
 def _table(status: Status) -> list[str]:

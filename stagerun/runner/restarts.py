@@ -51,14 +51,20 @@ def _results(disk: store.Disk, out: Path) -> Iterator[tuple[str, bytes]]:
 def require_progress(disk: store.Disk, out: Path, newest: str) -> None:
     """ResumeRefused if the last LIMIT lives were cut off or failed, and all began from `newest`, the `standing` now. StorageError,
     PermissionDenied."""
-    lives = [seen.life for seen in store.last_lives(disk, out, LIMIT) if seen.life is not None]
-    if not stuck(lives, newest):
+    if not (lives := fruitless(disk, out, newest)):
         return
     ends = "; ".join(f"life {life.attempt} ({life}) {_end(life)}" for life in lives)
     raise ResumeRefused(
         f"the last {LIMIT} runs in {out} came to no snapshot and no result, and the next would start where they did: {ends}",
         f"{out}/log.jsonl may say more; `stagerun run --retry` goes on all the same",
     )
+
+
+def fruitless(disk: store.Disk, out: Path, newest: str) -> list[store.Life]:
+    """The last LIMIT lives, where they were cut off or failed and all began from `newest`; else none. StorageError,
+    PermissionDenied."""
+    lives = [seen.life for seen in store.last_lives(disk, out, LIMIT) if seen.life is not None]
+    return lives if stuck(lives, newest) else []
 
 
 def stuck(lives: Sequence[store.Life], newest: str) -> bool:
