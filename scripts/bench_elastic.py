@@ -12,67 +12,21 @@ import os
 import socket
 import statistics
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
-from bench_step import CASES, LR, MEAN, MOMENTUM, SCALE, Case, endless, make_batches
+from bench_step import CASES, Case, endless, make_batches, training
 
-from stagerun import recipe
-from stagerun.comm import Comm, SoloComm, TorchComm, make_reducer, runs_of
-from stagerun.engine.device import dtype_of
-from stagerun.engine.images import Normalise
-from stagerun.engine.loop import StageLoop, train
-from stagerun.engine.state import make_state
-from stagerun.engine.update import Arithmetic
-from stagerun.models import build
+from stagerun.comm import Comm, SoloComm, TorchComm
 from stagerun.recipe import Determinism
-from stagerun.schedule import make_knobs
 from stagerun.world import World
-
-CPU = torch.device("cpu")
 
 
 class Training:
     """A network that this worker trains with its share of the logical workers."""
 
     def __init__(self, case: Case, determinism: Determinism, comm: Comm, logical: int) -> None:
-        solver = recipe.Solver(
-            base_lr=LR,
-            lr_policy="fixed",
-            max_iter=1 << 40,
-            batch_size=case.batch * logical,
-            device_batch_size=case.batch,
-            momentum=MOMENTUM,
-            weight_decay=5e-4,
-            transform=recipe.Transform(mean_value=(MEAN,), scale=SCALE),
-            test_batch_size=case.batch,
-            random_seed=1,
-        )
-        torch.manual_seed(1)
-        state = make_state(build(case.model), solver, CPU)
-        loop = StageLoop(
-            stage="bench",
-            max_iter=solver.max_iter,
-            batch_size=solver.batch_size,
-            epoch_images=1 << 20,
-            start_position=0,
-            run=runs_of(logical, comm.size)[comm.rank],
-            knobs=make_knobs(solver),
-            snapshot=0,
-            test_interval=0,
-            arithmetic=Arithmetic(
-                logical_workers=logical,
-                normalise=Normalise(solver.transform, case.model.channels, CPU, dtype_of(solver.precision), True),
-                precision=solver.precision,
-                clip_gradients=None,
-                forward_seed=lambda position: position,
-            ),
-        )
-        reducer = make_reducer(determinism, [p.tensor for p in state.solver.parameters], comm, logical)
-        batches: Iterator[Any] = endless(make_batches(case))
-        self._events: Iterator[Any] = train(loop, state, batches, reducer, lambda: False)
+        self._events = training(case, endless(make_batches(case)), comm, determinism, logical)
         self.steps: list[float] = []
         self.updates: list[float] = []
 
@@ -108,7 +62,7 @@ def worker(rank: int, size: int, options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     comm: Comm = SoloComm()
     if size > 1:
-        comm = TorchComm(World(rank=rank, size=size, local_rank=rank, local_size=size), CPU)
+        comm = TorchComm(World(rank=rank, size=size, local_rank=rank, local_size=size), torch.device("cpu"))
     for name in options.case:
         line = compare(replace(CASES[name], batch=options.batch), comm, options)
         if rank == 0:

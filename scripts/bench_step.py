@@ -12,13 +12,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from stagerun import recipe
-from stagerun.comm import SoloComm, make_reducer
+from stagerun.comm import Comm, SoloComm, make_reducer, runs_of
 from stagerun.engine.device import be_deterministic, dtype_of, synchronize
 from stagerun.engine.feed import feed
 from stagerun.engine.images import Normalise
@@ -82,11 +83,29 @@ def endless(batches: list[Batch]) -> Iterator[Batch]:
 
 def ours(case: Case, batches: list[Batch]) -> Callable[[int], None]:
     """A function that trains so many steps."""
+    events = training(case, fed(case, batches), SoloComm())
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            next(events)
+
+    return steps
+
+
+def training(
+    case: Case,
+    batches: Iterator[Any],
+    comm: Comm,
+    determinism: recipe.Determinism = recipe.Determinism.FIXED,
+    logical: int = 1,
+) -> Iterator[Any]:
+    """stagerun's own loop, without end: an event for each step. `batches`: the device batches of this rank, which has its share of the
+    `logical` workers."""
     solver = recipe.Solver(
         base_lr=LR,
         lr_policy="fixed",
         max_iter=1 << 40,
-        batch_size=case.batch,
+        batch_size=case.batch * logical,
         device_batch_size=case.batch,
         momentum=MOMENTUM,
         weight_decay=DECAY,
@@ -101,15 +120,15 @@ def ours(case: Case, batches: list[Batch]) -> Callable[[int], None]:
     loop = StageLoop(
         stage="bench",
         max_iter=solver.max_iter,
-        batch_size=case.batch,
+        batch_size=solver.batch_size,
         epoch_images=1 << 20,
         start_position=0,
-        run=range(1),
+        run=runs_of(logical, comm.size)[comm.rank],
         knobs=make_knobs(solver),
         snapshot=0,
         test_interval=0,
         arithmetic=Arithmetic(
-            logical_workers=1,
+            logical_workers=logical,
             normalise=Normalise(
                 solver.transform, case.model.channels, case.device, dtype_of(case.precision), channels_last=True
             ),
@@ -118,14 +137,8 @@ def ours(case: Case, batches: list[Batch]) -> Callable[[int], None]:
             forward_seed=lambda position: position,
         ),
     )
-    reducer = make_reducer(recipe.Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 1)
-    events = train(loop, state, fed(case, batches), reducer, lambda: False)
-
-    def steps(count: int) -> None:
-        for _ in range(count):
-            next(events)
-
-    return steps
+    reducer = make_reducer(determinism, [p.tensor for p in state.solver.parameters], comm, logical)
+    return train(loop, state, batches, reducer, lambda: False)
 
 
 def by_hand(case: Case, batches: list[Batch]) -> Callable[[int], None]:
