@@ -167,7 +167,7 @@ def refuse_damaged(found: Sequence[Found]) -> None:
     if damaged:
         raise ResumeRefused(
             f"{count(len(damaged), 'snapshot')} damaged",
-            "`run` passes them over; delete them, or keep them for somebody to look at",
+            "`snapshots --drop NAME --force` deletes one; `run` then trains again what is missing",
         )
 
 

@@ -72,7 +72,7 @@ def digest_of(files: dict[str, bytes]) -> str:
 @dataclass(frozen=True, slots=True)
 class Lived:
     """What is told of one life. `hit` '' if it came to the end by itself; `at`: how far it was then, in words; `start`: what it
-    went on from, '' if it trained nothing; `went_on`: whether that was a snapshot."""
+    went on from, '' if it trained nothing; `went_on`: whether that was a snapshot, `inside`: one amid a stage."""
 
     workers: int
     start: str
@@ -81,6 +81,7 @@ class Lived:
     hit: str
     at: str
     code: int
+    inside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,11 @@ def render(verdict: Verdict) -> str:
 
 def _answer(verdict: Verdict) -> list[str]:
     options = verdict.options
-    took = f"{count(verdict.hits, 'interruption')} in {len(verdict.lives)} lives, {verdict.went_on} of which went on from a snapshot"
+    inside = sum(life.inside for life in verdict.lives)
+    took = (
+        f"{count(verdict.hits, 'interruption')} in {len(verdict.lives)} lives, {verdict.went_on} of which went on from a snapshot, "
+        f"{inside} of these amid a stage"
+    )
     again = f"`--kills {options.kills} --seed {options.seed}`, {duration(verdict.seconds)}"
     if verdict.equal:
         word = "BIT-EXACT" if verdict.promised else "EQUAL"

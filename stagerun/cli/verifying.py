@@ -237,9 +237,8 @@ class _Trial:
 
     def _tell(self, one: _Round, course: Course, first: int, workers: int, hit: str, code: int) -> None:
         mine = one.events[first:]
-        starts = [
-            e.start if e.iter else f"{e.stage} anew" for _, e in mine if isinstance(e, StageStarted | PieceStarted)
-        ]
+        begun = [e for _, e in mine if isinstance(e, StageStarted | PieceStarted)]
+        starts = [e.start if e.iter else f"{e.stage} anew" for e in begun]
         done = max((course.done(e) for _, e in mine), default=0)
         lived = Lived(
             workers=workers,
@@ -249,6 +248,7 @@ class _Trial:
             hit="" if code == ExitCode.DONE else hit,
             at=course.place(done),
             code=code,
+            inside=bool(begun) and begun[0].iter > 0,
         )
         self.lives.append(lived)
         self._say(life_line(len(self.lives), lived))

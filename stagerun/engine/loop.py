@@ -17,7 +17,7 @@ from stagerun.recipe import OnNan, Solver
 from stagerun.schedule.plateau import PlateauState, follow
 
 _OVERFLOWED = "a weight, or what is remembered of its updates, is not finite after the update"
-_HINT = "lower base_lr, lengthen the warm-up or set clip_gradients; the last snapshot is unharmed"
+_HINT = "lower base_lr, lengthen the warm-up or set clip_gradients; earlier snapshots are unharmed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +75,8 @@ def train(
 
         outcome, knobs = _update(loop, state, pieces, reducer, stop, hopeless)
         if outcome.broken_off:
-            yield Stopped(
-                stage=loop.stage, iter=state.iter, reason="asked to stop; the iteration after it was broken off"
-            )
+            reason = "asked to stop; what was begun of the next iteration was broken off"
+            yield Stopped(stage=loop.stage, iter=state.iter, reason=reason)
             return
         seconds = time.monotonic() - begun
         pace.add(seconds)

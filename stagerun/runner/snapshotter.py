@@ -69,7 +69,7 @@ class Snapshotter:
             self.done = events
             raise Diverged(
                 f"a weight of stage `{self.stage.name}` is not finite after iteration {iter}",
-                "lower base_lr, lengthen the warm-up or set clip_gradients; the last snapshot is unharmed",
+                "lower base_lr, lengthen the warm-up or set clip_gradients; earlier snapshots are unharmed",
             )
         cpu = time.thread_time() - cpu
         blocked = time.monotonic() - begun
