@@ -71,6 +71,7 @@ def saved(out: Path) -> dict[int, list[int | str]]:
     return {int(f.name.split("-")[1]): sorted(row[0] for row in rows) for f, rows in zip(folders, known, strict=True)}
 
 
+@pytest.mark.slow
 def test_two_workers_with_one_each_are_too_many_and_stay_so_until_the_data_is_mended(
     whole: Path, tmp_path: Path
 ) -> None:

@@ -205,6 +205,7 @@ def test_stopped_and_resumed_it_ends_in_the_same_bits(base: Path, tmp_path: Path
         assert all(told[field] == result[field] for field in result if "top" in field or "loss" in field)
 
 
+@pytest.mark.slow
 def test_a_stage_kept_as_it_is_has_no_average_to_evaluate_nor_to_go_on_from(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(base / "straight1", out)
@@ -221,6 +222,7 @@ def test_a_stage_kept_as_it_is_has_no_average_to_evaluate_nor_to_go_on_from(base
     assert "cyc1-00000004-a0001 does not fit stage `cyc1`: it has no averaged weights to go on from" in refused.stderr
 
 
+@pytest.mark.slow
 def test_momentum_of_a_kept_stage_of_another_type_is_refused(base: Path, tmp_path: Path) -> None:
     """The files say LAMB after LAMB; what is kept on disk was trained by SGD."""
     sgd = {**STAGES, "init": small.STAGES["init"], "cyc1": small.STAGES["cyc1"]}

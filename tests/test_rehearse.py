@@ -307,6 +307,7 @@ def test_an_interrupted_rehearsal_leaves_nothing_and_is_no_bug(base: Path, tmp_p
     assert not list(out.iterdir())
 
 
+@pytest.mark.slow
 def test_it_disturbs_no_run_in_the_same_folder(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert small.run(base / "schedule", out).returncode == 0

@@ -54,6 +54,7 @@ def test_a_piece_by_another_number_of_workers_is_refused_before_it_makes_a_finis
     assert names(out) == before, "nothing was trained"
 
 
+@pytest.mark.slow
 def test_the_ways_out_of_that_refusal_lead_to_the_end(by_two: Path, tmp_path: Path) -> None:
     schedule = by_two / "schedule"
     outs = {name: tmp_path / name for name in ("two", "redo", "keep")}
