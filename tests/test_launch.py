@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from stagerun.launch import StopRequest
-from stagerun.launch.folder import ask
-from stagerun.launch.local import Report, verdict
+from stagerun.launch.folder import Report, ask
+from stagerun.launch.local import verdict
 
 KILLED = (
     "worker 1 was killed by SIGKILL\n  hint: run the same command again: it goes on from the newest snapshot"

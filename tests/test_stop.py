@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -21,10 +22,11 @@ from stagerun.engine.leaving import Pace, hopeless
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import TrainState, make_state
 from stagerun.engine.update import Outcome, update
-from stagerun.errors import ExitCode
+from stagerun.errors import ExitCode, StorageError
 from stagerun.events import Event, Iterated, RunFinished, Stopped
-from stagerun.launch import StopRequest, folder
-from stagerun.launch.local import Report, verdict
+from stagerun.launch import StopRequest, folder, run_workers
+from stagerun.launch.folder import Report
+from stagerun.launch.local import verdict
 from stagerun.launch.relay import Relay, least_before
 from stagerun.pulse import Section
 from stagerun.recipe import Determinism
@@ -443,19 +445,54 @@ def test_a_signal_to_a_thread_that_was_there_before_the_relay_is_passed_on_too(t
     assert child(launcher) == 11
 
 
-def test_a_second_interrupt_of_the_launcher_ends_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_second_interrupt_of_the_launcher_ends_at_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], first: signal.Signals, saved: bool
+) -> None:
+    if saved:
+        (tmp_path / "0.json").write_text('{"code": 75, "text": "all is saved"}')
+
     def launcher() -> None:
         relay = Relay(tmp_path, grace=60)
         relay.start()
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), first)
         while relay.asked is None:
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        while first is signal.SIGTERM and not relay._interrupts:  # a signal that is waited for is there once
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(60)
 
-    assert child(launcher) == 130
-    assert "ended without saving" in capfd.readouterr().err
+    assert child(launcher) == (75 if saved else 130)
+    assert ("all is saved" if saved else "ended without saving") in capfd.readouterr().err
+
+
+def test_without_room_for_temporary_files_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path / "gone"))
+    folder.enter(0)  # the launcher is gone
+    monkeypatch.setenv(folder.LAUNCHER_PID, str(os.getppid()))
+    with pytest.raises(StorageError, match="no folder for temporary files: ") as caught:
+        folder.enter(0)
+    assert "TMPDIR" in caught.value.hint
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "gone"))
+    with pytest.raises(StorageError, match="no folder for temporary files: "):
+        run_workers(["run"], 2, 1)
+
+
+def test_the_agents_sigterm_before_anything_is_begun_is_no_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path))
+    (tmp_path / "1.json").write_text('{"code": 69, "text": "it can\'t be started"}')
+
+    def work() -> None:
+        StopRequest().install(ExitCode.SAVED)
+        signal.raise_signal(signal.SIGTERM)
+
+    assert child(work) == 69 and capfd.readouterr().err == ""
+    assert verdict(folder.reports(tmp_path, 2), {0: 69, 1: 69}) == (69, "it can't be started")
 
 
 @pytest.mark.parametrize(
@@ -471,6 +508,14 @@ def test_a_second_interrupt_of_the_launcher_ends_at_once(tmp_path: Path, capfd: 
         ([Report(0, 75, ""), Report(1, 75, "")], {1: 75}, True, (75, "")),
         # One that was killed meanwhile could be the one that writes.
         ([Report(1, 75, "")], {0: -9, 1: 75}, True, (69, "worker 0 was killed by SIGKILL")),
+        # Nobody asked: the agent stopped the others since one had ended.
+        (
+            [Report(0, 75, NOTHING_BEGUN)],
+            {0: 75, 1: 70},
+            False,
+            (70, "worker 1 ended with exit code 70 and said nothing"),
+        ),
+        ([], {0: 75, 1: 65}, False, (65, "worker 1 ended with exit code 65 and said nothing")),
         # Done before the signal came.
         ([Report(0, 0, ""), Report(1, 0, "")], {}, True, (0, "")),
     ],

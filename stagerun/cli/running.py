@@ -223,8 +223,8 @@ def _code(error: BaseException | None, last: Event | None) -> int:
 
 
 def told(events: Iterator[Event], watch: Monitored | None = None) -> Iterator[Event]:
-    """The events, and Failed before an error goes on its way: who looks in the morning finds it in the log. Once a monitor has
-    ended the job, it has told that there, and errors only follow from it."""
+    """The events, and Failed before an error goes on its way: who looks in the morning finds it in the log. Where a monitor ends the
+    job, that one tells it there, and errors only follow from it."""
     try:
         yield from events
     except FolderInUseError:  # the log is that of the run which has taken over
@@ -234,5 +234,6 @@ def told(events: Iterator[Event], watch: Monitored | None = None) -> Iterator[Ev
             yield Failed(code=int(error.exit_code), text=error.render())
         raise
     except Exception as error:
-        yield Failed(code=int(ExitCode.BUG), text=f"{type(error).__name__}: {error}")
+        if watch is None or not watch.verdict:
+            yield Failed(code=int(ExitCode.BUG), text=f"{type(error).__name__}: {error}")
         raise

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stagerun.child import program
-from stagerun.launch.local import LAUNCHER_PID
+from stagerun.launch.folder import LAUNCHER_PID
 
 MARK = "STAGERUN_LIFE"
 LOOK_S = 0.005  # a look into the log costs some 10 us

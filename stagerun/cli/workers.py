@@ -126,9 +126,9 @@ def work(job: Job, stopping: str = "to save", grace: float | None = GRACE_S, sto
     """One worker, whoever started it. Tells a launcher of ours how it ended, or else the terminal. `stopping`: what a signal
     is said to lead to, within `grace` seconds (None: nobody waits for it). `stopped`: the exit code of a signal before anything is begun."""
     stop = StopRequest(stopping, grace=grace)
-    stop.install(stopped)
     world = World()
     try:
+        stop.install(stopped)
         die_with_launcher()
         world = from_environment()
         code, text = job(world, stop), ""

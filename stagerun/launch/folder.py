@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagerun.errors import ExitCode
+from stagerun.errors import ExitCode, StorageError
 
 REPORT_DIR = "STAGERUN_REPORT_DIR"
 LAUNCHER_PID = "STAGERUN_LAUNCHER_PID"
@@ -71,16 +71,35 @@ def reports(shared: Path, nproc: int) -> list[Report]:
     return found
 
 
+def another_ended(rank: int) -> bool:
+    """Whether a worker of this launch other than this one has left its report."""
+    shared = folder()
+    return shared is not None and any(file.stem != str(rank) for file in shared.glob("*.json"))
+
+
 def enter(rank: int) -> None:
     """Has the launcher's signals passed on to this process from now on; whoever enters looks at `asked` next.
 
     The launcher writes `stop` before it looks who is there, and a worker writes its number before it looks for `stop`: so one
-    of them sees the other, however their steps fall.
+    of them sees the other, however their steps fall. StorageError if it can't be written: no signal would reach this process.
     """
     shared = folder()
-    if shared is not None:
-        with contextlib.suppress(OSError):  # the launcher is gone; the kernel is about to end this process, too
-            _put(shared / f"{rank}.pid", str(os.getpid()))
+    if shared is None:
+        return
+    try:
+        _put(shared / f"{rank}.pid", str(os.getpid()))
+    except OSError as error:
+        if os.environ.get(LAUNCHER_PID) == str(os.getppid()):
+            raise unwritable(error) from error
+        # Otherwise the launcher is gone, and the kernel is about to end this process, too.
+
+
+def unwritable(error: OSError) -> StorageError:
+    """The folder can't be made or written."""
+    return StorageError(
+        f"no folder for temporary files: {error.strerror or error}",
+        "make room in /tmp, or set TMPDIR to a folder on this machine that can be written",
+    )
 
 
 def lives(shared: Path, rank: int) -> bool:

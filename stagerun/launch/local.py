@@ -21,11 +21,9 @@ from typing import Any
 
 from stagerun.child import program
 from stagerun.errors import ExitCode
-from stagerun.launch.folder import LAUNCHER_PID, REPORT_DIR, Report, lives, nothing_begun, report, reports, send
+from stagerun.launch.folder import LAUNCHER_PID, REPORT_DIR, Report, lives, nothing_begun, reports, send, unwritable
 from stagerun.launch.relay import GRACE_S, Relay, least_before
 from stagerun.text import duration
-
-__all__ = ["Report", "report", "run_workers", "verdict"]
 
 FOLDER_PREFIX = "stagerun-launch-"
 _LOOK_S = 0.05
@@ -44,10 +42,13 @@ def run_workers(
 
     The exit code for the user, and what to say on stderr. The signals of `stop_signals` are passed on; the workers then have
     `grace` seconds. `stopped`: the code of a stop before any worker has begun. `saves`: rank 0 may have something to save
-    when another fails, and is waited for as long.
+    when another fails, and is waited for as long. StorageError without a folder for temporary files.
     """
-    _sweep()
-    folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
+    try:
+        _sweep()
+        folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
+    except OSError as error:
+        raise unwritable(error) from error
     os.environ[REPORT_DIR] = str(folder)
     os.environ[LAUNCHER_PID] = str(os.getpid())
     os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -177,6 +178,10 @@ def verdict(
             f"worker {rank} was killed by {signal.Signals(-code).name}\n"
             "  hint: run the same command again: it goes on from the newest snapshot"
         )
+    ended = {r.rank for r in reports}
+    silent = {rank: code for rank, code in deaths.items() if code not in (stopped, ExitCode.PEER) and rank not in ended}
+    if silent and not asked:  # the stop of the others follows from it
+        return _said_nothing(silent)
     # Workers leave together once they have begun, with all saved. One that leaves alone did so before it met the others: these
     # then miss a peer, and have begun nothing either.
     saved = [r for r in reports if r.code == ExitCode.SAVED]
@@ -187,5 +192,9 @@ def verdict(
         return ExitCode.PEER, peers[0].text
     if stopped in deaths.values() or (asked and not deaths):
         return stopped, nothing_begun(stopped)
+    return _said_nothing(deaths)
+
+
+def _said_nothing(deaths: dict[int, int]) -> tuple[int, str]:
     rank, code = min(deaths.items(), default=(0, ExitCode.BUG))
     return (code if code > 0 else ExitCode.BUG), f"worker {rank} ended with exit code {code} and said nothing"

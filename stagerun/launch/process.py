@@ -12,7 +12,7 @@ from typing import NoReturn
 from stagerun import signals
 from stagerun.child import die_with_parent
 from stagerun.errors import ExitCode, PeerError
-from stagerun.launch.folder import LAUNCHER_PID, asked, enter, folder, nothing_begun, report
+from stagerun.launch.folder import LAUNCHER_PID, another_ended, asked, enter, folder, nothing_begun, report
 from stagerun.launch.relay import least_before
 
 _LOOK_EVERY_S = 0.05
@@ -37,7 +37,7 @@ def die_with_launcher() -> None:
 
 
 class StopRequest:
-    """Whether this process was told to stop: one of `stop_signals` sets it, nothing else happens in a handler.
+    """Whether this process was told to stop: one of `stop_signals` sets it, and says so.
 
     A second SIGINT ends the process at once: somebody at the keyboard means it. A second SIGTERM does not, because
     schedulers and torchrun's agent send several.
@@ -66,7 +66,8 @@ class StopRequest:
         return self._at + least_before(self.grace) - time.monotonic()
 
     def install(self, nothing_begun: int | None = None) -> None:
-        """Main thread. With an exit code for `nothing_begun` a signal ends the process with it, until `begin` is called."""
+        """Main thread. With an exit code for `nothing_begun` a signal ends the process with it, until `begin` is called. StorageError as
+        of `enter`."""
         self._nothing_begun = nothing_begun
         for number in signals.stop_signals():
             signal.signal(number, self._handle)
@@ -158,6 +159,10 @@ class StopRequest:
 
     def _leave(self, number: signal.Signals, code: int) -> NoReturn:
         rank = _rank()
+        if asked() is None and another_ended(rank):
+            signals.end_at_once(
+                ExitCode.PEER, ""
+            )  # the agent's signal: nobody asked, and that worker's report tells why
         told = report(rank, code, nothing_begun(code))
         signals.end_at_once(code, "" if told or rank else f"{number.name}: {nothing_begun(code)}")
 
@@ -169,6 +174,7 @@ def _rank() -> int:
 
 
 def _speaks() -> bool:
-    """Rank 0 does, for all. Our launcher's signals come with a word of what it was asked. A signal without one is the agent's,
-    since a worker has ended: nobody asked for a stop, and why that worker ended is what to show."""
+    """Rank 0 does, for all. Our launcher's signals come with a word of what it was asked. A signal without one is as a rule the
+    agent's, since a worker has ended: nobody asked for a stop, and why that worker ended is what to show. Whoever sends one to
+    a worker by its number is told at the end only."""
     return os.environ.get("RANK", "0") == "0" and (folder() is None or asked() is not None)

@@ -35,6 +35,7 @@ class Relay:
         self.late = False  # workers had not ended when their time was over, and were killed
         self._folder, self.grace = folder, grace
         self._signals: list[signal.Signals] = []
+        self._interrupts = 0
         self._over = False
 
     def start(self) -> None:
@@ -60,12 +61,13 @@ class Relay:
             number = self._next()
             if self._over:
                 return
+            self._interrupts += number == signal.SIGINT
             if number is None:
                 self.late = True
                 send(self._folder, signal.SIGKILL)
             elif self.asked is None:
                 self.asked = ask(self._folder, number)
-            elif number == signal.SIGINT and self.asked.signal == signal.SIGINT:
+            elif number == signal.SIGINT and self._interrupts > 1:
                 # Somebody at the keyboard means it. The workers die with this process.
                 first = reports(self._folder, 1)
                 shutil.rmtree(self._folder, ignore_errors=True)

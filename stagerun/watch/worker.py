@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 # that is gone. Rank 0 stays longer: it sees the others go, and saves what is trained.
 _STAY_S, _STAY_0_S = 0.5, 1.0
 _PORT_S = 60.0
+_LOG_S = 1.5
 
 
 class Monitored:
@@ -115,7 +116,7 @@ class Monitored:
             self._process.kill()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(1.0)
-        faulthandler.unregister(STACK_SIGNAL)  # the monitor alone sends it, and has ended
+        faulthandler.unregister(STACK_SIGNAL)  # the monitor alone sends it, and has ended, or was killed
         self._stack.close()
         with suppress(OSError):
             self._link.shutdown(socket.SHUT_RDWR)
@@ -165,6 +166,12 @@ class Monitored:
         end = time.monotonic() + patience
         while time.monotonic() < end and self._saves():
             time.sleep(0.05)
+        # The monitor ends the log, once nothing more comes from here. While this process is there, since the end of a job's first
+        # process may be that of all others: in a container, or under a scheduler.
+        with suppress(OSError):
+            self._link.shutdown(socket.SHUT_WR)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LOG_S)
         os._exit(ExitCode.PEER)
 
     def _saves(self) -> bool:
