@@ -1,7 +1,8 @@
 """What happens in a run, as values. The loop yields them, sinks show and store them; nothing flows back.
 
-Every rank makes them, in the same order but for those about snapshots, which rank 0 alone has; only rank 0 has sinks. `OUT/log.jsonl` holds one line per event with the fields below
-and `time` (seconds since the epoch) and `event` (the class's name).
+Every rank makes them, in the same order but for what rank 0 alone knows: snapshots, and notes on them, on other ranks, on what is
+promised. Only rank 0 has sinks. `OUT/log.jsonl` holds one line per event with the fields below and `time` (seconds since the
+epoch) and `event` (the class's name).
 """
 
 from dataclasses import dataclass

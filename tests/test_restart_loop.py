@@ -91,7 +91,7 @@ def test_retry_goes_on_and_what_comes_of_it_counts_again(schedule: Schedule, tmp
     assert not refused(schedule, tmp_path)
 
 
-@pytest.mark.parametrize("code", [c for c in ExitCode if c not in (ExitCode.PEER, ExitCode.BUG)])
+@pytest.mark.parametrize("code", [c for c in ExitCode if c not in (ExitCode.PEER, ExitCode.BUG, ExitCode.STORAGE)])
 def test_an_end_that_has_told_somebody_what_to_do_breaks_the_chain(
     schedule: Schedule, tmp_path: Path, code: ExitCode
 ) -> None:

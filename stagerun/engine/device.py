@@ -16,7 +16,8 @@ def choose_device(world: World) -> torch.device:
         if torch.cuda.device_count() < world.local_size:
             raise UsageError(
                 f"{world.local_size} workers on this node, which has {torch.cuda.device_count()} GPUs for them",
-                "start one worker per GPU and node (LOCAL_WORLD_SIZE says how many there are on this one); with "
+                "start one worker per GPU and node (LOCAL_WORLD_SIZE says how many there are on this one); under srun leave "
+                "out --gpus-per-task and --gpu-bind, so that each of them sees all GPUs of its node; with "
                 "CUDA_VISIBLE_DEVICES= set to nothing they train on the CPU",
             )
         device = torch.device("cuda", world.local_rank)

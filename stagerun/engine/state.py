@@ -104,9 +104,9 @@ class Capture:
         synchronize(next(iter(weights(state).values())).device)
 
     def finite(self) -> bool:
-        """Whether all weights are numbers; a state that isn't must not replace a good one. A sum is a number only if all that it
-        is of are; where it isn't, they are looked at one by one, since it may have overflowed."""
-        vectors = [v for v in self.parts[weights].vectors if v.is_floating_point()]
+        """Whether all weights and what the solver remembers of them are numbers; a state that isn't must not replace a good one. A sum
+        is a number only if all that it is of are; where it isn't, they are looked at one by one, since it may have overflowed."""
+        vectors = [v for part in (weights, momentum) for v in self.parts[part].vectors if v.is_floating_point()]
         return all(math.isfinite(float(v.sum())) or bool(torch.isfinite(v).all()) for v in vectors)
 
     def files(self) -> tuple[memoryview, memoryview, memoryview | None]:

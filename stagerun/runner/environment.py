@@ -1,11 +1,12 @@
 """What the bits of a stage depend on besides its definition, and what is promised where it goes on."""
 
+import json
 from collections.abc import Iterable, Iterator
 
 import torch
 
 import stagerun
-from stagerun.comm import layout_of
+from stagerun.comm import Comm, layout_of
 from stagerun.data.transform import pixels_made_by
 from stagerun.engine.augment import colours_made_by
 from stagerun.engine.device import differences, environment
@@ -17,12 +18,34 @@ from stagerun.snapshots import SnapshotRef
 from stagerun.text import count
 
 
-def environment_of(schedule: Schedule, stage: Stage, device: torch.device, workers: int) -> dict[str, str]:
-    """Stored in the stage's snapshots, and compared with those that it goes on from."""
-    found = environment(device, workers, layout_of(schedule.determinism, workers)) | {
+def other_machines(comm: Comm, device: torch.device) -> str:
+    """What other ranks compute with, where that is not what rank 0 does; '' where all are alike. Collective."""
+    mine = _machine(device, comm.size, "")
+    found = [json.loads(data) for data in comm.gather_bytes(json.dumps(mine).encode())]
+    ranks: dict[str, list[str]] = {}
+    for rank, other in enumerate(found):
+        names = sorted(name for name in other.keys() | found[0].keys() if other.get(name) != found[0].get(name))
+        if names:
+            ranks.setdefault(", ".join(f"{name} {other.get(name, 'none')}" for name in names), []).append(str(rank))
+    return "; ".join(
+        f"{'ranks' if len(these) > 1 else 'rank'} {' '.join(these)}: {text}" for text, these in ranks.items()
+    )
+
+
+def _machine(device: torch.device, workers: int, reducer: str) -> dict[str, str]:
+    return environment(device, workers, reducer) | {
         "stagerun": stagerun.__version__,
         "image library": pixels_made_by(),
     }
+
+
+def environment_of(
+    schedule: Schedule, stage: Stage, device: torch.device, workers: int, others: str = ""
+) -> dict[str, str]:
+    """Stored in the stage's snapshots, and compared with those that it goes on from. `others` as of `other_machines`."""
+    found = _machine(device, workers, layout_of(schedule.determinism, workers))
+    if others:
+        found["other ranks"] = others
     if stage.solver.transform.changes_colours:
         found["colour library"] = colours_made_by()
     return found
@@ -46,16 +69,23 @@ def promise(schedule: Schedule, planned: PlannedStage, now: dict[str, str]) -> N
         return Note(
             text=f"{what} with everything as before{like}; that a GPU then gives the same bits was not verified"
         )
-    return Note(text=f"{what} is BIT-EXACT{like}: same torch build, instruction set, threads, workers and reducer")
+    same = before.environment.get("workers") == now["workers"]
+    alike = "instruction set, threads, workers and reducer" if same else "instruction set, threads and reducer"
+    return Note(text=f"{what} is BIT-EXACT{like}: same torch build, {alike}")
 
 
 def promise_of_ensemble(
-    schedule: Schedule, ensemble: Ensemble, members: Iterable[SnapshotRef], device: torch.device, workers: int
+    schedule: Schedule,
+    ensemble: Ensemble,
+    members: Iterable[SnapshotRef],
+    device: torch.device,
+    workers: int,
+    others: str = "",
 ) -> Note | None:
     """EQUIVALENT and why, where a member was trained in another environment than the ensemble is evaluated in."""
     changed: dict[str, None] = {}
     for name, ref in zip(ensemble.members, members, strict=True):
-        now = environment_of(schedule, schedule.stage(name), device, workers)
+        now = environment_of(schedule, schedule.stage(name), device, workers, others)
         changed |= dict.fromkeys(_changed(schedule, ref, now))
     if not changed:
         return None
@@ -72,7 +102,7 @@ def require_exact(said: Note | None) -> None:
         )
 
 
-def require_same(plan: Plan, device: torch.device, workers: int) -> None:
+def require_same(plan: Plan, device: torch.device, workers: int, others: str = "") -> None:
     """ResumeRefused where the plan would bring back a snapshot that is gone, in another environment than it was made in, though
     stages came from there that count: they would be stale afterwards. What --redo or --keep names is let be."""
     schedule = plan.schedule
@@ -82,7 +112,7 @@ def require_same(plan: Plan, device: torch.device, workers: int) -> None:
     for lost in plan.lost:
         if lost.like is None or not lost.unasked:
             continue
-        now = environment_of(schedule, schedule.stage(lost.stage), device, workers)
+        now = environment_of(schedule, schedule.stage(lost.stage), device, workers, others)
         changed = _changed(schedule, lost.like, now)
         if changed:
             texts.append("\n".join(_refusal(lost, lost.like, changed)))

@@ -2,18 +2,19 @@
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from stagerun import store
-from stagerun.errors import StagerunError
+from stagerun.errors import PermissionDenied, ResumeRefused, StagerunError, StorageError
 from stagerun.plan import Plan, changed_fields, make_plan, require_fresh
 from stagerun.plan.renamed import names_of, under
 from stagerun.plan.rollback import targets
 from stagerun.recipe import OnNan, Schedule, Stage
 from stagerun.runner.progress import AVERAGE, MOMENTUM, RECIPE, STATE, WEIGHTS, Progress, progress_of
 from stagerun.runner.restarts import require_progress, standing
-from stagerun.snapshots import SnapshotRef
+from stagerun.snapshots import SnapshotRef, how_far
 from stagerun.spec import canonical
 
 __all__ = ["AVERAGE", "MOMENTUM", "RECIPE", "STATE", "WEIGHTS", "Keeper", "Progress", "progress_of"]
@@ -97,8 +98,9 @@ class Keeper:
         return under(store.inventory(self.disk, self.out), self._names)
 
     def plan(self) -> Plan:
-        """What is left to do. ResumeRefused when a stage is stale and neither --redo nor --keep names it."""
-        found = store.inventory(self.disk, self.out)
+        """What is left to do. ResumeRefused when a stage is stale and neither --redo nor --keep names it; StorageError as of
+        `store.inventory_to_go_by`."""
+        found = store.inventory_to_go_by(self.disk, self.out)
         plan = make_plan(self.schedule, found, self.redo, self.keep, self.only, self.until)
         self._names = names_of(plan.inventory)
         require_fresh(plan)
@@ -106,14 +108,50 @@ class Keeper:
 
     def read(self, ref: SnapshotRef, most: Mapping[str, int] | None = None) -> dict[str, bytes] | None:
         """The verified files of a snapshot, or None: it was damaged, and is set aside now. So is one with a file larger than
-        `most` allows (`store.read`), and one whose state is none that a run writes: somebody else has signed that."""
+        `most` allows (`store.read`), and one whose state is none that a run writes: somebody else has signed that.
+
+        StorageError where the disk fails and no other snapshot of its stage can be read: then it is the disk that must be mended.
+        ResumeRefused for one that is too large because it is of another network.
+        """
         try:
             files = store.read(self.disk, self.out, ref, most)
             progress_of(files)
-        except (store.Damaged, ValueError, KeyError):
+        except store.TooLarge as error:
+            if any(field.startswith("model.") for field in changed_fields(ref, self.schedule.stage(ref.stage))):
+                raise ResumeRefused(
+                    f"snapshot {ref.name} does not fit network `{self.schedule.model.name}`: {error.reason}",
+                    "it was trained with another `model`: put that back, or train the stage again with --redo",
+                ) from error
+            self._set_aside(ref)
+            return None
+        except store.Damaged as error:
+            if error.disk_fails:
+                return self._read_again(ref, most, error)
+            self._set_aside(ref)
+            return None
+        except (ValueError, KeyError):
             self._set_aside(ref)
             return None
         return files
+
+    def _read_again(
+        self, ref: SnapshotRef, most: Mapping[str, int] | None, error: store.Damaged
+    ) -> dict[str, bytes] | None:
+        """A snapshot that gave `error`, an I/O error, once another of its stage could be read, so that it was not the disk that was
+        away. As `read`."""
+        for other in reversed(self.inventory().of(ref.stage)):
+            if other.name == ref.name:
+                continue
+            try:
+                store.verify(self.disk, self.out, other.name)
+            except store.Damaged:
+                continue
+            try:
+                return store.read(self.disk, self.out, ref, most)
+            except store.Damaged:
+                self._set_aside(ref)
+                return None
+        raise store.only_one(error) from error
 
     def commit(
         self,
@@ -166,6 +204,8 @@ class Keeper:
         inventory = self.inventory()
         stage = self.schedule.stage(newest.stage)
         pinned = self._pinned(inventory, stage, finished=newest.iter == stage.solver.max_iter)
+        if spared is None:
+            pinned |= _ahead(inventory, stage)
         keep = self.schedule.keep_snapshots if spared is None else 1
         ends = {s.name: s.solver.max_iter for s in self.schedule.stages}
         drop = store.superfluous(inventory, keep, pinned | (spared or frozenset()), ends)
@@ -194,13 +234,16 @@ class Keeper:
             if stage.name != training.name and not done:
                 continue
             others = spared if stage.name == training.name else None
-            pinned = self._pinned(inventory, stage, bool(done)) | (others or frozenset())
+            ahead = frozenset() if done else _ahead(inventory, stage)
+            pinned = self._pinned(inventory, stage, bool(done)) | (ahead if others is None else others)
             drop = store.superfluous(inventory, 1, pinned, ends)
             kept = done if done and others is None else _newer(inventory, drop)
             if not drop or not any(self._reads_back(ref) for ref in reversed(kept)):
                 continue
             try:
-                dropped += [old.name for old in drop if self._drop(old)]
+                for old in drop:
+                    if self._drop(old):
+                        dropped.append(old.name)
             except StagerunError:
                 if not dropped:
                     raise
@@ -215,11 +258,14 @@ class Keeper:
         store.set_aside(self.disk, self.out, ref.name)
 
     def _verify(self, ref: SnapshotRef) -> None:
-        """Reads a snapshot back. Damaged if it isn't as it was written: then it is set aside."""
+        """Reads a snapshot back. Damaged if it isn't as it was written: then it is set aside. StorageError if the disk fails."""
         try:
             store.verify(self.disk, self.out, ref.name)
-        except store.Damaged:
-            self._set_aside(ref)
+        except store.Damaged as error:
+            if error.disk_fails:
+                raise StorageError(f"can't read snapshot {ref.name} back: {error.reason}") from error
+            with suppress(StorageError, PermissionDenied):  # it counts as damaged wherever it lies
+                self._set_aside(ref)
             raise
         self._verified.add(ref.name)
 
@@ -227,7 +273,7 @@ class Keeper:
         if ref.name not in self._verified:
             try:
                 self._verify(ref)
-            except store.Damaged:
+            except (store.Damaged, StorageError):
                 return False
         return True
 
@@ -262,6 +308,13 @@ class Keeper:
             return not finished and bool(changed_fields(ref, training))
 
         return frozenset(ref.name for ref in inventory.snapshots if pinned(ref)) | store.pins(self.disk, self.out)
+
+
+def _ahead(inventory: store.Inventory, stage: Stage) -> frozenset[str]:
+    """Names of the stage's snapshots that a plan would go on from rather than from the newest: whoever wrote that had not seen them,
+    since the disk did not answer for a while. They stay until training has come as far."""
+    own = [ref for ref in inventory.of(stage.name) if not changed_fields(ref, stage)]
+    return frozenset(ref.name for ref in own if ref.parent == own[-1].parent and how_far(ref) > how_far(own[-1]))
 
 
 def _newer(inventory: store.Inventory, drop: Sequence[SnapshotRef]) -> tuple[SnapshotRef, ...]:

@@ -15,8 +15,8 @@ from stagerun.store.layout import results_folder
 # Lives without progress after which there is no point in another one; a fault that comes and goes seldom comes three times.
 LIMIT = 3
 
-# Ends that a launcher or a scheduler answers with another start. Those with another code have told somebody what to do.
-_BAD = (None, ExitCode.PEER, ExitCode.BUG)
+# Ends that a launcher, a scheduler or a batch script answers with another start. Those with another code have told somebody what to do.
+_BAD = (None, ExitCode.PEER, ExitCode.BUG, ExitCode.STORAGE)
 
 _MOST_BYTES = 1 << 20  # of a result
 

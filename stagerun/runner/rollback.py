@@ -103,9 +103,14 @@ def _choose(
     like = planned.start if planned.kept and planned.state is State.RESUME else None
     for name in keeper.inventory().damaged:
         parsed = store.parse_name(name)
-        if parsed is not None and parsed.stage == stage.name:  # training may come by there once more, and need the name
-            keeper.require_held()
-            notes.append(_aside(name, store.set_aside(keeper.disk, keeper.out, name)))
+        if parsed is None or parsed.stage != stage.name:
+            continue
+        try:
+            store.inspect(keeper.disk, keeper.out, name)
+        except store.Damaged as error:
+            if not error.disk_fails:  # training may come by there once more, and need the name
+                keeper.require_held()
+                notes.append(aside(name, store.set_aside(keeper.disk, keeper.out, name)))
     while True:
         known = keeper.inventory()
         own = targets(known, stage, branches, parent, planned.skipped, failed.iter, like)
@@ -120,8 +125,9 @@ def _choose(
         files = keeper.read(ref, most_bytes(run.schedule.model)) if ref is not None else None
         if ref is None or files is not None:
             return ref, files, bool(own)
-        notes.append(_aside(ref.name, f".bad-{ref.name}"))
+        notes.append(aside(ref.name, f".bad-{ref.name}"))
 
 
-def _aside(name: str, now: str) -> Note:
+def aside(name: str, now: str) -> Note:
+    """What is told of a snapshot that is called `now` from here on."""
     return Note(text=f"snapshot {name} is damaged and was set aside as {now}", warning=True)

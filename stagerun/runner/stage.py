@@ -10,7 +10,7 @@ from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.mixture import Mixing
 from stagerun.engine.state import TrainState, finite
 from stagerun.engine.update import Arithmetic
-from stagerun.errors import DataError, PeerError, StagerunError, StorageError
+from stagerun.errors import DataError, PeerError, PermissionDenied, StagerunError, StorageError, UsageError
 from stagerun.events import (
     Event,
     Iterated,
@@ -58,7 +58,7 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
         _recall(run)
     parameters = [p.tensor for p in state.solver.parameters]
     reducer = make_reducer(run.schedule.determinism, parameters, run.comm, solver.logical_workers)
-    bits = environment_of(run.schedule, run.stage, run.device, run.comm.size)
+    bits = environment_of(run.schedule, run.stage, run.device, run.comm.size, run.others)
     yield _started(run)
     if (same := promise(run.schedule, planned, bits)) and (same.warning or run.rollbacks is None):
         yield same
@@ -95,7 +95,7 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
                 yield from replacing.news()
                 yield from run.images.copied(run.comm)
         yield from _save(run, state, snapshotter)
-    except (DataError, StorageError, PeerError):
+    except (DataError, StorageError, PermissionDenied, PeerError, UsageError):  # the last is a memory that is too small
         yield from _save_what_is_trained(run, state, snapshotter)
         raise
     finally:
@@ -227,6 +227,7 @@ def _handle(
             if snapshotter is not None:
                 with run.comm.pulse.section(Section.SAVE):
                     yield from snapshotter.wait()
+                iter = snapshotter.newest.iter if snapshotter.newest is not None else run.planned.iter
         elif state.iter:
             yield from _save(run, state, snapshotter)
         else:  # the next process starts the stage as this one has
@@ -298,13 +299,13 @@ def _save_what_is_trained(
     is applied. No rank waits for another here; what keeps the snapshot from being written is less than what went wrong before.
 
     Not the end of a stage (or a piece) that replaces bad records: that counts as finished, and must not before the ranks have
-    told each other what they met and found it few enough.
+    told each other what they met and found it few enough. RuntimeError is torch's, of a GPU.
     """
     if run.images.replacing.met is not None and state.iter == run.planned.last:
         return
     if snapshotter is None or run.saved == state.iter or state.iter == run.planned.iter:
         return
-    with suppress(StagerunError), run.comm.pulse.section(Section.SAVE):
+    with suppress(StagerunError, RuntimeError), run.comm.pulse.section(Section.SAVE):
         yield from _begin_snapshot(run, state, snapshotter)
         yield from snapshotter.wait()
 

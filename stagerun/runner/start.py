@@ -40,6 +40,7 @@ class StageRun:
     iterations_left: int  # of all stages; 0 but on rank 0
     files: dict[str, bytes] | None
     stopping: Stopping = field(default_factory=Stopping)
+    others: str = ""  # `environment.other_machines`
     final_test_iter: int | None = None  # batches of the evaluation after the stage; None: every image
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSS_WINDOW))
     seconds: float = 0.0  # trained, over all process lives

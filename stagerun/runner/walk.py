@@ -25,15 +25,22 @@ from stagerun.recipe import Ensemble, Schedule
 from stagerun.runner import results
 from stagerun.runner.bounds import most_bytes
 from stagerun.runner.ensembling import EnsembleRun, Trained, test_ensemble
-from stagerun.runner.environment import environment_of, promise, promise_of_ensemble, require_exact, require_same
+from stagerun.runner.environment import (
+    environment_of,
+    other_machines,
+    promise,
+    promise_of_ensemble,
+    require_exact,
+    require_same,
+)
 from stagerun.runner.finish import finish_stage
 from stagerun.runner.images import Images
 from stagerun.runner.keeper import WEIGHTS, Keeper
+from stagerun.runner.rollback import aside
 from stagerun.runner.stage import train_stage
 from stagerun.runner.start import StageRun, restored
 from stagerun.runner.stopping import Grace, Stopping
 from stagerun.runner.together import ToldByAnother, everyone, rank0
-from stagerun.snapshots import SnapshotRef
 from stagerun.spec import canonical
 from stagerun.world import World
 
@@ -53,6 +60,7 @@ class Job:
     images: Images
     stopping: Stopping
     exact: bool
+    others: str  # `other_machines`
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +105,11 @@ def run(
     """
     begun = time.monotonic()
     _same_schedule(comm, schedule)
+    others = other_machines(comm, device)
     with closing(Images(schedule, device)) as images:
-        job = Job(schedule, out, comm, world, device, keeper, stop, final_test_iter, images, Stopping(grace), exact)
+        job = Job(
+            schedule, out, comm, world, device, keeper, stop, final_test_iter, images, Stopping(grace), exact, others
+        )
         trained = yield from _walk(job)
     if trained is not None:
         left = keeper.plan().left_out if keeper is not None else ()
@@ -170,6 +181,7 @@ def _do(job: Job, step: Step | EnsembleStep) -> Iterator[Event]:
         iterations_left=step.iterations_left,
         files=step.files,
         stopping=job.stopping,
+        others=job.others,
         final_test_iter=job.final_test_iter,
     )
     done = step.planned.state is State.DONE
@@ -184,8 +196,8 @@ def _promise(job: Job, step: Step | EnsembleStep) -> Note | None:
     """What is said about its bits, on rank 0."""
     if isinstance(step, EnsembleStep):
         refs = [trained.ref for trained in step.trained]
-        return promise_of_ensemble(job.schedule, step.ensemble, refs, job.device, job.comm.size)
-    now = environment_of(job.schedule, step.planned.stage, job.device, job.comm.size)
+        return promise_of_ensemble(job.schedule, step.ensemble, refs, job.device, job.comm.size, job.others)
+    now = environment_of(job.schedule, step.planned.stage, job.device, job.comm.size, job.others)
     return promise(job.schedule, step.planned, now)
 
 
@@ -245,7 +257,7 @@ def _next(job: Job) -> tuple[Step | EnsembleStep | None, list[Note]]:
         assert keeper is not None
         while True:
             plan = keeper.plan()
-            require_same(plan, job.device, comm.size)
+            require_same(plan, job.device, comm.size, job.others)
             waiting = results.unfinished(plan, keeper.out)
             ready = [] if waiting else results.ready_ensembles(plan, keeper.out)
             if ready:
@@ -277,7 +289,7 @@ def _next(job: Job) -> tuple[Step | EnsembleStep | None, list[Note]]:
                     "until": planned.until,
                     "number": _number(plan, planned),
                 }
-            notes.append(_set_aside(source))
+            notes.append(aside(source.name, f".bad-{source.name}"))
 
     answer = rank0(comm, decide)
     if comm.rank == 0:
@@ -306,15 +318,11 @@ def _members(keeper: Keeper, planned: PlannedEnsemble, notes: list[Note]) -> tup
         files = keeper.read(ref, most_bytes(keeper.schedule.model))
         result = results.read_result(keeper.out, ref)
         if files is None:
-            notes.append(_set_aside(ref))
+            notes.append(aside(ref.name, f".bad-{ref.name}"))
         if files is None or result is None:
             return None
         found.append(Trained(ref, files.get(WEIGHTS, b""), result))
     return tuple(found)
-
-
-def _set_aside(ref: SnapshotRef) -> Note:
-    return Note(text=f"snapshot {ref.name} is damaged and was set aside as .bad-{ref.name}", warning=True)
 
 
 def _number(plan: Plan, planned: PlannedStage) -> int:

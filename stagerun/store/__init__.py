@@ -16,7 +16,7 @@ call at a time. Every OSError becomes a StorageError or PermissionDenied.
 from stagerun.snapshots import Inventory, SnapshotRef
 from stagerun.store.disk import Disk, File, LocalDisk
 from stagerun.store.fault_points import FaultyDisk, disk_of_run, planned_fault
-from stagerun.store.faults import Damaged, is_full, reporting
+from stagerun.store.faults import Damaged, TooLarge, is_full, only_one, reporting
 from stagerun.store.layout import Place, parse_name, snapshot_name
 from stagerun.store.lease import Lease, last_word, require_free
 from stagerun.store.lives import Life, last_lives
@@ -26,7 +26,9 @@ from stagerun.store.pins import pin, pins, unpin
 from stagerun.store.read import (
     aside,
     attempts_seen,
+    inspect,
     inventory,
+    inventory_to_go_by,
     read,
     read_file,
     read_file_of,
@@ -51,6 +53,7 @@ __all__ = [
     "Lock",
     "Place",
     "SnapshotRef",
+    "TooLarge",
     "aside",
     "attempts_seen",
     "commit",
@@ -58,10 +61,13 @@ __all__ = [
     "disk_of_run",
     "drop",
     "holder",
+    "inspect",
     "inventory",
+    "inventory_to_go_by",
     "is_full",
     "last_lives",
     "last_word",
+    "only_one",
     "parse_name",
     "pin",
     "pins",

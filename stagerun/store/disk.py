@@ -187,8 +187,9 @@ def make_folder(disk: Disk, path: Path) -> None:
     disk.sync_folder(path.parent)
 
 
-def rename_to_new(disk: Disk, source: Path, target: Path) -> None:
-    """Renames within one folder, to a name that was free when the caller, who holds the lock, looked.
+def rename(disk: Disk, source: Path, target: Path) -> None:
+    """Renames within one folder: a directory to a name that was free when the caller, who holds the lock, looked; or a file, whose
+    own name nobody else knows, over another.
 
     NFS sends a request again when the answer is lost, and the second one fails because the first one was carried out.
     So an error is looked up: what was renamed is no longer under its old name, and is under the new one.

@@ -3,12 +3,13 @@
     STAGERUN_FAULT=kill@17 stagerun run DIR      rank 0 kills itself (SIGKILL) at the 17th call of its disk
     STAGERUN_FAULT=ENOSPC@17 ...                 the 17th call fails: no space left on the device
     STAGERUN_FAULT=ENOSPC@17+ ...                from then on every call does that needs space
+    STAGERUN_FAULT=EIO@17-90 ...                 calls 17 to 90 do, as when a server is away for a while
 
 Rank 0 alone reads and writes the output folder, through `Disk`; each method of it and of its `File` is a call, counted from 1
 in the life of the process. A write that a fault meets puts half of its bytes down. What fails from a call on: `ENOSPC` and
 `EDQUOT` whatever needs space, `EROFS` whatever changes anything, `EIO` and `ESTALE` everything.
 
-The lock, the beats of the lease and log.jsonl are no part of it, and without the variable none of this is in the way.
+The lock, the beats of the lease, log.jsonl and reading results are no part of it, and without the variable none of this is in the way.
 """
 
 import errno
@@ -40,25 +41,29 @@ ERRORS: Mapping[str, frozenset[str] | None] = {
     "ESTALE": None,
 }
 
-_FAULT = re.compile(r"(?P<what>[A-Za-z]+)@(?P<call>[1-9][0-9]{0,17})(?P<on>\+?)", re.ASCII)
+_FAULT = re.compile(
+    r"(?P<what>[A-Za-z]+)@(?P<call>[1-9][0-9]{0,17})(?:(?P<on>\+)|-(?P<last>[1-9][0-9]{0,17}))?", re.ASCII
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`what` (kill, or one of ERRORS) at call number `call`, and, with `on`, at those after it."""
+    """`what` (kill, or one of ERRORS) at call number `call`, and, with `on`, at those after it, with `last` up to that."""
 
     what: str
     call: int
     on: bool = False
+    last: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.what}@{self.call}{'+' * self.on}"
+        return f"{self.what}@{self.call}" + (f"-{self.last}" if self.last is not None else "+" * self.on)
 
     def meets(self, number: int, name: str) -> bool:
-        if not self.on:
+        if not self.on and self.last is None:
             return number == self.call
         kinds = ERRORS[self.what]
-        return number >= self.call and (kinds is None or name in kinds)
+        within = number >= self.call and (self.last is None or number <= self.last)
+        return within and (kinds is None or name in kinds)
 
 
 def planned_fault(environment: Mapping[str, str] = os.environ) -> Fault | None:
@@ -68,13 +73,19 @@ def planned_fault(environment: Mapping[str, str] = os.environ) -> Fault | None:
         return None
     match = _FAULT.fullmatch(said)
     known = (KILL, *ERRORS)
-    usual = f"{VARIABLE}=kill@17, or ENOSPC@17, or ENOSPC@17+ for every call from then on; known are {', '.join(known)}"
+    usual = (
+        f"{VARIABLE}=kill@17, or ENOSPC@17, or ENOSPC@17+ for every call from then on, or ENOSPC@17-90; known are "
+        f"{', '.join(known)}"
+    )
     if match is None:
         raise UsageError(f"{VARIABLE}={said} is no fault", usual)
-    fault = Fault(match["what"], int(match["call"]), bool(match["on"]))
+    last = int(match["last"]) if match["last"] else None
+    fault = Fault(match["what"], int(match["call"]), bool(match["on"]), last)
     if fault.what not in known:
         raise UsageError(f"{VARIABLE}={said}: there is no fault `{fault.what}`", nearest(fault.what, known) or usual)
-    if fault.on and fault.what == KILL:
+    if last is not None and last < fault.call:
+        raise UsageError(f"{VARIABLE}={said} ends before it begins", usual)
+    if (fault.on or last is not None) and fault.what == KILL:
         raise UsageError(f"{VARIABLE}={said}: a process is killed once", f"write {fault.what}@{fault.call}")
     return fault
 

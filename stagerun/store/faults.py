@@ -57,6 +57,23 @@ class Damaged(StagerunError):
         self.name = name
         self.reason = reason
 
+    @property
+    def disk_fails(self) -> bool:
+        """Whether it couldn't be read at all: the file may be well, and the disk or its server away for a while."""
+        return isinstance(self.__cause__, OSError) and self.__cause__.errno == errno.EIO
+
+
+class TooLarge(Damaged):
+    """A file of the snapshot is larger than the caller allows."""
+
+
+def only_one(error: Damaged) -> StorageError:
+    """Where the disk fails at a snapshot without which a stage would be trained from its start."""
+    return StorageError(
+        f"can't read snapshot {error.name}, and there is no other of its stage that can be read: {error.reason}",
+        "see that the disk is well (dmesg) and run the same command again; move the snapshot away to train without it",
+    )
+
 
 def storage_failure(
     error: OSError, doing: str, path: Path, needed: int | None = None, free: int | None = None

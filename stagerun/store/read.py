@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from stagerun.errors import ResumeRefused
 from stagerun.snapshots import Inventory, SnapshotRef
-from stagerun.store.disk import Disk, rename_to_new
-from stagerun.store.faults import Damaged, reading, reporting
+from stagerun.store.disk import Disk, rename
+from stagerun.store.faults import Damaged, TooLarge, only_one, reading, reporting
 from stagerun.store.layout import (
     MANIFEST,
     Place,
@@ -59,6 +59,24 @@ def inventory(disk: Disk, out: Path) -> Inventory:
     return Inventory(tuple(found), tuple(damaged))
 
 
+def inventory_to_go_by(disk: Disk, out: Path) -> Inventory:
+    """As `inventory`, to train by: StorageError where the disk fails at all snapshots of a stage, which would then begin anew beside
+    good ones."""
+    found = inventory(disk, out)
+    answered = False
+    for name in found.damaged:
+        place = parse_name(name)
+        if place is None or found.of(place.stage):
+            continue
+        try:
+            inspect(disk, out, name)
+            answered = True
+        except Damaged as error:
+            if error.disk_fails:
+                raise only_one(error) from error
+    return inventory(disk, out) if answered else found
+
+
 def inspect(disk: Disk, out: Path, name: str) -> Manifest:
     """The manifest of a complete snapshot. Damaged, ResumeRefused, StorageError, PermissionDenied."""
     return _inspect(disk, snapshots_folder(out) / name)
@@ -85,7 +103,7 @@ def read(disk: Disk, out: Path, ref: SnapshotRef, most: Mapping[str, int] | None
     """The files of a snapshot, byte for byte as they were written. Reads each once.
 
     `most`: bytes that files may have by what they are for; any other file may have OTHER. Nothing is read of a snapshot in
-    which one is larger. Damaged if the files are not as they were written, or too large; StorageError or PermissionDenied
+    which one is larger: TooLarge. Damaged if the files are not as they were written; StorageError or PermissionDenied
     if they can't be read.
     """
     manifest = inspect(disk, out, ref.name)
@@ -97,13 +115,15 @@ def read(disk: Disk, out: Path, ref: SnapshotRef, most: Mapping[str, int] | None
 
 
 def require_size(manifest: Manifest, most: Mapping[str, int] | None) -> None:
-    """Damaged if a file states more bytes than `most` allows (`read`)."""
+    """TooLarge if a file states more bytes than `most` allows (`read`)."""
     if most is None:
         return
     for file, entry in manifest.files.items():
         if entry.size > most.get(file, OTHER):
             allowed = most.get(file, OTHER)
-            raise Damaged(snapshot_name(*manifest.place), f"{file} has {entry.size} bytes, and needs at most {allowed}")
+            raise TooLarge(
+                snapshot_name(*manifest.place), f"{file} has {entry.size} bytes, and needs at most {allowed}"
+            )
 
 
 def verify(disk: Disk, out: Path, name: str) -> None:
@@ -181,7 +201,7 @@ def set_aside(disk: Disk, out: Path, name: str) -> str:
         count = 1
         while bad_name(name, count) in taken:
             count += 1
-        rename_to_new(disk, root / name, root / bad_name(name, count))
+        rename(disk, root / name, root / bad_name(name, count))
         disk.sync_folder(root)
     return bad_name(name, count)
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from stagerun.snapshots import Inventory, SnapshotRef
-from stagerun.store.disk import Disk, delete, rename_to_new
+from stagerun.store.disk import Disk, delete, rename
 from stagerun.store.faults import reporting
 from stagerun.store.layout import in_trash, is_leftover, results_folder, snapshots_folder, trash_name
 from stagerun.store.pins import pins
@@ -56,9 +56,9 @@ def discard(disk: Disk, out: Path, name: str) -> bool:
         return False
     with reporting(f"delete snapshot {name}", root):
         trash = root / trash_name(name)
-        rename_to_new(disk, root / name, trash)
+        rename(disk, root / name, trash)
         if name in pins(disk, out):
-            rename_to_new(disk, trash, root / name)
+            rename(disk, trash, root / name)
             disk.sync_folder(root)
             return False
         disk.sync_folder(root)
@@ -79,7 +79,7 @@ def sweep(disk: Disk, out: Path) -> tuple[str, ...]:
         for name in filter(is_leftover, sorted(names)):
             snapshot = in_trash(name)
             if snapshot in pinned and snapshot not in names and is_whole(disk, out, snapshot, name):
-                rename_to_new(disk, root / name, root / snapshot)  # killed before it saw the pin, see `discard`
+                rename(disk, root / name, root / snapshot)  # killed before it saw the pin, see `discard`
                 disk.sync_folder(root)
             elif not delete(disk, root / name):
                 held.append(name)

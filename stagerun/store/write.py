@@ -23,7 +23,7 @@ from pathlib import Path
 
 from stagerun.errors import StagerunError, StorageError
 from stagerun.snapshots import SnapshotRef
-from stagerun.store.disk import Disk, delete, make_folder, was_renamed
+from stagerun.store.disk import Disk, delete, make_folder, rename, was_renamed
 from stagerun.store.faults import Damaged, reporting, storage_failure
 from stagerun.store.layout import MANIFEST, Place, snapshot_name, snapshots_folder, temp_name
 from stagerun.store.manifest import FileEntry, Manifest, check_names, encode
@@ -120,7 +120,7 @@ def replace_file(disk: Disk, path: Path, data: Blob, sync: bool = True) -> None:
     temp = path.with_name(temp_name(path.name))
     try:
         _write(disk, temp, memoryview(data).cast("B"), sync)
-        disk.rename(temp, path)
+        rename(disk, temp, path)
     except OSError:
         _discard(disk, temp)
         raise
@@ -186,7 +186,7 @@ _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
 
 def _publish(disk: Disk, temp: Path, target: Path, manifest: bytes) -> None:
     """Gives a snapshot its name. An error of the rename counts for nothing if the directory of that name holds the very
-    manifest that was written, and the one it was written to is gone (`disk.rename_to_new`). StorageError if somebody else's has
+    manifest that was written, and the one it was written to is gone (`disk.rename`). StorageError if somebody else's has
     taken the name meanwhile."""
     try:
         disk.rename(temp, target)
