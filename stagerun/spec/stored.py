@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from stagerun import recipe
 from stagerun.errors import Span
-from stagerun.spec import scalars
+from stagerun.spec import ranges, scalars
 from stagerun.spec.digest import NAMES
 from stagerun.spec.lexer import Kind, Token, tokens
 
@@ -49,7 +49,8 @@ def read_recipe(text: str) -> recipe.Schedule:
 
 
 def read_foreign(text: str) -> recipe.Schedule:
-    """`read_recipe` of what somebody else may have written. ValueError, too, for a number below 1 where that can't be."""
+    """`read_recipe` of what somebody else may have written. ValueError, too, for a number below 1 where that can't be, and for a
+    transform with a value out of its range."""
     schedule = read_recipe(text)
     counts = {"num_classes": schedule.model.num_classes, "channels": schedule.model.channels}
     counts |= {"images": min(s.images for s in (schedule.data.train, schedule.data.val) if s is not None)}
@@ -58,7 +59,20 @@ def read_foreign(text: str) -> recipe.Schedule:
     for name, least in counts.items():
         if least < 1:
             raise ValueError(f"`{name}` must be 1 or more")
+    for stage in schedule.stages:
+        _require_in_range(stage.solver.transform)
     return schedule
+
+
+def _require_in_range(value: Any) -> None:
+    """A message of the recipe and those in it, by the ranges of what `check` reads; a default needs not be in one."""
+    for one in dataclasses.fields(value):
+        found, name = getattr(value, one.name), _NAMES.get(one.name, one.name)
+        allowed = ranges.RANGES.get(f"{type(value).__name__}Parameter.{name}")
+        if dataclasses.is_dataclass(found):
+            _require_in_range(found)
+        elif allowed is not None and found is not None and found != one.default and found not in allowed:
+            raise ValueError(f"`{name}` must be {allowed}")
 
 
 class _Reader:
