@@ -176,7 +176,7 @@ TRIAL = Trial(3, {"killed": 2, "saved": 1}, {"seconds": 1.5})
 def test_sums_are_kept_by_commit_and_machine() -> None:
     sums = counted.add([], PLACE, "2026-01-02", 7, TRIAL, 2.0, 1)
     sums = counted.add(sums, PLACE, "2026-01-03", 7, Trial(1, {"killed": 1}, {"seconds": 0.5}), 1.0, 2)
-    sums = counted.add(sums, Place("2e3acc5", "2 cores"), "2026-01-03", 8, Trial(1, wrong="lost"), 1.0, 9)
+    sums = counted.add(sums, Place("2e3acc5", "2 cores"), "2026-01-03", 8, Trial(1, {"saved": 5}, wrong="lost"), 1.0, 9)
     old, new = sums
     assert (old.trials, old.faults, old.seconds, old.seeds) == (2, 4, 3.0, (7,))
     assert (old.counts, old.largest, old.first, old.last) == (

@@ -76,4 +76,4 @@ def snapshots(
     found = list_snapshots(target.out, verify, target.schedule)
     click.echo(snapshots_json(target.out, found) if as_json else snapshots_text(target.out, found))
     if verify:
-        refuse_damaged(found)
+        refuse_damaged(target.out, found)

@@ -161,13 +161,13 @@ def snapshots_json(out: Path, found: Sequence[Found]) -> str:
     return json.dumps({"out": str(out), "snapshots": [asdict(f) for f in found]}, indent=1)
 
 
-def refuse_damaged(found: Sequence[Found]) -> None:
+def refuse_damaged(out: Path, found: Sequence[Found]) -> None:
     """ResumeRefused if any of them is damaged; one that was set aside is out of the way already."""
     damaged = [f for f in found if f.state == "damaged"]
     if damaged:
         raise ResumeRefused(
             f"{count(len(damaged), 'snapshot')} damaged",
-            "`snapshots --drop NAME --force` deletes one; `run` then trains again what is missing",
+            f"`stagerun snapshots {out} --drop {damaged[0].name} --force` deletes it; `stagerun run` then trains again what is missing",
         )
 
 

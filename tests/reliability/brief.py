@@ -86,6 +86,11 @@ def expected_start(out: Path) -> tuple[str, int] | None:
     return (ORDER[stage], iter) if stage < len(ORDER) else None
 
 
+def lives(out: Path) -> int:
+    """How many have begun in log.jsonl."""
+    return sum(e["event"] == "RunStarted" for e in events(out))
+
+
 def first_start(out: Path) -> tuple[str, int] | None:
     """Stage and iteration at which the last life in log.jsonl began to train."""
     told = events(out)

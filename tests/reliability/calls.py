@@ -1,7 +1,9 @@
 """Each trial is a run of five iterations with a snapshot after each, on 1, 2 or 4 workers, whose rank 0 is killed, or gets
-ENOSPC or EIO, at one call of the store or from it on (STAGERUN_FAULT); then the same command to the end. In every third trial the second life
-meets a fault, too. Lost: a snapshot that was reported as written, and is neither there nor followed by a later one. A wrong
-load: a life that doesn't go on from the newest complete snapshot, or other bits at the end than those of a run left alone.
+ENOSPC or EIO, at one call of the store, from it on, or for a while (STAGERUN_FAULT); then the same command to the end. In every third trial the second life
+meets a fault, too. The workers are forks of one process that join by themselves: Python's start and stagerun's launcher are left to
+`kills`. Lost: a snapshot that was reported as written, and is neither there nor followed by a later one. A wrong load: a
+life that doesn't go on from the newest complete snapshot (but for one that meets an I/O error), or other bits at the end than
+those of a run left alone.
 """
 
 import random
@@ -16,7 +18,8 @@ from reliability import brief
 from reliability.forks import HUNG, Forks, Life
 from reliability.trial import Scenario, Trial
 
-KINDS = ("kill", "ENOSPC", "EIO", "ENOSPC+", "EIO+")
+KINDS = ("kill", "ENOSPC", "EIO", "ENOSPC+", "EIO+", "EIO-")  # at a call, from it on, or for a while
+MOST_CALLS = 60  # for which the disk is away
 WORKERS = {1: 0.6, 2: 0.25, 4: 0.15}  # and how often each
 DONE, PEER, STORAGE = 0, 69, 74
 
@@ -25,7 +28,9 @@ class Wrong(Exception):
     """What a life did that it must not."""
 
 
-def fault_at(kind: str, call: int) -> str:
+def fault_at(kind: str, call: int, rng: random.Random) -> str:
+    if kind.endswith("-"):
+        return f"{kind[:-1]}@{call}-{call + rng.randint(1, MOST_CALLS)}"
     return f"{kind.rstrip('+')}@{call}{'+' * kind.endswith('+')}"
 
 
@@ -56,6 +61,7 @@ class Runs:
 
 def faulty(runs: Runs, workers: int, fault: str) -> str:
     """A life with a fault: how it ended, in a word. Wrong if it did what it must not."""
+    start, before = brief.expected_start(runs.out), brief.lives(runs.out)
     life = runs.life(workers, fault)
     came = "STAGERUN_FAULT: " in life.texts[0]
     first, others = life.codes[0], life.codes[1:]
@@ -76,6 +82,10 @@ def faulty(runs: Runs, workers: int, fault: str) -> str:
         raise Wrong(f"exit codes {life.codes}{hung}: {' / '.join(text[-600:] for text in life.texts)}")
     if gone := brief.lost(runs.out):
         raise Wrong(f"lost: {gone}")
+    # A file that can't be read for now may lead to the one before: then the fault decides where it begins.
+    begun = brief.first_start(runs.out) if brief.lives(runs.out) > before else None
+    if begun is not None and begun != start and not fault.startswith("EIO"):
+        raise Wrong(f"began at {begun}, the newest complete snapshot is {start}")
     return word
 
 
@@ -124,11 +134,11 @@ def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
             workers = rng.choices([*WORKERS], [*WORKERS.values()])[0]
             calls = runs.left_alone(workers)[1]
             if not left.get(workers):  # every point once before any comes again
-                left[workers] = [fault_at(kind, n) for kind in KINDS for n in range(1, calls + 1)]
+                left[workers] = [fault_at(kind, n, rng) for kind in KINDS for n in range(1, calls + 1)]
                 rng.shuffle(left[workers])
             faults = [left[workers].pop()]
             if rng.random() < 1 / 3:
-                faults.append(fault_at(rng.choice(KINDS), rng.randint(1, calls)))
+                faults.append(fault_at(rng.choice(KINDS), rng.randint(1, calls), rng))
             yield trial(runs, workers, faults)
 
 

@@ -39,8 +39,8 @@ def add(
     old = next((c for c in sums if (c.commit, c.machine) == (place.commit, place.machine)), None)
     base = old or Counted(place.commit, place.machine, day, day)
     counts, largest = dict(base.counts or {}), dict(base.largest or {})
-    for word, number in trial.counts.items():
-        counts[word] = counts.get(word, 0) + number
+    for word, times in trial.counts.items():
+        counts[word] = counts.get(word, 0) + times
     for word, value in trial.largest.items():
         largest[word] = max(value, largest.get(word, value))
     new = replace(

@@ -165,6 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if again := [name for name in options.scenarios if options.trials != 0 and seen(counts.read(name), seed)]:
         print(f"seed {seed} is counted for {', '.join(again)} already, at this commit: choose another", file=sys.stderr)
         return 2
+    # A shell has what it starts with `&` ignore SIGINT, and so would the runs, which it is sent to in `sigterm`.
+    signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
     found: list[str] = []

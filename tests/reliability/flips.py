@@ -1,7 +1,7 @@
-"""Flipped bits, cut files and zeroed pages in the newest snapshot of a real run: found each time, and the one before is used.
-
-A stage is left half trained with two snapshots. The newest is harmed, and then it goes as in `runner.walk`: a plan is made, what it
-starts from is read, and where that was damaged it is set aside and the plan is made again. Only what was changed is put back.
+"""Flipped bits, cut files and zeroed pages in the newest snapshot of a real run: found each time, and the one before is used. A
+stage is left half trained with two snapshots. The newest is harmed, and then it goes as in `runner.walk`, in one process: a plan
+is made, what it starts from is read, and where that was damaged it is set aside and the plan is made again. Only what was changed is
+put back.
 """
 
 import hashlib

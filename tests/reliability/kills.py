@@ -2,7 +2,8 @@
 six of its lives are met by SIGKILL at a random moment: one rank, rank 0, all processes, or the launcher; with one worker, which has no
 launcher, that one, or all. Half of the moments are drawn from the start of Python on, the others after so many lines of the life's log, so
 that it trains. The next life is the same command. Lost: a schedule that doesn't come to its end. Different: other bits in the last snapshots of its
-stages than those of a run left alone. Left behind: a process that is there 1 s after the last of the killed ones.
+stages than those of a run left alone. Left behind: a process that is there 1 s after the signals, or, where a rank was killed, after the
+launcher's end.
 """
 
 import os

@@ -1,10 +1,9 @@
 """SIGTERM, SIGUSR1 or SIGINT at a random moment of a run: from its first instruction on, while it imports, joins, copies its images to
-scratch, trains, saves and evaluates; to the launcher, to its process group, to every process, or to one worker alone.
-
-A run of 1 to 3 workers goes on where the one before was stopped, by the same command, until a schedule is done; its bits are then
-compared with those of an uninterrupted run. Strict: exit 75, or 0 where at most two iterations were left when the signal was sent;
-within the grace period, which is 120 s; no process left; a log that can be read and says Stopped; and what `status` says of it.
-Injected: the signals after which it ended with 75.
+scratch, trains, saves and evaluates; to the launcher, to its process group, to every process, or to one worker alone. A run of 1 to 3
+workers goes on where the one before was stopped, by the same command, until a schedule is done; its bits are then compared with those of an
+uninterrupted run. Strict: exit 75, or 0 where at most two iterations were left when the signal was sent; every iteration that the
+log tells of is in a snapshot (there is none yet where nothing was begun); within the grace period, which is 120 s; no process
+left; a log that can be read and says Stopped; and what `status` says of it. Injected: the signals after which it ended with 75.
 """
 
 import contextlib
@@ -27,6 +26,7 @@ from click.testing import CliRunner
 from reliability.kills import ended
 from reliability.trial import Scenario, Trial
 
+from stagerun import store
 from stagerun.cli.main import main as command
 from stagerun.errors import ExitCode
 
@@ -261,13 +261,25 @@ def _log_says(schedule: Schedule, code: int) -> str:
         return "" if code == ExitCode.SAVED else "done without a log"
     lines = log.read_text().splitlines()
     try:
-        events = [json.loads(line)["event"] for line in lines]
+        told = [json.loads(line) for line in lines]
     except ValueError as error:
         return f"the log can't be read: {error}"
+    events = [event["event"] for event in told]
+    if lost := _not_saved(schedule, told):
+        return lost
     last = events[-1] if events else ""
     if last != ("RunFinished" if code == 0 else "Stopped") and not (code == ExitCode.SAVED and not events):
         return f"exit {code}, and the log ends with {last}: {lines[-1]}"
     return ""
+
+
+def _not_saved(schedule: Schedule, told: list[dict]) -> str:
+    """What was trained last and is in no snapshot; '' if there is nothing."""
+    trained = next(((e["stage"], e["iter"]) for e in reversed(told) if e["event"] == "Iterated"), None)
+    saved = [(ref.stage, ref.iter) for ref in store.inventory(store.LocalDisk(), schedule.out).snapshots]
+    if trained is None or any(stage == trained[0] and iter >= trained[1] for stage, iter in saved):
+        return ""
+    return f"{trained} is in no snapshot: {saved}"
 
 
 def _status_says(schedule: Schedule) -> str:
