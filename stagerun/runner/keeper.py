@@ -114,44 +114,44 @@ class Keeper:
         ResumeRefused for one that is too large because it is of another network.
         """
         try:
-            files = store.read(self.disk, self.out, ref, most)
+            files = self._read(ref, most)
             progress_of(files)
+            return files
         except store.TooLarge as error:
-            if any(field.startswith("model.") for field in changed_fields(ref, self.schedule.stage(ref.stage))):
-                raise ResumeRefused(
-                    f"snapshot {ref.name} does not fit network `{self.schedule.model.name}`: {error.reason}",
-                    "it was trained with another `model`: put that back, or train the stage again with --redo",
-                ) from error
-            self._set_aside(ref)
-            return None
-        except store.Damaged as error:
-            if error.disk_fails:
-                return self._read_again(ref, most, error)
-            self._set_aside(ref)
-            return None
-        except (ValueError, KeyError):
-            self._set_aside(ref)
-            return None
-        return files
+            self._require_same_network(ref, error)
+        except (store.Damaged, ValueError, KeyError):
+            pass
+        self._set_aside(ref)
+        return None
 
-    def _read_again(
-        self, ref: SnapshotRef, most: Mapping[str, int] | None, error: store.Damaged
-    ) -> dict[str, bytes] | None:
-        """A snapshot that gave `error`, an I/O error, once another of its stage could be read, so that it was not the disk that was
-        away. As `read`."""
-        for other in reversed(self.inventory().of(ref.stage)):
-            if other.name == ref.name:
-                continue
-            try:
-                store.verify(self.disk, self.out, other.name)
-            except store.Damaged:
-                continue
-            try:
-                return store.read(self.disk, self.out, ref, most)
-            except store.Damaged:
-                self._set_aside(ref)
-                return None
-        raise store.only_one(error) from error
+    def _read(self, ref: SnapshotRef, most: Mapping[str, int] | None) -> dict[str, bytes]:
+        """As `store.read`; after an I/O error once more, when another snapshot of the stage could be read: then it was not the disk that
+        was away."""
+        try:
+            return store.read(self.disk, self.out, ref, most)
+        except store.Damaged as error:
+            if not error.disk_fails:
+                raise
+            if not any(
+                self._is_well(other) for other in reversed(self.inventory().of(ref.stage)) if other.name != ref.name
+            ):
+                raise store.only_one(error) from error
+        return store.read(self.disk, self.out, ref, most)
+
+    def _is_well(self, ref: SnapshotRef) -> bool:
+        try:
+            store.verify(self.disk, self.out, ref.name)
+        except store.Damaged:
+            return False
+        return True
+
+    def _require_same_network(self, ref: SnapshotRef, error: store.TooLarge) -> None:
+        stage = next((stage for stage in self.schedule.stages if stage.name == ref.stage), None)
+        if stage is not None and any(field.startswith("model.") for field in changed_fields(ref, stage)):
+            raise ResumeRefused(
+                f"snapshot {ref.name} does not fit network `{self.schedule.model.name}`: {error.reason}",
+                "it was trained with another `model`: put that back, or train the stage again with --redo",
+            ) from error
 
     def commit(
         self,
