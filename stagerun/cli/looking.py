@@ -5,6 +5,7 @@ What is newer than what is told by (attempt, serial) alone: clocks of nodes diff
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from stagerun import store
 from stagerun.cli.options import output_folder
-from stagerun.errors import ResumeRefused, StagerunError, UsageError
+from stagerun.errors import ResumeRefused, StagerunError, StorageError, UsageError
 from stagerun.events import EnsembleTested, StageFinished
 from stagerun.plan import make_plan
 from stagerun.recipe import Schedule, Stage
@@ -63,7 +64,7 @@ def find_target(folder: str, overrides: Sequence[str], out: str | None) -> Targe
 class Found:
     """A snapshot as `snapshots` shows it. `epoch` is that of the whole schedule along the path of ancestors.
 
-    `state`: complete, damaged, or set aside. `end` whether its stage ends with it; `started` the stages that started from
+    `state`: complete, damaged, unreadable (the disk fails at it), or set aside. `end` whether its stage ends with it; `started` the stages that started from
     it, `kept_for` those that the schedule lets start there, before the stage's end. `written`: seconds since the epoch, by
     the file system, for people. `pinned`: nothing deletes it.
     """
@@ -144,7 +145,9 @@ def snapshots_text(out: Path, found: Sequence[Found]) -> str:
         )
     whole = [f for f in found if f.state == "complete"]
     lines = [*columns(rows), f"{count(len(whole), 'complete snapshot')}, {size(sum(f.bytes or 0 for f in whole))}"]
-    return "\n".join([*lines, *(f"damaged: {f.name}: {f.reason}" for f in found if f.state == "damaged")])
+    return "\n".join(
+        [*lines, *(f"{f.state}: {f.name}: {f.reason}" for f in found if f.state in ("damaged", "unreadable"))]
+    )
 
 
 def _ordered(names: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:
@@ -162,12 +165,18 @@ def snapshots_json(out: Path, found: Sequence[Found]) -> str:
 
 
 def refuse_damaged(out: Path, found: Sequence[Found]) -> None:
-    """ResumeRefused if any of them is damaged; one that was set aside is out of the way already."""
-    damaged = [f for f in found if f.state == "damaged"]
-    if damaged:
+    """ResumeRefused if any of them is damaged; one that was set aside is out of the way already. StorageError if the disk fails."""
+    if unreadable := [f for f in found if f.state == "unreadable"]:
+        raise StorageError(
+            f"{count(len(unreadable), 'snapshot')} can't be read",
+            "they may be well: see that the disk is (dmesg), and look again",
+        )
+    if damaged := [f for f in found if f.state == "damaged"]:
+        names = " ".join(f"--drop {f.name}" for f in damaged)
         raise ResumeRefused(
             f"{count(len(damaged), 'snapshot')} damaged",
-            f"`stagerun snapshots {out} --drop {damaged[0].name} --force` deletes it; `stagerun run` then trains again what is missing",
+            f"`stagerun snapshots {shlex.quote(str(out))} {names} --force` deletes what is damaged; `stagerun run` then trains "
+            "again what is missing",
         )
 
 
@@ -248,14 +257,14 @@ def _definition(ref: SnapshotRef) -> tuple[str, dict[str, str]]:
 
 
 def _complete(out: Path, ref: SnapshotRef, inventory: Inventory, verify: bool) -> Found:
-    epoch, reason = None, ""
+    epoch, state, reason = None, "complete", ""
     try:
         if verify:
             store.verify(DISK, out, ref.name)
         position = progress_of({STATE: store.read_file(DISK, out, ref.name, STATE, MOST_STATE)}).position
         epoch = position / ref.whole("data.train.images", 0)
     except store.Damaged as error:
-        reason = error.reason
+        state, reason = _state_of(error), error.reason
     except (ValueError, KeyError, ZeroDivisionError, ResumeRefused):
         pass  # made by something else than `run`: its epoch is not known
     return Found(
@@ -263,7 +272,7 @@ def _complete(out: Path, ref: SnapshotRef, inventory: Inventory, verify: bool) -
         stage=ref.stage,
         iter=ref.iter,
         attempt=ref.attempt,
-        state="damaged" if reason else "complete",
+        state=state,
         reason=reason,
         epoch=epoch,
         bytes=ref.bytes,
@@ -277,12 +286,16 @@ def _complete(out: Path, ref: SnapshotRef, inventory: Inventory, verify: bool) -
 def _damaged(out: Path, name: str) -> Found:
     place = store.parse_name(name)
     assert place is not None  # an inventory has no other names
+    state, reason = "unreadable", "it could not be read when it was looked at"
     try:
         store.read_file(DISK, out, name, STATE, MOST_STATE)
-        reason = "it was not there when it was looked at"
     except store.Damaged as error:
-        reason = error.reason
-    return Found(name=name, **place._asdict(), state="damaged", reason=reason, written=written(out, name))
+        state, reason = _state_of(error), error.reason
+    return Found(name=name, **place._asdict(), state=state, reason=reason, written=written(out, name))
+
+
+def _state_of(error: store.Damaged) -> str:
+    return "unreadable" if error.disk_fails else "damaged"
 
 
 def _set_aside(out: Path) -> list[Found]:

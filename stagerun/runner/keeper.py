@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stagerun import store
 from stagerun.errors import PermissionDenied, ResumeRefused, StagerunError, StorageError
-from stagerun.plan import Plan, changed_fields, make_plan, require_fresh
+from stagerun.plan import Plan, State, changed_fields, make_plan, require_fresh
 from stagerun.plan.renamed import names_of, under
 from stagerun.plan.rollback import targets
 from stagerun.recipe import OnNan, Schedule, Stage
@@ -99,12 +99,22 @@ class Keeper:
 
     def plan(self) -> Plan:
         """What is left to do. ResumeRefused when a stage is stale and neither --redo nor --keep names it; StorageError as of
-        `store.inventory_to_go_by`."""
-        found = store.inventory_to_go_by(self.disk, self.out)
-        plan = make_plan(self.schedule, found, self.redo, self.keep, self.only, self.until)
+        `store.answers_now`."""
+        while True:
+            found = store.inventory(self.disk, self.out)
+            plan = make_plan(self.schedule, found, self.redo, self.keep, self.only, self.until)
+            anew = {planned.stage.name for planned in plan.stages if planned.state is State.FRESH}
+            if not store.answers_now(self.disk, self.out, found, anew):
+                break
         self._names = names_of(plan.inventory)
         require_fresh(plan)
         return plan
+
+    def not_chosen(self) -> tuple[str, ...]:
+        """Stages that --only or --until leaves out, and that are still to be trained."""
+        found = store.inventory(self.disk, self.out)
+        plan = make_plan(self.schedule, found, self.redo, self.keep, self.only, self.until)
+        return tuple(planned.stage.name for planned in plan.left_out if planned.state is State.NOT_CHOSEN)
 
     def read(self, ref: SnapshotRef, most: Mapping[str, int] | None = None) -> dict[str, bytes] | None:
         """The verified files of a snapshot, or None: it was damaged, and is set aside now. So is one with a file larger than
@@ -132,18 +142,25 @@ class Keeper:
         except store.Damaged as error:
             if not error.disk_fails:
                 raise
-            if not any(
-                self._is_well(other) for other in reversed(self.inventory().of(ref.stage)) if other.name != ref.name
-            ):
+            if not self._another_is_well(ref.stage, ref.name):
                 raise store.only_one(error) from error
         return store.read(self.disk, self.out, ref, most)
 
-    def _is_well(self, ref: SnapshotRef) -> bool:
+    def is_harmed(self, stage: str, name: str) -> bool:
+        """Whether a snapshot of the stage that counts as damaged is: where the disk fails at it, only if it doesn't at another one."""
         try:
-            store.verify(self.disk, self.out, ref.name)
-        except store.Damaged:
-            return False
-        return True
+            store.inspect(self.disk, self.out, name)
+        except store.Damaged as error:
+            return not error.disk_fails or self._another_is_well(stage, name)
+        return False
+
+    def _another_is_well(self, stage: str, name: str) -> bool:
+        for other in reversed(self.inventory().of(stage)):
+            if other.name != name:
+                with suppress(store.Damaged):
+                    store.verify(self.disk, self.out, other.name)
+                    return True
+        return False
 
     def _require_same_network(self, ref: SnapshotRef, error: store.TooLarge) -> None:
         stage = next((stage for stage in self.schedule.stages if stage.name == ref.stage), None)
@@ -258,14 +275,13 @@ class Keeper:
         store.set_aside(self.disk, self.out, ref.name)
 
     def _verify(self, ref: SnapshotRef) -> None:
-        """Reads a snapshot back. Damaged if it isn't as it was written: then it is set aside. StorageError if the disk fails."""
+        """Reads a snapshot back. Damaged if it isn't as it was written: then it is set aside, unless it is the disk that fails."""
         try:
             store.verify(self.disk, self.out, ref.name)
         except store.Damaged as error:
-            if error.disk_fails:
-                raise StorageError(f"can't read snapshot {ref.name} back: {error.reason}") from error
-            with suppress(StorageError, PermissionDenied):  # it counts as damaged wherever it lies
-                self._set_aside(ref)
+            if not error.disk_fails:
+                with suppress(StorageError, PermissionDenied):  # it counts as damaged wherever it lies
+                    self._set_aside(ref)
             raise
         self._verified.add(ref.name)
 

@@ -103,14 +103,10 @@ def _choose(
     like = planned.start if planned.kept and planned.state is State.RESUME else None
     for name in keeper.inventory().damaged:
         parsed = store.parse_name(name)
-        if parsed is None or parsed.stage != stage.name:
-            continue
-        try:
-            store.inspect(keeper.disk, keeper.out, name)
-        except store.Damaged as error:
-            if not error.disk_fails:  # training may come by there once more, and need the name
-                keeper.require_held()
-                notes.append(aside(name, store.set_aside(keeper.disk, keeper.out, name)))
+        # Training may come by there once more, and need the name.
+        if parsed is not None and parsed.stage == stage.name and keeper.is_harmed(stage.name, name):
+            keeper.require_held()
+            notes.append(aside(name, store.set_aside(keeper.disk, keeper.out, name)))
     while True:
         known = keeper.inventory()
         own = targets(known, stage, branches, parent, planned.skipped, failed.iter, like)

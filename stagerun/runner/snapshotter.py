@@ -68,7 +68,7 @@ class Snapshotter:
         if not self.capture.finite():
             self.done = events
             raise Diverged(
-                f"a weight of stage `{self.stage.name}` is not finite after iteration {iter}",
+                f"a weight of stage `{self.stage.name}`, or what is remembered of its updates, is not finite after iteration {iter}",
                 "lower base_lr, lengthen the warm-up or set clip_gradients; earlier snapshots are unharmed",
             )
         cpu = time.thread_time() - cpu
@@ -128,7 +128,7 @@ class Snapshotter:
     def _retain(self, ref: SnapshotRef) -> None:
         try:
             self.keeper.retain(ref, self.spared)
-        except store.Damaged as error:  # it is set aside, and nothing older was dropped for it
+        except store.Damaged as error:  # nothing older was dropped for it
             self._is_wrong(error)
         except StagerunError as error:  # the disk holds more than it should, and nothing is lost
             self.done.append(Note(text=f"an old snapshot could not be deleted: {error.message}", warning=True))
@@ -164,8 +164,9 @@ class Snapshotter:
 
     def _is_wrong(self, error: store.Damaged) -> None:
         self.newest, self.failures = None, self.failures + 1
+        how = "can't be read" if error.disk_fails else "reads back wrong"
         self.error = StorageError(
-            f"snapshot {error.name} was written without an error, but reads back wrong: {error.reason}",
+            f"snapshot {error.name} was written without an error, but {how}: {error.reason}",
             "don't trust that disk; choose another folder with --out",
         )
         place = store.parse_name(error.name)

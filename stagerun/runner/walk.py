@@ -112,8 +112,7 @@ def run(
         )
         trained = yield from _walk(job)
     if trained is not None:
-        left = keeper.plan().left_out if keeper is not None else ()
-        not_chosen = tuple(s.stage.name for s in left if s.state is State.NOT_CHOSEN)
+        not_chosen = keeper.not_chosen() if keeper is not None else ()
         if keeper is not None and isinstance(keeper.disk, store.FaultyDisk) and (missed := keeper.disk.missed()):
             yield Note(text=missed, warning=True)
         yield RunFinished(trained=trained, seconds=time.monotonic() - begun, not_chosen=not_chosen)

@@ -24,11 +24,11 @@ from stagerun.store.lock import Holder, Lock, holder
 from stagerun.store.out import prepare
 from stagerun.store.pins import pin, pins, unpin
 from stagerun.store.read import (
+    answers_now,
     aside,
     attempts_seen,
     inspect,
     inventory,
-    inventory_to_go_by,
     read,
     read_file,
     read_file_of,
@@ -54,6 +54,7 @@ __all__ = [
     "Place",
     "SnapshotRef",
     "TooLarge",
+    "answers_now",
     "aside",
     "attempts_seen",
     "commit",
@@ -63,7 +64,6 @@ __all__ = [
     "holder",
     "inspect",
     "inventory",
-    "inventory_to_go_by",
     "is_full",
     "last_lives",
     "last_word",

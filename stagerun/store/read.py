@@ -7,7 +7,7 @@ are handed out, so that nothing can change in between.
 
 import errno
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -59,14 +59,13 @@ def inventory(disk: Disk, out: Path) -> Inventory:
     return Inventory(tuple(found), tuple(damaged))
 
 
-def inventory_to_go_by(disk: Disk, out: Path) -> Inventory:
-    """As `inventory`, to train by: StorageError where the disk fails at all snapshots of a stage, which would then begin anew beside
-    good ones."""
-    found = inventory(disk, out)
+def answers_now(disk: Disk, out: Path, found: Inventory, stages: Collection[str]) -> bool:
+    """Whether one that counts as damaged, of a stage among `stages`, can be read now: the disk was away for a moment. StorageError where
+    the disk still fails at it. For stages that would be trained from their start, beside what may be good snapshots."""
     answered = False
     for name in found.damaged:
         place = parse_name(name)
-        if place is None or found.of(place.stage):
+        if place is None or place.stage not in stages:
             continue
         try:
             inspect(disk, out, name)
@@ -74,7 +73,7 @@ def inventory_to_go_by(disk: Disk, out: Path) -> Inventory:
         except Damaged as error:
             if error.disk_fails:
                 raise only_one(error) from error
-    return inventory(disk, out) if answered else found
+    return answered
 
 
 def inspect(disk: Disk, out: Path, name: str) -> Manifest:

@@ -191,6 +191,10 @@ class Monitor:
     def _see_to_the_end(self, now: float) -> None:
         if not self.answered and now > self.ending_since + _ANSWER_S:
             self.answered = now
+            # It adds nothing more, and its end may be that of all processes, as in a container.
+            self._log()
+            for thread in self.threads:
+                thread.join(_LOG_S)
             self.threads += self.worker.speak_for(self.text)
         if now > self.ending_since + self.patience + _END_S:
             self.worker.kill()

@@ -164,15 +164,20 @@ class Monitored:
             self._say(text)
         time.sleep(_STAY_S if self._rank else _STAY_0_S)
         end = time.monotonic() + patience
+        self._wait_while_it_saves(end)
+        if self._rank == 0:
+            # Its monitor ends the log, as soon as nothing more comes from here. While this process is there, since the end of a job's
+            # first process may be that of all others: in a container, or under a scheduler.
+            with suppress(OSError):
+                self._link.shutdown(socket.SHUT_WR)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LOG_S)
+            self._wait_while_it_saves(end)  # the others may have been slow to go, and it has just learnt of that
+        os._exit(ExitCode.PEER)
+
+    def _wait_while_it_saves(self, end: float) -> None:
         while time.monotonic() < end and self._saves():
             time.sleep(0.05)
-        # The monitor ends the log, once nothing more comes from here. While this process is there, since the end of a job's first
-        # process may be that of all others: in a container, or under a scheduler.
-        with suppress(OSError):
-            self._link.shutdown(socket.SHUT_WR)
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_LOG_S)
-        os._exit(ExitCode.PEER)
 
     def _saves(self) -> bool:
         """Whether a snapshot is under way, of what is trained when the others have gone perhaps."""
