@@ -64,7 +64,8 @@ def refused(schedule: Schedule, out: Path) -> str:
     try:
         keeper.open()
     except ResumeRefused as error:
-        assert error.exit_code == 78 and "--retry" in error.hint and f"{out}/log.jsonl" in error.hint
+        assert error.exit_code == 78 and "--retry" in error.hint
+        assert (f"{out}/log.jsonl" in error.hint) == (out / "log.jsonl").exists()
         return error.message
     finally:
         keeper.close()
@@ -161,6 +162,7 @@ Keeper(load(sys.argv[1], ()), Path(sys.argv[2])).open(); os.kill(os.getpid(), si
     assert done.returncode == 78 and done.stderr.count("was killed, or crashed") == 3, done.stderr
     assert "hint: " in done.stderr and "--retry" in done.stderr
     told = small.stagerun("status", base / "schedule", "--out", tmp_path)
+    assert "killed, or ended without a word, before anything was logged: " in told.stdout
     assert "the last 3 runs got no further, so `stagerun run` asks for --retry" in told.stdout, told.stdout
 
 
@@ -307,6 +309,20 @@ def test_status_tells_of_a_run_elsewhere_without_waiting_and_changes_nothing(tmp
     (tmp_path / "lives" / "a0004.json").write_bytes(b"{")
     status = look(Target(tmp_path), 0.0)
     assert "left no readable name in a0004.json" in status_text(status, 0.0)
+
+
+def test_status_knows_of_lives_that_came_to_no_log(schedule: Schedule, tmp_path: Path) -> None:
+    told = {
+        75: "stopped before anything was logged, everything is saved: the same",
+        69: "ended with exit code 69 before anything was logged; the same",
+    }
+    for code, text in told.items():
+        live(schedule, tmp_path, code)
+        status = look(Target(tmp_path), 0.0)
+        assert text in status_text(status, 0.0) and status.exit_code == code
+    for _ in range(LIMIT):
+        live(schedule, tmp_path, 70, retry=True)
+    assert "before anything was logged; the last 3 runs got no further" in status_text(look(Target(tmp_path), 0.0), 0.0)
 
 
 def test_status_says_when_the_same_command_would_not_go_on(schedule: Schedule, tmp_path: Path) -> None:

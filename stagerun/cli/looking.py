@@ -43,6 +43,11 @@ class Target:
 def find_target(folder: str, overrides: Sequence[str], out: str | None) -> Target:
     """DIR of a command: a schedule's folder, or an output folder. RecipeError, UsageError."""
     path = Path(folder)
+    if not os.path.lexists(path):
+        raise UsageError(
+            f"{folder}: there is no such folder",
+            "give a schedule's folder, or the output folder, which `run` makes when it begins",
+        )
     if os.path.exists(path / SCHEDULE_FILE) or not os.path.isdir(path):
         schedule = load(folder, overrides)
         return Target(output_folder(schedule.name, out), schedule)
@@ -175,8 +180,8 @@ def refuse_damaged(out: Path, found: Sequence[Found]) -> None:
         names = " ".join(f"--drop {f.name}" for f in damaged)
         raise ResumeRefused(
             f"{count(len(damaged), 'snapshot')} damaged",
-            f"`stagerun snapshots {shlex.quote(str(out))} {names} --force` deletes what is damaged; `stagerun run` then trains "
-            "again what is missing",
+            f"`stagerun run` goes on from the one before, where it would start from it; of a finished stage it looks at none: `stagerun "
+            f"snapshots {shlex.quote(str(out))} {names}` has it trained again",
         )
 
 

@@ -72,7 +72,7 @@ class Status:
     """Times are in seconds since the epoch. `reason` is why it stopped or failed, `exit_code` that of one that has ended with a
     word. `stuck`: a run would refuse to go on, since the last few got nowhere. `state`:
 
-    nothing    no run has written a log here
+    nothing    no run has begun here
     starting   the folder is held, by a run that has not logged anything yet
     running    the folder is held
     finished   the last run came to its end
@@ -112,6 +112,8 @@ def look(target: Target, now: float) -> Status:
     inventory = found = store.inventory(DISK, target.out)
     run = started(life) if life else None
     state, said = _state(holder, life)
+    unlogged = _before_the_log(target.out) if state == "nothing" else None
+    state = unlogged[0] if unlogged else state
     if away is not None and state in ("killed", "nothing"):
         state, holder = "elsewhere", away
     if state == "starting":
@@ -128,7 +130,7 @@ def look(target: Target, now: float) -> Status:
         holder=holder,
         run=run if life else None,
         reason=said.reason if isinstance(said, Stopped) else said.text if said else "",
-        exit_code=said.code if isinstance(said, Failed) else _CODES.get(state),
+        exit_code=said.code if isinstance(said, Failed) else unlogged[1] if unlogged else _CODES.get(state),
         last_event=type(last[1]).__name__ if last else "",
         last_logged=last[0] if last else None,
         silent=state == "running" and last is not None and now - last[0] > SILENT,
@@ -141,7 +143,7 @@ def look(target: Target, now: float) -> Status:
         warnings=_warnings(life) if life else (),
         unreadable_lines=life.unreadable if life else 0,
         not_finite=sum(1 for _ in life.of(NotFinite)) if life else 0,
-        stuck=state in ("failed", "killed", "nothing") and _stuck(target, found),
+        stuck=state in ("failed", "killed") and _stuck(target, found),
         not_chosen=last[1].not_chosen if last and isinstance(last[1], RunFinished) else (),
     )  # fmt: skip
 
@@ -175,9 +177,20 @@ def _state(holder: store.Holder | None, life: Life | None) -> tuple[str, Stopped
     return ("failed", failed[-1]) if failed else ("killed", None)
 
 
+def _before_the_log(out: Path) -> tuple[str, int | None] | None:
+    """State and exit code of the newest process life, where none has come as far as the log; None where there was none."""
+    lives = [seen.life for seen in store.last_lives(DISK, out, 1) if seen.life is not None]
+    if not lives or lives[0].code == ExitCode.DONE:
+        return None
+    code = lives[0].code
+    return "killed" if code is None else "stopped" if code == ExitCode.SAVED else "failed", code
+
+
 def _stuck(target: Target, found: Inventory) -> bool:
-    """As `run` asks. Without a schedule it is that of the newest snapshot; without either it can't be known."""
+    """As `run` asks. Without a schedule it is that of the newest snapshot; without either what the last lives began from must do."""
     schedule = target.schedule or newest_recipe(target.out, found)
+    if schedule is None and not found.snapshots and (last := store.last_lives(DISK, target.out, 1)):
+        return last[0].life is not None and bool(restarts.fruitless(DISK, target.out, last[0].life.newest))
     return schedule is not None and bool(
         restarts.fruitless(DISK, target.out, restarts.standing(DISK, target.out, schedule, found))
     )

@@ -53,7 +53,7 @@ def status_text(status: Status, now: float) -> str:
 
 
 def _headline(status: Status, ago: Callable[[float], str]) -> str:
-    when = f"{ago(status.last_logged)} ago" if status.last_logged is not None else ""
+    when = f"{ago(status.last_logged)} ago" if status.last_logged is not None else "before anything was logged"
     at = f" in {status.progress.stage} after iteration {status.progress.iter}" if status.progress else ""
     who = (status.holder.text or "a process without a name yet") if status.holder else ""
     match status.state:
@@ -65,7 +65,8 @@ def _headline(status: Status, ago: Callable[[float], str]) -> str:
             left = f"; not chosen, and not done: {', '.join(status.not_chosen)}" if status.not_chosen else ""
             return f"finished {when}{left}"
         case "stopped":
-            return f"stopped {when}{at} ({status.reason}), everything is saved: {GOES_ON}"
+            why = f" ({status.reason})" if status.reason else ""
+            return f"stopped {when}{at}{why}, everything is saved: {GOES_ON}"
         case "failed":
             why = status.reason.partition("\n")[0]
             text = f"ended with exit code {status.exit_code} {when}{at}" + (f": {why}" if why else "")
@@ -74,16 +75,14 @@ def _headline(status: Status, ago: Callable[[float], str]) -> str:
             return f"{text}; {GOES_ON}" if status.exit_code in WORTH_ANOTHER_TRY else text
         case "elsewhere":
             beat = f"beat {status.holder.beat}" if status.holder and status.holder.beat is not None else "its name"
-            logged = f"last logged {when}{at}" if when else "nothing logged yet"
+            logged = "nothing logged yet" if status.last_logged is None else f"last logged {when}{at}"
             return (
                 f"no word of an end from {who}, which this machine can't see: its last sign of life is {beat}, {logged}; if it "
                 f"is dead, {GOES_ON}"
             )
         case "killed":
             return f"killed, or ended without a word, {when}{at}: {STUCK if status.stuck else GOES_ON}"
-    return (
-        f"nothing is logged in {status.out}: {STUCK}" if status.stuck else f"nothing has been run yet in {status.out}"
-    )
+    return f"nothing has been run yet in {status.out}"
 
 
 def _table(status: Status) -> list[str]:

@@ -4,6 +4,7 @@
 A peer that is gone becomes PeerError. No objects are pickled: what crosses the network is tensors and bytes.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Protocol
@@ -170,6 +171,15 @@ class TorchComm:
             torch.cuda.current_stream(self.device).synchronize()
 
 
+# What gloo writes around what happened: a place in its source, and advice that the hint below gives, too.
+_PLACE, _ADVICE = re.compile(r"\[\S+:\d+\]\s*"), ". This is typically caused by"
+
+
+def _first_words(error: RuntimeError) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return _PLACE.sub("", lines[0]).partition(_ADVICE)[0]
+
+
 class _peers:
     """Turns the RuntimeError of a collective whose peer is gone into PeerError. With `pulse` this rank waits for the others meanwhile;
     only the training thread does."""
@@ -185,8 +195,7 @@ class _peers:
         if self.pulse is not None:
             self.pulse.go_on()
         if isinstance(error, RuntimeError):
-            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise PeerError(
-                f"lost the other workers while trying to {self.doing}: {first}",
+                f"lost the other workers while trying to {self.doing}: {_first_words(error)}",
                 "run the same command again: it goes on from the newest snapshot",
             ) from error

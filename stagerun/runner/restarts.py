@@ -54,9 +54,10 @@ def require_progress(disk: store.Disk, out: Path, newest: str) -> None:
     if not (lives := fruitless(disk, out, newest)):
         return
     ends = "; ".join(f"life {life.attempt} ({life}) {_end(life)}" for life in lives)
+    more = f"{out}/log.jsonl may say more; " if (out / "log.jsonl").exists() else ""
     raise ResumeRefused(
         f"the last {LIMIT} runs in {out} came to no snapshot and no result, and the next would start where they did: {ends}",
-        f"{out}/log.jsonl may say more; `stagerun run --retry` goes on all the same",
+        f"{more}`stagerun run --retry` goes on all the same",
     )
 
 

@@ -164,11 +164,7 @@ class Snapshotter:
 
     def _is_wrong(self, error: store.Damaged) -> None:
         self.newest, self.failures = None, self.failures + 1
-        how = "can't be read" if error.disk_fails else "reads back wrong"
-        self.error = StorageError(
-            f"snapshot {error.name} was written without an error, but {how}: {error.reason}",
-            "don't trust that disk; choose another folder with --out",
-        )
+        self.error = store.not_as_written(error)
         place = store.parse_name(error.name)
         self.done.append(
             SnapshotFailed(stage=self.stage.name, iter=place.iter if place else 0, message=self.error.render())

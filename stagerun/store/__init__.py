@@ -16,7 +16,7 @@ call at a time. Every OSError becomes a StorageError or PermissionDenied.
 from stagerun.snapshots import Inventory, SnapshotRef
 from stagerun.store.disk import Disk, File, LocalDisk
 from stagerun.store.fault_points import FaultyDisk, disk_of_run, planned_fault
-from stagerun.store.faults import Damaged, TooLarge, is_full, only_one, reporting
+from stagerun.store.faults import Damaged, TooLarge, is_full, not_as_written, only_one, reporting
 from stagerun.store.layout import Place, parse_name, snapshot_name
 from stagerun.store.lease import Lease, last_word, require_free
 from stagerun.store.lives import Life, last_lives
@@ -67,6 +67,7 @@ __all__ = [
     "is_full",
     "last_lives",
     "last_word",
+    "not_as_written",
     "only_one",
     "parse_name",
     "pin",

@@ -24,7 +24,7 @@ from pathlib import Path
 from stagerun.errors import StagerunError, StorageError
 from stagerun.snapshots import SnapshotRef
 from stagerun.store.disk import Disk, delete, make_folder, rename, was_renamed
-from stagerun.store.faults import Damaged, reporting, storage_failure
+from stagerun.store.faults import Damaged, not_as_written, reporting, storage_failure
 from stagerun.store.layout import MANIFEST, Place, snapshot_name, snapshots_folder, temp_name
 from stagerun.store.manifest import FileEntry, Manifest, check_names, encode
 from stagerun.store.read import inspect
@@ -217,10 +217,7 @@ def _look_again(disk: Disk, out: Path, written: Manifest) -> SnapshotRef:
     try:
         found = inspect(disk, out, ref.name)
     except Damaged as error:
-        raise StorageError(
-            f"snapshot {ref.name} was written without an error, but reads back wrong: {error.reason}",
-            "don't trust that disk; choose another folder with --out",
-        ) from error
+        raise not_as_written(error) from error
     if found.ref() != ref:
         raise _of_another_run(ref.name, snapshots_folder(out))
     return ref

@@ -174,8 +174,9 @@ def _names(hosts: Sequence[str]) -> str:
 
 # -- stragglers
 
-# A rank is slow above so many times the median, over at least so many device batches of each rank.
-SLOW, WINDOW = 1.5, 50
+# A rank is slow above so many times the median, over at least so many device batches of each rank, and so many seconds of the slowest:
+# a moment's work of something else on the machine says nothing.
+SLOW, WINDOW, WINDOW_S = 1.5, 50, 5.0
 # It is told again when it has become that much slower still.
 _AGAIN = 1.5
 
@@ -199,7 +200,7 @@ def stragglers(compared: Compared, seen: Sequence[Seen]) -> tuple[Compared, list
     if len(fresh) < 2 or set(fresh) - set(before):
         return replace(compared, counters=fresh), []
     grown = {rank: (batches - before[rank][0], busy - before[rank][1]) for rank, (batches, busy) in fresh.items()}
-    if any(batches < WINDOW for batches, _ in grown.values()):
+    if any(batches < WINDOW for batches, _ in grown.values()) or max(busy for _, busy in grown.values()) < WINDOW_S:
         return compared, []
     if compared.spoiled:
         return Compared(fresh, compared.told), []
