@@ -115,7 +115,8 @@ def test_power_finds_what_was_forgotten(forgotten: str) -> None:
 def test_kills(workers: int, most: int, tmp_path: Path) -> None:
     trial = kills.Kills(random.Random(workers), tmp_path, patience=BUSY_S, most=most).trial(workers)
     assert trial.wrong == "" and trial.counts["bit-identical"] == 1
-    assert trial.counts["while training"] >= 1
+    # Where a random moment falls, a busy machine decides.
+    assert trial.faults == trial.counts["while training"] + trial.counts["while starting"]
 
 
 def test_orphans(tmp_path: Path) -> None:
