@@ -42,7 +42,7 @@ solver {{
   momentum: 0.9
   weight_decay: 5e-5
   transform_param {{ mirror: true mean_value: 110 scale: 0.0156 }}
-  display: 1
+  display: 100
   test_batch_size: 8
 }}
 stage {{ name: "trunk" solver: "trunk.prototxt" }}
