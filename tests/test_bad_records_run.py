@@ -105,6 +105,7 @@ def test_a_worker_alone_ends_with_all_that_it_met_in_its_snapshot(whole: Path, t
     assert "image library" in ref.environment and "colour library" not in ref.environment, "its colours stay"
 
 
+@pytest.mark.slow
 def test_a_stage_whose_last_iteration_shows_that_they_are_too_many_is_not_finished(whole: Path, tmp_path: Path) -> None:
     made = schedule(tmp_path / "s", damaged(tmp_path / "d", whole, [98, 110]), snapshot=0)
     for life in range(2):

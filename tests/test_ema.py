@@ -183,6 +183,7 @@ def test_what_adam_counts_is_carried_over_with_its_averages(base: Path) -> None:
     assert counts("early-00000003") == (3, 3), "ZERO"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_stopped_and_resumed_it_ends_in_the_same_bits(base: Path, tmp_path: Path, nproc: int) -> None:
     out = tmp_path / "out"

@@ -250,6 +250,7 @@ def test_an_onnx_graph_takes_bytes_and_normalises_itself(onnx: object, tiny: Pat
     check_onnx(tiny, tmp_path / "other.onnx", 36, "--size", "36")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--rgb"]], ids=["bgr", "rgb"])
 def test_an_onnx_graph_of_a_colour_network(onnx: object, resnet18: Path, tmp_path: Path, options: list[str]) -> None:
     check_onnx(resnet18, tmp_path / "net.onnx", 40, *options)

@@ -353,6 +353,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base
 
 
+@pytest.mark.slow
 def test_interrupted_while_they_grow_it_ends_in_the_same_bits(folder: Path, tmp_path: Path) -> None:
     """`b` begins within an epoch of the data, and has 18 updates, 7.5 to an epoch of its own. What is left of it after 6 is
     trained once more, as after a kill: with 8 pixels, with 16 and with 24."""

@@ -58,6 +58,7 @@ def test_a_run_that_stops_at_a_bad_record_has_saved_what_it_trained(data: Path, 
     assert [name.split("-")[1] for name in names] == ["00000003", "00000004"]
 
 
+@pytest.mark.slow
 def test_replacing_memory_and_threads_train_the_same_with_any_number_of_workers(data: Path, tmp_path: Path) -> None:
     for workers, more in ((1, "cache: DISK"), (2, "cache: MEMORY loader_threads: 3")):
         out = tmp_path / f"o{workers}"

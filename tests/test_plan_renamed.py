@@ -160,6 +160,7 @@ stage { name: "end" from: "main" solver: "cut.prototxt" }
 """
 
 
+@pytest.mark.slow
 def test_renamed_between_all_steps_nothing_is_trained_twice() -> None:
     """Any stages get new names, or old ones again, before each life, which ends anywhere."""
     drawn = random.Random(1)

@@ -275,6 +275,7 @@ def test_a_rehearsal_goes_through_everything_and_plan_knows_its_figures(base: Pa
     assert "stage early has changed since the rehearsal" in changed
 
 
+@pytest.mark.slow
 def test_synthetic_needs_no_data_and_json_is_one_object(base: Path, tmp_path: Path) -> None:
     nowhere = ["--set", "data.train.source=/no/train", "--set", "data.val.source=/no/val"]
     words = ["rehearse", base / "schedule", *nowhere, "--out", tmp_path / "out", "--threads", 1, "--iters", 2]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import processes
+import pytest
 import small
 import torch
 
@@ -69,6 +70,7 @@ def train_here(schedule: Path, out: Path) -> None:
         keeper.close()
 
 
+@pytest.mark.slow
 def test_a_resume_by_other_workers_and_threads_trains_the_same_bits(tmp_path: Path) -> None:
     """Without its last snapshots a run goes on from the one before, in the middle of stage `a`."""
     schedule, alone, out = make(tmp_path), tmp_path / "alone", tmp_path / "out"

@@ -36,6 +36,7 @@ def launch(schedules: list[Path], out: Path, *arguments: str) -> list[tuple[int,
     return [run.wait(timeout=120) for run in workers]
 
 
+@pytest.mark.slow
 def test_elastic_gives_the_same_bits_with_one_worker_and_with_two(base: Path) -> None:
     elastic = ["--set", "determinism=ELASTIC"]
     alone = small.run(base / "schedule", base / "one", *elastic)

@@ -138,6 +138,7 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_bits(
     assert processes.ends(out) == processes.ends(base / f"straight{nproc}")
 
 
+@pytest.mark.slow
 def test_what_was_not_evaluated_is_evaluated_when_it_can_be(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(base / "straight1", out)
@@ -165,6 +166,7 @@ def test_what_was_not_evaluated_is_evaluated_when_it_can_be(base: Path, tmp_path
     assert mtimes(out, *small.STAGES) == snapshots, "nothing was trained"
 
 
+@pytest.mark.slow
 def test_other_workers_from_a_stage_border_on_are_equivalent_and_said_to_be(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(base / "straight1", out)

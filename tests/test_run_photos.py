@@ -85,6 +85,7 @@ def images_per_evaluation(out: Path) -> list[int]:
     return [line["images"] for line in lines if line["event"] == "Tested"]
 
 
+@pytest.mark.slow
 def test_any_way_of_reading_trains_the_same(tmp_path: Path, data: Path) -> None:
     """Several threads, scratch, prepared files: the same bits with as many workers. (Copies beside training: test_scratch_run.)"""
     done = small.run(schedule(tmp_path / "plain", data), tmp_path / "a", nproc=2)

@@ -82,6 +82,7 @@ def test_the_ways_out_of_that_refusal_lead_to_the_end(by_two: Path, tmp_path: Pa
     assert not go(schedule, outs["keep"], keep=["c"])[-1].trained  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_with_elastic_a_piece_by_another_number_of_workers_has_the_same_bits(by_two: Path, tmp_path: Path) -> None:
     def written(stages: str) -> Path:
         schedule = make_schedule(tmp_path / "s", by_two / "data", stages)

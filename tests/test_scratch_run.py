@@ -181,6 +181,7 @@ def test_a_stop_while_images_are_copied_loses_nothing(base: Path, disk: Path, tm
     assert processes.ends(tmp_path / "out") == processes.ends(base / "plain")
 
 
+@pytest.mark.slow
 def test_two_workers_stop_while_they_wait_for_a_copy(base: Path, disk: Path, tmp_path: Path) -> None:
     words = [word for option in options(disk) for word in ("--set", option)]
     name = sorted(look(str(base / "data" / f"{kind}_lmdb")).name for kind in ("train", "val"))[-1]

@@ -170,6 +170,7 @@ time.sleep(60)  # rank 1: it does not move
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "memory, end, text",
     [
