@@ -147,7 +147,7 @@ class Mixed(SoloComm):
     size = 4
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        other = json.dumps({**json.loads(data), "instruction set": "AVX2"}).encode()
+        other = json.dumps({**json.loads(data), "instruction set": "ZVECTOR"}).encode()
         return [data, data, other, other]
 
 
@@ -155,7 +155,7 @@ def test_the_promise_is_of_all_ranks_machines(keeper: Keeper) -> None:
     cpu = torch.device("cpu")
     assert other_machines(SoloComm(), cpu) == ""
     others = other_machines(Mixed(), cpu)
-    assert others == "ranks 2 3: instruction set AVX2"
+    assert others == "ranks 2 3: instruction set ZVECTOR"
     stage = keeper.schedule.stages[0]
     alike, mixed = (environment_of(keeper.schedule, stage, cpu, 4, text) for text in ("", others))
     assert "other ranks" not in alike and mixed["other ranks"] == others

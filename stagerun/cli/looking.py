@@ -69,9 +69,9 @@ def find_target(folder: str, overrides: Sequence[str], out: str | None) -> Targe
 class Found:
     """A snapshot as `snapshots` shows it. `epoch` is that of the whole schedule along the path of ancestors.
 
-    `state`: complete, damaged, unreadable (the disk fails at it), or set aside. `end` whether its stage ends with it; `started` the stages that started from
-    it, `kept_for` those that the schedule lets start there, before the stage's end. `written`: seconds since the epoch, by
-    the file system, for people. `pinned`: nothing deletes it.
+    `state`: complete, damaged, unreadable (the disk fails at it), or set aside. `end` whether its stage ends with it; `started` the
+    stages that started from it, `kept_for` those that the schedule lets start there, before the stage's end. `written`: seconds
+    since the epoch, by the file system, for people. `pinned`: nothing deletes it.
     """
 
     name: str
@@ -177,7 +177,7 @@ def refuse_damaged(out: Path, found: Sequence[Found]) -> None:
             "they may be well: see that the disk is (dmesg), and look again",
         )
     if damaged := [f for f in found if f.state == "damaged"]:
-        names = " ".join(f"--drop {f.name}" for f in damaged)
+        names = " ".join(f"--drop {f.name}" for f in damaged) + " --force" * any(f.end or f.started for f in damaged)
         raise ResumeRefused(
             f"{count(len(damaged), 'snapshot')} damaged",
             f"`stagerun run` goes on from the one before, where it would start from it; of a finished stage it looks at none: `stagerun "

@@ -160,9 +160,8 @@ class StopRequest:
     def _leave(self, number: signal.Signals, code: int) -> NoReturn:
         rank = _rank()
         if asked() is None and another_ended(rank):
-            signals.end_at_once(
-                ExitCode.PEER, ""
-            )  # the agent's signal: nobody asked, and that worker's report tells why
+            # The agent's signal: nobody asked for a stop, and that worker's report tells why.
+            signals.end_at_once(ExitCode.PEER, "")
         told = report(rank, code, nothing_begun(code))
         signals.end_at_once(code, "" if told or rank else f"{number.name}: {nothing_begun(code)}")
 

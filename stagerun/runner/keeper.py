@@ -102,7 +102,7 @@ class Keeper:
         `store.answers_now`."""
         while True:
             found = store.inventory(self.disk, self.out)
-            plan = make_plan(self.schedule, found, self.redo, self.keep, self.only, self.until)
+            plan = self._made(found)
             anew = {planned.stage.name for planned in plan.stages if planned.state is State.FRESH}
             if not store.answers_now(self.disk, self.out, found, anew):
                 break
@@ -112,9 +112,11 @@ class Keeper:
 
     def not_chosen(self) -> tuple[str, ...]:
         """Stages that --only or --until leaves out, and that are still to be trained."""
-        found = store.inventory(self.disk, self.out)
-        plan = make_plan(self.schedule, found, self.redo, self.keep, self.only, self.until)
-        return tuple(planned.stage.name for planned in plan.left_out if planned.state is State.NOT_CHOSEN)
+        left = self._made(store.inventory(self.disk, self.out)).left_out
+        return tuple(planned.stage.name for planned in left if planned.state is State.NOT_CHOSEN)
+
+    def _made(self, found: store.Inventory) -> Plan:
+        return make_plan(self.schedule, found, self.redo, self.keep, self.only, self.until)
 
     def read(self, ref: SnapshotRef, most: Mapping[str, int] | None = None) -> dict[str, bytes] | None:
         """The verified files of a snapshot, or None: it was damaged, and is set aside now. So is one with a file larger than

@@ -1,10 +1,9 @@
 """Each trial is a run of five iterations with a snapshot after each, on 1, 2 or 4 workers, whose rank 0 is killed, or gets
-ENOSPC or EIO, at one call of the store, from it on, or for a while (STAGERUN_FAULT); then the same command to the end. In every third trial the second life
-meets a fault, too. The workers are forks of one process that join by themselves: Python's start and stagerun's launcher are left to
-`kills`. Lost: a snapshot that was reported as written, and is neither there nor followed by a later one; or one that was set aside, since nothing
-damaged any. A wrong load: a
-life that doesn't go on from the newest complete snapshot (but for one that meets an I/O error), or other bits at the end than
-those of a run left alone.
+ENOSPC or EIO, at one call of the store, from it on, or for a while (STAGERUN_FAULT); then the same command to the end. In every
+third trial the second life meets a fault, too. The workers are forks of one process that join by themselves: Python's start and
+stagerun's launcher are left to `kills`. Lost: a snapshot that was reported as written, and is neither there nor followed by a
+later one; or one that was set aside, since nothing damaged any. A wrong load: a life that doesn't go on from the newest
+complete snapshot (but for one that meets an I/O error), or other bits at the end than those of a run left alone.
 """
 
 import random
