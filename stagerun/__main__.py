@@ -7,12 +7,14 @@ from stagerun import signals
 
 # errors.ExitCode, which is not imported yet.
 _SAVED, _INTERRUPTED = 75, 130
+# What stagerun.world reads, which is not imported yet either.
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
 def main() -> None:
-    runs = sys.argv[1:2] == ["run"]
+    runs = sys.argv[1:2] in (["run"], ["retry"])
     # Of several workers our launcher speaks, or else rank 0.
-    silent = "STAGERUN_REPORT_DIR" in os.environ or os.environ.get("RANK", "0") != "0"
+    silent = "STAGERUN_REPORT_DIR" in os.environ or any(os.environ.get(name, "0") != "0" for name in _RANKS)
     text = "nothing was begun; run the same command again" if runs else "interrupted"
     signals.leave(_SAVED if runs else _INTERRUPTED, "" if silent else text)
     signals.release()  # our launcher starts its workers with these signals blocked

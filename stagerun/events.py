@@ -21,6 +21,7 @@ class RunStarted:
     version: str
     ensembles: tuple[str, ...] = ()
     disabled: tuple[str, ...] = ()  # stages of the schedule that are not enabled
+    hosts: tuple[str, ...] = ()  # by rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,6 +88,12 @@ class ScratchCopy(enum.Enum):
     BESIDE = "BESIDE"
 
 
+class ScratchFrom(enum.Enum):
+    MEASURED = "MEASURED"
+    SOURCE = "SOURCE"
+    NODES = "NODES"
+
+
 class ZeroGamma(enum.Enum):
     AS_PUBLISHED = "AS_PUBLISHED"
     NONE = "NONE"
@@ -143,6 +149,7 @@ class Data:
     on_bad_record: OnBadRecord = OnBadRecord.STOP
     scratch_reserve: float = 1.0  # gigabytes
     scratch_copy: ScratchCopy = ScratchCopy.BEFORE
+    scratch_from: ScratchFrom = ScratchFrom.MEASURED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,3 +41,33 @@ def seconds(text: str) -> float:
     if not total or total > 10**12:
         raise ValueError(text)
     return float(total)
+
+
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kMGT]?)(bit/s|bps|B/s)")
+_SHORT = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(us|ms|s)")
+_POWERS = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12}
+
+
+def bandwidth(text: str) -> float:
+    """Bytes per second: of `10Gbit/s`, `100 Mbps`, `1.2GB/s`; powers of 1000. ValueError for anything else, and for 0.
+
+    >>> bandwidth("10Gbit/s"), bandwidth("100 MB/s")
+    (1250000000.0, 100000000.0)
+    """
+    found = _RATE.fullmatch(text.strip())
+    rate = Fraction(found[1]) * 10 ** _POWERS[found[2]] / (1 if found[3] == "B/s" else 8) if found else Fraction(0)
+    if not 0 < rate < 10**15:
+        raise ValueError(text)
+    return float(rate)
+
+
+def short_seconds(text: str) -> float:
+    """Seconds: of `50us`, `0.2ms`, `0s`. ValueError for anything else, and for more than a minute.
+
+    >>> short_seconds("50us")
+    5e-05
+    """
+    found = _SHORT.fullmatch(text.strip())
+    if found is None or (value := Fraction(found[1]) / {"us": 10**6, "ms": 10**3, "s": 1}[found[2]]) > 60:
+        raise ValueError(text)
+    return float(value)

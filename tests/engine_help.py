@@ -241,10 +241,18 @@ class ThreadComm:
         self.all_reduce(tensor)()
 
     def broadcast_bytes(self, data: bytes | None, src: int = 0) -> bytes:
-        raise NotImplementedError
+        return self.gather_bytes(data or b"")[src]
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        raise NotImplementedError
+        mine: list[bytes] = [data]
+
+        def give(parts: dict[int, list[bytes]]) -> None:
+            told = [parts[rank][0] for rank in range(self.size)]
+            for part in parts.values():
+                part[:] = told
+
+        self._collective(mine, give)()
+        return mine
 
     def barrier(self) -> None:
         self.together.meet()

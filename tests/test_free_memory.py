@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.data.free_memory import Roots, available_memory
+from stagerun.cgroups import Roots
+from stagerun.data.free_memory import available_memory
 
 MACHINE = 8000 * 1024
 

@@ -12,12 +12,12 @@ ROOT = Path(__file__).parent.parent / "stagerun"
 # `text` too, since a manifest and a plan print sizes alike. `spec` stands above `schedule`, so that a new learning-rate
 # policy is one class and one row there, and `check` knows its fields from it.
 FLOORS = [
-    {"errors", "text", "units", "knobs", "proto", "signals", "child"},
-    {"world", "events", "pulse", "recipe", "snapshots"},
-    {"schedule", "order", "pace", "logged"},
+    {"errors", "nodelist", "text", "units", "knobs", "proto", "signals", "child", "cgroups"},
+    {"world", "events", "pulse", "topology", "spans", "recipe", "snapshots"},
+    {"schedule", "order", "pace", "logged", "binding"},
     {"spec"},
     {"plan", "store", "data", "caffe_import"},
-    {"models", "comm"},
+    {"models", "comm", "preflight"},  # preflight has no torch: what starts workers compares facts before it needs it
     {"engine"},
     {"report", "launch"},
     {"watch"},  # it leaves its reports in the launcher's folder

@@ -187,3 +187,29 @@ def test_collectives_wait_for_days_where_the_monitors_see_to_time_outs(monkeypat
     for patient in (False, True):
         join(World(rank=0, size=2, local_rank=0, local_size=2), 1, StopRequest("to save"), None, patient)
     assert asked[0] == timedelta(minutes=30) and asked[1] >= timedelta(days=1)
+
+
+@pytest.mark.parametrize("worded", [True, False])
+def test_a_worker_that_was_killed_is_gone_and_one_that_ends_with_an_error_is_not(pair: Pair, worded: bool) -> None:
+    pair.meet()
+    pair.hub.meet(PLACE["token"])
+    pair.until(lambda: 1 in pair.hub.peers and pair.hub.peers[1].seen is not None and pair.spoke.hub_known)
+    now = time.monotonic()
+    assert pair.hub.gone(now) == [] == pair.spoke.gone(now)
+    assert pair.hub.gone(now + 10) == ["rank 1 on node1"], "nothing is heard of it"
+    assert pair.spoke.gone(now + 10) == ["rank 0 on node0"]
+    pair.spoke.farewell(worded)
+    pair.spoke.hub_at = None
+    pair.until(lambda: pair.hub.peers[1].left is not None)
+    assert pair.hub.gone(time.monotonic()) == ([] if worded else ["rank 1 on node1"])
+
+
+def test_a_connection_that_breaks_is_a_host_that_is_gone(pair: Pair) -> None:
+    pair.meet()
+    pair.hub.meet(PLACE["token"])
+    pair.until(lambda: 1 in pair.hub.peers and pair.hub.peers[1].seen is not None and pair.spoke.hub_known)
+    pair.hub._close(pair.hub.peers[1])
+    del pair.hub.peers[1]
+    pair.spoke.hub_at = None
+    pair.until(lambda: not pair.spoke.connected)
+    assert pair.spoke.gone(time.monotonic()) == ["rank 0 on node0"]

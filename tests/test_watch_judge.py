@@ -221,3 +221,30 @@ def test_too_few_batches_say_nothing() -> None:
     assert paces([[(0, 0)], [(500, 50.0)]]) == [[], []], "one rank alone is never slow"
     # A rank that comes late, or one that ends, starts the comparison anew.
     assert paces([[(0, 0)], [(500, 5.0), (500, 50.0)], [(1000, 10.0)]]) == [[], [], []]
+
+
+def test_a_slow_host_is_named_once_for_all_its_ranks() -> None:
+    """node1 has ranks 2 and 3; where only one of them is slow, it is that one."""
+    quiet = [(0, 0.0)] * 6
+    told = paces([quiet, [(50, 5.0), (50, 5.0), (50, 14.0), (50, 16.0), (50, 5.0), (50, 5.0)]])
+    assert told[1] == [
+        "node1 is slow: a device batch takes each of its 2 ranks 0.3 s, 3.0 x the median of all 6; the others wait for it"
+    ]
+    told = paces([quiet, [(50, 5.0), (50, 5.0), (50, 5.0), (50, 16.0), (50, 5.0), (50, 5.0)]])
+    assert told[1][0].startswith("rank 3 on node1 is slow: a device batch takes it 0.32 s, 3.2 x")
+    told = paces([[(0, 0.0)] * 5, [(50, 5.0), (50, 5.0), (50, 5.0), (50, 5.0), (50, 10.0)]])
+    assert told[1][0].startswith("node2 is slow: a device batch takes rank 4 0.2 s, 2.0 x")
+
+
+def test_a_host_that_hears_nothing_of_several_others_is_cut_off_itself() -> None:
+    ranks = [seen(0, 61, True), seen(1, 61, True), seen(2, silence=60.5), seen(3, silence=61.0), seen(4, silence=60.0)]
+    verdict = judge(ranks, 5, Limits())
+    assert verdict is not None and not verdict.guilty
+    assert verdict.text.startswith(
+        "node0 hears nothing of the other 2 hosts for 1 min 00 s: it is cut off from them, or"
+    )
+    # Of two hosts nobody knows which it is; and one that is still heard knows.
+    verdict = judge(ranks[:4], 4, Limits())
+    assert verdict is not None and [one.seen.rank for one in verdict.guilty] == [2, 3]
+    verdict = judge([*ranks[:4], seen(4, 61, True)], 5, Limits())
+    assert verdict is not None and [one.seen.rank for one in verdict.guilty] == [2, 3]

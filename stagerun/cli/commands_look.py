@@ -19,7 +19,7 @@ def status(folder: str, overrides: tuple[str, ...], out: str | None, as_json: bo
     """Shows whether a run is alive, how far it is, and its warnings, from any terminal.
 
     DIR is the schedule's folder, or the output folder itself. A run counts as alive while it holds the output folder's lock;
-    where locks don't reach, its last sign of life is told.
+    where that doesn't reach, as on another host, while it gives signs of life, for which is waited 15 s at most.
     """
     import time
 
@@ -29,7 +29,7 @@ def status(folder: str, overrides: tuple[str, ...], out: str | None, as_json: bo
 
     target = find_target(folder, overrides, out)
     now = time.time()
-    found = look(target, now)
+    found = look(target, now, tell)
     click.echo(status_json(found) if as_json else status_text(found, now))
 
 

@@ -3,9 +3,11 @@
 import click
 
 from stagerun.cli.ending import guarded
+from stagerun.cli.link_options import Bandwidth, Latency
 from stagerun.cli.options import (
     Duration,
     FiniteRange,
+    at_least,
     choice_options,
     output_folder,
     output_options,
@@ -49,8 +51,12 @@ def check(folder: str, overrides: tuple[str, ...], lint: bool) -> None:
     "--images-per-second",
     type=FiniteRange(SLOWEST, FASTEST),
     metavar="N",
-    help="Speed of training of the whole job, for the hours.  [default: as the last run or rehearsal here]",
+    help="Speed of training of the whole job, for the hours; with --workers, of one worker alone.  [default: as the last run or "
+    "rehearsal here]",
 )
+@click.option("--workers", type=int, metavar="N", help="Predict the speed of N workers over --link.")
+@click.option("--link", type=Bandwidth(), metavar="RATE", help="With --workers: of each host's link, 10Gbit/s, say.")
+@click.option("--latency", type=Latency(), metavar="TIME", help="With --link: of one message, 50us, say.  [default: 0]")
 @click.option(
     "--budget", "allocation", type=Duration(), metavar="TIME", help="Where an allocation of 4h, 90m or 2d would end."
 )
@@ -67,6 +73,9 @@ def plan(
     until: str | None,
     as_json: bool,
     images_per_second: float | None,
+    workers: int | None,
+    link: float | None,
+    latency: float | None,
     allocation: float | None,
     csv_file: str | None,
     plot_file: str | None,
@@ -78,7 +87,9 @@ def plan(
 
     Works where the data is not.
     """
-    from stagerun.cli.planning import remarks, write_csv
+    at_least(1, workers=workers)
+    from stagerun.cli.planning import place_remark, remarks, write_csv
+    from stagerun.cli.predicting import job_of
     from stagerun.cli.timing import beside
     from stagerun.plan import make_plan
     from stagerun.plan.render import render_json, render_text
@@ -108,10 +119,11 @@ def plan(
     target = output_folder(schedule.name, out)
     found = inventory(LocalDisk(), target)
     planned = make_plan(schedule, found, redo, keep, only, until)
+    job = job_of(planned, target, workers, link, latency, images_per_second)
     if csv_file is not None:
         write_csv(planned, csv_file)
-    notes = remarks(planned, found.damaged)
-    more = beside(planned, target, images_per_second, allocation)
+    notes = [*remarks(planned, found.damaged), *place_remark(target, several_hosts=link is not None)]
+    more = beside(planned, target, images_per_second, allocation, job)
     click.echo(render_json(planned, notes, more.record) if as_json else render_text(planned, notes, more.blocks))
     if picture is not None:
         plot(picture, schedule)

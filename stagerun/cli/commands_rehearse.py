@@ -24,7 +24,9 @@ from stagerun.cli.options import at_least, schedule_options
     "--workers", type=int, metavar="N", help="Estimate for a job of N workers.  [default: as many as rehearse]"
 )
 @click.option("--synthetic", is_flag=True, help="Make up images of the right kind: no data needed.")
-@click.option("--nproc", type=int, metavar="N", help="Workers on this machine.  [default: one per GPU, or 1]")
+@click.option(
+    "--nproc", type=int, metavar="N", help="Workers on this machine.  [default: one per GPU, else one per NUMA node]"
+)
 @click.option("--threads", type=int, metavar="N", help="Threads per worker.  [default: the processors shared evenly]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @guarded

@@ -1,20 +1,39 @@
 """`stagerun run`."""
 
 import sys
+from typing import Any
 
 import click
 
 from stagerun.cli.ending import guarded
+from stagerun.cli.host_options import chosen_hosts, host_options
 from stagerun.cli.logs import LOGS, SCREENS
-from stagerun.cli.options import Duration, at_least, choice_options, output_options, schedule_options
+from stagerun.cli.options import BIND, Duration, at_least, choice_options, output_options, schedule_options
 
 
 @click.command()
 @schedule_options
 @output_options
 @choice_options
-@click.option("--nproc", type=int, metavar="N", help="Workers on this machine.  [default: one per GPU, or 1]")
+@host_options
+@click.option(
+    "--nproc", type=int, metavar="N", help="Workers on this machine.  [default: one per GPU, else one per NUMA node]"
+)
 @click.option("--threads", type=int, metavar="N", help="Threads per worker.  [default: the processors shared evenly]")
+@click.option(
+    "--bind",
+    type=click.Choice(BIND),
+    default="auto",
+    help="Put each worker on cores of its own, within one NUMA node, and its memory there; `stagerun topology` draws it. auto: where "
+    "the cores are known to be the job's own (some of a machine's CPUs, a whole one from Slurm, several hosts), or a machine has "
+    "several NUMA nodes; not where a worker is alone.  [default: auto]",
+)
+@click.option(
+    "--comm-cores",
+    type=int,
+    metavar="N",
+    help="With --bind cores: cores of each worker that are set apart for all that doesn't compute.  [default: 1 of 12]",
+)
 @click.option(
     "--grace",
     type=Duration(least=1.0),
@@ -57,6 +76,18 @@ from stagerun.cli.options import Duration, at_least, choice_options, output_opti
 @click.option(
     "--retry", is_flag=True, help="Go on though the last three runs ended without getting any further than they began."
 )
+@click.option(
+    "--profile",
+    metavar="FILE",
+    help="Write a Chrome trace of some iterations (open it in ui.perfetto.dev): images, forward, backward, each piece of the gradients "
+    "on its way to the others, update, of all workers.",
+)
+@click.option(
+    "--profile-iterations",
+    type=int,
+    metavar="N",
+    help="With --profile: how many, after the first three.  [default: 10]",
+)
 @guarded
 def run(
     folder: str,
@@ -68,21 +99,28 @@ def run(
     until: str | None,
     nproc: int | None,
     threads: int | None,
+    bind: str,
+    comm_cores: int | None,
     grace: float | None,
     log_format: str,
     log: tuple[str, ...],
     timeouts: tuple[str, ...],
     exact: bool,
     retry: bool,
+    profile: str | None,
+    profile_iterations: int | None,
+    **on_hosts: Any,
 ) -> None:
     """Trains what is not yet done. The same command goes on after a kill, a crash or a full disk.
 
-    On this machine it starts --nproc workers itself. Under a launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and
+    On this machine it starts --nproc workers itself, on others (--hosts) over ssh. Under a launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and
     MASTER_PORT (torchrun, say) it joins as one worker.
     """
     from stagerun.cli.running import RunOptions, run_command
 
+    at_least(1, profile_iterations=profile_iterations)
     at_least(1, nproc=nproc, threads=threads)
+    at_least(0, comm_cores=comm_cores)
     sys.exit(
         run_command(
             RunOptions(
@@ -101,6 +139,11 @@ def run(
                 retry=retry,
                 exact=exact,
                 timeouts=timeouts,
-            )
+                bind=bind,
+                comm_cores=comm_cores,
+                profile=profile,
+                profile_iterations=profile_iterations,
+            ),
+            chosen_hosts(**on_hosts),
         )
     )

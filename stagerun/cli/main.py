@@ -10,13 +10,19 @@ from typing import Any
 import click
 
 import stagerun
+from stagerun.cli.commands_agent import agent
+from stagerun.cli.commands_bench import bench
 from stagerun.cli.commands_data import data
 from stagerun.cli.commands_import import import_group
 from stagerun.cli.commands_look import snapshots, status
 from stagerun.cli.commands_plan import check, diff, explain, help_command, plan
+from stagerun.cli.commands_preflight import preflight
 from stagerun.cli.commands_rehearse import rehearse
 from stagerun.cli.commands_report import report
+from stagerun.cli.commands_retry import retry
 from stagerun.cli.commands_run import run
+from stagerun.cli.commands_sbatch import sbatch
+from stagerun.cli.commands_topology import topology
 from stagerun.cli.commands_verify import verify_resume
 from stagerun.cli.commands_weights import eval_command, export
 from stagerun.errors import EXIT_MEANINGS, ExitCode
@@ -53,13 +59,18 @@ def main() -> None:
     stagerun explain DIR X.Y  where a setting came from, and what it means
     stagerun diff A B         in what two schedules differ, or a schedule and a run
     stagerun rehearse DIR     all stages with a few iterations, and what the real run will take
+    stagerun preflight DIR    which host of a job is missing, slow or different, before it costs anything
     stagerun verify-resume DIR  proof that a killed run goes on to the same bits here
     stagerun run DIR          runs what is not yet done; the same command goes on after anything
+    stagerun sbatch DIR       the same in allocations of Slurm, as many as it takes
+    stagerun topology         this machine's cores, and which of them each worker gets
+    stagerun retry -- COMMAND runs it under another launcher, and anew when a worker was lost
     stagerun status DIR       whether a run is alive, how far it is, its warnings
     stagerun snapshots DIR    what is saved, whole or damaged, and what started from it
     stagerun eval SNAPSHOT    top-1, top-5 and loss of what was trained
     stagerun export SNAPSHOT  its network as safetensors, for torch, or as ONNX
     stagerun report OUT       tables and curves of one run or several
+    stagerun bench ...        speed and efficiency by number of workers
     stagerun data ...         makes, checks and shows the LMDBs that it reads
     stagerun import caffe ... makes a schedule of Caffe's solver files
     stagerun help FIELD       the manual of the solver files
@@ -72,16 +83,22 @@ COMMANDS = (
     explain,
     diff,
     rehearse,
+    preflight,
     verify_resume,
     run,
+    retry,
+    sbatch,
+    topology,
     status,
     snapshots,
     eval_command,
     export,
     report,
+    bench,
     data,
     import_group,
     help_command,
+    agent,
 )
 for command in COMMANDS:
     main.add_command(command)

@@ -12,6 +12,9 @@ from stagerun import units
 from stagerun.errors import Problem, RecipeError, Span, UsageError, listing, nearest
 from stagerun.pulse import LEAST_S, Limits, Section
 
+# Of --bind.
+AUTO, CORES, NONE = BIND = ("auto", "cores", "none")
+
 
 def schedule_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """DIR and --set, which every command that reads a schedule has."""

@@ -1,12 +1,14 @@
 """What `plan` looks at on this machine besides the files: the data."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from stagerun.errors import PermissionDenied, StorageError
 from stagerun.plan import Plan, State
 from stagerun.plan.estimate import snapshots_on_disk
 from stagerun.plan.render import csv_rows
+from stagerun.store import local_kind, lost_with
 from stagerun.text import size
 
 
@@ -27,6 +29,16 @@ def remarks(plan: Plan, damaged: Collection[str] = ()) -> list[str]:
             f"no snapshot inside {', '.join(unsaved)}: a kill there costs the stage from its start (`snapshot`)"
         )
     return found + _disk(plan)
+
+
+def place_remark(out: Path, several_hosts: bool, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """What it means for a job of several hosts that OUT lies on a file system of this one alone. `several_hosts`: the command says so;
+    else a Slurm allocation of several nodes, which it is called in, does."""
+    nodes = environment.get("SLURM_JOB_NUM_NODES", "1")
+    if not several_hosts and not (nodes.isascii() and nodes.isdigit() and int(nodes) > 1):
+        return []
+    kind = local_kind(out)
+    return [lost_with(out, kind, "")] if kind else []
 
 
 def _disk(plan: Plan) -> list[str]:

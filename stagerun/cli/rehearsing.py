@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from stagerun import signals, store
 from stagerun.cli.ending import tell
 from stagerun.cli.options import output_folder
+from stagerun.cli.placing import Wish, place
 from stagerun.cli.throw_away import claim
 from stagerun.cli.workers import Job, check_workers, devices, join, joined, load_everywhere, say, start, work
 from stagerun.data.lmdb_source import data_file
@@ -74,7 +75,7 @@ def _job(options: RehearseOptions) -> Job:
 
 def _start(options: RehearseOptions) -> int:
     schedule = load(options.folder, options.overrides)
-    nproc = options.nproc or devices()
+    nproc = options.nproc or devices(schedule)
     _check(options, schedule, nproc)
     if not options.synthetic:
         with signals.held():
@@ -119,6 +120,7 @@ def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
     from stagerun.runner.together import everyone, rank0
 
     device, comm = join(world, options.threads, stop)
+    placed = place(world, device, comm, Wish(threads=options.threads))  # as `run` does, whose time this is to tell
     schedule = load_everywhere(options.folder, options.overrides, comm)
     everyone(comm, lambda: _check(options, schedule, comm.size))
     out = output_folder(schedule.name, options.out)
@@ -128,6 +130,8 @@ def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
             f"rehearsing {schedule.name}: {count(sum(s.enabled for s in schedule.stages), 'stage')}, "
             f"{count(comm.size, 'worker')} on {device}"
         )
+        if placed is not None:
+            say(f"{'warning' if placed.warning else 'note'}: {placed.text}")
     with ExitStack() as stack:
         rank0(comm, lambda: str(claim(out / THROW_AWAY, "out", stack)))
         figures = rehearse(

@@ -3,16 +3,18 @@ this process is one."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stagerun import signals, store
 from stagerun.cli.ending import tell
 from stagerun.cli.logs import LOGS, SCREENS, Opened, Sink, in_format, parents, require_evaluation, require_packages
-from stagerun.cli.options import limits, output_folder
+from stagerun.cli.options import AUTO, CORES, limits, output_folder
+from stagerun.cli.placing import Wish, place
 from stagerun.cli.workers import Job, check_workers, devices, join, joined, load_everywhere, say, start, work
-from stagerun.errors import ExitCode, FolderInUseError, StagerunError
-from stagerun.events import Event, Failed, RunFinished, Stopped
+from stagerun.errors import ExitCode, FolderInUseError, PeerError, StagerunError, UsageError
+from stagerun.events import Event, Failed, Note, RunFinished, Stopped
 from stagerun.launch import GRACE_S, StopRequest
 from stagerun.plan import Plan, State, make_plan, require_fresh
 from stagerun.plan.ensembles import ensembles_text
@@ -27,6 +29,11 @@ from stagerun.runner.restarts import require_progress, standing
 from stagerun.spec import load
 from stagerun.watch.worker import Monitored, monitored
 from stagerun.world import World
+
+if TYPE_CHECKING:
+    from stagerun.cli.hosting import HostOptions
+
+PROFILED = 10  # iterations of --profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,10 @@ class RunOptions:
     retry: bool = False
     exact: bool = False
     timeouts: tuple[str, ...] = ()
+    bind: str = AUTO
+    comm_cores: int | None = None
+    profile: str | None = None
+    profile_iterations: int | None = None
 
     @property
     def grace_s(self) -> float:
@@ -71,15 +82,32 @@ class RunOptions:
             words += ["--until", self.until]
         if self.out is not None:
             words += ["--out", self.out]
+        if self.profile is not None:
+            words += ["--profile", self.profile]
+        if self.profile_iterations is not None:
+            words += ["--profile-iterations", str(self.profile_iterations)]
+        if self.bind != AUTO:
+            words += ["--bind", self.bind]
+        if self.comm_cores is not None:
+            words += ["--comm-cores", str(self.comm_cores)]
         words += ["--retry"] * self.retry + ["--require-bit-exact"] * self.exact
         return words
 
 
-def run_command(options: RunOptions) -> int:
-    """The exit code."""
+def run_command(options: RunOptions, hosts: "HostOptions | None" = None) -> int:
+    """The exit code. `hosts`: what --hosts and the options beside it say."""
     require_packages(options.log)
     limits(options.timeouts)  # a mistake in it, too
+    if options.profile is None and options.profile_iterations is not None:
+        raise UsageError("--profile-iterations without --profile", "`--profile FILE` says where to write them")
+    if options.comm_cores is not None and options.bind != CORES:
+        raise UsageError(
+            f"--comm-cores {options.comm_cores} without --bind cores",
+            "it says how many cores of a worker are set apart",
+        )
     store.planned_fault()  # a mistake in it is told before anything is begun
+    if hosts is not None:
+        return _on_hosts(options, hosts)
     return work(job_of(options), grace=options.grace_s) if joined(options.nproc) else _start(options)
 
 
@@ -102,6 +130,42 @@ def job_of(options: RunOptions, cut: Cut | None = None) -> Job:
 
 def _start(options: RunOptions) -> int:
     schedule = load(options.folder, options.overrides)
+    nproc = options.nproc or devices(schedule)
+    done = look_first(options, schedule, nproc)
+    if done is not None:
+        return done
+    return start(options.arguments(), nproc, options.threads, job_of(options), grace=options.grace_s)
+
+
+def _on_hosts(options: RunOptions, hosts: "HostOptions") -> int:
+    # Only here: it compares what data hosts see, and so loads numpy, whose threads others start with signals held.
+    from stagerun.cli.hosting import Task, on_hosts
+    from stagerun.launch.life import Orders
+
+    if options.nproc is not None:
+        raise UsageError(
+            "--nproc, and --hosts", "the host file or --workers-per-node says how many workers each host has"
+        )
+    schedule = load(options.folder, options.overrides)
+    require_evaluation(options.log, schedule)
+    watched = limits(options.timeouts) is not None
+    bundle, folder = hosts.bundle(options.folder)
+    options = replace(options, folder=folder)
+    question = {"folder": folder, "overrides": options.overrides, "out": options.out}
+    task = Task(
+        Orders(tuple(options.arguments()), options.threads, options.grace_s, watched=watched),
+        question,
+        lambda size: check_workers(schedule, size),
+        {"options": asdict(options)},
+        bundle,
+        again=() if options.retry else ("--retry",),
+    )
+    return on_hosts(task, hosts)
+
+
+def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode | None:
+    """What `run` finds and prints where rank 0 will be, before `size` workers are started; the exit code where there is nothing to do.
+    What is wrong is raised."""
     require_evaluation(options.log, schedule)
     out = output_folder(schedule.name, options.out)
     plan = _look(schedule, out, options)
@@ -112,15 +176,14 @@ def _start(options: RunOptions) -> int:
     if not options.retry:
         disk = store.LocalDisk()
         require_progress(disk, out, standing(disk, out, schedule, store.inventory(disk, out)))
-    nproc = options.nproc or devices()
-    check_workers(schedule, nproc)
+    check_workers(schedule, size)
     with signals.held():
         from stagerun.runner.images import preflight
 
     preflight(schedule)
     together = ensembles_text(results.planned_ensembles(plan, out))
     say(in_format(options.log_format, render_text(plan, beside=[together]) + "\n"))
-    return start(options.arguments(), nproc, options.threads, job_of(options), grace=options.grace_s)
+    return None
 
 
 def _look(schedule: Schedule, out: Path, options: RunOptions) -> Plan:
@@ -159,18 +222,25 @@ def _train(options: RunOptions, world: World, stop: StopRequest, cut: Cut | None
         tell(f"rank {world.rank}: {text}" if world.rank else text)
 
     with monitored(world, limits(options.timeouts), speak) as watch:
-        return _train_monitored(options, world, stop, cut, watch)
+        try:
+            return _train_monitored(options, world, stop, cut, watch)
+        except PeerError as error:
+            if watch is not None:
+                watch.explain(error)
+            raise
 
 
 def _train_monitored(
     options: RunOptions, world: World, stop: StopRequest, cut: Cut | None, watch: Monitored | None
 ) -> int:
     from stagerun.runner.keeper import Keeper
+    from stagerun.runner.profiling import Profile, require_file
     from stagerun.runner.stopping import Grace
     from stagerun.runner.together import rank0
     from stagerun.runner.walk import run
 
     device, comm = join(world, options.threads, stop, watch, patient=True)
+    placed = place(world, device, comm, Wish(options.bind, options.comm_cores, options.threads), watch)
     schedule = load_everywhere(options.folder, options.overrides, comm)
     if cut is not None:
         schedule = cut.schedule(schedule)
@@ -185,6 +255,8 @@ def _train_monitored(
 
         def open_folder() -> None:
             assert keeper is not None
+            if options.profile is not None:
+                require_file(options.profile)
             stack.push(lambda kind, error, trace: keeper.close(_code(error, last)))
             keeper.open()
             if watch is not None:
@@ -204,13 +276,22 @@ def _train_monitored(
         rank0(comm, open_folder)
         final_test_iter = cut.final_test_iter if cut else None
         grace = Grace(options.grace_s, stop.left)
-        events = run(schedule, str(out), comm, world, device, keeper, stop, final_test_iter, grace, options.exact)
+        profile = None
+        if options.profile is not None:
+            profile = Profile(options.profile, options.profile_iterations or PROFILED, comm)
+        events = run(
+            schedule, str(out), comm, world, device, keeper, stop, final_test_iter, grace, options.exact, profile
+        )
+        if placed is not None:
+            events = after_first(events, placed)
         for event in told(events, watch) if sinks else events:
             # A monitor's word is the last that the user sees. What is still trained after it may be saved, so it is logged.
             for sink in sinks if watch is None or not watch.verdict else sinks[1:]:
                 with comm.pulse.printing() if sink is sinks[0] else comm.pulse.section(Section.SAVE):
                     sink(event)
             last = event
+        if profile is not None and not profile.over and (note := profile.finish()).text and sinks:
+            sinks[0](note)
     comm.close()
     return _code(None, last)
 
@@ -222,6 +303,14 @@ def _code(error: BaseException | None, last: Event | None) -> int:
     return ExitCode.SAVED if isinstance(last, Stopped) else ExitCode.DONE
 
 
+def after_first(events: Iterator[Event], note: Note) -> Iterator[Event]:
+    """The events, and behind the first, which tells that the run starts, `note`."""
+    for number, event in enumerate(events):
+        yield event
+        if number == 0:
+            yield note
+
+
 def told(events: Iterator[Event], watch: Monitored | None = None) -> Iterator[Event]:
     """The events, and Failed before an error goes on its way: who looks in the morning finds it in the log. Where a monitor ends the
     job, that one tells it there, and errors only follow from it."""
@@ -230,6 +319,8 @@ def told(events: Iterator[Event], watch: Monitored | None = None) -> Iterator[Ev
     except FolderInUseError:  # the log is that of the run which has taken over
         raise
     except StagerunError as error:
+        if watch is not None and isinstance(error, PeerError):
+            watch.explain(error)
         if watch is None or not watch.verdict:
             yield Failed(code=int(error.exit_code), text=error.render())
         raise

@@ -1,5 +1,7 @@
 """What `status` tells of an output folder: whether a run is alive, how far it is, and what it has to say."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from stagerun.runner import restarts
 from stagerun.snapshots import Inventory
 
 _CODES = {"finished": int(ExitCode.DONE), "stopped": int(ExitCode.SAVED)}
+_LOOK_S = 0.25
 SILENT = 300  # seconds without a line in the log, after which a living run is said to be silent
 
 
@@ -79,7 +82,8 @@ class Status:
     stopped    it was told to stop, and saved
     failed     it ended in an error
     killed     it ended without a word
-    elsewhere  it ended without a word, or runs on where this machine can't see it: what `holder` says is its last sign of life
+    elsewhere  it ended without a word, or runs on where this machine can't see it: what `holder` says is its last sign of life. Only of
+               a `look` that doesn't wait for the next one
     """
 
     state: str
@@ -103,8 +107,9 @@ class Status:
     not_chosen: tuple[str, ...] = ()  # of one that finished: stages that it left out, and that are still to be trained
 
 
-def look(target: Target, now: float) -> Status:
-    """Changes nothing. StorageError, PermissionDenied, ResumeRefused as of `store.inventory`."""
+def look(target: Target, now: float, say: Callable[[str], None] | None = None) -> Status:
+    """Changes nothing. StorageError, PermissionDenied, ResumeRefused as of `store.inventory`. `say`: where it is told that a sign of life
+    of another machine's run is waited for; without it nobody waits."""
     holder, away = _holder(target.out)  # before the log, or a run that ends in between would seem to be killed
     life = read_last_life(target.out / LOG)
     if holder is None:
@@ -115,7 +120,12 @@ def look(target: Target, now: float) -> Status:
     unlogged = _before_the_log(target.out) if state == "nothing" else None
     state = unlogged[0] if unlogged else state
     if away is not None and state in ("killed", "nothing"):
-        state, holder = "elsewhere", away
+        if say is None:
+            state, holder = "elsewhere", away
+        elif listen(target.out, say):
+            holder, life = away, read_last_life(target.out / LOG)
+            run = started(life) if life else None
+            state, said = _state(holder, life)
     if state == "starting":
         life = None
     newest = newest_snapshot(target.out, inventory)
@@ -146,6 +156,21 @@ def look(target: Target, now: float) -> Status:
         stuck=state in ("failed", "killed") and _stuck(target, found),
         not_chosen=last[1].not_chosen if last and isinstance(last[1], RunFinished) else (),
     )  # fmt: skip
+
+
+def listen(out: Path, say: Callable[[str], None]) -> bool:
+    """Whether a life that another machine has begun, as far as this one can see, gives a sign: its next beat, for which it has as long as
+    a run gives it that would take over. By this machine's monotonic clock alone. StorageError, PermissionDenied."""
+    if (last := store.last_word(DISK, out)) is None:
+        return False
+    first = store.last_lives(DISK, out, 1)
+    say(f"no lock tells of {last[0].text}: looking for a sign of life, for {store.SILENT_S:g} s at most")
+    end = time.monotonic() + store.SILENT_S
+    while time.monotonic() < end:
+        time.sleep(_LOOK_S)
+        if store.last_lives(DISK, out, 1) != first:
+            return store.last_word(DISK, out) is not None
+    return False
 
 
 def _holder(out: Path) -> tuple[store.Holder | None, store.Holder | None]:
@@ -250,13 +275,13 @@ def _progress(life: Life) -> Progress | None:
 
 def _warnings(life: Life) -> tuple[Warned, ...]:
     found = []
-    for time, event in life.seen:
+    for at, event in life.seen:
         match event:
             case Note(text=text, warning=True):
-                found.append(Warned(time=time, text=text))
+                found.append(Warned(time=at, text=text))
             case NotFinite():
-                found.append(Warned(time=time, text=failed_line(event)))
+                found.append(Warned(time=at, text=failed_line(event)))
             case SnapshotFailed():
                 text = f"no snapshot of {event.stage} at {event.iter}: {event.message}"
-                found.append(Warned(time=time, text=text))
+                found.append(Warned(time=at, text=text))
     return tuple(found)

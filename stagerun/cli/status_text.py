@@ -1,7 +1,7 @@
 """A Status as a person reads it, and as JSON. Pure."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from stagerun.cli.looking import percent
@@ -12,6 +12,7 @@ from stagerun.runner.restarts import LIMIT
 from stagerun.text import columns, count, duration, size
 
 MOST_WARNINGS = 10
+MOST_HOSTS = 8
 GOES_ON = "the same `stagerun run` goes on"
 STUCK = f"the last {LIMIT} runs got no further, so `stagerun run` asks for --retry"
 # Of an error only these are worth another try as it is; with the others the next run would end in the same way.
@@ -35,6 +36,8 @@ def status_text(status: Status, now: float) -> str:
         lines.append(
             f"{count(status.run.workers, 'worker')} on {status.run.device}, {threads} each, output in {status.out}"
         )
+        if len(set(status.run.hosts)) > 1:
+            lines.append(hosts_text(status.run.hosts))
     if status.progress is not None and status.state != "finished":
         lines.append(status.progress.line)
     if status.state == "running" and status.last_logged is not None:
@@ -83,6 +86,20 @@ def _headline(status: Status, ago: Callable[[float], str]) -> str:
         case "killed":
             return f"killed, or ended without a word, {when}{at}: {STUCK if status.stuck else GOES_ON}"
     return f"nothing has been run yet in {status.out}"
+
+
+def hosts_text(hosts: Sequence[str]) -> str:
+    """Where the ranks are; `hosts` by rank."""
+    ranks: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        ranks.setdefault(host, []).append(rank)
+    named = []
+    for host, here in list(ranks.items())[:MOST_HOSTS]:
+        in_a_row = here == list(range(here[0], here[-1] + 1)) and len(here) > 2
+        numbers = f"{here[0]} to {here[-1]}" if in_a_row else ", ".join(map(str, here))
+        named.append(f"{host} ({'rank' if len(here) == 1 else 'ranks'} {numbers})")
+    more = len(ranks) - len(named)
+    return f"on {count(len(ranks), 'host')}: {', '.join(named)}{f' and {more} more' if more else ''}"
 
 
 def _table(status: Status) -> list[str]:

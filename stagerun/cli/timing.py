@@ -19,6 +19,7 @@ from stagerun.plan.estimate_text import doubts
 from stagerun.plan.hours import Hours, Spent, at_images_per_second, not_known
 from stagerun.plan.hours_text import budget_record, hours_record, render_budget, render_hours
 from stagerun.plan.measured import Measured, hours_of_run, measured
+from stagerun.plan.prediction import Job, hours_of, predict, prediction_record, render_prediction
 from stagerun.recipe import Schedule
 from stagerun.runner.figures import read_figures
 from stagerun.runner.results import planned_ensembles, results
@@ -36,15 +37,21 @@ class Beside:
 HINT = "give --images-per-second N, `stagerun rehearse` it here, or wait until a stage is trained"
 
 
-def beside(plan: Plan, out: Path, images_per_second: float | None, allocation: float | None) -> Beside:
-    """With the speed that was told, in images per second of the whole job, or else the one measured here; `allocation` in seconds.
-    UsageError for an allocation where no speed is known; StorageError, PermissionDenied for a log that can't be read."""
-    hours = find_hours(plan, out, images_per_second)
+def beside(
+    plan: Plan, out: Path, images_per_second: float | None, allocation: float | None, job: Job | None = None
+) -> Beside:
+    """With the speed that was told, in images per second of the whole job, or else the one measured here, or with that predicted for
+    `job`; `allocation` in seconds. UsageError for an allocation where no speed is known; StorageError, PermissionDenied for a log that can't be read."""
+    predicted = predict(plan.schedule, job) if job else {}
+    hours = hours_of(plan.schedule, job, predicted) if job else find_hours(plan, out, images_per_second)
     ensembles = planned_ensembles(plan, out)
     together = ensembles_left(plan.schedule, ensembles, hours.speeds) if hours else {}
     ends = find_budget(plan, hours, allocation, together) if allocation is not None else None
     blocks = [ensembles_text(ensembles)]
     record: dict[str, object] = {"ensembles": ensembles_record(ensembles)}
+    if job:
+        blocks.append(render_prediction(job, predicted))
+        record["prediction"] = prediction_record(job, predicted)
     if hours:
         blocks.append(render_hours(plan, hours, together))
         record["time"] = hours_record(plan, hours, together)

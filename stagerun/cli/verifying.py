@@ -25,7 +25,7 @@ from stagerun.recipe import Determinism, Schedule
 from stagerun.report.read_log import LOG
 from stagerun.spec import load
 from stagerun.text import count, duration
-from stagerun.world import default_threads, launched
+from stagerun.world import default_threads, launched, started_by
 
 THROW_AWAY = ".verify-resume"
 VAIN = 6  # such runs, and it is given up
@@ -44,7 +44,7 @@ def verify_command(options: VerifyOptions) -> int:
     if options.life is not None:
         return live(options)
     schedule = load(options.folder, options.overrides)
-    nproc = options.nproc or devices()
+    nproc = options.nproc or devices(schedule)
     _check(options, schedule, nproc)
     out = output_folder(schedule.name, options.out)
     with ExitStack() as stack:
@@ -64,7 +64,7 @@ def _check(options: VerifyOptions, schedule: Schedule, nproc: int) -> None:
     """RecipeError, UsageError, DataError."""
     if launched():
         raise UsageError(
-            "a launcher has started this process as one of several (RANK and WORLD_SIZE are set)",
+            f"a launcher has started this process as one of several ({started_by()})",
             "verify-resume starts its workers itself, on one machine: run it once, without a launcher",
         )
     then = options.then_workers

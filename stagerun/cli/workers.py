@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -12,14 +13,15 @@ import click
 from stagerun import signals
 from stagerun.cli.ending import bug_report, tell
 from stagerun.errors import Diverged, ExitCode, Problem, RecipeError, StagerunError, UsageError, listing
-from stagerun.launch import GRACE_S, StopRequest, die_with_launcher, report, run_workers
+from stagerun.launch import GRACE_S, StopRequest, bound_note, die_with_launcher, go_there, meet, report, run_workers
 from stagerun.pulse import Section
 from stagerun.recipe import Schedule, Stage
 from stagerun.report.console import print_nowhere
 from stagerun.spec import load
 from stagerun.text import count
+from stagerun.topology import default_workers, read
 from stagerun.watch.worker import Monitored
-from stagerun.world import World, default_threads, from_environment, launched
+from stagerun.world import World, default_threads, from_environment, give_threads, launched, started_by
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +47,7 @@ def joined(nproc: int | None) -> bool:
     """Whether a launcher started this process as one of several. UsageError if --nproc says otherwise."""
     if launched() and nproc is not None:
         raise UsageError(
-            "--nproc, but a launcher has started this process as one of several (RANK and WORLD_SIZE are set)",
+            f"--nproc, but a launcher has started this process as one of several ({started_by()})",
             "leave --nproc out: the launcher says how many workers there are",
         )
     return launched()
@@ -62,6 +64,7 @@ def start(
 ) -> int:
     """Runs `nproc` workers of `stagerun ARGUMENTS...` on this machine, or `job` here if one is enough; the exit code. The rest as of
     `work`."""
+    give_threads(threads)
     threads = threads or default_threads(nproc)
     if nproc == 1:
         os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -80,8 +83,9 @@ def say(text: str) -> None:
         print_nowhere()
 
 
-def devices() -> int:
-    """One worker per GPU that torch can use here, or one. Nvidia's driver and the environment tell where there is at most
+def devices(schedule: Schedule | None = None) -> int:
+    """One worker per GPU that torch can use here; where there is none, one per NUMA node, as far as the batch of `schedule` has device
+    batches for them. Nvidia's driver and the environment tell where there is at most
     one, which spares importing torch; batch systems name GPUs for a torch that was built without them, too.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -90,12 +94,15 @@ def devices() -> int:
     except OSError:
         listed = 0
     named = listed if visible is None else len([n for n in visible.split(",") if n.strip() not in ("", "-1")])
-    if named <= 1:
-        return 1
-    with signals.held():
-        import torch
+    found = named
+    if named > 1:
+        with signals.held():
+            import torch
 
-        return max(1, torch.cuda.device_count())
+            found = torch.cuda.device_count()
+    stages = schedule.stages if schedule is not None else ()
+    most = min((stage.solver.logical_workers for stage in stages if stage.enabled), default=None)
+    return found or default_workers(replace(read(), gpus=()), most)
 
 
 def check_workers(schedule: Schedule, nproc: int) -> None:
@@ -131,6 +138,9 @@ def work(job: Job, stopping: str = "to save", grace: float | None = GRACE_S, sto
         stop.install(stopped)
         die_with_launcher()
         world = from_environment()
+        go_there(meet(world))
+        if world.rank == 0 and world.size > 1:
+            tell(bound_note(world.local_size, world.launcher))
         code, text = job(world, stop), ""
     except Diverged as error:  # the ranks agree on the loss, so all raise it, and one says so
         code, text = int(error.exit_code), "" if world.rank else error.render()
@@ -196,8 +206,10 @@ def join(
 
 def load_everywhere(folder: str, overrides: Sequence[str], comm: "Comm") -> Schedule:
     """The schedule as this rank reads it. Collective: where one rank's files have a mistake, no rank waits for it."""
+    from stagerun.runner.agreement import require_same_code
     from stagerun.runner.together import everyone
 
+    require_same_code(comm)
     loaded: list[Schedule] = []
 
     def read() -> None:

@@ -4,6 +4,7 @@
 A peer that is gone becomes PeerError. No objects are pickled: what crosses the network is tensors and bytes.
 """
 
+import copy
 import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from stagerun.errors import PeerError
 from stagerun.pulse import Pulse
+from stagerun.spans import Spans
 from stagerun.world import World
 
 # Longest silence of a collective before the peers are given up, whoever is to blame, where nobody watches the ranks. It covers what
@@ -29,6 +31,11 @@ class Comm(Protocol):
     rank: int
     size: int
     pulse: Pulse  # this rank's signs of life
+    spans: Spans | None  # where it is noted how long gradients are on their way; None: nowhere
+
+    def first(self, size: int) -> "Comm | None":
+        """The first `size` ranks as a job of their own, on these; None on the others. Collective over all. Only `close` of the
+        whole ends it."""
 
     def all_reduce(self, tensor: Tensor) -> Callable[[], None]:
         """Starts summing `tensor` over the ranks in place; the answer waits for it. The sum has the same bits on each rank."""
@@ -64,10 +71,14 @@ class SoloComm:
     rank = 0
     size = 1
     pulse = Pulse()  # that nobody reads
+    spans: Spans | None = None
 
     def __init__(self, pulse: Pulse | None = None) -> None:
         if pulse is not None:
             self.pulse = pulse
+
+    def first(self, size: int) -> "SoloComm":
+        return self
 
     def all_reduce(self, tensor: Tensor) -> Callable[[], None]:
         return lambda: None
@@ -106,32 +117,46 @@ class TorchComm:
     ) -> None:
         """Joins the meeting point in MASTER_ADDR and MASTER_PORT. PeerError if the others don't come."""
         self.rank, self.size, self.device = world.rank, world.size, device
-        self.pulse = pulse or Pulse()
+        self.pulse, self.timeout = pulse or Pulse(), timeout
+        self.spans: Spans | None = None
+        self.group: dist.ProcessGroup | None = None  # the default group
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         with _peers("meet the other workers", self.pulse):
             dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=timeout)
 
+    def first(self, size: int) -> "TorchComm | SoloComm | None":
+        if size == self.size:
+            return self
+        group = dist.new_group(range(size), timeout=self.timeout)
+        if self.rank >= size:
+            return None
+        if size == 1:
+            return SoloComm(self.pulse)
+        part = copy.copy(self)
+        part.size, part.group = size, group
+        return part
+
     def all_reduce(self, tensor: Tensor) -> Callable[[], None]:
         with _peers("add up gradients"):
-            work = dist.all_reduce(tensor, async_op=True)
-        return self._waiting([work])
+            work = dist.all_reduce(tensor, group=self.group, async_op=True)
+        return self._waiting([work], tensor.nbytes)
 
     def exchange(
         self, sent: Tensor, sent_sizes: Sequence[int], received: Tensor, received_sizes: Sequence[int]
     ) -> Callable[[], None]:
         with _peers("add up gradients"):
-            work = dist.all_to_all_single(received, sent, list(received_sizes), list(sent_sizes), async_op=True)
-        return self._waiting([work])
+            work = dist.all_to_all_single(received, sent, list(received_sizes), list(sent_sizes), self.group, True)
+        return self._waiting([work], sent.nbytes)
 
     def complete(self, pieces: Sequence[Tensor]) -> Callable[[], None]:
         # All at once: gloo's all-gather, which copies what it gets once more, takes two to three times as long.
         with _peers("add up gradients"):
-            works = [dist.broadcast(piece, src, async_op=True) for src, piece in enumerate(pieces)]
-        return self._waiting(works)
+            works = [dist.broadcast(piece, src, self.group, True) for src, piece in enumerate(pieces)]
+        return self._waiting(works, sum(piece.nbytes for piece in pieces))
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         with _peers("hand out a tensor", self.pulse):
-            dist.broadcast(tensor, src)
+            dist.broadcast(tensor, src, self.group)
             self._settle()
 
     def broadcast_bytes(self, data: bytes | None, src: int = 0) -> bytes:
@@ -147,19 +172,29 @@ class TorchComm:
     def barrier(self) -> None:
         # Not dist.barrier(): with NCCL that would meet on the GPU and need one to be chosen.
         with _peers("wait for the other workers", self.pulse):
-            dist.all_reduce(torch.zeros(1))
+            dist.all_reduce(torch.zeros(1), group=self.group)
 
     def close(self) -> None:
         dist.destroy_process_group()
 
-    def _waiting(self, works: Sequence[dist.Work]) -> Callable[[], None]:
-        """A function that returns when the collectives are done."""
+    def _waiting(self, works: Sequence[dist.Work], size: int) -> Callable[[], None]:
+        """A function that returns when the collectives are done, which have to do with so many bytes of this rank's."""
+        arrived = self.spans.reduction(size) if self.spans is not None else None
+        if arrived is not None and self.device.type == "cpu":
+            # By the threads that bring them to their ends, mostly while this one is computing; the last of them takes the 0.
+            left = list(range(len(works)))
+            for work in works:
+                work.get_future().add_done_callback(lambda _: arrived() if left.pop() == 0 else None)
 
         def wait() -> None:
             with _peers("add up gradients", self.pulse):
                 for work in works:
                     work.wait()
                 self._settle()
+            if (
+                arrived is not None and self.device.type != "cpu"
+            ):  # the GPU knows when; this thread only that it was before
+                arrived()
 
         return wait
 

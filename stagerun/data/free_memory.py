@@ -8,13 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-
-@dataclass(frozen=True, slots=True)
-class Roots:
-    """Where the kernel shows itself."""
-
-    proc: Path = Path("/proc")
-    cgroup: Path = Path("/sys/fs/cgroup")
+from stagerun.cgroups import Roots, folders, lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +29,7 @@ def available_memory(roots: Roots | None = None) -> int:
     group, and every group above that leave free."""
     roots = roots or Roots()
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for line in _lines(roots.proc / "meminfo"):
+    for line in lines(roots.proc / "meminfo"):
         if line.startswith("MemAvailable:"):
             free = int(line.split()[1]) * 1024
     return max(0, min([free, *_left(roots)]))
@@ -43,29 +37,10 @@ def available_memory(roots: Roots | None = None) -> int:
 
 def _left(roots: Roots) -> Iterator[int]:
     """What each control group that has a limit leaves free."""
-    for line in _lines(roots.proc / "self" / "cgroup"):
-        _, controllers, path = line.split(":", 2)
-        if not controllers:  # of version 2 there is one, mounted beside the others where both are in use
-            mounts, names = [roots.cgroup, roots.cgroup / "unified"], _V2
-        elif "memory" in controllers.split(","):
-            mounts, names = [roots.cgroup / "memory"], _V1
-        else:
-            continue
-        for mount in mounts:
-            for folder in _upwards(mount, path):
-                left = _left_in(folder, names)
-                if left is not None:
-                    yield left
-
-
-def _upwards(mount: Path, path: str) -> Iterator[Path]:
-    """The group's folder and those above, down to the mount.
-
-    In a container the path may be that of the host, of which only the end, or nothing, is there: what isn't has no files.
-    """
-    parts = [part for part in path.split("/") if part and part != ".."]
-    for n in range(len(parts), -1, -1):
-        yield mount.joinpath(*parts[:n])
+    for version, folder in folders(roots, "memory"):
+        left = _left_in(folder, _V2 if version == 2 else _V1)
+        if left is not None:
+            yield left
 
 
 def _left_in(folder: Path, names: _Names) -> int | None:
@@ -73,7 +48,7 @@ def _left_in(folder: Path, names: _Names) -> int | None:
     limit, used = _number(folder / names.limit), _number(folder / names.used)
     if limit is None or used is None:
         return None
-    for line in _lines(folder / "memory.stat"):
+    for line in lines(folder / "memory.stat"):
         name, _, value = line.partition(" ")
         if name == names.cache:
             used -= int(value)
@@ -82,12 +57,5 @@ def _left_in(folder: Path, names: _Names) -> int | None:
 
 def _number(file: Path) -> int | None:
     """None for `max`, and where there is no such file. (Version 1 shows "no limit" as a number beyond any machine's memory.)"""
-    lines = _lines(file)
-    return int(lines[0]) if lines and lines[0].isdigit() else None
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text().splitlines()
-    except OSError:  # another kernel, or another version of control groups: there is nothing to know
-        return []
+    text = lines(file)
+    return int(text[0]) if text and text[0].isdigit() else None

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+from stagerun.binding import step_aside
 from stagerun.data.batch import Batch
 
 CHUNK = 8  # images that a thread takes at a time
@@ -116,6 +117,7 @@ class _Work:
 
     def run(self) -> None:
         """One thread's life."""
+        step_aside(self._maker.threads)
         while (chunk := self._take()) is not None:
             place, job, first, last = chunk
             error: BaseException | None = None

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stagerun.binding import step_aside
 from stagerun.engine.images import Batch
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ class Ahead(Iterator[T], Generic[T]):
 
     def __init__(self, source: Iterator[T]) -> None:
         self._source = source
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="feed")
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="feed", initializer=step_aside)
         self._next: Future[T] = self._pool.submit(next, source)
 
     def __next__(self) -> T:

@@ -1,6 +1,6 @@
 """The folder that our launcher and its workers share: who lives, that all are to stop, and how each ended.
 
-Files of a few bytes that appear whole, by a rename: `RANK.pid`, `stop` and `RANK.json`.
+Files of a few bytes that appear whole, by a rename: `RANK.pid`, `stop`, `gone` and `RANK.json`.
 """
 
 import contextlib
@@ -60,9 +60,10 @@ def report(rank: int, code: int, text: str) -> bool:
     return True
 
 
-def reports(shared: Path, nproc: int) -> list[Report]:
+def reports(shared: Path, nproc: int, first: int = 0) -> list[Report]:
+    """Of ranks `first` .. `first` + `nproc` - 1."""
     found = []
-    for rank in range(nproc):
+    for rank in range(first, first + nproc):
         try:
             data = json.loads((shared / f"{rank}.json").read_text())
             found.append(Report(rank, data["code"], data["text"]))
@@ -133,6 +134,18 @@ def ask(shared: Path, number: int) -> Asked:
         _put(shared / "stop", f"{number} {request.at!r}")
     send(shared, signal.SIGTERM)
     return request
+
+
+def tell_gone(shared: Path, text: str) -> None:
+    """Tells the workers' monitors that a host of the job is gone, in words for the user. The launcher's side."""
+    with contextlib.suppress(OSError):
+        _put(shared / "gone", text)
+
+
+def gone_file() -> str:
+    """Where that is told; '' when no launcher of ours has started this process."""
+    shared = folder()
+    return "" if shared is None else str(shared / "gone")
 
 
 def send(shared: Path, number: signal.Signals) -> None:

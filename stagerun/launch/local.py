@@ -5,6 +5,7 @@ into a report folder, so that one clear message comes out, and not one from each
 """
 
 import dataclasses
+import fcntl
 import logging
 import math
 import os
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ from stagerun.launch.relay import GRACE_S, Relay, least_before
 from stagerun.text import duration
 
 FOLDER_PREFIX = "stagerun-launch-"
+_HELD = "launcher"  # a lock of the process that has made the folder
 _LOOK_S = 0.05
+_MEET_S = 300  # until the other hosts have come, whose interpreters may start from a slow disk
 
 
 def run_workers(
@@ -44,33 +47,75 @@ def run_workers(
     `grace` seconds. `stopped`: the code of a stop before any worker has begun. `saves`: rank 0 may have something to save
     when another fails, and is waited for as long. StorageError without a folder for temporary files.
     """
+    with begun(grace) as life:
+        # All workers are here, so they meet on the loopback device, whatever this host's name resolves to.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        found, deaths = live(life, command, nproc, threads, saves)
+        code, text = verdict(found, deaths, life.relay.asked is not None, stopped)
+    if life.relay.late and code == ExitCode.PEER:
+        text = too_late(life.relay.asked.signal, grace)  # type: ignore[union-attr]
+    return code, text
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Node:
+    """This host among those of a job. `first`: rank of its first worker. `endpoint`: ADDRESS:PORT on host 0, where all meet, as each
+    of them reaches it. `job`: the same word on all, and another one in each life."""
+
+    index: int
+    count: int
+    first: int
+    endpoint: str
+    job: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Life:
+    """What our launcher and its workers on this host share while they live."""
+
+    folder: Path
+    relay: Relay
+
+
+@contextmanager
+def begun(grace: float) -> Iterator[Life]:
+    """The report folder, and signals passed on to the workers. Main thread. StorageError without a folder for temporary files."""
     try:
         _sweep()
-        folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
+        folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+        held = _claim(folder)
     except OSError as error:
         raise unwritable(error) from error
     os.environ[REPORT_DIR] = str(folder)
     os.environ[LAUNCHER_PID] = str(os.getpid())
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    # All workers are here, so they meet on the loopback device, whatever this host's name resolves to.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     relay = Relay(folder, grace)
     relay.start()
     try:
-        deaths = _elastic(command, nproc, folder, relay, saves)
-        relay.end()
-        code, text = verdict(reports(folder, nproc), deaths, relay.asked is not None, stopped)
+        yield Life(folder, relay)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if relay.late and code == ExitCode.PEER:
-        text = (
-            f"workers had not ended {duration(least_before(grace))} after {relay.asked.signal.name}, and were killed\n"  # type: ignore[union-attr]
-            "  hint: run the same command again: it goes on from the newest snapshot; a longer --grace gives them more time"
-        )
-    return code, text
+        os.close(held)
 
 
-def _elastic(command: Sequence[str], nproc: int, folder: Path, relay: Relay, saves: bool) -> dict[int, int]:
+def live(
+    life: Life, command: Sequence[str], nproc: int, threads: int, saves: bool, node: Node | None = None
+) -> tuple[list[Report], dict[int, int]]:
+    """Runs `stagerun COMMAND...` in this host's workers, to their end: what they reported, and the exit codes of those that failed, by
+    rank. Main thread. `node`: where other hosts have workers, too."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    deaths = _elastic(command, nproc, life, saves, node)
+    life.relay.end()
+    return reports(life.folder, nproc, node.first if node else 0), deaths
+
+
+def too_late(number: signal.Signals, grace: float) -> str:
+    return (
+        f"workers had not ended {duration(least_before(grace))} after {number.name}, and were killed\n"
+        "  hint: run the same command again: it goes on from the newest snapshot; a longer --grace gives them more time"
+    )
+
+
+def _elastic(command: Sequence[str], nproc: int, life: Life, saves: bool, node: Node | None) -> dict[int, int]:
     """Runs the workers through torchrun's agent. Exit codes of those that it saw fail, by rank."""
     # Before the import, which sets up torch's loggers: the agent reports every worker's end in its own words.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -79,26 +124,37 @@ def _elastic(command: Sequence[str], nproc: int, folder: Path, relay: Relay, sav
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _silence("torch.distributed.elastic")
-    if relay.asked is not None:
+    if life.relay.asked is not None:
         return {}
     # What an older torch doesn't know is left out. The signals are the relay's, and a worker goes on ignoring what this process was
     # started to ignore.
     options: dict[str, Any] = {"signals_to_handle": ""}
     known = {field.name for field in dataclasses.fields(LaunchConfig)}
+    if node is None:
+        options |= {
+            "run_id": uuid.uuid4().hex,
+            "rdzv_backend": "c10d",
+            "rdzv_endpoint": "localhost:0",
+            "local_addr": "localhost",
+        }
+    else:
+        # Ranks in the order of the hosts: rank 0 is where the output folder may be.
+        options |= {"run_id": node.job, "rdzv_backend": "static", "rdzv_endpoint": node.endpoint}
+        options |= {
+            "rdzv_configs": {"rank": node.index, "timeout": _MEET_S},
+            "local_addr": node.endpoint.rpartition(":")[0],
+        }
+    count = node.count if node is not None else 1
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
+        min_nodes=count,
+        max_nodes=count,
         nproc_per_node=nproc,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
         max_restarts=0,
-        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
+        logs_specs=DefaultLogsSpecs(log_dir=str(life.folder / "logs")),
         **{name: value for name, value in options.items() if name in known},
     )
     try:
-        with _rank0_saves(folder, least_before(relay.grace)) if saves else nullcontext():
+        with _rank0_saves(life.folder, least_before(life.relay.grace)) if saves else nullcontext(), _no_barrier():
             elastic_launch(config, sys.executable)("-u", *program("stagerun"), *command)
     except ChildFailedError as error:
         return {rank: failure.exitcode for rank, failure in error.failures.items()}
@@ -133,6 +189,20 @@ def _rank0_saves(folder: Path, patience: float) -> Iterator[None]:
         PContext.close = close  # type: ignore[method-assign]
 
 
+@contextmanager
+def _no_barrier() -> Iterator[None]:
+    """An agent whose workers have ended well waits for the other hosts' up to five minutes, though one of them may have failed. Nothing
+    of ours needs that: the store in which they would meet lives as long as this process."""
+    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+
+    barrier = SimpleElasticAgent._exit_barrier
+    SimpleElasticAgent._exit_barrier = lambda self: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        SimpleElasticAgent._exit_barrier = barrier  # type: ignore[method-assign]
+
+
 def _silence(package: str) -> None:
     """Turns off the loggers of a package's modules. Each has a level of its own, so that of the package is not enough."""
     for name in [package, *logging.root.manager.loggerDict]:
@@ -140,26 +210,54 @@ def _silence(package: str) -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
+def _claim(folder: Path) -> int:
+    """The descriptor of a lock that lasts as long as this process. OSError.
+
+    A lock, and not this process's number: containers that share /tmp don't share numbers. It has its name only once it is held, so
+    that nobody finds it free meanwhile.
+    """
+    made = folder / f".{_HELD}"
+    lock = os.open(made, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        made.rename(folder / _HELD)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
 def _sweep() -> None:
-    """Removes the report folders of launchers of this user that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*-*"):
-        pid = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
+    """Removes the report folders of launchers of this user that were killed. One without a lock is just being made."""
+    for held in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*/{_HELD}"):
         try:
-            if pid.isdigit() and folder.stat().st_uid == os.getuid() and not Path(f"/proc/{pid}").exists():
-                shutil.rmtree(folder, ignore_errors=True)
+            if held.stat().st_uid != os.getuid():
+                continue
+            lock = os.open(held, os.O_RDWR)
         except OSError:
             continue  # another launcher was faster
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(held.parent, ignore_errors=True)
+        except OSError:
+            continue  # its launcher lives
+        finally:
+            os.close(lock)
 
 
 def verdict(
-    reports: Sequence[Report], deaths: dict[int, int], asked: bool = False, stopped: int = ExitCode.SAVED
+    reports: Sequence[Report],
+    deaths: dict[int, int],
+    asked: bool = False,
+    stopped: int = ExitCode.SAVED,
+    hosts: Mapping[int, str] | None = None,
 ) -> tuple[int, str]:
     """The one exit code and message for all workers.
 
     A worker that only lost its peers is not the cause; one that met an error of its own is, then one that was killed, then one
     that was told to stop. A worker with nothing to say leaves it to the one that raised the error (`runner.together`).
     `deaths`: exit codes by rank as the agent saw them, negative for a signal. `asked`: the launcher was told to stop; `stopped` is
-    the code where that leaves nothing else to say.
+    the code where that leaves nothing else to say. `hosts`: by rank, where there are several.
     """
     causes = [r for r in reports if r.code not in (ExitCode.DONE, ExitCode.SAVED, ExitCode.PEER)]
     if causes:
@@ -175,13 +273,13 @@ def verdict(
         # The agent ends those that are left with SIGTERM: another signal tells more.
         rank, code = min(killed.items(), key=lambda death: (death[1] == -signal.SIGTERM, death[0]))
         return ExitCode.PEER, (
-            f"worker {rank} was killed by {signal.Signals(-code).name}\n"
+            f"worker {rank}{_on(rank, hosts)} was killed by {signal.Signals(-code).name}\n"
             "  hint: run the same command again: it goes on from the newest snapshot"
         )
     ended = {r.rank for r in reports}
     silent = {rank: code for rank, code in deaths.items() if code not in (stopped, ExitCode.PEER) and rank not in ended}
     if silent and not asked:  # the stop of the others follows from it
-        return _said_nothing(silent)
+        return _said_nothing(silent, hosts)
     # Workers leave together once they have begun, with all saved. One that leaves alone did so before it met the others: these
     # then miss a peer, and have begun nothing either.
     saved = [r for r in reports if r.code == ExitCode.SAVED]
@@ -192,9 +290,15 @@ def verdict(
         return ExitCode.PEER, peers[0].text
     if stopped in deaths.values() or (asked and not deaths):
         return stopped, nothing_begun(stopped)
-    return _said_nothing(deaths)
+    return _said_nothing(deaths, hosts)
 
 
-def _said_nothing(deaths: dict[int, int]) -> tuple[int, str]:
+def _on(rank: int, hosts: Mapping[int, str] | None) -> str:
+    return f" on {hosts[rank]}" if hosts and rank in hosts else ""
+
+
+def _said_nothing(deaths: dict[int, int], hosts: Mapping[int, str] | None) -> tuple[int, str]:
     rank, code = min(deaths.items(), default=(0, ExitCode.BUG))
-    return (code if code > 0 else ExitCode.BUG), f"worker {rank} ended with exit code {code} and said nothing"
+    return (
+        code if code > 0 else ExitCode.BUG
+    ), f"worker {rank}{_on(rank, hosts)} ended with exit code {code} and said nothing"

@@ -12,8 +12,10 @@ from typing import NoReturn
 from stagerun import signals
 from stagerun.child import die_with_parent
 from stagerun.errors import ExitCode, PeerError
+from stagerun.launch import kin
 from stagerun.launch.folder import LAUNCHER_PID, another_ended, asked, enter, folder, nothing_begun, report
 from stagerun.launch.relay import least_before
+from stagerun.world import rank_said, started_by
 
 _LOOK_EVERY_S = 0.05
 
@@ -22,11 +24,14 @@ def die_with_launcher() -> None:
     """Has the kernel kill this process when the launcher dies, even by SIGKILL. Call first, from the main thread.
 
     The launcher may have died before the call took effect; then this process has another parent already, and ends here.
-    Done under our own launcher and under torchrun, which start workers from their main thread. Other launchers may not,
-    and the kernel follows the parent's *thread*: under mpirun and srun nothing is done, they clean up themselves.
+    Done under our own launcher and under torchrun, which start workers from their main thread. Of an MPI's launcher and of srun
+    nobody promises that, and a script may stand between: there a thread watches.
     """
     launcher = os.environ.get(LAUNCHER_PID)
     if launcher is None and "TORCHELASTIC_RUN_ID" not in os.environ:
+        if started_by() and (found := kin.launcher()) is not None:
+            with signals.held():
+                kin.die_with(found)
         return
     try:
         die_with_parent()
@@ -71,7 +76,7 @@ class StopRequest:
         self._nothing_begun = nothing_begun
         for number in signals.stop_signals():
             signal.signal(number, self._handle)
-        enter(_rank())
+        enter(rank_said())
         if (told := asked()) is not None:
             self._stop(told.signal)
         signals.release()
@@ -158,7 +163,7 @@ class StopRequest:
         return "" if left is None else time.strftime(" by %H:%M:%S", time.localtime(time.time() + left))
 
     def _leave(self, number: signal.Signals, code: int) -> NoReturn:
-        rank = _rank()
+        rank = rank_said()
         if asked() is None and another_ended(rank):
             # The agent's signal: nobody asked for a stop, and that worker's report tells why.
             signals.end_at_once(ExitCode.PEER, "")
@@ -166,14 +171,8 @@ class StopRequest:
         signals.end_at_once(code, "" if told or rank else f"{number.name}: {nothing_begun(code)}")
 
 
-def _rank() -> int:
-    """Where a launcher sets something else than a number, `world` tells the user."""
-    given = os.environ.get("RANK", "0")
-    return int(given) if given.isdecimal() else 0
-
-
 def _speaks() -> bool:
     """Rank 0 does, for all. Our launcher's signals come with a word of what it was asked. A signal without one is as a rule the
     agent's, since a worker has ended: nobody asked for a stop, and why that worker ended is what to show. Whoever sends one to
     a worker by its number is told at the end only."""
-    return os.environ.get("RANK", "0") == "0" and (folder() is None or asked() is not None)
+    return rank_said() == 0 and (folder() is None or asked() is not None)

@@ -1,5 +1,6 @@
 """The launcher's signals: a thread of its own waits for them, so that they interrupt nothing, and passes them on."""
 
+import math
 import shutil
 import signal
 import threading
@@ -14,6 +15,7 @@ from stagerun.launch.folder import Asked, ask, reports, send
 # Seconds that workers have, after a signal, to finish an iteration and write a snapshot, where nobody says otherwise. An
 # iteration of a large batch on a few processors takes minutes; who can't wait sends a second SIGINT.
 GRACE_S = 600
+_LOOK_S = 1.0
 
 
 def least_before(grace: float) -> float:
@@ -37,6 +39,7 @@ class Relay:
         self._signals: list[signal.Signals] = []
         self._interrupts = 0
         self._over = False
+        self._lock = threading.Lock()
 
     def start(self) -> None:
         """Main thread, before it starts any other."""
@@ -52,6 +55,12 @@ class Relay:
         for number in numbers:
             signal.signal(number, hand_over)
 
+    def ask(self, number: signal.Signals) -> None:
+        """As if that signal had come, from any thread: the launcher on another host has got it."""
+        with self._lock:
+            if self.asked is None:
+                self.asked = ask(self._folder, number)
+
     def end(self) -> None:
         """All workers have ended: what comes now changes nothing."""
         self._over = True
@@ -66,7 +75,7 @@ class Relay:
                 self.late = True
                 send(self._folder, signal.SIGKILL)
             elif self.asked is None:
-                self.asked = ask(self._folder, number)
+                self.ask(signal.Signals(number))
             elif number == signal.SIGINT and self._interrupts > 1:
                 # Somebody at the keyboard means it. The workers die with this process.
                 first = reports(self._folder, 1)
@@ -77,8 +86,13 @@ class Relay:
 
     def _next(self) -> int | None:
         """The next signal; None, once, when the time of the workers is over."""
-        if self.asked is None or self.late:
-            return signal.sigwait(self._signals)
-        left = self.asked.at + least_before(self.grace) - time.monotonic()
-        info = signal.sigtimedwait(self._signals, max(0.0, left))
-        return None if info is None else info.si_signo
+        while True:
+            left = math.inf
+            if self.asked is not None and not self.late:
+                left = self.asked.at + least_before(self.grace) - time.monotonic()
+            # Not for ever: `ask` may be called meanwhile.
+            info = signal.sigtimedwait(self._signals, min(max(0.0, left), _LOOK_S))
+            if info is not None:
+                return info.si_signo
+            if left <= 0 or self._over:
+                return None

@@ -98,8 +98,6 @@ def speeds_of(schedule: Schedule, figures: Figures, workers: int) -> dict[str, S
 
 
 def _speed(schedule: Schedule, solver: Solver, cost: Cost, figures: Figures, workers: int) -> Speed:
-    # A rehearsal with another device batch: as if time went with the images.
-    one_pass = cost.pass_seconds * solver.device_batch_size / cost.device_batch_size
     val = schedule.data.val
     whole = one_test = 0.0
     if val is not None:
@@ -109,7 +107,7 @@ def _speed(schedule: Schedule, solver: Solver, cost: Cost, figures: Figures, wor
         whole = math.ceil(math.ceil(val.images / solver.test_batch_size) / workers) * batch
         one_test = whole if solver.test_iter is None else math.ceil(solver.test_iter / workers) * batch
     return Speed(
-        iteration=_passes(solver, workers) * one_pass + cost.update_seconds,
+        iteration=passes_of(solver, workers) * _one_pass(solver, cost) + cost.update_seconds,
         start=cost.start_seconds,
         test=whole,
         inner_test=min(one_test, whole),
@@ -118,7 +116,18 @@ def _speed(schedule: Schedule, solver: Solver, cost: Cost, figures: Figures, wor
     )
 
 
-def _passes(solver: Solver, workers: int) -> int:
+def pass_of(schedule: Schedule, solver: Solver, figures: Figures) -> tuple[float, float] | None:
+    """Seconds of one device batch's forward and backward, and of an update; None for a kind of stage that was not rehearsed."""
+    cost = next((c for c in figures.costs if c.key == cost_key(schedule, solver)), None)
+    return None if cost is None else (_one_pass(solver, cost), cost.update_seconds)
+
+
+def _one_pass(solver: Solver, cost: Cost) -> float:
+    # A rehearsal with another device batch: as if time went with the images.
+    return cost.pass_seconds * solver.device_batch_size / cost.device_batch_size
+
+
+def passes_of(solver: Solver, workers: int) -> int:
     """Forward passes of the busiest worker per iteration."""
     return math.ceil(solver.logical_workers / workers)
 
@@ -130,7 +139,7 @@ def _stage(schedule: Schedule, planned: PlannedStage, speed: Speed | None, worke
     return StageTime(
         stage=planned.label,
         iterations=planned.iterations_left,
-        passes=_passes(solver, workers),
+        passes=passes_of(solver, workers),
         iteration=speed.iteration,
         training=time.training,
         tests=time.tests,

@@ -153,3 +153,28 @@ def cost_key(schedule: Schedule, solver: Solver) -> str:
         (schedule.data.cache.value, schedule.data.loader_threads),
     )
     return " ".join(map(str, parts))
+
+
+def for_speed(schedule: Schedule, name: str, iters: int) -> Schedule:
+    """The schedule with one stage alone, from the seed, of so many whole iterations, and nothing but training in it: whatever its weights
+    are, they stay finite, since they hardly move."""
+    stage = schedule.stage(name)
+    still = replace(
+        stage.solver,
+        base_lr=1e-9,
+        lr_policy="fixed",
+        warmup_iter=0,
+        warmup_start_lr=0.0,
+        policy_start_iter=0,
+        max_iter=iters,
+        transform=at_largest(stage.solver.transform),
+        display=0,
+        snapshot=0,
+        test_interval=0,
+    )
+    return replace(
+        schedule,
+        data=replace(schedule.data, scratch=None, val=None),
+        stages=(replace(stage, solver=still, parent=None, parent_iter=None),),
+        ensembles=(),
+    )

@@ -255,6 +255,9 @@ COMMENTS: dict[str, str] = {
     "Data.scratch_copy": (
         "When images are copied to scratch. Needs scratch. Default: BEFORE. New in stagerun."
     ),
+    "Data.scratch_from": (
+        "Where the nodes of a job have their copies from. Needs scratch. Default: MEASURED. New in stagerun."
+    ),
     "Cache.AUTO": (
         "DEVICE or MEMORY where the decoded images take less than an eighth of what is free there and the transform allows it, else\n"
         "DISK."
@@ -281,6 +284,17 @@ COMMENTS: dict[str, str] = {
     ),
     "ScratchCopy.BESIDE": (
         "While training goes on from `source`; the images come from the copy as soon as it is complete."
+    ),
+    "ScratchFrom.MEASURED": (
+        "Both ways are tried for some seconds, by all nodes at once, and the faster one is told and taken. Copies of fewer than 128 MiB per\n"
+        "node, and those made beside training, come from the source."
+    ),
+    "ScratchFrom.SOURCE": (
+        "Each node reads all of it from `source`."
+    ),
+    "ScratchFrom.NODES": (
+        "Each node reads a part of it from `source` and hands it on to the others, over the network that the ranks meet in (MASTER_ADDR).\n"
+        "Nodes that have a copy already are read in the place of the source. Every block is compared with the digest of what was read."
     ),
     "Source": (
         "One LMDB of Caffe Datum records, raw or encoded (JPEG, PNG)."

@@ -43,6 +43,12 @@ class ScratchCopy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BEFORE: _ClassVar[ScratchCopy]
     BESIDE: _ClassVar[ScratchCopy]
 
+class ScratchFrom(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEASURED: _ClassVar[ScratchFrom]
+    SOURCE: _ClassVar[ScratchFrom]
+    NODES: _ClassVar[ScratchFrom]
+
 class DecayFrom(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     STAGE_START: _ClassVar[DecayFrom]
@@ -82,6 +88,9 @@ STOP: OnBadRecord
 REPLACE: OnBadRecord
 BEFORE: ScratchCopy
 BESIDE: ScratchCopy
+MEASURED: ScratchFrom
+SOURCE: ScratchFrom
+NODES: ScratchFrom
 STAGE_START: DecayFrom
 WARMUP_END: DecayFrom
 CAFFE: MomentumForm
@@ -207,7 +216,7 @@ class BatchNormParameter(_message.Message):
     def __init__(self, moving_average_fraction: _Optional[float] = ..., eps: _Optional[float] = ...) -> None: ...
 
 class Data(_message.Message):
-    __slots__ = ("train", "val", "scratch", "shuffle", "loader_threads", "cache", "on_bad_record", "scratch_reserve", "scratch_copy")
+    __slots__ = ("train", "val", "scratch", "shuffle", "loader_threads", "cache", "on_bad_record", "scratch_reserve", "scratch_copy", "scratch_from")
     TRAIN_FIELD_NUMBER: _ClassVar[int]
     VAL_FIELD_NUMBER: _ClassVar[int]
     SCRATCH_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +226,7 @@ class Data(_message.Message):
     ON_BAD_RECORD_FIELD_NUMBER: _ClassVar[int]
     SCRATCH_RESERVE_FIELD_NUMBER: _ClassVar[int]
     SCRATCH_COPY_FIELD_NUMBER: _ClassVar[int]
+    SCRATCH_FROM_FIELD_NUMBER: _ClassVar[int]
     train: Source
     val: Source
     scratch: str
@@ -226,7 +236,8 @@ class Data(_message.Message):
     on_bad_record: OnBadRecord
     scratch_reserve: float
     scratch_copy: ScratchCopy
-    def __init__(self, train: _Optional[_Union[Source, _Mapping]] = ..., val: _Optional[_Union[Source, _Mapping]] = ..., scratch: _Optional[str] = ..., shuffle: bool = ..., loader_threads: _Optional[int] = ..., cache: _Optional[_Union[Cache, str]] = ..., on_bad_record: _Optional[_Union[OnBadRecord, str]] = ..., scratch_reserve: _Optional[float] = ..., scratch_copy: _Optional[_Union[ScratchCopy, str]] = ...) -> None: ...
+    scratch_from: ScratchFrom
+    def __init__(self, train: _Optional[_Union[Source, _Mapping]] = ..., val: _Optional[_Union[Source, _Mapping]] = ..., scratch: _Optional[str] = ..., shuffle: bool = ..., loader_threads: _Optional[int] = ..., cache: _Optional[_Union[Cache, str]] = ..., on_bad_record: _Optional[_Union[OnBadRecord, str]] = ..., scratch_reserve: _Optional[float] = ..., scratch_copy: _Optional[_Union[ScratchCopy, str]] = ..., scratch_from: _Optional[_Union[ScratchFrom, str]] = ...) -> None: ...
 
 class Source(_message.Message):
     __slots__ = ("source", "images")

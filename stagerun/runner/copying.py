@@ -14,17 +14,22 @@ from dataclasses import asdict
 
 import torch
 
+from stagerun.binding import step_aside
 from stagerun.comm import Comm
 from stagerun.data.scratch import Copy, CopyStopped, Found, How, Original, Progress, look, stage
+from stagerun.data.scratch.sharing import Exchange
 from stagerun.data.switching import SwitchingRecords
-from stagerun.errors import PeerError, StagerunError
+from stagerun.errors import DataError, PeerError, StagerunError
 from stagerun.events import Note
 from stagerun.pulse import Section
-from stagerun.recipe import Data, ScratchCopy
-from stagerun.runner.copying_text import Status, Told, as_notes, progress_text
+from stagerun.recipe import Data, ScratchCopy, ScratchFrom
+from stagerun.runner.copying_text import Status, Told, as_notes, copies_differ, progress_text
+from stagerun.runner.handing_on import HandingOn
+from stagerun.runner.hosts import hosts_of
 from stagerun.runner.together import everyone
 
 _MEET_EVERY_S = 1.0
+_SETTLE_EVERY_S = 0.1  # until it is settled which way the images come
 # A note on progress: the first after 5 seconds, then less and less often, once a minute in the end.
 _FIRST_NOTE_S, _RARELY_S = 5.0, 60.0
 # How long a copy that is told to stop may take. It asks between two pieces of 4 MB; a file server that hangs may never answer,
@@ -36,9 +41,14 @@ class Copier(threading.Thread):
     """Has the copies of this node made, or waits for another process that makes them."""
 
     def __init__(
-        self, originals: Sequence[Original], data: Data, then: Callable[[list[Copy]], None] | None = None
+        self,
+        originals: Sequence[Original],
+        data: Data,
+        then: Callable[[list[Copy]], None] | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
-        """`then` is called with the copies, in the thread. With it the copying is to disturb others as little as can be."""
+        """`then` is called with the copies, in the thread. With it the copying is to disturb others as little as can be. `exchange`:
+        with the other nodes."""
         super().__init__(name="copier", daemon=True)
         assert data.scratch is not None
         self.scratch: str = data.scratch
@@ -47,10 +57,12 @@ class Copier(threading.Thread):
         self.progress = Progress(0, 0, waiting=True)
         self.removed: list[Found] = []
         self._originals, self._reserve, self._then = originals, data.scratch_reserve, then
+        self._exchange = exchange
         self._stop_asked = threading.Event()
         self._stopped_at = 0.0
 
     def run(self) -> None:
+        step_aside()  # and with it the threads that copy
         try:
             copies = stage(
                 self._originals,
@@ -60,6 +72,7 @@ class Copier(threading.Thread):
                 watch=self._watch,
                 removed=self.removed.append,
                 beside=self._then is not None,
+                exchange=self._exchange,
             )
             if self._then is not None:
                 self._then(copies)
@@ -75,7 +88,13 @@ class Copier(threading.Thread):
             self._stopped_at = time.monotonic()
             self._stop_asked.set()
 
+    @property
+    def stopping(self) -> bool:
+        return self._stop_asked.is_set()
+
     def status(self) -> Status:
+        if self.ident is None:  # it waits for the copier of another rank
+            return Status.STOPPED if self._stop_asked.is_set() else Status.WAITING
         if self.is_alive():
             late = self._stop_asked.is_set() and time.monotonic() > self._stopped_at + _PATIENCE_S
             return Status.STOPPED if late else Status.WAITING if self.progress.waiting else Status.RUNNING
@@ -111,13 +130,25 @@ class Copying:
         if self._data.scratch_copy is ScratchCopy.BESIDE:
             yield Note(text=f"the images are read where they are, and copied to {self._data.scratch} meanwhile")
             return False
-        self._copier = copier = Copier(self._originals, self._data)
-        copier.start()
-        with comm.pulse.section(Section.COPY):
-            stopped = yield from _meet(copier, comm, stop)
+        hosts = hosts_of(comm)
+        handing = None
+        if self._data.scratch_from is not ScratchFrom.SOURCE and len(set(hosts)) > 1:
+            handing = HandingOn(comm, self._originals, self._data.scratch_from, hosts, lambda: copier.stopping)
+        self._copier = copier = Copier(self._originals, self._data, exchange=handing.exchange if handing else None)
+        try:
+            if handing is not None:
+                everyone(comm, handing.require)
+            with comm.pulse.section(Section.COPY):
+                stopped = yield from _meet(copier, comm, stop, hosts, handing)
+        finally:
+            if handing is not None:
+                handing.close()
         everyone(comm, lambda: _raise(copier.error))
         if not stopped:
-            yield from as_notes(_gathered(comm, self._results()), copier.scratch, beside=False)
+            trouble = [Told(host=self._host, text=text) for text in handing.trouble()] if handing else []
+            handed = handing.exchange.handed if handing and handing.exchange else 0
+            yield from as_notes(_gathered(comm, self._results(handed) + trouble), copier.scratch, beside=False)
+            self._compare(comm, hosts)
         return stopped
 
     def records(self) -> list[SwitchingRecords]:
@@ -163,7 +194,24 @@ class Copying:
         for records, copy in zip(self._records, copies, strict=True):
             records.switch(copy)
 
-    def _results(self) -> list[Told]:
+    def _compare(self, comm: Comm, hosts: Sequence[str]) -> None:
+        """DataError on all ranks where nodes have copies of one state of an LMDB that differ: some would train on other images."""
+        assert self._copier is not None and self._copier.copies is not None
+        mine = json.dumps({copy.original.name: copy.digest for copy in self._copier.copies}).encode()
+        digests = [json.loads(told) for told in comm.gather_bytes(mine)]
+
+        def same() -> None:
+            for original in self._originals:
+                found = {host: str(told.get(original.name, "")) for host, told in zip(hosts, digests, strict=True)}
+                kinds = {digest for digest in found.values() if digest}
+                if len(kinds) > 1:
+                    raise DataError(
+                        copies_differ(original.path, found), "`stagerun data unstage` there, then run again"
+                    )
+
+        everyone(comm, same)
+
+    def _results(self, handed: int = 0) -> list[Told]:
         assert self._copier is not None and self._copier.copies is not None
         copies = self._copier.copies
         mended = [copy for copy in copies if copy.how is How.MENDED]
@@ -171,6 +219,7 @@ class Copying:
             host=self._host,
             bytes=sum(copy.bytes for copy in copies),
             seconds=sum(copy.seconds for copy in copies),
+            handed=handed,
         )
         removed = [
             f"removed {found.folder}, to make room: a copy of {found.manifest.source}" for found in self._copier.removed
@@ -209,41 +258,66 @@ def _gathered(comm: Comm, mine: list[Told]) -> list[Told]:
     return [Told(**one) for rank in told for one in json.loads(rank)]
 
 
-def _meet(copier: Copier, comm: Comm, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
+def _meet(
+    copier: Copier, comm: Comm, stop: Callable[[], bool], hosts: Sequence[str], handing: HandingOn | None
+) -> Generator[Note, None, bool]:
     """Until every rank's copier has ended, one way or another. Collective. True if it was a request to stop.
 
-    One rank's error, or request, ends all.
+    One rank's error, or request, ends all. With `handing` one copier per node is started, and those of its other ranks when that is
+    done: they find the copy.
     """
-    hosts = [host.decode() for host in comm.gather_bytes(socket.gethostname().encode())]
     begun = time.monotonic()
     next_note, pause = _FIRST_NOTE_S, 0.02
     copied = -1
+    if handing is None or handing.leader == comm.rank:
+        copier.start()
     while True:
-        copier.join(pause)
+        _wait(copier, pause)
         # Whoever copies shows that it gets on; whoever is done, or waits for another run's copy, that it is there.
         if copier.status() is not Status.RUNNING or copier.progress.done != copied:
             copied = copier.progress.done
             comm.pulse.beat()
-        pause = min(_MEET_EVERY_S, 2 * pause)
+        pause = min(_MEET_EVERY_S if handing is None or handing.settled() else _SETTLE_EVERY_S, 2 * pause)
         # What a rank tells the others: its status, bytes done, bytes in all, whether its own process was told to stop.
-        table = torch.zeros((comm.size, 4), dtype=torch.int64)
         progress = copier.progress
-        table[comm.rank] = torch.tensor([copier.status(), progress.done, progress.total, int(stop())])
-        try:
-            comm.all_reduce(table)()
-        except PeerError as error:
-            raise PeerError(
-                f"lost the other workers while images were copied: {error.message.rpartition(': ')[2]}",
-                "run the same command again: the copy goes on where it was",
-            ) from error
-        rows = table.tolist()
+        row = [int(copier.status()), progress.done, progress.total, int(stop())]
+        if handing is not None:
+            row += handing.row(progress.done)
+        rows = _added_up(comm, row)
         states = {row[0] for row in rows}
         if not states & {Status.RUNNING, Status.WAITING}:
             return Status.STOPPED in states and Status.FAILED not in states
         if Status.FAILED in states or any(row[3] for row in rows):
             copier.stop()
+        if handing is not None:
+            note = handing.meet([row[4:] for row in rows], progress.done)
+            if note is not None:
+                yield note
+            if copier.ident is None and not copier.stopping and rows[handing.leader][0] == Status.DONE:
+                copier.start()
         elapsed = time.monotonic() - begun
         if comm.rank == 0 and elapsed > next_note:
             next_note = elapsed + min(_RARELY_S, max(_FIRST_NOTE_S, elapsed / 4))
             ranks = [(host, Status(row[0]), row[1], row[2]) for host, row in zip(hosts, rows, strict=True)]
             yield Note(text=progress_text(ranks, copier.scratch, elapsed))
+
+
+def _wait(copier: Copier, seconds: float) -> None:
+    if copier.ident is None:
+        time.sleep(seconds)
+    else:
+        copier.join(seconds)
+
+
+def _added_up(comm: Comm, row: Sequence[int]) -> list[list[int]]:
+    """Every rank's row, by rank. Collective; PeerError."""
+    table = torch.zeros((comm.size, len(row)), dtype=torch.int64)
+    table[comm.rank] = torch.tensor(row)
+    try:
+        comm.all_reduce(table)()
+    except PeerError as error:
+        raise PeerError(
+            f"lost the other workers while images were copied: {error.message.rpartition(': ')[2]}",
+            "run the same command again: the copy goes on where it was",
+        ) from error
+    return table.tolist()

@@ -1,7 +1,7 @@
 """What is said about copies on scratch disks: how far each node is, and how it ended."""
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stagerun.events import Note
@@ -22,11 +22,13 @@ class Status(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What one rank has to say: how many bytes it has copied itself, in how long; or `text`."""
+    """What one rank has to say: how many bytes it has copied itself, in how long, and how many of them other nodes handed on; or
+    `text`."""
 
     host: str
     bytes: int = 0
     seconds: float = 0.0
+    handed: int = 0
     text: str = ""
     warning: bool = True
 
@@ -82,7 +84,20 @@ def _ended(done: Sequence[Told], scratch: str) -> str:
     if len(hosts) == 1:
         return f"the images were copied to {scratch}: {text}"
     there = f"; {count(len(hosts) - len(copied), 'node')} had them" if len(hosts) > len(copied) else ""
+    if handed := sum(one.handed for one in done):
+        share = 100 * handed / sum(one.bytes for one in copied.values())
+        there = f", {share:.0f} % of all copies from node to node{there}"
     return f"the images were copied to {scratch} of {count(len(copied), 'node')}, slowest {slowest.host}: {text}{there}"
+
+
+def copies_differ(path: str, digests: Mapping[str, str]) -> str:
+    """`digests`: of the copy, by host, '' where there is none."""
+    alike: dict[str, list[str]] = {}
+    for host, digest in digests.items():
+        if digest:
+            alike.setdefault(digest, []).append(host)
+    groups = sorted(alike.values(), key=lambda hosts: (len(hosts), hosts))
+    return f"{path}: its copies on {' and on '.join(map(_names, groups))} have different bytes"
 
 
 def _names(hosts: Sequence[str]) -> str:

@@ -118,7 +118,7 @@ def rehearse(
     Of the first stage some iterations are run, the run is stopped as a signal would, and resumed from its snapshot; then come
     the rest and the other stages. `watch` sees the events, on rank 0.
     """
-    with _images(schedule, asked.synthetic, comm, world) as source:
+    with made_up_images(schedule, asked.synthetic, comm, world) as source:
         observer = Observer()
         begins = next(stage for stage in schedule.stages if stage.enabled)
         first, whole = first_life(asked.iters, begins.solver.max_iter)
@@ -177,7 +177,7 @@ def _enough(observer: Observer) -> int:
 
 
 @contextmanager
-def _images(schedule: Schedule, synthetic: bool, comm: Comm, world: World) -> Iterator[Schedule]:
+def made_up_images(schedule: Schedule, synthetic: bool, comm: Comm, world: World) -> Iterator[Schedule]:
     """The schedule with synthetic images, made in a temporary folder of each node and removed at the end; or as it is."""
     if not synthetic:
         yield schedule

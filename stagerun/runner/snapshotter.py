@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from stagerun import store
+from stagerun.binding import step_aside
 from stagerun.engine.state import Capture, TrainState
 from stagerun.errors import Diverged, StagerunError, StorageError
 from stagerun.events import Note, SnapshotFailed, SnapshotWritten
@@ -92,6 +93,7 @@ class Snapshotter:
         return [Note(text=text, warning=True)]
 
     def _write(self, iter: int, progress: Progress, blocked: float, cpu: float) -> None:
+        step_aside()
         begun = time.monotonic()
         try:
             weights, momentum, average = self.capture.files()

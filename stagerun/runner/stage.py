@@ -1,11 +1,12 @@
 """One stage on one rank: the loop of the engine with images, snapshots and evaluations around it."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 
 from stagerun import order
-from stagerun.comm import make_reducer, runs_of
+from stagerun.comm import Reducer, make_reducer, runs_of
+from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.mixture import Mixing
 from stagerun.engine.state import TrainState, finite
@@ -83,7 +84,7 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
         resident = yield from keep(run)
         pulse.stage(run.stage.name, state.iter, solver.compile)
         with training_batches(run, resident, asked) as fed:
-            for event in train(loop, state, beating(fed, pulse), reducer, stop, run.stopping.left):
+            for event in _events(run, loop, state, beating(fed, pulse), reducer, stop):
                 stopped = yield from _handle(run, state, snapshotter, event)
                 if stopped:
                     return None
@@ -108,6 +109,20 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     if not run.is_piece:
         yield from finish_stage(run, state)
     return None
+
+
+def _events(
+    run: StageRun,
+    loop: StageLoop,
+    state: TrainState,
+    batches: Iterator[Batch],
+    reducer: Reducer,
+    stop: Callable[[], bool],
+) -> Iterator[Event]:
+    left = run.stopping.left
+    if run.profile is None:
+        return train(loop, state, batches, reducer, stop, left)
+    return run.profile.train(loop, state, batches, reducer, stop, left, run.device)
 
 
 def _started(run: StageRun) -> StageStarted | PieceStarted:

@@ -17,6 +17,7 @@ from stagerun.plan import PlannedStage, State
 from stagerun.recipe import Schedule, Stage
 from stagerun.runner.images import Images
 from stagerun.runner.keeper import AVERAGE, MOMENTUM, WEIGHTS, Keeper, progress_of
+from stagerun.runner.profiling import Profile
 from stagerun.runner.stopping import Stopping
 from stagerun.runner.together import everyone, rank0
 from stagerun.schedule.plateau import FRESH, PlateauState
@@ -42,6 +43,7 @@ class StageRun:
     stopping: Stopping = field(default_factory=Stopping)
     others: str = ""  # `environment.other_machines`
     final_test_iter: int | None = None  # batches of the evaluation after the stage; None: every image
+    profile: Profile | None = None
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSS_WINDOW))
     seconds: float = 0.0  # trained, over all process lives
     saved: int = -1  # iteration of the newest snapshot asked for

@@ -7,7 +7,7 @@ a path of its own: it is how every stage starts.
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -15,7 +15,6 @@ import stagerun
 from stagerun import store
 from stagerun.comm import Comm
 from stagerun.engine.update import explained
-from stagerun.errors import ExitCode, ResumeRefused
 from stagerun.events import Event, Note, Renamed, RunFinished, RunStarted, Stopped
 from stagerun.plan import Plan, PlannedStage, State
 from stagerun.plan.ensembles import PlannedEnsemble
@@ -23,6 +22,7 @@ from stagerun.plan.renamed import names_of
 from stagerun.pulse import Section
 from stagerun.recipe import Ensemble, Schedule
 from stagerun.runner import results
+from stagerun.runner.agreement import require_same_schedule
 from stagerun.runner.bounds import most_bytes
 from stagerun.runner.ensembling import EnsembleRun, Trained, test_ensemble
 from stagerun.runner.environment import (
@@ -34,14 +34,15 @@ from stagerun.runner.environment import (
     require_same,
 )
 from stagerun.runner.finish import finish_stage
+from stagerun.runner.hosts import hosts_of, only_here
 from stagerun.runner.images import Images
 from stagerun.runner.keeper import WEIGHTS, Keeper
+from stagerun.runner.profiling import Profile
 from stagerun.runner.rollback import aside
 from stagerun.runner.stage import train_stage
 from stagerun.runner.start import StageRun, restored
 from stagerun.runner.stopping import Grace, Stopping
-from stagerun.runner.together import ToldByAnother, everyone, rank0
-from stagerun.spec import canonical
+from stagerun.runner.together import everyone, rank0
 from stagerun.world import World
 
 
@@ -61,6 +62,7 @@ class Job:
     stopping: Stopping
     exact: bool
     others: str  # `other_machines`
+    profile: Profile | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ def run(
     final_test_iter: int | None = None,
     grace: Grace | None = None,
     exact: bool = False,
+    profile: Profile | None = None,
 ) -> Iterator[Event]:
     """Runs what is not yet done. Collective; `keeper` (opened) on rank 0 alone. Ends after Stopped or RunFinished.
 
@@ -104,11 +107,12 @@ def run(
     Errors concern all ranks: one of them raises the error, the others ToldByAnother or PeerError.
     """
     begun = time.monotonic()
-    _same_schedule(comm, schedule)
+    require_same_schedule(comm, world, schedule)
     others = other_machines(comm, device)
     with closing(Images(schedule, device)) as images:
+        stopping = Stopping(grace)
         job = Job(
-            schedule, out, comm, world, device, keeper, stop, final_test_iter, images, Stopping(grace), exact, others
+            schedule, out, comm, world, device, keeper, stop, final_test_iter, images, stopping, exact, others, profile
         )
         trained = yield from _walk(job)
     if trained is not None:
@@ -182,6 +186,7 @@ def _do(job: Job, step: Step | EnsembleStep) -> Iterator[Event]:
         stopping=job.stopping,
         others=job.others,
         final_test_iter=job.final_test_iter,
+        profile=job.profile,
     )
     done = step.planned.state is State.DONE
     if done and job.keeper is not None and (same := _promise(job, step)):
@@ -214,6 +219,7 @@ def _opening(job: Job) -> Iterator[Event]:
         assert keeper is not None
         return keeper.plan().iterations_left
 
+    hosts = tuple(hosts_of(comm))
     yield RunStarted(
         schedule=schedule.name,
         out=job.out,
@@ -226,7 +232,10 @@ def _opening(job: Job) -> Iterator[Event]:
         version=stagerun.__version__,
         ensembles=tuple(ensemble.name for ensemble in schedule.ensembles),
         disabled=tuple(stage.name for stage in schedule.stages if not stage.enabled),
+        hosts=hosts,
     )
+    if (text := only_here(comm, hosts, job.out)) and keeper is not None:
+        yield Note(text=text, warning=True)
     if keeper is not None and isinstance(keeper.disk, store.FaultyDisk):
         yield Note(text=keeper.disk.announced(), warning=True)
     taken = names_of(keeper.inventory()) if keeper is not None else {}
@@ -328,26 +337,3 @@ def _number(plan: Plan, planned: PlannedStage) -> int:
     """The place of its stage among those that are enabled, from 1."""
     enabled = [s.stage.name for s in plan.stages if s.state is not State.DISABLED]
     return enabled.index(planned.stage.name) + 1
-
-
-def _without_paths(schedule: Schedule) -> Schedule:
-    """The schedule without where this node has its files."""
-    data = schedule.data
-    val = replace(data.val, path="") if data.val else None
-    return replace(schedule, data=replace(data, train=replace(data.train, path=""), val=val))
-
-
-def _same_schedule(comm: Comm, schedule: Schedule) -> None:
-    """ResumeRefused, on rank 0, naming the ranks whose solver files say something else than its own. Collective.
-
-    Not only what training depends on is compared: ranks that evaluate at other iterations would wait for each other for ever.
-    """
-    texts = comm.gather_bytes(canonical(_without_paths(schedule)).encode())
-    other = [rank for rank, text in enumerate(texts) if text != texts[0]]
-    if other and comm.rank != 0:
-        raise ToldByAnother(ExitCode.RESUME_REFUSED)
-    if other:
-        raise ResumeRefused(
-            f"the solver files of rank{'s' if len(other) > 1 else ''} {', '.join(map(str, other))} differ from rank 0's",
-            "copy the schedule's folder to every node",
-        )

@@ -80,6 +80,7 @@ def data(view: View, root: str) -> recipe.Data:
         on_bad_record=recipe.OnBadRecord(view.text("on_bad_record")),
         scratch_reserve=number(view, "scratch_reserve"),
         scratch_copy=recipe.ScratchCopy(view.text("scratch_copy")),
+        scratch_from=recipe.ScratchFrom(view.text("scratch_from")),
     )
 
 

@@ -17,12 +17,13 @@ from stagerun.snapshots import Inventory, SnapshotRef
 from stagerun.store.disk import Disk, File, LocalDisk
 from stagerun.store.fault_points import FaultyDisk, disk_of_run, planned_fault
 from stagerun.store.faults import Damaged, TooLarge, is_full, not_as_written, only_one, reporting
-from stagerun.store.layout import Place, parse_name, snapshot_name
-from stagerun.store.lease import Lease, last_word, require_free
+from stagerun.store.layout import Place, lives_folder, parse_name, snapshot_name
+from stagerun.store.lease import SILENT_S, Lease, last_word, require_free
 from stagerun.store.lives import Life, last_lives
 from stagerun.store.lock import Holder, Lock, holder
 from stagerun.store.out import prepare
 from stagerun.store.pins import pin, pins, unpin
+from stagerun.store.place import local_kind, lost_with
 from stagerun.store.read import (
     answers_now,
     aside,
@@ -40,6 +41,7 @@ from stagerun.store.retain import discard, drop, superfluous, sweep
 from stagerun.store.write import Blob, commit, write_atomic
 
 __all__ = [
+    "SILENT_S",
     "Blob",
     "Damaged",
     "Disk",
@@ -67,6 +69,9 @@ __all__ = [
     "is_full",
     "last_lives",
     "last_word",
+    "lives_folder",
+    "local_kind",
+    "lost_with",
     "not_as_written",
     "only_one",
     "parse_name",

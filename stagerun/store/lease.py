@@ -37,6 +37,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from stagerun.binding import step_aside
 from stagerun.errors import ExitCode, FolderInUseError, StagerunError, StorageError
 from stagerun.store.disk import Disk, make_folder
 from stagerun.store.faults import reporting
@@ -58,6 +59,7 @@ from stagerun.store.write import make_file, replace_file
 BEAT_S = 5.0
 SILENT_BEATS = 3
 LOOKS_PER_BEAT = 5
+SILENT_S = SILENT_BEATS * BEAT_S
 KEPT = 8  # files of lives; of those before nobody needs to know
 
 _WAIT = "wait for it, stop it, or choose another folder with --out"
@@ -173,6 +175,7 @@ class Lease:
             self.lost = self.lost or f"this run has ended, and writes no more into {self.out}"
 
     def _beat_on(self) -> None:
+        step_aside()
         while not self._over.wait(self.beat_s) and not self.lost:
             # One that can't be written may cost the lease, where somebody else wants it, and no more: the fence is read.
             with contextlib.suppress(StagerunError):

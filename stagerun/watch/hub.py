@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from stagerun.pulse import Limits, Section
-from stagerun.watch.judge import Compared, Seen, Verdict, judge, stragglers
+from stagerun.watch.judge import QUIET_S, Compared, Seen, Verdict, judge, stragglers
 from stagerun.watch.lines import LONGEST, Closed, Lines
 from stagerun.watch.setup import Ending, Setup, ending
 
@@ -29,6 +29,7 @@ class Peer:
         self.lines, self.rank, self.heard = lines, rank, now
         self.seen: Seen | None = None
         self.left: float | None = None  # when it said that its worker has ended, or is about to
+        self.worded = True  # and whether the worker knew
 
     def now(self, now: float) -> Seen | None:
         if self.seen is None:
@@ -55,6 +56,7 @@ class Hub:
         self.peers: dict[int, Peer] = {}
         self.ever: set[int] = {setup.rank}
         self.lost: dict[int, float] = {}  # without a word, since when
+        self.names: dict[int, str] = {}
         self.missed_told = False
         self.compared = Compared({}, {})
         self.verdict: Verdict | None = None
@@ -218,11 +220,12 @@ class Hub:
             peer.heard = time.monotonic()
             match message:
                 case {"bye": True}:
-                    peer.left = peer.heard
+                    peer.left, peer.worded = peer.heard, message.get("worded") is not False
                     self._close(peer)
                     return
                 case {"seen": dict(seen)}:
                     peer.seen = Seen(**{**seen, "section": Section(seen["section"])})
+                    self.names[peer.rank] = peer.seen.name
                 case {"stack": str(stack)}:
                     self.stacks[peer.rank] = stack
 
@@ -230,6 +233,12 @@ class Hub:
         self.selector.unregister(peer.lines)
         peer.lines.close()
 
-    def farewell(self) -> None:
+    def gone(self, now: float) -> list[str]:
+        """The ranks that ended, or fell silent, without a word: not those that ended as they missed another."""
+        killed = [peer.rank for peer in self.peers.values() if peer.left is not None and not peer.worded]
+        silent = [peer.rank for peer in self._there() if now - peer.heard >= QUIET_S]
+        return [self.names.get(rank, f"rank {rank}") for rank in sorted({*self.lost, *killed, *silent})]
+
+    def farewell(self, worded: bool = True) -> None:
         for peer in self._there():
-            peer.lines.send({"bye": True})
+            peer.lines.send({"bye": True, "worded": worded})

@@ -87,7 +87,12 @@ def judge(seen: Sequence[Seen], size: int, limits: Limits) -> Verdict | None:
     living = [one for one in seen if not one.ended]
     guilty = [found for one in living if (found := _blame(one, limits)) is not None]
     if guilty:
-        return Verdict(tuple(guilty), section=guilty[0].seen.section)
+        alone = _cut_off(living, guilty)
+        return (
+            Verdict((), alone, guilty[0].seen.section)
+            if alone
+            else Verdict(tuple(guilty), section=guilty[0].seen.section)
+        )
     if size == 1 or not living or not all(one.waiting and one.silence < QUIET_S and one.state != "T" for one in living):
         return None
     # Whoever came last began to wait last; all that are watched have waited for the network, or for one that isn't, since then.
@@ -149,6 +154,19 @@ def _blame(one: Seen, limits: Limits) -> Guilty | None:
     return None
 
 
+def _cut_off(living: Sequence[Seen], guilty: Sequence[Guilty]) -> str:
+    """Where one host hears nothing of any of several others, it is rather the one that is cut off; '' elsewhere."""
+    silent = {one.seen.host for one in guilty if not one.reached}
+    heard = [one for one in living if one.host not in silent]
+    if len(silent) < 2 or len({one.host for one in heard}) != 1 or any(one.reached for one in guilty):
+        return ""
+    least = min(one.seen.silence for one in guilty)
+    return (
+        f"{heard[0].host} hears nothing of the other {len(silent)} hosts for {seconds(least)}: it is cut off from them, or the network "
+        f"between all of them is down; it was {_place(heard[0])}"
+    )
+
+
 def _still(one: Seen, idle: float, limit: float) -> str:
     text = f"{one.name} has not moved for {seconds(idle)} (time-out {seconds(limit)}) {_place(one)}"
     return f"{text}; process {one.pid} {_STATES[one.state]}" if one.state in _STATES else text
@@ -194,7 +212,8 @@ def stragglers(compared: Compared, seen: Sequence[Seen]) -> tuple[Compared, list
     """The next Compared, and what to tell.
 
     Compared are the seconds that a device batch takes each rank, without waiting for others: so it doesn't matter that some ranks
-    have one logical worker more. The median is the lower one: of two ranks the faster.
+    have one logical worker more. The median is the lower one: of two ranks the faster. A host, one of several, whose ranks are all slow
+    is named as one, with the mean over its ranks.
     """
     fresh, before = {one.rank: (one.batches, one.busy) for one in seen if not one.ended}, compared.counters
     if len(fresh) < 2 or set(fresh) - set(before):
@@ -206,17 +225,39 @@ def stragglers(compared: Compared, seen: Sequence[Seen]) -> tuple[Compared, list
         return Compared(fresh, compared.told), []
     times = {rank: busy / batches for rank, (batches, busy) in grown.items()}
     median = sorted(times.values())[(len(times) - 1) // 2]
-    told, texts = dict(compared.told), []
-    for one in seen:
-        if one.ended:
-            continue
-        ratio = times[one.rank] / median if median > 0 else 1.0
+    told, news = dict(compared.told), set[int]()
+    for rank, time in times.items():
+        ratio = time / median if median > 0 else 1.0
         if ratio <= SLOW:
-            told.pop(one.rank, None)
-        elif ratio > told.get(one.rank, 0.0) * _AGAIN:
-            told[one.rank] = ratio
-            texts.append(
-                f"{one.name} is slow: a device batch takes it {times[one.rank]:.3g} s, {ratio:.1f} x the median of all {len(times)}; "
-                "the others wait for it"
+            told.pop(rank, None)
+        elif ratio > told.get(rank, 0.0) * _AGAIN:
+            told[rank] = ratio
+            news.add(rank)
+    living = [one for one in seen if not one.ended]
+    return Compared(fresh, told), _slow_texts(living, times, median, set(told), news)
+
+
+def _slow_texts(
+    living: Sequence[Seen], times: Mapping[int, float], median: float, slow: set[int], news: set[int]
+) -> list[str]:
+    """Of hosts and ranks that are `slow` those with something new."""
+    ranks: dict[str, list[int]] = {}
+    for one in living:
+        ranks.setdefault(one.host, []).append(one.rank)
+    texts = []
+    for host, here in ranks.items():
+        whole = len(ranks) > 1 and set(here) <= slow
+        for group in [here] if whole else [[rank] for rank in here if rank in slow]:
+            if not news & set(group):
+                continue
+            mean = sum(times[rank] for rank in group) / len(group)
+            numbers = f"rank {group[0]}" if len(group) == 1 else f"each of its {len(group)} ranks"
+            who = (
+                f"{host} is slow: a device batch takes {numbers}"
+                if whole
+                else f"{numbers} on {host} is slow: a device batch takes it"
             )
-    return Compared(fresh, told), texts
+            texts.append(
+                f"{who} {mean:.3g} s, {mean / median:.1f} x the median of all {len(times)}; the others wait for it"
+            )
+    return texts

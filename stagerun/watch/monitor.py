@@ -21,7 +21,7 @@ from stagerun.pulse import Limits, Section
 from stagerun.watch.hub import Hub
 from stagerun.watch.judge import Seen, judge
 from stagerun.watch.lines import Closed, Lines
-from stagerun.watch.process import Worker, log_failure, prepare
+from stagerun.watch.process import Worker, gone, log_failure, prepare
 from stagerun.watch.setup import Ending, Setup, ending
 from stagerun.watch.spoke import Spoke
 
@@ -88,8 +88,11 @@ class Monitor:
         for message in messages:
             match message:
                 case {"bye": True}:
-                    self._farewell()
+                    self._farewell(worded=True)
                     self.done = True
+                case {"who": True}:
+                    side = self.hub or self.spoke
+                    self.link.send({"gone": side.gone(time.monotonic()) if side is not None else []})
                 case {"log": str(path)}:
                     self.log = path
                 case {"answered": True}:
@@ -109,13 +112,13 @@ class Monitor:
         if self.text:
             self._log()  # not before: what it has still trained and saved comes first
         else:
-            self._farewell()
+            self._farewell(worded=False)
         self.done = True
 
-    def _farewell(self) -> None:
+    def _farewell(self, worded: bool) -> None:
         for side in (self.hub, self.spoke):
             if side is not None:
-                side.farewell()
+                side.farewell(worded)
 
     def _look(self, now: float) -> Seen:
         beat, state = self.worker.beat(), self.worker.state()
@@ -154,6 +157,9 @@ class Monitor:
             return
         if os.getppid() != self.setup.pid:  # a process that the worker has forked may keep its link open
             self._gone()
+            return
+        if text := gone(self.setup.gone):  # the launcher sees a host's end sooner than silence can tell
+            self._end(Ending(text, False))
             return
         own = self._look(now)
         if (end := self._judge(own, now)) is not None:

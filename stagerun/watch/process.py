@@ -92,6 +92,17 @@ def log_failure(path: str, text: str) -> threading.Thread:
     return _in_thread(_append, path, text)
 
 
+def gone(path: str) -> str:
+    """What our launcher says of a host that is gone; ''."""
+    if not path:
+        return ""
+    try:
+        with open(path) as file:
+            return file.read()
+    except (OSError, ValueError):
+        return ""
+
+
 def prepare() -> None:
     """Imports what the end needs: by then the disk may hang."""
     import stagerun.errors

@@ -7,7 +7,7 @@ from stagerun.watch.judge import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a worker tells its monitor. The last three are file descriptors."""
+    """What a worker tells its monitor. `pulse`, `stack` and `link` are file descriptors."""
 
     rank: int
     size: int
@@ -20,6 +20,7 @@ class Setup:
     pulse: int
     stack: int
     link: int
+    gone: str = ""  # a file in which our launcher, if one started the worker, tells of a host that is gone
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ class Spoke:
         self.hub_host = ""
         self.hub_heard = time.monotonic()
         self.hub_left: float | None = None  # when it said that its worker has ended, or is about to
+        self.hub_known = False  # it has said something
+        self.hub_gone = False  # without a word
         self.hub_place: dict[str, Any] = {"section": Section.START}
         self.connected = False
         self.retry_at = 0.0
@@ -98,10 +100,12 @@ class Spoke:
         except Closed:
             # It knows no token yet; or the connection was lost; or it is gone, which asking again tells. Meanwhile this monitor looks
             # at its own worker alone.
+            self.hub_gone = self.hub_known
             self._leave()
             return
         for message in messages:
             self.hub_heard = time.monotonic()
+            self.hub_known, self.hub_gone = True, False
             match message:
                 case {"here": dict(place)}:
                     self.hub_place = {**place, "section": Section(place["section"])}
@@ -110,10 +114,16 @@ class Spoke:
                 case {"end": str(text)}:
                     self.end(Ending(text, guilty=False))
                 case {"bye": True}:
+                    self.hub_gone = message.get("worded") is False
                     self.hub_left, self.hub_at = self.hub_heard, None
                     self._leave()
                     return
 
-    def farewell(self) -> None:
+    def gone(self, now: float) -> list[str]:
+        """Rank 0, if it has ended, or fallen silent, without a word: of the others this monitor knows nothing."""
+        silent = self.connected and now - self.hub_heard >= QUIET_S
+        return [f"rank 0 on {self.hub_host}"] if self.hub_gone or silent else []
+
+    def farewell(self, worded: bool = True) -> None:
         if self.hub is not None and self.connected:
-            self.hub.send({"bye": True})
+            self.hub.send({"bye": True, "worded": worded})

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from stagerun import signals
 from stagerun.child import program
 from stagerun.errors import ExitCode, PeerError
-from stagerun.launch.folder import report
+from stagerun.launch.folder import gone_file, report
 from stagerun.pulse import SIZE, Limits, Pulse, Section
 from stagerun.watch.lines import LONGEST
 from stagerun.watch.process import STACK_SIGNAL
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _STAY_S, _STAY_0_S = 0.5, 1.0
 _PORT_S = 60.0
 _LOG_S = 1.5
+# How long a rank that misses others waits for a monitor's word on which, and how often it asks.
+_GONE_S, _ASK_S = 1.5, 0.1
 
 
 class Monitored:
@@ -45,6 +47,9 @@ class Monitored:
         self._lock = threading.Lock()
         self._over = False
         self.verdict = ""  # why this job ends, once a monitor has said so
+        self._explained = False
+        self._gone: list[str] = []  # ranks, by name
+        self._gone_came = threading.Event()
         self._port: dict[str, Any] | None = None
         self._port_came = threading.Event()
         try:
@@ -72,6 +77,7 @@ class Monitored:
             pulse=record,
             stack=stack,
             link=theirs.fileno(),
+            gone=gone_file(),
         )
         fds = (record, stack, theirs.fileno())
         words = json.dumps({name: getattr(setup, name) for name in Setup.__slots__})
@@ -98,9 +104,33 @@ class Monitored:
             found = socket.getaddrinfo(place["address"], place["port"], family=place["family"], type=socket.SOCK_STREAM)
             self._send({"meet": {**place, "address": list(found[0][-1])}})
 
+    @property
+    def pid(self) -> int:
+        """Of the monitor."""
+        return self._process.pid
+
     def log(self, path: Path) -> None:
         """Where the run's end is to be told."""
         self._send({"log": str(path.absolute())})
+
+    def explain(self, error: PeerError) -> None:
+        """Puts before it which ranks are gone, on which hosts: a collective knows an address at most, and often of a rank that ended only
+        since it missed another. Their sockets may tell the monitors a little later. Once."""
+        if self._explained or self.verdict or self._size == 1:
+            return
+        self._explained = True
+        end = time.monotonic() + _GONE_S
+        while not self._gone and time.monotonic() < end and not self.verdict:
+            self._send({"who": True})
+            self._gone_came.wait(_ASK_S)
+            self._gone_came.clear()
+        if self._gone:
+            names = " and ".join([", ".join(self._gone[:-1]), self._gone[-1]] if len(self._gone) > 1 else self._gone)
+            single = len(self._gone) == 1
+            error.message = (
+                f"{names} {'is' if single else 'are'} gone, without a word: the {'process was' if single else 'processes were'} killed, "
+                f"or {'its host is' if single else 'their hosts are'} down; {error.message}"
+            )
 
     def over(self) -> None:
         """From now on the worker tells its end itself. Doesn't return where the monitor was faster."""
@@ -149,6 +179,10 @@ class Monitored:
             case {"port": int()}:
                 self._port = message
                 self._port_came.set()
+            case {"gone": list(gone)}:
+                self._gone = [str(name) for name in gone]
+                if gone:
+                    self._gone_came.set()
             case {"news": str(text)}:
                 self.pulse.news.append(text)
             case {"end": str(text), "patience": float(patience)}:

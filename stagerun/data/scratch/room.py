@@ -44,7 +44,7 @@ def take_room(
     with held(home / "lock", stop):
         names = {original.name for original in originals}
         others = [one for one in survey(home) if one.folder.name.removesuffix(PARTIAL) not in names]
-        needed = sum(_missing(home, original) for original in originals)
+        needed = sum(missing(home, original) for original in originals)
         with contextlib.ExitStack() as locks:
             idle = [one for one in others if locks.enter_context(idle_now(one)) == ""]
             pending = sum(max(0, one.manifest.size - one.bytes) for one in others if one.partial and one not in idle)
@@ -81,7 +81,7 @@ def drop(one: Found) -> None:
     one.lock.unlink(missing_ok=True)
 
 
-def _missing(home: Path, original: Original) -> int:
+def missing(home: Path, original: Original) -> int:
     """Bytes that are still to be written."""
     if file_size(home / original.name) == original.size:
         return 0

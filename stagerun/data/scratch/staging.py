@@ -2,10 +2,11 @@
 
 import contextlib
 import enum
+import hashlib
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import stagerun
@@ -20,6 +21,7 @@ from stagerun.data.scratch.layout import (
     Manifest,
     Original,
     SourceChanged,
+    blocks_in,
     file_size,
     home_of,
     is_of_another_version,
@@ -33,6 +35,7 @@ from stagerun.data.scratch.layout import (
 )
 from stagerun.data.scratch.locks import Use, held, unused_now
 from stagerun.data.scratch.room import take_room
+from stagerun.data.scratch.sharing import Exchange, Share
 from stagerun.data.write import sync_folder
 from stagerun.errors import StorageError
 
@@ -51,12 +54,14 @@ class How(enum.Enum):
 class Copy:
     """A copy in use by this process, until `close`; `path` is the folder of an LMDB.
 
-    `bytes` were copied for it in `seconds`, of its `size`.
+    `bytes` were copied for it in `seconds`, of its `size`. `digest` is of the digests of all its blocks.
     """
 
     def __init__(self, folder: Path, original: Original, how: How, copied: int, seconds: float) -> None:
         """Call it while holding the copy's lock. OSError."""
         self.path, self.original, self.how = str(folder), original, how
+        manifest = read_manifest(folder)
+        self.digest = hashlib.sha256(" ".join(manifest.blocks if manifest else ()).encode()).hexdigest()
         self.bytes, self.seconds = copied, seconds
         self._use = Use(folder)
 
@@ -79,12 +84,14 @@ def stage(
     removed: Callable[[Found], None] = lambda found: None,
     verify: bool = False,
     beside: bool = False,
+    exchange: Exchange | None = None,
 ) -> list[Copy]:
     """A complete copy of each LMDB below folder `scratch`, in order; `reserve` gigabytes stay free on that disk.
 
     Any number of processes, threads and jobs may call it at once: one copies, the others wait. `stop` is asked and `watch`
-    told while it goes on, from several threads; `removed` is told each copy that was removed to make room. `verify`: copies that are there are read whole and compared, too. `beside`: as
-    little in the way of others on the node as can be.
+    told while it goes on, from several threads; `removed` is told each copy that was removed to make room. `verify`: copies that are there
+    are read whole and compared, too. `beside`: as little in the way of others on the node as can be. `exchange`: with the other nodes
+    of the job, which hand on what they have.
 
     CopyStopped if `stop` said so; DataError, PermissionDenied if an LMDB can't be read or has changed; StorageError if there is
     no room or the disk fails.
@@ -104,9 +111,10 @@ def stage(
         tally = Tally(sum(original.size for original in todo), watch)
         if todo:
             take_room(home, todo, round(reserve * GIGABYTE), stop, removed)
-        done = {
-            original.name: _one(home, original, original in todo, tally, stop, beside) for original in wanted.values()
-        }
+        if exchange is not None:
+            _offer(home, wanted.values(), todo, exchange)
+        making = Making(tally, stop, beside, exchange)
+        done = {original.name: _one(home, original, original in todo, making) for original in wanted.values()}
         with contextlib.ExitStack() as undone:
             copies = []
             for original in originals:
@@ -116,17 +124,35 @@ def stage(
         return copies
 
 
-def _one(
-    home: Path, original: Original, todo: bool, tally: Tally, stop: Callable[[], bool], beside: bool
-) -> tuple[How, int, float]:
+@dataclass(frozen=True, slots=True)
+class Making:
+    """How copies are made; `stage` tells the words."""
+
+    tally: Tally
+    stop: Callable[[], bool]
+    beside: bool
+    exchange: Exchange | None
+
+
+def _offer(home: Path, wanted: Iterable[Original], todo: Sequence[Original], exchange: Exchange) -> None:
+    """Tells the other nodes what this one needs, and what it has."""
+    has = {}
+    for original in wanted:
+        manifest = read_manifest(home / original.name) if original not in todo else None
+        if manifest is not None:
+            has[original.name] = home / original.name, original.size, dict(enumerate(manifest.blocks))
+    exchange.offer([original for original in todo if not (home / original.name).exists()], has)
+
+
+def _one(home: Path, original: Original, todo: bool, making: Making) -> tuple[How, int, float]:
     """Has one copy made or mended, as far as that is needed: (how, bytes copied, seconds)."""
-    begun, before = time.monotonic(), tally.copied
+    begun, before = time.monotonic(), making.tally.copied
     how = How.THERE
     if todo:
         make = _mend if (home / original.name).exists() else _make
-        how = make(home, original, tally, stop, beside)
+        how = make(home, original, making)
     _mirror_side_file(home / original.name, original)
-    return how, tally.copied - before, time.monotonic() - begun
+    return how, making.tally.copied - before, time.monotonic() - begun
 
 
 def _usable(home: Path, original: Original) -> bool:
@@ -168,11 +194,18 @@ def _clear(folder: Path) -> None:
         remove(folder)
 
 
-def _make(home: Path, original: Original, tally: Tally, stop: Callable[[], bool], beside: bool) -> How:
-    partial, begun = home / f"{original.name}{PARTIAL}", time.monotonic()
+def _make(home: Path, original: Original, making: Making) -> How:
+    partial, begun, share = home / f"{original.name}{PARTIAL}", time.monotonic(), None
     try:
         _same(original)
-        blocks = BlockCopy(original, partial / DATA, known_blocks(partial), tally, stop, beside).run()
+        known = known_blocks(partial)
+        if making.exchange is not None:
+            (partial / DATA).touch(0o600)
+            share = Share(
+                making.exchange, original, partial, [n for n in sorted(known) if n < blocks_in(original.size)]
+            )
+        copy = BlockCopy(original, partial / DATA, known, making.tally, making.stop, making.beside, share)
+        blocks = copy.run()
         _same(original)
         manifest = Manifest(
             source=original.real,
@@ -194,10 +227,13 @@ def _make(home: Path, original: Original, tally: Tally, stop: Callable[[], bool]
             with contextlib.suppress(OSError):
                 remove(partial)
         raise
+    finally:
+        if share is not None:
+            share.close()
     return How.COPIED
 
 
-def _mend(home: Path, original: Original, tally: Tally, stop: Callable[[], bool], beside: bool) -> How:
+def _mend(home: Path, original: Original, making: Making) -> How:
     """Reads a complete copy whole, and copies again, in place, what is not as it was: who reads it meanwhile has the same
     bytes before and after, but for the wrong ones."""
     folder = home / original.name
@@ -206,7 +242,9 @@ def _mend(home: Path, original: Original, tally: Tally, stop: Callable[[], bool]
     # Until it is done: an end half way leaves a copy that is looked at again.
     suspect = folder / SUSPECT
     suspect.touch(0o600)
-    copy = BlockCopy(original, folder / DATA, dict(enumerate(manifest.blocks)), tally, stop, beside)
+    copy = BlockCopy(
+        original, folder / DATA, dict(enumerate(manifest.blocks)), making.tally, making.stop, making.beside
+    )
     blocks = copy.run()
     _same(original)
     if blocks != manifest.blocks:

@@ -1,0 +1,183 @@
+"""Gradient reduction: stagerun's against torch's DistributedDataParallel, and with the overlap of backward against without it.
+
+The workers are processes that meet over gloo: on this machine, or, with --rank, one on each host (start the same command there with
+MASTER_ADDR and MASTER_PORT set). In the same processes every way trains the same network on the same images, in turn in blocks of a few
+steps, and each pair of blocks gives one ratio, so that a machine whose speed drifts slows both. A step is forward, backward and the sum of
+the gradients over the workers; there is no update, which both would do alike. Printed: median time of a step, and of that what comes
+after backward (the exposed part of the reduction), what this worker's processors worked, and the median and quartiles of the ratios of
+the first way's times to those of each. Processor time is the steadier one on a machine that others use. `gradients`: a digest of those
+of the first step, and whether the last step's, in the same process, are the same.
+
+Ways: `ours` (determinism: FIXED), `late` (the same, but nothing is sent before backward is over), `elastic` (determinism: ELASTIC), `ddp`
+(torch's settings), `views` (DDP with gradient_as_bucket_view), `alone` (nothing is sent: what a step computes).
+"""
+
+import argparse
+import hashlib
+import math
+import os
+import socket
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from bench_step import CASES
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from stagerun.comm import Comm, TorchComm, make_reducer
+from stagerun.comm.reduce import FlatReducer, Reducer
+from stagerun.models import build
+from stagerun.recipe import Determinism
+from stagerun.world import World
+
+
+class LateReducer(FlatReducer):
+    """Everything is sent when backward is over."""
+
+    def _count(self, chunk: int) -> None:
+        pass
+
+
+class Way:
+    """One way to add gradients up; `step` gives the seconds that came after backward."""
+
+    def __init__(self, name: str, case: str, comm: Comm, batch: int) -> None:
+        torch.manual_seed(1)
+        self.name, self.comm = name, comm
+        self.model: nn.Module = build(CASES[case].model).to(memory_format=torch.channels_last).train()
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        generator = torch.Generator().manual_seed(100 + comm.rank)
+        shape = (batch, CASES[case].model.channels, CASES[case].side, CASES[case].side)
+        self.images = torch.randn(shape, generator=generator).contiguous(memory_format=torch.channels_last)
+        self.labels = torch.randint(0, CASES[case].model.num_classes, (batch,), generator=generator)
+        self.tail = torch.zeros(10_000, dtype=torch.float64)  # about as much as the BatchNorm statistics of a ResNet-18
+        self.reducer: Reducer | None = self._reducer()
+        self.forward: Callable[[Tensor], Tensor] = self.model
+        if name in ("ddp", "views"):
+            self.forward = DistributedDataParallel(self.model, gradient_as_bucket_view=name == "views")
+        self.steps: list[float] = []
+        self.exposed: list[float] = []
+        self.worked: list[float] = []  # seconds of all processors together
+
+    def _reducer(self) -> Reducer | None:
+        if self.name == "late":
+            return LateReducer(self.parameters, self.comm)
+        kind = {"ours": Determinism.FIXED, "elastic": Determinism.ELASTIC}.get(self.name)
+        return None if kind is None else make_reducer(kind, self.parameters, self.comm, self.comm.size)
+
+    def step(self) -> float:
+        if self.reducer is not None:
+            self.reducer.begin()
+            self.reducer.add(self._loss() / self.comm.size, self.comm.rank, self.tail, True)
+            begun = time.perf_counter()
+            self.reducer.finish()
+            return time.perf_counter() - begun
+        for p in self.parameters:
+            p.grad = None
+        self._loss().backward()  # DDP's ends when all is summed, and BatchNorm's buffers it has sent before
+        return math.nan
+
+    def _loss(self) -> Tensor:
+        return F.cross_entropy(self.forward(self.images), self.labels)
+
+    def work(self, count: int, counts: bool = True) -> None:
+        self.comm.barrier()
+        begun, worked, exposed = time.perf_counter(), time.process_time(), 0.0
+        for _ in range(count):
+            exposed += self.step()
+        seconds, worked = time.perf_counter() - begun, time.process_time() - worked
+        if counts:
+            self.worked.append(worked / count)
+            self.steps.append(seconds / count)
+            self.exposed.append(exposed / count)
+
+    def digest(self) -> str:
+        """Of the gradients."""
+        found = hashlib.sha256()
+        for p in self.parameters:
+            assert p.grad is not None
+            found.update(p.grad.contiguous().numpy().tobytes())
+        return found.hexdigest()[:16]
+
+
+def compare(options: argparse.Namespace, case: str, comm: Comm) -> None:
+    ways = [Way(name, case, comm, options.batch) for name in options.ways]
+    digests = []
+    for way in ways:
+        way.step()  # of DDP the one after which it lays its buckets out anew
+        digests.append(way.digest())
+        way.work(2, counts=False)
+    begun = time.monotonic()
+    for turn in range(options.pairs):
+        over = torch.tensor([int(time.monotonic() - begun > options.seconds)])
+        comm.broadcast(over)  # rank 0's clock
+        if over.item() and turn > 1:
+            break
+        # Who goes first changes, so that what a block leaves behind (heat, caches) falls on all alike.
+        for way in ways[:: 1 if turn % 2 == 0 else -1]:
+            way.work(options.steps)
+    if comm.rank == 0:
+        print(f"{len(ways[0].steps)} blocks of each way")
+        for way, digest in zip(ways, digests, strict=True):
+            print(_line(case, comm.size, way, ways[0], digest, way.digest()), flush=True)
+    comm.barrier()
+
+
+def _line(case: str, size: int, way: Way, first: Way, before: str, after: str) -> str:
+    step, exposed, worked = (1000 * statistics.median(times) for times in (way.steps, way.exposed, way.worked))
+    same = "same" if before == after else "other"
+    return (
+        f"{case:<13} {size:>7} {way.name:<8} {step:9.1f} {exposed:9.1f} {worked:9.1f}   {ratio(first.steps, way.steps)}  "
+        f"{ratio(first.worked, way.worked)}  {before} {same}"
+    )
+
+
+def ratio(ours: list[float], others: list[float]) -> str:
+    ratios = [a / b for a, b in zip(ours, others, strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
+    return f"{median:.3f} ({low:.3f} - {high:.3f})"
+
+
+def worker(rank: int, size: int, options: argparse.Namespace) -> None:
+    torch.set_num_threads(options.threads)
+    comm = TorchComm(World(rank=rank, size=size, local_rank=0, local_size=1), torch.device("cpu"))
+    for case in options.case:
+        compare(options, case, comm)
+    # All is measured. The orderly way out, through the end of the interpreter, now and then ended in an abort on a busy machine.
+    os._exit(0)
+
+
+def run(size: int, options: argparse.Namespace) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(probe.getsockname()[1]))
+    torch.multiprocessing.spawn(worker, (size, options), size)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=CASES, nargs="+", default=["resnet18"])
+    parser.add_argument("--ways", nargs="+", default=["ours", "ddp"])
+    parser.add_argument("--workers", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--rank", type=int, default=None, help="be this one worker of the job")
+    parser.add_argument("--batch", type=int, default=8, help="images of one worker")
+    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=1e9, help="no new pair of blocks is begun after so long")
+    parser.add_argument("--steps", type=int, default=2, help="of a block")
+    parser.add_argument("--threads", type=int, default=1, help="of each worker")
+    options = parser.parse_args()
+    if options.rank in (None, 0):
+        print(
+            "network       workers way        step ms   exposed processor   first way's time / its  same, processor time   gradients"
+        )
+    if options.rank is not None:
+        worker(options.rank, options.workers[0], options)
+    for size in options.workers:
+        run(size, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""`stagerun bench scaling`: starts the workers, or is one, and shows what they measured."""
+
+import json
+import os
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from stagerun import signals
+from stagerun.cli.ending import tell
+from stagerun.cli.rehearsing import check_short
+from stagerun.cli.workers import Job, join, joined, load_everywhere, say, start, work
+from stagerun.errors import ExitCode, PermissionDenied, StorageError, UsageError, nearest
+from stagerun.launch import StopRequest
+from stagerun.plan.rehearsal import for_speed, synthetic_images
+from stagerun.recipe import Schedule
+from stagerun.report.bench_scaling import Measured, Turn, as_record, render, rows, sharing
+from stagerun.spec import load
+from stagerun.text import count
+from stagerun.world import World
+
+STOPPING = "which leaves nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingOptions:
+    folder: str
+    overrides: tuple[str, ...]
+    workers: tuple[int, ...]
+    stage: str | None
+    iterations: int
+    rounds: int
+    synthetic: bool
+    threads: int | None
+    as_json: bool
+    plot: str | None
+
+    def arguments(self) -> list[str]:
+        """The command line of a worker."""
+        words = ["bench", "scaling", self.folder, *[word for value in self.overrides for word in ("--set", value)]]
+        words += ["--workers", ",".join(map(str, self.workers))]
+        words += ["--iterations", str(self.iterations), "--rounds", str(self.rounds)]
+        for option, value in (("--stage", self.stage), ("--plot", self.plot)):
+            words += [] if value is None else [option, value]
+        return words + ["--synthetic"] * self.synthetic + ["--json"] * self.as_json
+
+
+def scaling_command(options: ScalingOptions) -> int:
+    """The exit code."""
+
+    def job(world: World, stop: StopRequest) -> int:
+        return _scaling(options, world, stop)
+
+    return work(job, STOPPING, None, ExitCode.INTERRUPTED) if joined(None) else _start(options, job)
+
+
+def _start(options: ScalingOptions, job: Job) -> int:
+    schedule = load(options.folder, options.overrides)
+    _cut(options, schedule)
+    if options.plot is not None:
+        _require_picture(options.plot)
+    most = max(options.workers)
+    if not options.synthetic:
+        with signals.held():
+            from stagerun.runner.images import preflight
+
+        preflight(schedule)
+    return start(options.arguments(), most, options.threads, job, STOPPING, None, ExitCode.INTERRUPTED)
+
+
+def _cut(options: ScalingOptions, schedule: Schedule) -> Schedule:
+    """What is run. RecipeError, UsageError, DataError."""
+    check_short(schedule, max(options.workers), None, options.synthetic, "measures")
+    enabled = [stage.name for stage in schedule.stages if stage.enabled]
+    name = enabled[0] if options.stage is None else options.stage
+    if name not in enabled:
+        raise UsageError(
+            f"--stage {name}: no stage of {schedule.name} that is enabled has this name", nearest(name, enabled)
+        )
+    # One iteration more than are run, so that the last one isn't the stage's end.
+    turns = len(options.workers) * options.rounds
+    return for_speed(schedule, name, turns * (1 + options.iterations) + 1)
+
+
+def _require_picture(file: str) -> None:
+    if Path(file).suffix not in (".svg", ".png"):
+        raise UsageError(f"--plot {file}: write FILE.svg or FILE.png")
+    try:
+        Path(file).write_bytes(b"")
+    except PermissionError as error:
+        raise PermissionDenied(f"may not write {file}") from error
+    except OSError as error:
+        raise StorageError(f"can't write {file}: {error.strerror}") from error
+
+
+# -- a worker
+
+
+def _scaling(options: ScalingOptions, world: World, stop: StopRequest) -> int:
+    import torch
+
+    from stagerun.runner.images import Images
+    from stagerun.runner.rehearse import made_up_images
+    from stagerun.runner.scaling import require_workers, scaling
+    from stagerun.runner.together import rank0
+
+    device, comm = join(world, options.threads, stop)
+    require_workers(comm, options.workers)
+    schedule = load_everywhere(options.folder, options.overrides, comm)
+    shape = str(synthetic_images(schedule)) if options.synthetic else ""
+    short = _cut(options, schedule)
+    if options.plot is not None:
+        rank0(comm, lambda: _require_picture(str(options.plot)))
+    solver = short.stages[0].solver
+    quiet = options.as_json or comm.rank > 0
+    if not quiet:
+        say(
+            f"{schedule.name}, stage {short.stages[0].name}: {count(options.rounds, 'round')} of {count(options.iterations, 'iteration')} "
+            f"of {solver.batch_size} images with {', '.join(map(str, options.workers))} workers on {device}, "
+            f"{count(torch.get_num_threads(), 'thread')} each"
+        )
+
+    def watch(turn: Turn) -> None:
+        if not quiet:
+            say(
+                f"  round {turn.round + 1}, {count(turn.workers, 'worker')}: {solver.batch_size / turn.step:.4g} images/s"
+            )
+
+    with made_up_images(short, options.synthetic, comm, world) as source, closing(Images(source, device)) as images:
+        for _ in images.open(comm, world, stop):
+            pass
+        turns = scaling(source, options.workers, options.rounds, options.iterations, comm, device, images, stop, watch)
+    if turns is not None:
+        measured = Measured(
+            schedule=schedule.name,
+            stage=short.stages[0].name,
+            device=str(device),
+            batch_size=solver.batch_size,
+            logical_workers=solver.logical_workers,
+            threads=torch.get_num_threads(),
+            processors=len(os.sched_getaffinity(0)),
+            sharing=sharing(turns),
+            synthetic=shape,
+            rounds=options.rounds,
+            iterations=options.iterations,
+        )
+        rank0(comm, lambda: _tell(options, turns, measured))
+    elif comm.rank == 0:
+        tell("interrupted: nothing is kept")
+    comm.close()
+    return ExitCode.DONE if turns is not None else ExitCode.INTERRUPTED
+
+
+def _tell(options: ScalingOptions, turns: list[Turn], measured: Measured) -> None:
+    """Rank 0 only."""
+    found = rows(turns, measured.batch_size, measured.logical_workers)
+    say(json.dumps(as_record(found, measured, turns), indent=2) if options.as_json else "\n" + render(found, measured))
+    if options.plot is None:
+        return
+    from stagerun.report.plots.scaling import scaling_picture
+
+    picture = scaling_picture(found, measured, png=options.plot.endswith(".png"))
+    try:
+        Path(options.plot).write_bytes(picture)
+    except OSError as error:
+        raise StorageError(f"can't write {options.plot}: {error.strerror}") from error

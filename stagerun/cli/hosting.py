@@ -1,0 +1,307 @@
+"""`--hosts`: a job on several hosts, life after life. This process starts agents over ssh, compares what their hosts are, and decides
+what comes after each life; it trains nothing, and needs no torch."""
+
+import os
+import shlex
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from stagerun import signals
+from stagerun.cli.ending import tell
+from stagerun.cli.printed import Printed
+from stagerun.errors import ExitCode, PeerError, UsageError
+from stagerun.launch.hostfile import Host, read_hosts, workers
+from stagerun.launch.life import Asking, LifeEnd, Lived, Orders
+from stagerun.launch.probe import Probe
+from stagerun.launch.remote import Message, Remote
+from stagerun.launch.restarting import AGAIN, Again, Ended, Finish, Policy, decide
+from stagerun.launch.ssh import Way
+from stagerun.launch.sync import Bundle, bundle
+from stagerun.preflight.compare import differences, troubles, worst
+from stagerun.preflight.facts import Facts, from_json
+from stagerun.text import count, duration
+
+RESTARTS = 3
+# How long a host that was lost may take to answer before another life begins without it, or all ends.
+_BACK_S, _NEEDED_S = 4.0, 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostOptions:
+    """What the options say. `least`: hosts that must be there; None: all. `restarts`: failures that are answered with another life."""
+
+    hosts: str
+    per_node: int | None = None
+    least: int | None = None
+    restarts: int = RESTARTS
+    python: str | None = None
+    ssh: str = "ssh"
+    sync: str | None = None
+    sync_code: bool = False
+
+    def bundle(self, schedule: str) -> tuple[Bundle | None, str]:
+        """What is copied to all hosts, and the schedule's folder there. UsageError."""
+        if self.sync is None:
+            return None, schedule
+        folder = self.sync or f"~/stagerun/{Path(schedule).resolve().name}"
+        return bundle(folder, schedule, self.sync_code)
+
+    def way(self, bundle: Bundle | None) -> Way:
+        """UsageError."""
+        try:
+            words = tuple(shlex.split(self.ssh))
+        except ValueError as error:
+            raise UsageError(f"--ssh {self.ssh}: {error}") from None
+        if not words:
+            raise UsageError("--ssh is empty", 'write the command, as in --ssh "ssh -F my_config"')
+        return Way(words, self.python or sys.executable, _here(), bundle)
+
+
+def _here() -> str:
+    """The current folder by the name that the user knows, which an automounter may have for it on all hosts."""
+    known = os.environ.get("PWD", "")
+    return known if os.path.isdir(known) and os.path.samefile(known, ".") else os.getcwd()
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be done on the hosts. `facts`: what the agents are asked about, see `commands_agent`. `check`: the number of workers
+    against the schedule; RecipeError. `look`: asked of the first host before anything starts. `survey`: told the facts of the hosts that
+    are there, and why others are missing, by name; the exit code of a job that is not to begin, or 0. Without it that is told here.
+    `again`: options of the command after a host was lost, since what comes then is not the same once more."""
+
+    orders: Orders
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    check: Callable[[int], None] = lambda size: None
+    look: Mapping[str, Any] | None = None
+    bundle: Bundle | None = None
+    survey: Callable[[Mapping[str, Facts], Mapping[str, str]], int] | None = None
+    again: tuple[str, ...] = ()
+
+
+def on_hosts(task: Task, options: HostOptions) -> int:
+    """The exit code. StagerunError for what keeps it from beginning."""
+    hosts = read_hosts(options.hosts)
+    least = len(hosts) if options.least is None else options.least
+    if least > len(hosts):
+        raise UsageError(f"--min-nodes {least}, but --hosts names {count(len(hosts), 'host')}")
+    code, text = _Launch(task, options, hosts, least).run()
+    tell(text)
+    return code
+
+
+class _Launch:
+    def __init__(self, task: Task, options: HostOptions, hosts: Sequence[Host], least: int) -> None:
+        self.task, self.options, self.hosts = task, options, {host.name: host for host in hosts}
+        self.policy = Policy(tuple(self.hosts), least, options.restarts)
+        self.way = options.way(task.bundle)
+        self.printed = Printed()
+        self.asking = Asking()
+        self.sees_out: frozenset[str] = frozenset()
+        self.facts: dict[str, Facts] = {}
+        self.restarts = 0
+        self.begun = False  # a life
+        self.again = False  # one that followed upon the loss of a host
+        self.refused: set[str] = set()  # hosts that came back as others than they were
+
+    def run(self) -> tuple[int, str]:
+        names, since = self.policy.hosts, 0.0
+        while True:
+            with Remote([self.hosts[name] for name in names], self.way, self.printed.show) as remote:
+                names, shares = self._gather(remote, names)
+                if not self.begun and (done := self._look(remote, names, sum(shares.values()))) is not None:
+                    return done
+                endpoint = self._endpoint(remote, names)
+                if since:
+                    tell(f"{duration(time.monotonic() - since)} were lost since that host was last heard of")
+                end, back = self._live(remote, names, shares, endpoint)
+            step = self._step(end, names, back)
+            if isinstance(step, Finish):
+                return step.code, step.text
+            tell(step.says)
+            names, since = step.hosts, end.last_heard
+            self.again |= bool(end.lost)
+            self.restarts += step.failure
+
+    def _live(
+        self, remote: Remote, names: tuple[str, ...], shares: Mapping[str, int], endpoint: str
+    ) -> tuple[LifeEnd, set[str]]:
+        """A life, and the hosts that have come back meanwhile."""
+        self.asking.install()
+        self.begun = True
+        away = [name for name in self.hosts if name not in names and name not in self.refused]
+        with self._probe(away) as probe:
+
+            def come() -> str:
+                back = ", ".join(self._back(probe, names))
+                return f"{back}: there again; all is saved now, to go on with it" if back else ""
+
+            orders = self.task.orders
+            if self.again:
+                orders = replace(orders, command=(*orders.command, *self.task.again))
+            life = Lived(remote, shares, endpoint, uuid.uuid4().hex, orders, self.asking, tell)
+            end = life.to_its_end(come)
+            if not self.asking:
+                signals.leave(ExitCode.SAVED, "stopped between two lives of the run; run the same command again")
+            self.printed.rest()
+            return end, set(self._back(probe, names))
+
+    def _step(self, end: LifeEnd, names: tuple[str, ...], back: set[str]) -> Finish | Again:
+        if end.lost and not self.asking:
+            with self._probe(end.lost) as probe:
+                enough = len(names) - len(end.lost) >= self.policy.least
+                last = time.monotonic() + (_BACK_S if enough else _NEEDED_S)
+                while time.monotonic() < last and len(back & set(end.lost)) < len(end.lost) and not self.asking:
+                    probe.look(0.2)
+                    back |= set(self._back(probe, names))
+        answering = {name for name in names if name not in end.lost} | back
+        return decide(
+            Ended(
+                code=end.code,
+                text=end.text,
+                hosts=names,
+                lost=tuple(end.lost),
+                asked=bool(self.asking),
+                answering=tuple(name for name in self.hosts if name in answering),
+                sees_out=self.sees_out,
+                restarts=self.restarts,
+            ),
+            self.policy,
+        )
+
+    # -- before a life
+
+    def _gather(self, remote: Remote, names: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, int]]:
+        """The hosts that are there and alike, and how many workers each gets. PeerError, or as of what differs, if that won't do."""
+        self.printed.plain = names[0]
+        each = {name: {"writes": name == names[0]} for name in names}
+        answers = remote.ask(names, "facts", each, **self.task.facts)
+        missing = [m for m in remote.receive(0.0) if m.kind in ("lost", "failed") and m.host not in answers]
+        there = tuple(name for name in names if name in answers)
+        facts = {name: _facts(name, answers[name]) for name in there}
+        if self.task.survey is not None:
+            if code := self.task.survey(facts, {m.host: _told(m) for m in missing}):
+                raise _Refused(code, "")
+        elif missing:
+            self._missing(missing, there, names)
+        self.facts |= facts
+        if self.task.survey is None:
+            self._compare({name: self.facts[name] for name in there})
+        usual = {name: int(answers[name]["devices"]) for name in there}
+        shares = workers([self.hosts[name] for name in there], self.options.per_node, usual)
+        self.task.check(sum(shares.values()))
+        return there, shares
+
+    def _missing(self, missing: Sequence[Message], there: tuple[str, ...], names: tuple[str, ...]) -> None:
+        lines = [_told(m) for m in missing]
+        if names[0] not in there and not self.begun:
+            lines.append(f"{names[0]} stands first, so rank 0 and the output folder are to be there")
+        elif len(there) >= self.policy.least and (names[0] in there or there[0] in self.sees_out):
+            tell("\n".join([*lines, f"going on with {count(len(there), 'host')}"]))
+            return
+        elif self.policy.least < len(self.hosts):
+            lines.append(f"{count(len(there), 'host')} left of at least {self.policy.least}")
+        raise PeerError("\n".join(lines))
+
+    def _compare(self, facts: dict[str, Facts]) -> None:
+        found = [*troubles(facts), *differences(facts)]
+        if code := worst(found):
+            raise _Refused(code, "\n".join(one.render() for one in found))
+        if not self.begun:
+            tell("\n".join(one.render() for one in found))
+
+    def _look(self, remote: Remote, names: tuple[str, ...], size: int) -> tuple[int, str] | None:
+        """What the first host finds before anything starts: an exit code and text, or nothing."""
+        if self.task.look is None:
+            return None
+        answers = remote.ask(names[:1], "look", size=size, **self.task.look)
+        if names[0] not in answers:
+            raise PeerError(_why(remote.receive(0.0), names[0]))
+        answer = answers[names[0]]
+        if answer["code"] is not None:
+            return int(answer["code"]), str(answer["text"])
+        seen = remote.ask(names[1:], "sees", path=answer["mark"]) if self.policy.least < len(names) else {}
+        remote.ask(names[:1], "unmark", path=answer["mark"])
+        self.sees_out = frozenset(name for name, words in seen.items() if words["seen"]) | {names[0]}
+        return None
+
+    def _endpoint(self, remote: Remote, names: tuple[str, ...]) -> str:
+        """Where the workers meet: an address of the first host's that the others know it by."""
+        answers = remote.ask(names, "meet", name=self.hosts[names[0]].address)
+        head = names[0]
+        port = remote.ask([head], "port")
+        if len(answers) < len(names) or head not in port:
+            raise PeerError(_why(remote.receive(0.0), ", ".join(name for name in names if name not in answers) or head))
+        if len(names) == 1:
+            return f"127.0.0.1:{port[head]['port']}"
+        own = answers[head]["own"]
+        known = [a for name in names[1:] for a in answers[name]["addresses"]] + answers[head]["addresses"]
+        if len(own) == 1:
+            known += own  # the only one that there is, whatever it is called by
+        address = next((a for a in known if a in own), None)
+        if address is None:
+            raise PeerError(
+                f"{head} has the addresses {', '.join(own) or 'of its loopback device alone'}, and the other hosts know it by none of "
+                f"these, but by {', '.join(dict.fromkeys(known)) or 'none'}",
+                "name it in the host file by a name or address by which the others reach it",
+            )
+        return f"{address}:{port[head]['port']}"
+
+    # -- hosts that are gone
+
+    def _probe(self, names: Sequence[str] | Mapping[str, str]) -> Probe:
+        return Probe(self.way, {name: self.hosts[name] for name in names}, {**self.task.facts, "writes": False})
+
+    def _back(self, probe: Probe, names: tuple[str, ...]) -> list[str]:
+        """Those that answer again, and are as they should be."""
+        probe.look()
+        fit = []
+        for name, answer in probe.answers.items():
+            if name in self.refused:
+                continue
+            others = {other: self.facts[other] for other in names if other != name}
+            try:
+                facts = {**others, name: _facts(name, answer)}
+                found = [one.render() for one in (*troubles(facts), *differences(facts)) if one.code]
+            except UsageError as error:
+                found = [error.render()]
+            if found:
+                self.refused.add(name)
+                tell("\n".join([*found, f"{name} is left out"]))
+            else:
+                fit.append(name)
+        return fit
+
+
+def _facts(host: str, answer: Mapping[str, Any]) -> Facts:
+    """UsageError where they are of another stagerun, and say other things."""
+    try:
+        return from_json(answer["facts"])
+    except ValueError:
+        raise UsageError(
+            f"{host} has another stagerun than this host",
+            "install the same on all, or let `--sync --sync-code` copy it",
+        ) from None
+
+
+class _Refused(PeerError):
+    """With the exit code of what was found."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.exit_code = ExitCode(code)
+
+
+def _why(messages: Sequence[Message], host: str) -> str:
+    told = [_told(m) for m in messages if m.kind in ("lost", "failed")]
+    return "\n".join(told) or f"{host} does not answer\n  hint: {AGAIN}"
+
+
+def _told(message: Message) -> str:
+    text = message.words["text"] if message.kind == "lost" else f"{message.host}: {message.words['text']}"
+    return text + (f"\n  hint: {message.words['hint']}" if message.words.get("hint") else "")

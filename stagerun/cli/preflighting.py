@@ -1,0 +1,147 @@
+"""`stagerun preflight`: facts first, which need no torch; then workers measure; one page says what came out."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from stagerun.cli.ending import tell
+from stagerun.cli.hosting import HostOptions, Task, on_hosts
+from stagerun.cli.options import limits
+from stagerun.cli.workers import Job, check_workers, devices, join, joined, say, start, work
+from stagerun.errors import ExitCode, UsageError
+from stagerun.launch import GRACE_S, StopRequest
+from stagerun.launch.life import Orders
+from stagerun.preflight.compare import Finding, differences, troubles, worst
+from stagerun.preflight.facts import Facts, host_facts
+from stagerun.preflight.measured import Measured, verdicts
+from stagerun.preflight.page import page, record
+from stagerun.recipe import Schedule
+from stagerun.spec import load
+from stagerun.watch.worker import Monitored, monitored
+from stagerun.world import World
+
+STOPPING = "which leaves nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class PreflightOptions:
+    folder: str
+    overrides: tuple[str, ...]
+    out: str | None
+    nproc: int | None
+    threads: int | None
+    as_json: bool
+
+    def arguments(self) -> list[str]:
+        """The command line of a worker."""
+        words = ["preflight", self.folder, *[word for value in self.overrides for word in ("--set", value)]]
+        words += [] if self.out is None else ["--out", self.out]
+        return words + ["--json"] * self.as_json
+
+
+def preflight_command(options: PreflightOptions, hosts: HostOptions | None = None) -> int:
+    """The exit code. `hosts`: what --hosts and the options beside it say."""
+    if hosts is not None:
+        return _on_hosts(options, hosts)
+    return work(_job(options), STOPPING, None, ExitCode.INTERRUPTED) if joined(options.nproc) else _start(options)
+
+
+def _job(options: PreflightOptions) -> Job:
+    return lambda world, stop: _preflight(options, world, stop)
+
+
+def _start(options: PreflightOptions) -> int:
+    schedule = load(options.folder, options.overrides)
+    require_stages(schedule)
+    nproc = options.nproc or devices(schedule)
+    check_workers(schedule, nproc)
+    mine = host_facts(options.folder, options.overrides, options.out, writes=True)
+    found = troubles({mine.host: mine})
+    if worst(found):
+        show(options, schedule.name, {mine.host: mine}, None, found)
+        return worst(found)
+    return start(options.arguments(), nproc, options.threads, _job(options), STOPPING, None, ExitCode.INTERRUPTED)
+
+
+def _on_hosts(options: PreflightOptions, hosts: HostOptions) -> int:
+    if options.nproc is not None:
+        raise UsageError(
+            "--nproc, and --hosts", "the host file or --workers-per-node says how many workers each host has"
+        )
+    schedule = load(options.folder, options.overrides)
+    require_stages(schedule)
+    bundle, folder = hosts.bundle(options.folder)
+    there = replace(options, folder=folder)
+
+    def survey(facts: Mapping[str, Facts], missing: Mapping[str, str]) -> int:
+        """The page, and its code, where that is all that there will be; else the workers print it."""
+        lost = [Finding(hosts=(host,), text=text, code=ExitCode.PEER) for host, text in missing.items()]
+        found = [*lost, *troubles(facts), *differences(facts)]
+        if worst(found):
+            show(options, schedule.name, facts, None, found)
+        return worst(found)
+
+    task = Task(
+        Orders(tuple(there.arguments()), options.threads, GRACE_S, saves=False, stopped=ExitCode.INTERRUPTED),
+        {"folder": folder, "overrides": options.overrides, "out": options.out},
+        lambda size: check_workers(schedule, size),
+        bundle=bundle,
+        survey=survey,
+    )
+    return on_hosts(task, replace(hosts, restarts=0))
+
+
+def require_stages(schedule: Schedule) -> None:
+    if not any(stage.enabled for stage in schedule.stages):
+        raise UsageError(f"no stage of {schedule.name} is enabled", "take `enabled: false` out of one of them")
+
+
+def show(
+    options: PreflightOptions,
+    name: str,
+    facts: Mapping[str, Facts],
+    measured: Measured | None,
+    findings: Sequence[Finding],
+) -> None:
+    if options.as_json:
+        say(json.dumps(record(name, facts, measured, findings), indent=2))
+    else:
+        say(page(name, facts, measured, findings))
+
+
+# -- a worker
+
+
+def _preflight(options: PreflightOptions, world: World, stop: StopRequest) -> int:
+    def speak(text: str) -> None:
+        tell(f"rank {world.rank}: {text}" if world.rank else text)
+
+    with monitored(world, limits(()), speak) as watch:
+        return _measured(options, world, stop, watch)
+
+
+def _measured(options: PreflightOptions, world: World, stop: StopRequest, watch: Monitored | None) -> int:
+    from stagerun.runner.preflight import measure, meet
+    from stagerun.runner.together import rank0
+
+    device, comm = join(world, options.threads, stop, watch, patient=True)
+    hosts, facts = meet(
+        comm, world, lambda: host_facts(options.folder, options.overrides, options.out, writes=world.rank == 0)
+    )
+    found = [*troubles(facts), *differences(facts)]
+    schedule, measured = None, None
+    if not worst(found):
+        schedule = load(options.folder, options.overrides)
+        require_stages(schedule)
+        check_workers(schedule, comm.size)
+        measured = measure(schedule, comm, device, hosts, stop)
+        if measured is None:
+            if comm.rank == 0:
+                tell("interrupted: a preflight keeps nothing")
+            comm.close()
+            return ExitCode.INTERRUPTED
+        found += verdicts(measured)
+    name = schedule.name if schedule is not None else options.folder
+    rank0(comm, lambda: show(options, name, facts, measured, found))
+    comm.close()
+    return worst(found)

@@ -1,0 +1,245 @@
+"""`stagerun retry`: starts a command that trains under a launcher, looks at what it left, and starts it anew while that is
+worth it."""
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+
+from stagerun import store
+from stagerun.cli.ending import tell
+from stagerun.cli.looking import DISK
+from stagerun.cli.options import output_folder
+from stagerun.errors import EXIT_MEANINGS, ExitCode, FolderInUseError, PeerError, UsageError
+from stagerun.launch.commanded import Commanded
+from stagerun.plan import make_plan, require_fresh
+from stagerun.recipe import Schedule
+from stagerun.runner import results
+from stagerun.runner.restarts import LIMIT, require_progress, standing
+from stagerun.spec import load
+from stagerun.store.lives import Seen
+from stagerun.text import duration
+
+# Codes that another start would not mend.
+_FINAL = {
+    ExitCode.RECIPE,
+    ExitCode.DATA,
+    ExitCode.BUG,
+    ExitCode.IN_USE,
+    ExitCode.PERMISSION,
+    ExitCode.RESUME_REFUSED,
+    ExitCode.DIVERGED,
+    ExitCode.INTERRUPTED,
+}
+_NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # of a shell
+_LONGEST_WAIT_S = 60.0
+# Ranks that a launcher has left may need a moment to see that it is gone.
+_FOLDER_S = 60.0
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RetryOptions:
+    command: tuple[str, ...]
+    max_restarts: int | None
+    schedule: str | None
+    out: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What COMMAND runs: the options of its `stagerun run` that say what is to be done and where. `anyhow`: it has
+    --retry."""
+
+    folder: str
+    overrides: tuple[str, ...] = ()
+    out: str | None = None
+    redo: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    until: str | None = None
+    anyhow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How one start ended. `life`: the exit code that the run itself has left, None where it was cut off; `began`: it has
+    left anything. `code`: of COMMAND, negative for a signal."""
+
+    began: bool
+    life: int | None
+    code: int
+
+
+def retry_command(options: RetryOptions) -> int:
+    """The exit code. RecipeError, UsageError, StorageError, PermissionDenied, FolderInUseError, ResumeRefused."""
+    task = _task(options)
+    stop = Commanded()
+    restarts, in_vain, wait = 0, 0, 1.0
+    while True:
+        before = _before(task)
+        if before is None:
+            tell("every stage is done")
+            return ExitCode.DONE
+        ended = _one(options.command, task, stop)
+        if stop.asked is not None:
+            return _stopped(ended, stop)
+        code, why = judge(ended)
+        if code is not None:
+            return code
+        in_vain = 0 if ended.began else in_vain + 1
+        if in_vain == LIMIT:
+            raise PeerError(
+                f"{LIMIT} starts in a row ended before the run had begun, the last one with exit code {ended.code}",
+                f"try the command by itself: {' '.join(options.command)}",
+            )
+        if options.max_restarts is not None and restarts == options.max_restarts:
+            tell(f"{why}; --max-restarts {restarts} is used up")
+            return ExitCode.PEER
+        wait = 1.0 if _further(task, before) else min(2 * wait, _LONGEST_WAIT_S)
+        restarts += 1
+        tell(f"restart {restarts} in {duration(wait)}: {why}")
+        if stop.wait(wait):
+            return _stopped(ended, stop)
+
+
+def judge(ended: Ended) -> tuple[int | None, str]:
+    """The exit code to end with, None for another start; and why that one ended. Pure.
+
+    A run that saved because it was told to stop ends this, too, where the launcher says the same: whoever stops the ranks
+    means it. A launcher that has lost a rank stops the others with the same signal, and ends with another code.
+    """
+    if not ended.began:
+        if ended.code in (_NOT_EXECUTABLE, _NOT_FOUND):
+            return ExitCode.RECIPE, ""
+        if ended.code in _FINAL:
+            return ended.code, ""
+        return None, f"the command ended with {_code(ended.code)} before the run had begun"
+    if ended.life == ExitCode.DONE:
+        return ExitCode.DONE, ""
+    if ended.life == ExitCode.SAVED and ended.code == ExitCode.SAVED:
+        return ExitCode.SAVED, ""
+    if ended.life in _FINAL:
+        return ended.life, ""
+    if ended.life is None:
+        return None, f"the run was killed (the command ended with {_code(ended.code)})"
+    if ended.life == ExitCode.SAVED:
+        return None, f"the run was stopped, and saved (the command ended with {_code(ended.code)})"
+    return None, f"the run ended with {ended.life}: {EXIT_MEANINGS.get(ExitCode(ended.life), '').partition(';')[0]}"
+
+
+def _code(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+
+
+# -- what the command runs
+
+
+def _task(options: RetryOptions) -> _Task:
+    """UsageError."""
+    words = _run_words(options.command)
+    if words is not None:
+        found = _parsed(words)
+        return replace(found, out=options.out or found.out)
+    if options.schedule is None:
+        raise UsageError(
+            f"there is no `stagerun run DIR` in `{' '.join(options.command)}`",
+            "say what it runs: `stagerun retry --schedule DIR [--out FOLDER] -- COMMAND...`",
+        )
+    return _Task(options.schedule, out=options.out)
+
+
+def _run_words(command: Sequence[str]) -> list[str] | None:
+    """The words after `stagerun run` or `python -m stagerun run`."""
+    for at in range(len(command) - 1):
+        if os.path.basename(command[at]) == "stagerun" and command[at + 1] == "run":
+            return list(command[at + 2 :])
+    return None
+
+
+def _parsed(words: list[str]) -> _Task:
+    from stagerun.cli.commands_run import run
+
+    try:
+        with run.make_context("stagerun run", words) as context:
+            params = context.params
+    except click.exceptions.Exit as error:
+        raise UsageError("COMMAND asks `stagerun run` for its help", "leave --help out") from error
+    names = ("folder", "overrides", "out", "redo", "keep", "only", "until")
+    return _Task(**{name: params[name] for name in names}, anyhow=params["retry"])
+
+
+def _before(task: _Task) -> str | None:
+    """The `standing` before a start; None where nothing is left to do. Raises what the run would raise: it comes with its
+    own exit code from here, which the launcher's may hide."""
+    schedule = load(task.folder, task.overrides)
+    out = output_folder(schedule.name, task.out)
+    store.prepare(DISK, out)
+    with store.Lock(out, optional=True):
+        found = store.inventory(DISK, out)
+        plan = make_plan(schedule, found, task.redo, task.keep, task.only, task.until)
+    require_fresh(plan)
+    if plan.next is None and not results.unfinished(plan, out) and not results.ready_ensembles(plan, out):
+        return None
+    now = standing(DISK, out, schedule, found)
+    if not task.anyhow:
+        require_progress(DISK, out, now)
+    return now
+
+
+def _free(out: Path) -> None:
+    """Returns when nobody holds the folder that a lock tells of. FolderInUseError after a while."""
+    end = time.monotonic() + _FOLDER_S
+    while (holder := store.holder(out)) is not None:
+        if time.monotonic() > end:
+            raise FolderInUseError(
+                f"{out} is still in use by {holder}, {duration(_FOLDER_S)} after the command had ended",
+                "`stagerun status` shows what it does; end it, then run the same command again",
+            )
+        time.sleep(_LOOK_S)
+
+
+def _further(task: _Task, before: str) -> bool:
+    schedule, out = _place(task)
+    return standing(DISK, out, schedule, store.inventory(DISK, out)) != before
+
+
+def _place(task: _Task) -> tuple[Schedule, Path]:
+    schedule = load(task.folder, task.overrides)
+    return schedule, output_folder(schedule.name, task.out)
+
+
+# -- one start
+
+
+def _one(command: Sequence[str], task: _Task, stop: Commanded) -> Ended:
+    """One start, to its end, and what the run has left."""
+    out = _place(task)[1]
+    before = _newest(out)
+    code = stop.run(command)
+    with suppress(FolderInUseError):  # told before the next start
+        _free(out)
+    after = _newest(out)
+    began = after is not None and (before is None or after.attempt > before.attempt)
+    life = after.life.code if after is not None and after.life is not None else None
+    return Ended(began, life, code)
+
+
+def _newest(out: Path) -> Seen | None:
+    return next(iter(store.last_lives(DISK, out, 1)), None)
+
+
+def _stopped(ended: Ended, stop: Commanded) -> int:
+    """The exit code where this process was told to stop. What was between two starts is on disk."""
+    if ended.began and ended.life in (ExitCode.DONE, *_FINAL):
+        assert ended.life is not None
+        return ended.life
+    if ended.began and ended.life != ExitCode.SAVED and ended.code != 0:
+        tell("the command ended without saving; run the same again: it goes on from the newest snapshot")
+        return ExitCode.PEER
+    return ExitCode.SAVED

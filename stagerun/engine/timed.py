@@ -1,0 +1,94 @@
+"""The training loop with a clock at the joints of its parts, which are all that goes in and out of it: so the loop itself holds none,
+and costs nothing more where nobody asks.
+
+On a GPU the device is waited for at each joint, so that a part is what it computes and not what it queues: the parts of an
+iteration are right, and the iteration is slower than one that nobody looks at.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from stagerun.comm import Reducer
+from stagerun.engine.device import synchronize
+from stagerun.engine.images import Batch
+from stagerun.engine.loop import StageLoop, train
+from stagerun.engine.state import TrainState
+from stagerun.events import Event, Iterated, NotFinite
+from stagerun.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT, Spans
+
+
+def timed_train(
+    loop: StageLoop,
+    state: TrainState,
+    batches: Iterator[Batch],
+    reducer: Reducer,
+    stop: Callable[[], bool],
+    left: Callable[[], float | None],
+    spans: Spans,
+    device: torch.device,
+) -> Iterator[Event]:
+    """As `train`, with the parts of each iteration in `spans`."""
+    joints = _Joints(spans, state, device)
+    spans.stage = loop.stage
+    for event in train(loop, state, joints.batches(batches), _TimedReducer(reducer, joints), stop, left):
+        if isinstance(event, Iterated | NotFinite):
+            joints.part(UPDATE)
+        yield event
+
+
+class _Joints:
+    """The place between two parts."""
+
+    def __init__(self, spans: Spans, state: TrainState, device: torch.device) -> None:
+        self.spans, self.state, self.device = spans, state, device
+        self.last = 0.0
+
+    def now(self) -> float:
+        if not self.spans.on:
+            return 0.0
+        synchronize(self.device)
+        return self.spans.clock()
+
+    def begin(self) -> None:
+        self.spans.iter, self.last = self.state.iter, self.now()
+
+    def part(self, name: str) -> None:
+        """The part that ends here."""
+        begun, self.last = self.last, self.now()
+        self.spans.add(name, begun, self.last)
+
+    def batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self.part(DATA)
+            yield batch
+            # What went before, the backward pass of another batch or the preparations of the iteration, is told already.
+            self.last = self.now()
+
+
+class _TimedReducer:
+    """Between a batch and `add` lies the forward pass."""
+
+    def __init__(self, reducer: Reducer, joints: _Joints) -> None:
+        self.reducer, self.joints = reducer, joints
+        self.layout = reducer.layout
+
+    def begin(self) -> None:
+        self.joints.begin()
+        self.reducer.begin()
+        self.joints.last = self.joints.now()
+
+    def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
+        self.joints.part(FORWARD)
+        self.reducer.add(loss, logical_worker, tail, last)
+        self.joints.part(BACKWARD)
+
+    def break_off(self, tail: Tensor) -> None:
+        self.reducer.break_off(tail)
+
+    def finish(self) -> Tensor:
+        self.joints.last = self.joints.now()
+        total = self.reducer.finish()
+        self.joints.part(WAIT)
+        return total

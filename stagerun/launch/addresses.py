@@ -1,0 +1,86 @@
+"""The addresses of this host, and the interface on the way to another. IPv4; Linux."""
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from dataclasses import dataclass
+
+_GET_FLAGS, _GET_ADDRESS, _GET_NETMASK = 0x8913, 0x8915, 0x891B  # SIOCGIF...
+_UP, _LOOPBACK = 0x1, 0x8  # IFF_...
+_DISCARD = 9  # a port; nothing is sent to it
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """`address` with the width of its network: 10.0.0.1/24."""
+
+    name: str
+    address: str
+
+    @property
+    def host(self) -> str:
+        return self.address.partition("/")[0]
+
+
+def interfaces() -> list[Interface]:
+    """Those that are up and have an address, without the loopback device."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                flags = struct.unpack_from("H", _ask(probe, _GET_FLAGS, name), 16)[0]
+                address = socket.inet_ntoa(_ask(probe, _GET_ADDRESS, name)[20:24])
+                mask = socket.inet_ntoa(_ask(probe, _GET_NETMASK, name)[20:24])
+            except OSError:
+                continue  # it has no such address
+            if flags & _UP and not flags & _LOOPBACK:
+                width = ipaddress.ip_network(f"0.0.0.0/{mask}").prefixlen
+                found.append(Interface(name, f"{address}/{width}"))
+    return found
+
+
+def _ask(probe: socket.socket, what: int, name: str) -> bytes:
+    return fcntl.ioctl(probe.fileno(), what, struct.pack("256s", name.encode()[:15]))
+
+
+def resolve(host: str) -> str:
+    """Its first address. OSError for a name that this host doesn't know."""
+    found = socket.getaddrinfo(host, None, family=socket.AF_INET, type=socket.SOCK_STREAM)
+    return str(found[0][4][0])
+
+
+def is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
+def towards(host: str, here: list[Interface]) -> Interface | None:
+    """The one of `here` by which packets go to `host`, or that holds its address. None: by the loopback device, or no way is
+    known."""
+    try:
+        address = resolve(host)
+        held = next((i for i in here if i.host == address), None)
+        if held is not None:
+            return held
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, _DISCARD))
+            source = probe.getsockname()[0]
+    except OSError:
+        return None
+    return next((i for i in here if i.host == source), None)
+
+
+def own_name_misleads() -> bool:
+    """Whether this host's own name leads to no address that others could use: 127.0.1.1, as Debian writes it into
+    /etc/hosts, or none. Gloo would listen there."""
+    try:
+        return is_loopback(resolve(socket.gethostname()))
+    except OSError:
+        return True
+
+
+def free_port() -> int:
+    """One that nobody listens at now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,48 @@
+"""What the launcher and the agents on its hosts say to each other: JSON objects, one a line, over the pipes of an ssh connection.
+
+The launcher says
+    environment {values}; ask {question, ...}; go {command, nproc, threads, node, ...}; stop {signal};
+    gone {text, watched}: another host is; end: at once, the workers, too; alive.
+An agent says
+    answer {question, ...}; out, err {text}: what is printed on that host; ended {reports, deaths, late}: the workers of
+    that host have; failed {code, text}: what it was asked, or told to do; alive {starting}.
+"""
+
+import json
+from typing import Any
+
+# Signs of life are sent so often; who has said nothing for so long is taken for gone. ssh itself gives a connection up after
+# three times five seconds.
+ALIVE_S, SILENCE_S = 2.0, 15.0
+LONGEST = 1 << 24  # a line; more is no agent of ours
+
+
+class Garbled(Exception):
+    """The other side says what can't be understood."""
+
+
+def line(kind: str, **words: Any) -> bytes:
+    return json.dumps({"is": kind, **words}).encode() + b"\n"
+
+
+class Reader:
+    """Cuts what comes into messages."""
+
+    def __init__(self) -> None:
+        self._came = b""
+
+    def feed(self, data: bytes) -> list[dict[str, Any]]:
+        """Garbled, with what came in the place of a message."""
+        *lines, self._came = (self._came + data).split(b"\n")
+        if len(self._came) > LONGEST:
+            raise Garbled("a line without an end")
+        found = []
+        for text in lines:
+            try:
+                message = json.loads(text)
+            except (ValueError, RecursionError):
+                message = None
+            if not isinstance(message, dict) or not isinstance(message.get("is"), str):
+                raise Garbled(text[:200].decode(errors="replace"))
+            found.append(message)
+        return found

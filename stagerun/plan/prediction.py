@@ -1,0 +1,139 @@
+"""How fast a schedule would train on many workers, from what one does alone and what the link between them does. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from stagerun.plan.estimate import Figures, pass_of, passes_of, speeds_of
+from stagerun.plan.hours import Hours, at_images_per_second, not_known
+from stagerun.plan.reduction import OVERLAP, Link, Step, step
+from stagerun.recipe import Schedule
+from stagerun.text import columns, count, size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """Of one stage. `passes` of the busiest worker per iteration; `efficiency` against one worker that does all of it alone."""
+
+    stage: str
+    passes: int
+    step: Step
+    images_per_second: float
+    efficiency: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """`pieces`: bytes of the gradients and of what travels with them, as they leave. `images_per_second`: of one worker alone, where it
+    was told; None: as in `figures`."""
+
+    workers: int
+    link: Link
+    pieces: tuple[float, ...]
+    images_per_second: float | None
+    figures: Figures | None
+
+
+def predict(schedule: Schedule, job: Job) -> dict[str, Predicted]:
+    """By stage; those of a kind that was not rehearsed are left out."""
+    found = {}
+    for stage in schedule.stages:
+        solver, workers = stage.solver, job.workers
+        if job.images_per_second is not None:
+            one_pass, update = solver.device_batch_size / job.images_per_second, 0.0
+        elif job.figures is not None and (cost := pass_of(schedule, solver, job.figures)) is not None:
+            one_pass, update = cost
+        else:
+            continue
+        passes = passes_of(solver, workers)
+        taken = step(job.pieces, workers, job.link, one_pass, passes, update)
+        alone = solver.logical_workers * one_pass + update
+        found[stage.name] = Predicted(
+            stage=stage.name,
+            passes=passes,
+            step=taken,
+            images_per_second=solver.batch_size / taken.total,
+            efficiency=alone / (workers * taken.total),
+        )
+    return found
+
+
+def hours_of(schedule: Schedule, job: Job, found: Mapping[str, Predicted]) -> Hours:
+    """For the table of hours: evaluations are dealt out to the workers, and everything but training is as it was measured."""
+    source = f"predicted for {_place(job)}"
+    if job.images_per_second is not None:
+        hours = at_images_per_second(schedule, job.images_per_second * job.workers)
+        speeds = {n: replace(speed, iteration=found[n].step.total) for n, speed in hours.speeds.items() if n in found}
+        return replace(hours, source=source, speeds=speeds)
+    assert job.figures is not None
+    speeds = speeds_of(schedule, job.figures, job.workers)
+    return Hours(
+        source=source,
+        speeds={n: replace(speed, iteration=found[n].step.total) for n, speed in speeds.items() if n in found},
+        left_out=not_known(schedule, 0.0, 0.0, 0.0, None),
+        unknown=f"has changed since the rehearsal of {job.figures.date}: rehearse again",
+    )
+
+
+def _place(job: Job) -> str:
+    gbit = 8 * job.link.bandwidth / 1e9
+    return f"{count(job.workers, 'worker')} over {gbit:g} Gbit/s, {1e6 * job.link.latency:g} us"
+
+
+def render_prediction(job: Job, found: Mapping[str, Predicted]) -> str:
+    rows: list[Sequence[str]] = [
+        ("stage", "passes", "computing", "communicating", "of it exposed", "iteration", "images/s", "efficiency")
+    ]
+    for p in found.values():
+        rows.append(
+            (
+                p.stage,
+                str(p.passes),
+                _time(p.step.computing),
+                _time(p.step.communicating),
+                _time(p.step.exposed),
+                _time(p.step.total),
+                f"{p.images_per_second:.4g}",
+                f"{p.efficiency:.3f}",
+            )
+        )
+    head = f"{_place(job)}, predicted from {_told(job)}; {size(sum(job.pieces))} are summed in an iteration, in {len(job.pieces)} pieces"
+    return "\n".join([head, "", *columns(rows), *(f"note: {text}" for text in remarks(job))])
+
+
+def remarks(job: Job) -> list[str]:
+    """What the model is, and what it leaves out; one sentence each."""
+    said = [
+        f"ring all-reduce: 2 (p-1)/p * bytes / bandwidth + 2 (p-1) * latency for each piece; {OVERLAP:.0%} of the last backward pass hide it; "
+        "what networking takes of the processors, slow workers and other traffic are not in it"
+    ]
+    if job.figures is not None and job.images_per_second is None and job.figures.workers > 1:
+        said.append(
+            f"the update was timed among {job.figures.workers} workers, with their wait for each other in it: rehearse with one for a "
+            "prediction without"
+        )
+    return said
+
+
+def _told(job: Job) -> str:
+    if job.images_per_second is not None:
+        return f"{job.images_per_second:g} images/s of one worker alone"
+    assert job.figures is not None
+    return f"the rehearsal of {job.figures.date} on {job.figures.host}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def prediction_record(job: Job, found: Mapping[str, Predicted]) -> dict[str, object]:
+    """For `--json`, in seconds and bytes."""
+    return {
+        "workers": job.workers,
+        "bandwidth": job.link.bandwidth,
+        "latency": job.link.latency,
+        "bytes": sum(job.pieces),
+        "pieces": len(job.pieces),
+        "overlap": OVERLAP,
+        "stages": [{**asdict(p), "iteration": p.step.total} for p in found.values()],
+        "notes": remarks(job),
+    }

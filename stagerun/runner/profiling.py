@@ -1,0 +1,119 @@
+"""`run --profile`: a short stretch of iterations with a clock at each of their joints, for all ranks in one file.
+
+One file, since a viewer opens one, and what there is to be seen (who waits for whom) lies between ranks. Rank 0 writes it, where the
+user can find it; the others' spans travel as JSON, after the stretch.
+"""
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stagerun.comm import Comm, Reducer
+from stagerun.engine.images import Batch
+from stagerun.engine.loop import StageLoop, train
+from stagerun.engine.state import TrainState
+from stagerun.engine.timed import timed_train
+from stagerun.errors import PermissionDenied, StorageError
+from stagerun.events import Event, Iterated, Note, NotFinite
+from stagerun.report.trace import RankSpans, chrome_trace, told
+from stagerun.spans import Span, Spans
+
+# Iterations of a process that go before: the first is slow, and the next are fed by batches made ahead.
+WARM_UP = 3
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Profile:
+    """One for each rank and process life; over when `iterations` were seen, or with the run."""
+
+    def __init__(self, file: str, iterations: int, comm: Comm) -> None:
+        self.file, self.iterations, self.comm = file, iterations, comm
+        self.before, self.seen, self.over = WARM_UP, 0, False
+        self.spans = Spans()
+        self.spans.on = False
+        self.host = socket.gethostname()
+
+    def train(
+        self,
+        loop: StageLoop,
+        state: TrainState,
+        batches: Iterator[Batch],
+        reducer: Reducer,
+        stop: Callable[[], bool],
+        left: Callable[[], float | None],
+        device: torch.device,
+    ) -> Iterator[Event]:
+        """As `engine.loop.train`. Collective, at the end of the stretch, too."""
+        if self.over:
+            yield from train(loop, state, batches, reducer, stop, left)
+            return
+        for event in timed_train(loop, state, batches, reducer, stop, left, self.spans, device):
+            yield event
+            if isinstance(event, Iterated | NotFinite) and not self.over:
+                if self.before:
+                    self.before -= 1
+                else:
+                    self.seen += 1
+                self._on(not self.before)
+                if self.seen == self.iterations:
+                    yield self.finish()
+
+    def _on(self, on: bool) -> None:
+        self.spans.on, self.comm.spans = on, self.spans if on else None
+
+    def finish(self) -> Note:
+        """Writes what was seen, and tells of it. Collective; once. A file that can't be written ends no run: that was tried when it
+        began."""
+        self._on(False)
+        self.over = True
+        # The spans after the clocks: what a thread of the network has still to note is noted by then.
+        clocks = [json.loads(data) for data in self._gathered(self._clock())]
+        spans = [json.loads(data) for data in self._gathered([asdict(span) for span in self.spans.found])]
+        self.spans.found.clear()
+        if not self.seen:
+            return Note(text=f"the run was over before {WARM_UP + 1} iterations: no profile", warning=True)
+        if self.comm.rank:
+            return Note(text="")
+        ranks = [
+            RankSpans(rank, clock["host"], tuple(_shifted(Span(**s), _shift(clocks[0], clock)) for s in found))
+            for rank, (clock, found) in enumerate(zip(clocks, spans, strict=True))
+        ]
+        about = {"workers": self.comm.size, "threads": torch.get_num_threads(), "torch": torch.__version__}
+        try:
+            Path(self.file).write_text(chrome_trace(ranks, about))
+        except OSError as error:
+            return Note(text=f"the profile can't be written to {self.file}: {error.strerror}", warning=True)
+        return Note(text=told(ranks, self.file))
+
+    def _gathered(self, mine: object) -> list[bytes]:
+        return self.comm.gather_bytes(json.dumps(mine).encode())
+
+    def _clock(self) -> dict[str, object]:
+        self.comm.barrier()
+        now = time.monotonic()
+        return {"now": now, "boot": _BOOT.read_text() if _BOOT.exists() else self.host, "host": self.host}
+
+
+def _shift(first: dict[str, Any], other: dict[str, Any]) -> float:
+    """Seconds from a rank's clock to rank 0's: the same where one kernel runs both, else as far apart as they were after a barrier."""
+    return 0.0 if other["boot"] == first["boot"] else float(first["now"] - other["now"])
+
+
+def _shifted(span: Span, seconds: float) -> Span:
+    return replace(span, begun=span.begun + seconds, ended=span.ended + seconds)
+
+
+def require_file(file: str) -> None:
+    """Makes it, empty, so that a mistake is told before training. PermissionDenied or StorageError."""
+    try:
+        Path(file).write_text("")
+    except PermissionError as error:
+        raise PermissionDenied(f"may not write {file}") from error
+    except OSError as error:
+        raise StorageError(f"can't write {file}: {error.strerror}") from error

@@ -1,0 +1,42 @@
+"""Whether a folder lies on a file system that one host has for itself, and what that means for an output folder."""
+
+import os
+import re
+from pathlib import Path
+
+# As the kernel names them. Of all others (nfs, lustre, gpfs, beegfs, ceph, fuse of any kind ...) nothing is claimed.
+LOCAL = frozenset(
+    {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs"}
+)
+_MOUNTS = "/proc/self/mountinfo"
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+def local_kind(path: Path, mounts: str | None = None) -> str:
+    """The kind of file system that `path` is, or would be made, on, where it is a host's own; '' where it isn't, or can't be known.
+    `mounts`: as in proc_pid_mountinfo(5)."""
+    if mounts is None:
+        try:
+            mounts = Path(_MOUNTS).read_text(errors="replace")
+        except OSError:  # no Linux, or a box that hides it
+            return ""
+    real, best, kind = os.path.realpath(path), "", ""
+    for line in mounts.splitlines():
+        words, _, rest = line.partition(" - ")
+        fields, kinds = words.split(), rest.split()
+        if len(fields) < 5 or not kinds:
+            continue
+        point = _OCTAL.sub(lambda found: chr(int(found[1], 8)), fields[4])
+        within = real == point or real.startswith(point.rstrip("/") + "/")
+        if within and len(point) >= len(best):  # of two at one place the later one covers the other
+            best, kind = point, kinds[0]
+    return kind if kind in LOCAL else ""
+
+
+def lost_with(out: Path, kind: str, host: str) -> str:
+    """For the user. `host`: where the folder is, '' for the first host of a job to come."""
+    where, whose = (host, host) if host else ("its first host", "that host")
+    return (
+        f"{out} lies on a file system ({kind}) of {where} alone: if {whose} is lost, the run can't go on, neither there nor elsewhere; "
+        "--out on one that all hosts share lets it"
+    )

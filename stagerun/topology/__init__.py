@@ -1,0 +1,34 @@
+"""The processors of one machine, and which of them each worker gets: values and pure functions, and one reader of /sys.
+
+Nothing here moves a process: `stagerun.binding` does.
+"""
+
+from stagerun.topology.choice import Choice, choose, default_workers
+from stagerun.topology.described import describe, parse
+from stagerun.topology.machine import Core, Gpu, Machine, Node, ranges
+from stagerun.topology.picture import as_json, picture
+from stagerun.topology.placing import Plan, Seat, make_plan
+from stagerun.topology.read import read
+from stagerun.topology.sharing import Found, Share, share
+
+__all__ = [
+    "Choice",
+    "Core",
+    "Found",
+    "Gpu",
+    "Machine",
+    "Node",
+    "Plan",
+    "Seat",
+    "Share",
+    "as_json",
+    "choose",
+    "default_workers",
+    "describe",
+    "make_plan",
+    "parse",
+    "picture",
+    "ranges",
+    "read",
+    "share",
+]

@@ -1,0 +1,221 @@
+"""A machine as a small text, for `stagerun topology --faked FILE` and `--save FILE`. `stagerun topology --help` has the form.
+
+    node 0 socket 0 memory 96G         a NUMA node, its socket, its memory; what follows belongs to it
+    cores 0-23 siblings 48-71          cores by their first CPU, and in the same order their second; again: a third
+    cores 12-19 slow                   cores of the slower kind
+    gpu 0 NVIDIA H200                  a GPU at this node, numbered from 0; before the first node: at an unknown one
+    allowed 0-15,48-63                 CPUs that the job may use; without it all
+    quota 4                            processors' worth of time that it may use; without it no limit
+
+`#` begins a comment.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from stagerun.errors import Problem, RecipeError, Span, nearest
+from stagerun.topology.machine import Core, Gpu, Machine, Node, numbers, ranges
+
+_UNITS = {"G": 10**9, "M": 10**6, "K": 10**3}
+
+
+@dataclass
+class _Words:
+    """The words of a line that are left, each with its column."""
+
+    path: str
+    line: int
+    source: str
+    left: list[tuple[int, str]]
+
+    def problem(self, message: str, at: tuple[int, str], hint: str = "") -> Problem:
+        return Problem(message, Span(self.path, self.line, at[0], max(1, len(at[1]))), self.source, hint)
+
+    def refuse(self, message: str, at: tuple[int, str], hint: str = "") -> RecipeError:
+        return RecipeError([self.problem(message, at, hint)])
+
+    def next(self, what: str) -> tuple[int, str]:
+        if not self.left:
+            end = (len(self.source.rstrip()) or 1, "")
+            raise self.refuse(f"{what} is missing", end)
+        return self.left.pop(0)
+
+    def take(self, word: str) -> bool:
+        """Whether `word` comes next; then it is behind us."""
+        if self.left and self.left[0][1] == word:
+            self.left.pop(0)
+            return True
+        return False
+
+    def number(self, what: str) -> int:
+        at = self.next(what)
+        if not at[1].isdecimal():
+            raise self.refuse(f"{what} must be a whole number, not `{at[1]}`", at)
+        return int(at[1])
+
+    def cpus(self, what: str) -> tuple[tuple[int, str], list[int]]:
+        at = self.next(what)
+        try:
+            return at, numbers(at[1])
+        except ValueError:
+            raise self.refuse(f"`{at[1]}` is no list of CPUs", at, "write 0-23 or 0,2,4-7") from None
+
+
+@dataclass
+class _Reader:
+    cores: list[Core] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    sockets: dict[int, int] = field(default_factory=dict)
+    gpus: list[Gpu] = field(default_factory=list)
+    allowed: list[int] | None = None
+    quota: float | None = None
+    taken: set[int] = field(default_factory=set)
+
+    def node(self, words: _Words) -> None:
+        at = words.left[0] if words.left else (1, "")
+        number = words.number("the node's number")
+        if number in self.sockets:
+            raise words.refuse(f"node {number} is there twice", at)
+        self.sockets[number] = len(self.nodes)
+        self.nodes.append(Node(number))  # already: a mistake in what follows is none in the lines below
+        if words.take("socket"):
+            self.sockets[number] = words.number("the socket's number")
+        if words.take("memory"):
+            self.nodes[-1] = Node(number, _memory(words))
+
+    def cores_of(self, words: _Words) -> None:
+        if not self.nodes:
+            raise words.refuse("`cores` before the first `node`", (1, "cores"), "a line `node 0` above it")
+        columns = [self._new(words, "the list of CPUs")]
+        while words.take("siblings"):
+            at = words.left[0] if words.left else (1, "")
+            columns.append(self._new(words, "the list of siblings"))
+            if len(columns[-1]) != len(columns[0]):
+                raise words.refuse(f"{len(columns[-1])} siblings of {len(columns[0])} cores", at)
+        node = self.nodes[-1].number
+        slow = words.take("slow")
+        self.cores += [Core(tuple(sorted(cpus)), node, self.sockets[node], slow) for cpus in zip(*columns, strict=True)]
+
+    def _new(self, words: _Words, what: str) -> list[int]:
+        at, found = words.cpus(what)
+        twice = [cpu for cpu in found if cpu in self.taken] or [c for c in found if found.count(c) > 1]
+        if twice:
+            raise words.refuse(f"CPU {twice[0]} is there twice", at)
+        self.taken |= set(found)
+        return found
+
+    def gpu(self, words: _Words) -> None:
+        at = words.left[0] if words.left else (1, "")
+        number = words.number("the GPU's number")
+        if any(gpu.number == number for gpu in self.gpus):
+            raise words.refuse(f"GPU {number} is there twice", at)
+        name = " ".join(word for _, word in words.left)
+        words.left.clear()
+        self.gpus.append(Gpu(number, self.nodes[-1].number if self.nodes else None, name))
+
+    def allow(self, words: _Words) -> None:
+        self.allowed = [*(self.allowed or []), *words.cpus("the list of CPUs")[1]]
+
+    def limit(self, words: _Words) -> None:
+        at = words.next("the number of processors")
+        try:
+            self.quota = float(at[1])
+        except ValueError:
+            self.quota = math.nan
+        if not 0 < self.quota < math.inf:
+            raise words.refuse(f"`{at[1]}` is no number of processors", at, "write 4 or 0.5")
+
+    def machine(self) -> Machine:
+        cores = tuple(sorted(self.cores, key=lambda core: (core.node, core.cpus)))
+        used = {core.node for core in cores}
+        nodes = tuple(sorted((n for n in self.nodes if n.number in used), key=lambda n: n.number))
+        allowed = self.taken if self.allowed is None else self.taken & set(self.allowed)
+        gpus = tuple(sorted(self.gpus, key=lambda gpu: gpu.number))
+        return Machine(cores, nodes, gpus, frozenset(allowed), self.quota)
+
+
+_LINES: dict[str, Callable[[_Reader, _Words], None]] = {
+    "node": _Reader.node,
+    "cores": _Reader.cores_of,
+    "gpu": _Reader.gpu,
+    "allowed": _Reader.allow,
+    "quota": _Reader.limit,
+}
+
+
+def parse(text: str, path: str) -> Machine:
+    """RecipeError with all mistakes; `path` names the file in them."""
+    reader, problems = _Reader(), list[Problem]()
+    for number, source in enumerate(text.splitlines(), 1):
+        words = _Words(path, number, source, list(_split(source)))
+        if not words.left:
+            continue
+        at = words.left.pop(0)
+        try:
+            if at[1] not in _LINES:
+                raise words.refuse(f"no line begins with `{at[1]}`", at, nearest(at[1], list(_LINES)) or "")
+            _LINES[at[1]](reader, words)
+            if words.left:
+                raise words.refuse(f"`{words.left[0][1]}` has no meaning here", words.left[0])
+        except RecipeError as error:
+            problems += error.problems
+    machine = reader.machine()
+    if [gpu.number for gpu in machine.gpus] != list(range(len(machine.gpus))):
+        problems.append(Problem("the GPUs are not numbered 0, 1, 2 ...", Span(path, 1, 1)))
+    if not problems and not machine.usable:
+        what = "no core of the allowed CPUs" if machine.cores else "no line `cores`"
+        problems.append(Problem(f"{what} in this description of a machine", Span(path, 1, 1)))
+    if problems:
+        raise RecipeError(problems)
+    return machine
+
+
+def describe(machine: Machine) -> str:
+    """The text from which `parse` makes an equal machine (memory to the byte)."""
+    out = [f"gpu {gpu.number} {gpu.name}".rstrip() for gpu in machine.gpus if gpu.node is None]
+    for node in machine.nodes:
+        cores = [core for core in machine.cores if core.node == node.number]
+        memory = f" memory {_size(node.memory)}" if node.memory else ""
+        out.append(f"node {node.number} socket {cores[0].socket}{memory}")
+        for slow in (False, True):
+            for width in sorted({len(core.cpus) for core in cores if core.slow is slow}, reverse=True):
+                rows = zip(*(core.cpus for core in cores if core.slow is slow and len(core.cpus) == width), strict=True)
+                out.append("cores " + " siblings ".join(_in_order(row) for row in rows) + " slow" * slow)
+        out += [f"gpu {gpu.number} {gpu.name}".rstrip() for gpu in machine.gpus if gpu.node == node.number]
+    if machine.limited:
+        out.append(f"allowed {ranges(machine.allowed & machine.cpus)}")
+    if machine.quota is not None:
+        out.append(f"quota {machine.quota:g}")
+    return "\n".join(out) + "\n"
+
+
+def _in_order(cpus: tuple[int, ...]) -> str:
+    """As `ranges`, in the given order: the i-th CPUs of two lists are siblings."""
+    return ranges(cpus) if list(cpus) == sorted(cpus) else ",".join(map(str, cpus))
+
+
+def _split(source: str) -> Iterator[tuple[int, str]]:
+    """(column, word)"""
+    text = source.partition("#")[0]
+    column = 0
+    for word in text.split():
+        column = text.index(word, column)
+        yield column + 1, word
+        column += len(word)
+
+
+def _memory(words: _Words) -> int:
+    at = words.next("the size of the memory")
+    digits, unit = (at[1][:-1], _UNITS[at[1][-1].upper()]) if at[1][-1].upper() in _UNITS else (at[1], 1)
+    try:
+        value = float(digits)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise words.refuse(f"`{at[1]}` is no size", at, "write 96G")
+    return round(value * unit)
+
+
+def _size(count: int) -> str:
+    return f"{count // 10**9}G" if count % 10**9 == 0 else str(count)

@@ -1,0 +1,76 @@
+"""A host that nothing gets to or from any more: for some seconds nothing happens, for good it is named, within its time-out and a second."""
+
+import time
+from pathlib import Path
+
+import processes
+import pytest
+from cluster import jobs
+from cluster.hosts import Cluster
+
+from stagerun.cli.log_tail import Tail
+
+pytestmark = pytest.mark.cluster
+TIME_OUT_S = 5.0
+
+
+@pytest.fixture(scope="module")
+def schedule(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return jobs.prepare(tmp_path_factory.mktemp("job"))
+
+
+def start(hosts: Cluster, schedule: Path, out: Path, timeout: str) -> list[jobs.Spoken]:
+    """A worker on each host, brought together by the environment alone."""
+    world = {
+        "WORLD_SIZE": "3",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "node1",
+        "MASTER_PORT": "29400",
+    }
+    words = [*jobs.STAGERUN, *jobs.words(schedule, out, "--timeout", timeout)]
+    each = [host.start(*words, env={**world, "RANK": str(rank)}) for rank, host in enumerate(hosts.hosts)]
+    return [jobs.Spoken(one) for one in each]
+
+
+def test_a_cut_of_5_s_heals(hosts: Cluster, schedule: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run = start(hosts, schedule, out, "iteration=30s")
+    jobs.wait_for(out, "cyc1", 3, run[0].started)
+    hosts["node2"].cut()
+    tail = Tail(out / "log.jsonl")
+    time.sleep(0.5)
+    jobs.seen(tail)
+    time.sleep(4.5)
+    assert not jobs.seen(tail), "nothing goes on meanwhile"
+    hosts["node2"].heal()
+    healed = time.monotonic()
+    while not jobs.seen(tail):
+        assert time.monotonic() < healed + 30, run[0].text
+        time.sleep(0.02)
+    again = time.monotonic() - healed
+    assert [one.wait(300) for one in run] == [0, 0, 0], run[0].text
+    assert processes.ends(out) == jobs.locally(schedule, tmp_path / "local", 3)
+    print(f"\ncut for 5 s: training goes on {again:.1f} s after the link is back, same bits")
+
+
+@pytest.mark.parametrize("name", ["node1", "node2", "node3"])
+def test_a_cut_for_good_is_told_in_time(name: str, hosts: Cluster, schedule: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run = start(hosts, schedule, out, f"iteration={TIME_OUT_S:.0f}s")
+    jobs.wait_for(out, "cyc1", 3, run[0].started)
+    hosts[name].cut()
+    cut = time.monotonic()
+    codes = [one.wait(60) for one in run]
+    rank = int(name[-1]) - 1
+    told = {}
+    for other, one in enumerate(run):
+        if other != rank:
+            at = one.when(f"rank {rank} on {name} can't be reached")
+            assert at is not None, f"rank {other}: {one.text[-1500:]}"
+            told[other] = at - cut
+    assert all(codes[other] == 69 for other in told), codes
+    assert max(told.values()) < TIME_OUT_S + 1, told
+    assert not jobs.nothing_left(hosts)
+    times = ", ".join(f"rank {other} after {s:.1f} s" for other, s in told.items())
+    print(f"\n{name} cut off for good, time-out {TIME_OUT_S:.0f} s: named by {times}; exit codes {codes}")

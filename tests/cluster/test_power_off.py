@@ -1,0 +1,80 @@
+"""Each of three hosts loses its power, once in each of five stages, with nobody told of it: the run goes on by itself with the two that
+are left, from the newest snapshot, and ends in the bits of a run that nothing happened to."""
+
+import time
+from pathlib import Path
+
+import processes
+import pytest
+from cluster import jobs
+from cluster.hosts import Cluster, Started
+
+from stagerun.cli.log_tail import Tail
+
+pytestmark = pytest.mark.cluster
+HOSTS = ("node1", "node2", "node3")  # node1 has rank 0, and is where they meet
+_SAID: list[list[object]] = []
+
+
+@pytest.fixture(scope="module")
+def schedule(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return jobs.prepare(tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture(scope="module")
+def reference(schedule: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """For any number of workers."""
+    return jobs.locally(schedule, tmp_path_factory.mktemp("reference") / "out", 3, *jobs.ELASTIC)
+
+
+def start(hosts: Cluster, launcher: str, schedule: Path, out: Path, *more: str) -> Started:
+    words = jobs.words(schedule, out, *jobs.ELASTIC, "--hosts", ",".join(HOSTS), "--workers-per-node", "1", *more)
+    return hosts[launcher].start(*jobs.STAGERUN, *words)
+
+
+@pytest.mark.parametrize("stage", jobs.LENGTHS)
+@pytest.mark.parametrize("name", HOSTS)
+def test_goes_on_with_the_others(
+    name: str, stage: str, four: Cluster, schedule: Path, reference: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    run = jobs.Spoken(start(four, "node4", schedule, out, "--min-nodes", "2", "--timeout", "iteration=10s"))
+    jobs.wait_for(out, stage, 5, run.started)
+    four[name].power_off()
+    off = time.monotonic()
+    tail = Tail(out / "log.jsonl")
+    last = jobs.places().index(jobs.seen(tail)[-1])
+    while not any(jobs.places().index(place) > last for place in jobs.seen(tail)):
+        assert time.monotonic() < off + 300 and run.started.process.poll() is None, run.text
+        time.sleep(0.02)
+    lost = time.monotonic() - off
+    code = run.wait(400)
+    assert code == 0, run.text
+    named = run.when(f"{name} ", since=off)
+    assert named is not None, run.text
+    assert processes.ends(out) == reference
+    assert not jobs.nothing_left(four)
+    _SAID.append([name, stage, f"{named - off:.1f}", f"{lost:.1f}", "goes on with 2, same bits"])
+    print("\n" + jobs.table(("power off", "in stage", "named after s", "lost s", "end"), _SAID))
+
+
+def test_the_launchers_own_host(hosts: Cluster, schedule: Path, reference: dict[str, str], tmp_path: Path) -> None:
+    """Nobody is left to go on: the workers of the others end, and the same command goes on when it is back."""
+    out = tmp_path / "out"
+    run = start(hosts, "node1", schedule, out, "--timeout", "iteration=10s")
+    jobs.wait_for(out, "cyc2", 5, run)
+    hosts["node1"].power_off()
+    off = time.monotonic()
+    run.wait(30)
+    while jobs.nothing_left(hosts, 0.0):
+        assert time.monotonic() < off + 120, jobs.nothing_left(hosts)
+        time.sleep(0.1)
+    ended = time.monotonic() - off
+    hosts["node1"].power_on()
+    hosts["node1"].wait_up()
+    code, said = start(hosts, "node1", schedule, out).wait(400)
+    assert code == 0, said
+    assert processes.ends(out) == reference
+    print(
+        f"\nnode1 with the launcher off: workers elsewhere ended after {ended:.1f} s; the same command: the same bits"
+    )

@@ -1,0 +1,129 @@
+"""Where workers meet that nobody has told: what ranks agree on through their launcher, and what is computed."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from stagerun.errors import PeerError
+from stagerun.launch import meeting
+from stagerun.launch.addresses import Interface
+from stagerun.launch.meeting import Card, agree, choose, job_number, meet, port_of
+from stagerun.world import World
+
+ALONE = ("10.1.0.1/24",)
+
+
+@pytest.mark.parametrize(
+    "ours, theirs, address",
+    [
+        (["10.1.0.1/24"], ["10.1.0.2/24"], "10.1.0.1"),
+        # A bridge for containers has the same address on all hosts.
+        (["172.17.0.1/16", "10.1.0.1/24"], ["172.17.0.1/16", "10.1.0.2/24"], "10.1.0.1"),
+        (["192.168.0.1/24", "10.1.0.1/24"], ["10.1.0.2/24"], "10.1.0.1"),
+        (["10.1.0.1/24", "10.2.0.1/24"], ["10.2.0.2/24", "10.1.0.2/24"], "10.1.0.1"),
+        # Through a router.
+        (["10.1.0.1/24"], ["10.9.0.2/24"], "10.1.0.1"),
+        (["172.17.0.1/16"], ["172.17.0.1/16"], ""),
+        ([], ["10.1.0.2/24"], ""),
+    ],
+)
+def test_the_address_at_which_another_host_finds_rank_0(
+    ours: Sequence[str], theirs: Sequence[str], address: str
+) -> None:
+    assert choose(ours, theirs) == address
+
+
+def test_a_card_is_short_and_without_spaces_and_comes_back() -> None:
+    card = Card("a host", 4, 29500, tuple(f"10.{n}.0.1/16" for n in range(200)))
+    text = card.text()
+    assert " " not in text and len(text) <= 1000
+    read = Card.read(text)
+    assert (read.host, read.local_size, read.port) == ("a_host", 4, 29500)
+    assert read.addresses == card.addresses[: len(read.addresses)] and len(read.addresses) > 10
+
+
+class Space:
+    """In one process, for ranks that are threads."""
+
+    def __init__(self, size: int) -> None:
+        self.values: dict[str, str] = {}
+        self.barrier = threading.Barrier(size)
+
+    def put(self, key: str, value: str) -> None:
+        self.values[key] = value
+
+    def fence(self) -> None:
+        self.barrier.wait(10)
+
+    def get(self, rank: int, key: str) -> str:
+        return self.values[key]
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "abab", "abbb", "aaab", "aaaa"])
+def test_all_ranks_come_to_the_same_place(hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However ranks are spread over hosts."""
+    here = threading.local()
+    monkeypatch.setattr(meeting, "interfaces", lambda: [Interface("eth0", f"10.1.0.{ord(here.host)}/24")])
+    monkeypatch.setattr(meeting.socket, "gethostname", lambda: here.host)
+    space, found = Space(len(hosts)), {}
+
+    def work(rank: int) -> None:
+        here.host = hosts[rank]
+        local = [r for r in range(len(hosts)) if hosts[r] == hosts[rank]]
+        world = World(rank=rank, size=len(hosts), local_rank=local.index(rank), local_size=len(local))
+        found[rank] = agree(space, world, "")
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(hosts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(found) == len(hosts) and len(set(found.values())) == 1
+    assert found[0][0] == ("127.0.0.1" if hosts == "aaaa" else "10.1.0.97")
+    assert 0 < found[0][1] < 65536
+
+
+def test_a_port_that_all_compute_alike() -> None:
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    assert (
+        job_number(step)
+        != job_number({**step, "SLURM_STEP_ID": "1"})
+        != job_number({**step, "SLURM_RESTART_COUNT": "1"})
+    )
+    assert 20000 <= port_of(job_number(step)) < 30000
+    assert job_number({"PATH": "/bin"}) == ""
+
+
+def said(rank: int, size: int, local_size: int, launcher: str, environment: dict[str, str]) -> Callable[[], object]:
+    world = World(rank=rank, size=size, local_rank=0, local_size=local_size, launcher=launcher)
+    return lambda: meet(world, environment, patience=5.0)
+
+
+def test_one_node_needs_no_more_than_the_jobs_number() -> None:
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "far"}
+    first, second = (said(rank, 2, 2, "srun", step)() for rank in range(2))
+    assert first == second == meeting.Meeting("127.0.0.1", port_of(job_number(step)), "one node", "lo")
+
+
+def test_what_is_given_counts() -> None:
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "PMI_FD": "99"}
+    assert said(0, 2, 2, "mpiexec.hydra", given)() == meeting.Meeting("127.0.0.1", 29500, "given")
+
+
+@pytest.mark.parametrize(
+    "launcher, environment, text",
+    [
+        ("Open MPI's mpirun", {}, "Open MPI's mpirun has started 2 workers, but doesn't say where they meet"),
+        ("mpiexec.hydra", {"PMI_FD": "999999"}, "the workers can't meet by mpiexec.hydra"),
+        ("srun", {"SLURM_STEP_NODELIST": "n[1-"}, "the node list of this step can't be read"),
+        ("srun", {"SLURM_STEP_NODELIST": "no.such.host.invalid,b"}, "`no.such.host.invalid`, where rank 0 is"),
+        ("the environment", {"RANK": "0", "WORLD_SIZE": "2"}, "not MASTER_ADDR and MASTER_PORT"),
+        ("the environment", {"MASTER_ADDR": "a", "MASTER_PORT": "0"}, "MASTER_PORT must be a port number"),
+    ],
+)
+def test_no_place_to_meet_is_told(launcher: str, environment: dict[str, str], text: str) -> None:
+    with pytest.raises(PeerError, match=text):
+        said(0, 2, 1, launcher, environment)()

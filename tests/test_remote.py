@@ -1,0 +1,121 @@
+"""Connections to other hosts, as far as one machine shows them: tests/cluster has the rest."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import small
+import tiny
+from click.testing import CliRunner
+
+from stagerun.cli.main import main
+from stagerun.errors import UsageError
+from stagerun.launch.hostfile import Host
+from stagerun.launch.remote import Remote
+from stagerun.launch.ssh import Way, passed_on
+from stagerun.launch.sync import BAD_STREAM, CANT_WRITE, MOST_BYTES, bundle
+
+
+@pytest.fixture(scope="module")
+def schedule(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("remote")
+    tiny.make_data(base / "data")
+    return small.make_schedule(base / "schedule", base / "data")
+
+
+def ssh_that(tmp_path: Path, *lines: str) -> str:
+    """A command in the place of ssh."""
+    script = tmp_path / "ssh"
+    script.write_text("\n".join(["#!/bin/sh", *lines]) + "\n")
+    script.chmod(0o755)
+    return str(script)
+
+
+# Of the words that ssh gets the host is the last but one.
+HOST = 'for host; do [ "$host" = a ] && break; [ "$host" = b ] && break; [ "$host" = c ] && break; done'
+
+
+def test_why_there_is_no_agent_is_told_of_each_host(schedule: Path, tmp_path: Path) -> None:
+    ssh = ssh_that(
+        tmp_path, HOST, "case $host in",
+        'a) echo "ssh: connect to host a port 22: No route to host" >&2; exit 255;;',
+        "b) exit 200;;",
+        'c) echo "Welcome to c"; sleep 5;;',
+        "esac",
+    )  # fmt: skip
+    done = small.stagerun("run", schedule, "--hosts", "a,b,c", "--ssh", ssh, "--out", tmp_path / "out")
+    assert done.returncode == 69, done.stderr
+    assert "a can't be reached: ssh: connect to host a port 22: No route to host\n  hint: `" in done.stderr
+    assert f"b has no folder {Path.cwd()}" in done.stderr and "--sync" in done.stderr
+    assert "c says `Welcome to c`, which is no agent's word" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (["--hosts", "a,b", "--min-nodes", "3"], "--min-nodes 3, but --hosts names 2 hosts"),
+        (["--workers-per-node", "2"], "--workers-per-node without --hosts"),
+        (["--hosts", "a,b", "--nproc", "2"], "--nproc, and --hosts"),
+        (["--hosts", "a", "--sync-code"], "--sync-code without --sync"),
+        (["--hosts", "a", "--sync", "here"], "--sync here is no whole path"),
+        (["--hosts", "a,a"], "--hosts:1:3: `a` stands already"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes(words: list[str], told: str, schedule: Path) -> None:
+    done = CliRunner().invoke(main, ["run", str(schedule), *words])
+    assert done.exit_code == 64 and told in done.output, done.output
+
+
+def test_an_agent_tells_what_its_host_is(schedule: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with Remote([Host("localhost")], Way(folder=os.getcwd()), lambda *words: None) as remote:
+        question = {"folder": str(schedule), "overrides": [], "out": None, "writes": False}
+        found = remote.ask(["localhost"], "facts", **question)["localhost"]
+        assert found["devices"] >= 1 and found["facts"]["host"] == os.uname().nodename
+        process = remote._lines["localhost"].process
+    assert process.wait(5) is not None, "it ends with the launcher's connection"
+
+
+def test_no_secret_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "NCCL_DEBUG", "STAGERUN_REPORT_DIR", "RANK"):
+        monkeypatch.setenv(name, "x")
+    assert {"NCCL_DEBUG"} == {"AWS_SECRET_ACCESS_KEY", "NCCL_DEBUG", "STAGERUN_REPORT_DIR", "RANK"} & set(passed_on())
+
+
+def unpacked(data: bytes, command: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["sh", "-c", f"{command}; echo $?; cat"], input=data, capture_output=True, timeout=30)
+
+
+def test_what_is_copied_arrives_and_nothing_else_is_read(tmp_path: Path) -> None:
+    made, there = tmp_path / "made", tmp_path / "there"
+    made.mkdir()
+    for name in ("schedule.prototxt", "init.prototxt", ".hidden"):
+        (made / name).write_text(name)
+    first, name = bundle(str(there), str(made), code=False)
+    assert name == "made"
+    done = unpacked(first.data + b"the rest", first.unpack(sys.executable))
+    assert done.stdout == b"0\nthe rest", done
+    (there / "made" / "mine").write_text("of the user's")
+    (made / "init.prototxt").unlink()
+    (made / "schedule.prototxt").write_text("edited")
+    second, _ = bundle(str(there), str(made), code=False)
+    assert unpacked(second.data, second.unpack(sys.executable)).stdout == b"0\n"
+    assert sorted(os.listdir(there / "made")) == ["mine", "schedule.prototxt"], "a file that is gone here is gone there"
+    assert (there / "made" / "schedule.prototxt").read_text() == "edited"
+    damaged = bytes([second.data[0] ^ 1]) + second.data[1:]
+    assert unpacked(damaged, second.unpack(sys.executable)).stdout == f"{BAD_STREAM}\n".encode()
+    assert unpacked(second.data[:-1], second.unpack(sys.executable)).stdout == f"{BAD_STREAM}\n".encode()
+    barred, _ = bundle(str(made / "schedule.prototxt" / "below"), str(made), code=False)
+    done = unpacked(barred.data, barred.unpack(sys.executable))
+    assert done.stdout == f"{CANT_WRITE}\n".encode() and b"Not a directory" in done.stderr
+
+
+def test_images_are_not_copied(tmp_path: Path) -> None:
+    with open(tmp_path / "data.mdb", "wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    with pytest.raises(UsageError, match="larger than"):
+        bundle("~/x", str(tmp_path), code=False)
