@@ -6,6 +6,7 @@ and its like are not used: they would put the main thread on one CPU, and every 
 """
 
 import ctypes
+import errno
 import os
 import platform
 import socket
@@ -14,11 +15,12 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
-from stagerun.topology import Seat, ranges
+from stagerun.topology import Seat
 
 # Threads of torch.distributed, by the kernel's names, of which it keeps 15 letters. A fresh one may still have its starter's name.
 _COMMUNICATES = ("gloo_tcp_loop", "pt_gloo_runloop", "pt_tcpstore_uv", "pt_nccl_", "pt_elastic")
-_GLOO = ("gloo_tcp_loop", "pt_gloo_runloop")
+# Of each group of gloo.
+_GLOO = {"gloo_tcp_loop": 1, "pt_gloo_runloop": 2}
 _NAMES_S, _LOOK_S = 1.0, 0.01
 # After the end of another job its last processes may still be about to go.
 _CLAIM_S = 1.0
@@ -56,15 +58,15 @@ def step_aside(threads: int = 1) -> None:
         _move(0, _apart if threads <= len(_apart) else _slice)
 
 
-def bind_communication(groups: bool = True) -> None:
+def bind_communication(groups: int = 1) -> None:
     """Moves the threads of torch.distributed aside: after each new process group, whose threads were started by the main one.
-    `groups`: there is a group of gloo, and its threads are waited for until they have their names."""
+    `groups`: so many of gloo there are, and their threads are waited for until they have their names."""
     if not _apart:
         return
     end = time.monotonic() + _NAMES_S
-    while groups and time.monotonic() < end:
-        found = set(names().values())
-        if all(any(name == word[:15] for name in found) for word in _GLOO):
+    while time.monotonic() < end:
+        found = list(names().values())
+        if all(found.count(word) >= number * groups for word, number in _GLOO.items()):
             break
         time.sleep(_LOOK_S)
     for tid, name in names().items():
@@ -106,9 +108,13 @@ def claim(seat: Seat) -> bool:
                 held[-1].bind(f"{_NAME}{cpu}")
             _held.extend(held)
             return True
-        except OSError:
+        except OSError as error:
             for one in held:
                 one.close()
+            if (
+                error.errno != errno.EADDRINUSE
+            ):  # too many files, say: then nobody can be told, and nobody has said anything
+                return True
             if time.monotonic() > end:
                 return False
             time.sleep(5 * _LOOK_S)
@@ -135,8 +141,3 @@ def _prefer(node: int) -> None:
     mask = (ctypes.c_ulong * (_MOST_NODES // bits))()
     mask[node // bits] = 1 << (node % bits)
     library.syscall(calls[0], ctypes.c_int(_MPOL_PREFERRED), mask, ctypes.c_ulong(_MOST_NODES))
-
-
-def allowed() -> str:
-    """The CPUs that the calling thread may use, as `0-3,8`."""
-    return ranges(os.sched_getaffinity(0))

@@ -39,6 +39,11 @@ def cpu_quota(roots: Roots | None = None) -> float | None:
     return min(found, default=None)
 
 
+def evenly(processors: int, quota: float | None, workers: int) -> int:
+    """Processors for each of `workers`, no more than the quota pays for; at least 1."""
+    return max(1, (processors if quota is None else min(processors, int(quota))) // workers)
+
+
 def _quota(version: int, folder: Path) -> float | None:
     if version == 2:
         words = " ".join(lines(folder / "cpu.max")).split()

@@ -1,10 +1,11 @@
 """Who this process is in the job. A value; only the functions here look at the environment."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from stagerun.cgroups import cpu_quota
+from stagerun.cgroups import cpu_quota, evenly
 from stagerun.errors import PeerError
 from stagerun.nodelist import per_node
 
@@ -96,9 +97,28 @@ def started_by(environment: Mapping[str, str] = os.environ) -> str:
     return ""
 
 
+def torchrun_note(environment: Mapping[str, str] = os.environ) -> str:
+    """What to tell the user, once, where torchrun is to restart workers in a way that hangs; '' elsewhere."""
+    restarts, life = (environment.get(f"TORCHELASTIC_{name}", "0") for name in ("MAX_RESTARTS", "RESTART_COUNT"))
+    if not restarts.isdecimal() or int(restarts) == 0 or life != "0" or "STAGERUN_REPORT_DIR" in environment:
+        return ""
+    if environment.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1":
+        return ""
+    return (
+        f"warning: torchrun's restarts (--max-restarts {restarts}) hang or meet at a stale address; "
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment mends that"
+    )
+
+
 def rank_said(environment: Mapping[str, str] = os.environ) -> int:
-    """The rank, for those who can't wait until nonsense in the environment is told: there it is 0."""
+    """The rank, for those who can't wait until nonsense in the environment is told: where RANK is the same for all, it is the
+    launcher's; where none can be read, 0."""
     found = _found(environment)
+    if (
+        found is GIVEN
+        and (theirs := _contradicted(environment, environment[GIVEN.rank], environment[GIVEN.size])) is not None
+    ):
+        found = theirs
     said = environment.get(found.rank, "0") if found else "0"
     return int(said) if said.isdecimal() else 0
 
@@ -107,9 +127,7 @@ def default_threads(workers: int) -> int:
     """Threads of each of `workers` on this node: OMP_NUM_THREADS if it says a number, else the processors this process
     may use, no more than its control groups give it the time of, shared evenly; at least 1.
     """
-    quota = cpu_quota()
-    processors = len(os.sched_getaffinity(0))
-    return _said("OMP_NUM_THREADS") or max(1, (processors if quota is None else min(processors, int(quota))) // workers)
+    return _said("OMP_NUM_THREADS") or evenly(len(os.sched_getaffinity(0)), cpu_quota(), workers)
 
 
 def given_threads() -> int | None:
@@ -123,10 +141,37 @@ def give_threads(threads: int | None) -> None:
     os.environ[THREADS_GIVEN] = str(threads or _said("OMP_NUM_THREADS") or "")
 
 
+@contextmanager
+def giving_threads(threads: int | None, workers: int) -> Iterator[int]:
+    """The threads of each of `workers` that this process starts meanwhile: `threads`, or as of `default_threads`. As of `give_threads`;
+    and afterwards OMP_NUM_THREADS says what it said before, since our launcher's word is nobody's choice in the next life of a job."""
+    said = os.environ.get("OMP_NUM_THREADS")
+    give_threads(threads)
+    try:
+        yield threads or default_threads(workers)
+    finally:
+        if said is None:
+            os.environ.pop("OMP_NUM_THREADS", None)
+        else:
+            os.environ["OMP_NUM_THREADS"] = said
+
+
+def torchrun_chose() -> bool:
+    """Whether `given_threads` may be torchrun's: with several workers it says 1 where nobody has said anything."""
+    started = "TORCHELASTIC_RUN_ID" in os.environ and THREADS_GIVEN not in os.environ
+    return started and os.environ.get("OMP_NUM_THREADS") == "1"
+
+
 def _said(name: str) -> int | None:
     """A number above 0; of several, as OpenMP takes them, the first."""
     said = os.environ.get(name, "").split(",")[0].strip()
     return int(said) if said.isascii() and said.isdigit() and int(said) > 0 else None
+
+
+def relayed(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether an MPI's launcher or srun takes what this process prints. Some give it a terminal of their own for that, and write
+    into a file what comes out of it."""
+    return any(_started(environment, launcher) for launcher in _LAUNCHERS)
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> World:
@@ -166,8 +211,21 @@ def _started(environment: Mapping[str, str], launcher: _Launcher) -> bool:
         return False
     if any(name in environment for name in launcher.absent):
         return False
-    step = environment["SLURM_STEP_ID"] if "SLURM_STEP_ID" in launcher.present else "0"
-    return not (step.isdecimal() and int(step) >= _LEAST_SHELL)
+    if "SLURM_STEP_ID" not in launcher.present:
+        return True
+    step = environment["SLURM_STEP_ID"]
+    return not (step.isdecimal() and int(step) >= _LEAST_SHELL) and not ("SLURM_PTY_PORT" in environment and _typed())
+
+
+def _typed() -> bool:
+    """Whether a shell at a terminal has started this process, by its control of jobs: each is a process group of its own there.
+    What `srun --pty` starts leads the terminal's session; steps within such a shell inherit its variables, and have no terminal.
+    """
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return os.getpgid(0) != os.getsid(0)
 
 
 def _local(environment: Mapping[str, str], launcher: _Launcher, rank: int, size: int) -> tuple[int, int]:
@@ -203,15 +261,23 @@ def _of_this_node(environment: Mapping[str, str]) -> int:
 
 def _require_agreement(environment: Mapping[str, str], rank: int, size: int) -> None:
     """RANK and WORLD_SIZE that somebody has set for all processes alike make each of them the same worker."""
-    theirs = next((launcher for launcher in _LAUNCHERS if _started(environment, launcher)), None)
-    if theirs is None or any(name in environment for name in _NESTED):
-        return
-    said, of = environment[theirs.rank], environment[theirs.size]
-    if of == str(size) and said != str(rank):
+    if (theirs := _contradicted(environment, str(rank), str(size))) is not None:
+        said, of = environment[theirs.rank], environment[theirs.size]
         raise PeerError(
             f"RANK={rank} and WORLD_SIZE={size} are set, but {theirs.name} has started this process as rank {said} of {of}",
             "leave RANK and WORLD_SIZE out: they are found without",
         )
+
+
+def _contradicted(environment: Mapping[str, str], rank: str, size: str) -> _Launcher | None:
+    """The launcher whose word is another one. A size above its own is none: a script starts several in each of its processes."""
+    if any(name in environment for name in _NESTED) or not size.isdecimal():
+        return None
+    theirs = next((launcher for launcher in _LAUNCHERS if _started(environment, launcher)), None)
+    if theirs is None or not environment[theirs.size].isdecimal():
+        return None
+    of = int(environment[theirs.size])
+    return theirs if int(size) < of or (int(size) == of and environment[theirs.rank] != rank) else None
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

@@ -66,5 +66,27 @@ def test_a_difference_that_refuses_nothing_is_passed_over() -> None:
     assert met([("a", HERE, ""), ("b", other, "")]) == [None] * 2
 
 
+def test_facts_that_have_other_fields_are_those_of_another_stagerun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The very case that this is for: no traceback, but the odd host."""
+    hosts = [replace(HERE, host=f"node{n}", code=("d" if n == 1 else "c") * 64) for n in range(3)]
+    whole = Facts.as_json
+    monkeypatch.setattr(Facts, "as_json", lambda self: {**whole(self), **({"more": 1} if self.host == "node1" else {})})
+    ended = met([(host.code, host, "") for host in hosts])
+    assert [error.exit_code for error in ended if error] == [64] * 3
+    assert ended[0] is not None and "node1: stagerun: " in ended[0].render()
+
+
+def test_a_rank_that_knows_only_a_part_is_not_taken_for_an_odd_one() -> None:
+    """Else the facts of all would be gathered at each start."""
+    asked = []
+
+    def one(comm: ThreadComm) -> None:
+        mine, part = [("s images", ""), ("s", "s")][comm.rank]
+        _agree(comm, mine, lambda: asked.append(comm.rank) or HERE, part)  # type: ignore[func-returns-value]
+
+    Threads(2).run(one)
+    assert asked == []
+
+
 def test_workers_of_one_host_are_told_apart_where_they_differ() -> None:
     assert _names(["a", "a", "b", "b"], ["1", "1", "1", "2"]) == ["a", "a", "rank 2 on b", "rank 3 on b"]

@@ -1,7 +1,9 @@
 """`bench scaling`: what is made of its turns, and a run of it; `run --profile` with two workers."""
 
 import json
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,9 @@ import tiny
 from click.testing import CliRunner
 
 from stagerun.cli.main import main
+from stagerun.errors import StorageError
 from stagerun.report.bench_scaling import Measured, Share, Turn, as_record, notes, render, rows, sharing
+from stagerun.report.whole_file import require_writable
 from stagerun.spans import BACKWARD, DATA, FORWARD, REDUCTION, UPDATE, WAIT
 
 
@@ -62,8 +66,26 @@ def test_what_is_told():
     assert "2 (0.83 at best)" in text and "published by others" in text and "4630.4" in text
     record = as_record(found, MEASURED, TURNS)
     assert json.loads(json.dumps(record))["rows"][1]["images_per_second"] == 80
-    apart = Measured(**{**{f: getattr(MEASURED, f) for f in MEASURED.__slots__}, "sharing": 1, "synthetic": ""})
+    apart = replace(MEASURED, sharing=1, synthetic="")
     assert not any("machine" in text or "synthetic" in text for text in notes(found, apart))
+
+
+def test_it_says_that_workers_are_bound():
+    bound = replace(MEASURED, bound="bound to cores (why): worker 0 to CPU 0; 1 thread each")
+    found = rows(TURNS, 100, 5)
+    assert "note: bound to cores (why)" in render(found, bound)
+    assert not any("bound" in text for text in notes(found, MEASURED))
+
+
+def test_a_file_that_is_there_stays_until_there_is_something_better(tmp_path):
+    """A short life after a crash, or a mistake, would leave nothing in the place of a good trace."""
+    there = tmp_path / "trace.json"
+    there.write_text("old")
+    require_writable(str(there))
+    assert there.read_text() == "old"
+    require_writable(str(tmp_path / "new"))
+    with pytest.raises(StorageError):
+        require_writable(str(tmp_path / "none" / "x"))
 
 
 @pytest.mark.parametrize("counts", ["0,1", "2,1", "1,1", "a", "1,,2", ""])
@@ -95,17 +117,23 @@ def test_profile_iterations_alone_is_a_mistake(tmp_path):
 @pytest.mark.slow
 def test_scaling_for_real(tmp_path):
     schedule = small.make_schedule(tmp_path, tmp_path / "none")
+    processors = len(os.sched_getaffinity(0))
+    # A batch system's word that the machine is the job's own: `auto` binds there.
+    whole = {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": str(processors), "OMP_NUM_THREADS": "1"}
     done = small.stagerun(
         "bench", "scaling", schedule, "--workers", "1,2", "--synthetic", "--rounds", 2, "--iterations", 2, "--json",
-        "--plot", tmp_path / "p.svg", timeout=300,
+        "--plot", tmp_path / "p.svg", timeout=300, env={**os.environ, **whole},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [row["workers"] for row in found["rows"]] == [1, 2] and len(found["turns"]) == 4
+    assert found["processors"] == processors and found["bound"].startswith("bound to cores" * (processors > 1))
     one, two = found["rows"]
     assert one["sending"] == 0 and two["sending"] > 0 and two["communicating"] > 0
+    # What the network took beside backward is what the training thread waited, noted by another clock.
+    assert two["sending"] - two["hidden"] <= 1.5 * two["communicating"] * two["step"] + 1e-3
     for row in found["rows"]:
-        assert row["computing"] + row["communicating"] + row["waiting"] == pytest.approx(1)
+        assert 0 < row["computing"] < 1 and row["low"] <= row["images_per_second"] <= row["high"]
     assert "<svg" in (tmp_path / "p.svg").read_text()
 
 

@@ -70,20 +70,19 @@ def test_threads_of_a_group_are_known_by_their_names() -> None:
     libc = ctypes.CDLL(None)
     gate = threading.Event()
 
-    def native(name):  # as C++ starts it: after the main thread was bound, unknown to Python's list of threads to be moved
-        time.sleep(0.1)
+    def native(name, delay):  # as C++ starts it: after the main thread was bound, unknown to Python's list of threads to be moved
+        time.sleep(delay)
         libc.prctl(15, name.encode(), 0, 0, 0)
         gate.wait()
 
     binding.bind(seat())
-    threads = [threading.Thread(target=native, args=(n,)) for n in ("gloo_tcp_loop", "pt_gloo_runloop", "pt_tcpstore_uv", "else")]
+    group = [("pt_tcpstore_uv", 0.1), ("else", 0.1), ("gloo_tcp_loop", 0.1), ("pt_gloo_runloop", 0.1), ("pt_gloo_runloop", 0.4)]
+    threads = [threading.Thread(target=native, args=words) for words in group]
     for thread in threads:
         thread.start()
     assert all(cpus(thread.native_id) == [first] for thread in threads)
     binding.bind_communication()
-    time.sleep(0.1)
-    binding.bind_communication()
-    assert [cpus(thread.native_id) for thread in threads] == [[second]] * 3 + [[first]]
+    assert [cpus(thread.native_id) for thread in threads] == [[second], [first], [second], [second], [second]]
     gate.set()
     """)
 

@@ -229,6 +229,19 @@ def test_as_much_is_sent_as_by_a_ring_where_runs_are_subtrees(workers):
         assert ring <= sent <= 1.01 * ring
 
 
+@pytest.mark.parametrize("logical_workers", [1, 3])
+def test_a_gradient_of_minus_zero_is_summed_as_it_was_in_a_buffer_of_zeros(logical_workers):
+    """The sign of a zero decides bits of what is resumed from snapshots that were written so."""
+    parameter = nn.Parameter(torch.ones(4))
+    reducer = FlatReducer([parameter], Recorder())
+    for _ in range(2):
+        reducer.begin()
+        for k in range(logical_workers):
+            reducer.add((parameter * -0.0).sum(), k, torch.zeros(1, dtype=torch.float64), k == logical_workers - 1)
+        reducer.finish()
+        assert not parameter.grad.any() and not parameter.grad.signbit().any()
+
+
 def test_which_reducer():
     parameters = [nn.Parameter(torch.zeros(2))]
     solo, two = SoloComm(), Threads(2).run(lambda comm: comm)[0]

@@ -1,13 +1,15 @@
 """Copies from node to node: which way is chosen, that every node gets the bytes of the source, and what a lying or lost node costs."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from stagerun.data.scratch import Copy, CopyStopped, Original, blocks, layout, look, serving, stage, staging
+from stagerun.data.scratch import Copy, CopyStopped, Original, blocks, layout, look, serving, sharing, stage, staging
 from stagerun.data.scratch.serving import Lost, Neighbour, Place, Server, own_place
 from stagerun.data.scratch.sharing import Exchange, Member, Phase
 from stagerun.data.scratch.ways import Rates, choose
@@ -156,6 +158,44 @@ def test_a_node_that_is_gone_costs_its_part(nodes: list[Node], original: Origina
     assert all(any("nothing comes any more from node2" in text for text in n.exchange.trouble) for n in nodes)
 
 
+def test_a_node_that_says_it_has_a_copy_and_gives_none_is_passed_over(nodes: list[Node], original: Original) -> None:
+    """Else all would wait for it: it is a source, so nobody reads at the source itself."""
+    liar = nodes.pop()
+    together(nodes, members=[Member(liar.place, frozenset(), frozenset({original.name}))])
+    finish(nodes)
+    liar.server.close()
+    assert all("no copy is found any more on node2" in node.exchange.trouble[0] for node in nodes)
+
+
+def test_a_node_that_gets_nothing_itself_is_passed_over(
+    nodes: list[Node], original: Original, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "_STILL_S", 0.2)
+    idle = nodes.pop()
+    together(nodes, members=[Member(idle.place, frozenset({original.name}), frozenset())])
+    finish(nodes)
+    idle.server.close()
+    assert all("for a minute nothing has come to node2" in node.exchange.trouble[0] for node in nodes)
+
+
+def test_a_thread_that_waits_for_others_hears_that_another_has_failed(
+    nodes: list[Node], original: Original, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk is told at once, and not when a minute's patience with another node is over."""
+    idle, begun = nodes.pop(), time.monotonic()
+    monkeypatch.setattr(blocks.BlockCopy, "_written", lambda self, number, digest, room: full())
+
+    def full() -> bool:
+        raise OSError(28, "No space left on device")
+
+    together(nodes, members=[Member(idle.place, frozenset({original.name}), frozenset())])
+    for node in nodes:
+        node.thread.join(10)
+        assert node.error is not None and "No space left" in str(node.error)
+    assert time.monotonic() < begun + 10
+    idle.server.close()
+
+
 @pytest.mark.parametrize("phase", [Phase.GATHER, Phase.SHARED])
 def test_a_stop_is_heard_while_others_are_waited_for(nodes: list[Node], original: Original, phase: Phase) -> None:
     """Two of three take part, and the third, which is alive, never copies anything."""
@@ -198,6 +238,33 @@ def test_a_stranger_gets_nothing(nodes: list[Node], original: Original) -> None:
     assert known.ask("another", [0]) == 0 and known.ask(original.name, [0, 1]) == (0, "0" * 64, BLOCK)
     known.close()
     copy.close()
+
+
+def test_who_takes_nothing_or_never_says_who_it_is_is_let_go(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "SILENT_S", 0.3)
+    server, place = nodes[0].server, nodes[0].place
+    mute, deaf = (socket.create_connection((place.address, place.port)) for _ in range(2))
+    deaf.sendall(b'{"token": "token"}\n{"try": 1073741824}\n')
+    until(lambda: len(server._open) == 2)
+    begun = time.monotonic()
+    while server._open:
+        with suppress(OSError):
+            mute.sendall(b"{")  # something, again and again
+        time.sleep(0.05)
+        assert time.monotonic() < begun + 10
+    mute.close()
+    deaf.close()
+
+
+def test_an_address_that_is_not_this_hosts_own_is_known_to_the_others_alone() -> None:
+    """As a service's, or one of a router that translates."""
+    server = Server(socket.AF_INET, "192.0.2.1", "token")
+    there = Neighbour(Place("node0", socket.AF_INET, "127.0.0.1", server.port), "token", lambda: False)
+    assert there.ask("another", [0]) == 0
+    there.close()
+    server.close()
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ d slots=5 max_slots=4
 fe80::1
 e slots=2 slots=3
 f slots=
+g:2222
 """
 
 TOLD = """hosts:2:3: `x` is no number of workers: 1 to 9999
@@ -78,7 +79,12 @@ hosts:9:9: a number of slots is missing
   f slots=
           ^
 
-8 mistakes"""
+hosts:10:1: `g:2222`: after the colon stands how many workers that host has, and 2222 may be meant for a port
+  g:2222
+  ^^^^^^
+  hint: a port goes into ~/.ssh/config or `--ssh "ssh -p 2222"`; so many workers are `g slots=2222`
+
+9 mistakes"""
 
 
 def test_all_mistakes_are_told_at_once() -> None:
@@ -114,6 +120,7 @@ def test_how_many_workers() -> None:
     hosts = parse_file("a slots=3\nb\nc max_slots=2\n", "hosts")
     usual = {"a": 1, "b": 8, "c": 2}
     assert workers(hosts, None, usual) == {"a": 3, "b": 8, "c": 2}
+    assert workers(hosts, None, {**usual, "c": 4}) == {"a": 3, "b": 8, "c": 2}, "as many as it may have"
     assert workers(hosts, 2, usual) == {"a": 2, "b": 2, "c": 2}
     with pytest.raises(RecipeError) as told:
         workers(hosts, 3, usual)

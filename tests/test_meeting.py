@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from stagerun.errors import PeerError
-from stagerun.launch import meeting
-from stagerun.launch.addresses import Interface
-from stagerun.launch.meeting import Card, agree, choose, job_number, meet, port_of
+from stagerun.launch import kin, meeting
+from stagerun.launch.addresses import Interface, by_default
+from stagerun.launch.meeting import Card, agree, choose, job_number, meet, place_note, port_of
 from stagerun.world import World
 
 ALONE = ("10.1.0.1/24",)
@@ -111,6 +111,44 @@ def test_one_node_needs_no_more_than_the_jobs_number() -> None:
 def test_what_is_given_counts() -> None:
     given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "PMI_FD": "99"}
     assert said(0, 2, 2, "mpiexec.hydra", given)() == meeting.Meeting("127.0.0.1", 29500, "given")
+
+
+ROUTES = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+docker0\t000011AC\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0
+wlan0\t00000000\t0100A8C0\t0003\t0\t0\t600\t00000000\t0\t0\t0
+eth0\t00000000\t0100010A\t0003\t0\t0\t100\t00000000\t0\t0\t0
+"""
+DOCKER, ETH = Interface("docker0", "172.17.0.1/16"), Interface("eth0", "10.1.0.1/24")
+
+
+def test_rank_0_at_its_own_name_takes_the_interface_of_the_default_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert by_default([DOCKER, ETH], ROUTES) == ETH
+    assert by_default([DOCKER], ROUTES) == by_default([DOCKER], "") == DOCKER
+    assert by_default([DOCKER, ETH], "") is None
+    monkeypatch.setattr(meeting, "interfaces", lambda: [DOCKER, ETH])
+    monkeypatch.setattr(meeting, "own_name_misleads", lambda: True)
+    monkeypatch.setattr(meeting, "by_default", lambda here: by_default(here, ROUTES))
+    given = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    assert said(0, 2, 1, "srun", given)() == meeting.Meeting("localhost", 29500, "given", "eth0")
+
+
+def test_a_worker_that_is_not_told_its_place_on_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "interfaces", lambda: [ETH])
+    world = World(rank=2, size=4, local_rank=2, local_size=4, launcher="the environment")
+    pod = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "10.1.0.9"}
+    assert "number 2 of 4 on one host" in place_note(world, pod) and "10.1.0.9" in place_note(world, pod)
+    for more in ({"LOCAL_RANK": "0"}, {"MASTER_ADDR": "10.1.0.1"}, {"MASTER_ADDR": "localhost"}):
+        assert place_note(world, {**pod, **more}) == "", more
+
+
+def test_a_share_of_what_the_job_has_of_a_shared_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """srun's daemon may use all of it."""
+    monkeypatch.setattr(kin, "launcher", lambda: kin.Kin(7, "slurmstepd", 1, "0"))
+    monkeypatch.setattr(kin.os, "sched_getaffinity", lambda pid: set(range(64 if pid else 2)))
+    monkeypatch.delenv("SLURM_CPUS_ON_NODE", raising=False)
+    assert "2 of the 32 processors" in kin.bound_note(2, "srun")
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "4")
+    assert kin.bound_note(2, "srun") == "" and "32" in kin.bound_note(2, "Open MPI's mpirun")
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,7 @@ def test_no_text_of_a_file_overlaps_another_or_the_edge(picture: Picture) -> Non
             assert not [(a, b) for n, a in enumerate(boxes) for b in boxes[:n] if a.overlaps(b)]
 
 
+@pytest.mark.slow
 def test_labels_above_the_curve_are_no_tower() -> None:
     picture = chain(2, 100)
     assert "labels more are too close to others" in text(picture, 80)

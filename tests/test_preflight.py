@@ -14,12 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagerun.data.glance import Glance, glance
-from stagerun.preflight.compare import Finding, differences, odd_ones, troubles, worst
-from stagerun.preflight.facts import Facts, Images, Trouble, from_json, host_facts
+from stagerun.data.scratch import look, stage
+from stagerun.data.scratch.locks import held
+from stagerun.preflight.compare import Finding, differences, odd_ones, troubles, unlike, worst
+from stagerun.preflight.facts import Facts, Images, Trouble, from_json, host_facts, settings_digest
 from stagerun.preflight.machine import gpus, memory_bytes, processor
 from stagerun.preflight.measured import HostTimes, Link, Measured, bits, rounds, verdicts
 from stagerun.preflight.page import page
-from stagerun.preflight.places import Place, ScratchRoom, mounted
+from stagerun.preflight.places import Place, ScratchRoom, scratch_room
+from stagerun.spec import load
 
 GOLDEN = Path(__file__).parent / "golden" / "preflight"
 SEEN = Glance(records=60000, size=47_000_000, fingerprint="a" * 64, ends="1" * 32)
@@ -34,7 +37,6 @@ HOST = Facts(
     memory=768_000_000_000,
     gpus=(),
     driver="",
-    clock=0.0,
     settings="5" * 64,
     files={"schedule.prototxt": "1", "cyc1.prototxt": "2"},
     images=(Images(role="train", path="/data/train_lmdb", seen=SEEN),),
@@ -66,7 +68,11 @@ def test_hosts_that_are_alike_have_nothing_to_tell() -> None:
             78,
             "node2: the schedule is another than on node1, node3: cyc1.prototxt",
         ),
-        ({"settings": "6"}, 78, "node2: the schedule is another than on node1, node3: the options (`--set`)"),
+        (
+            {"settings": "6"},
+            78,
+            "node2: the schedule is another than on node1, node3: the options (`--set`)\n  hint: give the same --set on all hosts",
+        ),
         (
             {"images": (Images(role="train", path="/x", seen=replace(SEEN, fingerprint="b" * 64)),)},
             65,
@@ -84,7 +90,7 @@ def test_hosts_that_are_alike_have_nothing_to_tell() -> None:
 def test_the_odd_host_is_named_against_the_others(changes: dict[str, object], code: int, said: str) -> None:
     (found,) = differences(but("node2", **changes))
     assert found.hosts == ("node2",) and found.code == code
-    assert found.text.startswith(said)
+    assert found.render().startswith(said)
 
 
 def test_a_copy_with_a_side_file_of_its_own_is_told_from_other_images() -> None:
@@ -141,6 +147,13 @@ def test_facts_survive_the_wire_and_others_are_refused() -> None:
             from_json({**HOST.as_json(), **change})
 
 
+def test_facts_of_another_stagerun_name_the_odd_host() -> None:
+    other = {**HOST.as_json(), "code": "d" * 64, "more": 1}
+    (found,) = unlike({"node1": HOST.as_json(), "node2": other, "node3": HOST.as_json()})
+    assert found.code == 64 and found.text.startswith("node2: stagerun: 0.1.0 (dddddddddddd); 0.1.0 (cccc")
+    assert unlike({"node1": {}, "node2": {"versions": 3}})[0].code == 64
+
+
 # -- this machine
 
 
@@ -182,22 +195,6 @@ def test_gpus_are_those_that_the_driver_tells_of(tmp_path: Path) -> None:
     assert memory_bytes("MemTotal:       2048 kB\nMemFree: 1 kB\n") == 2048 * 1024
 
 
-MOUNTS = """24 1 254:0 / / rw - ext4 /dev/vda rw
-25 24 0:30 / /home rw shared:1 - nfs4 nas:/export/home rw
-26 24 0:31 / /home/me/with\\040space rw - tmpfs tmpfs rw
-27 25 0:32 / /home rw - lustre mgs@o2ib:/fs rw
-"""
-
-
-@pytest.mark.parametrize(
-    "path, kind",
-    [("/", "ext4"), ("/homes/x", "ext4"), ("/home/me", "lustre"), ("/home/me/with space/out", "tmpfs")],
-)
-def test_file_system_of_a_path_is_the_innermost_and_last_mounted(path: str, kind: str) -> None:
-    assert mounted(path, MOUNTS)[0] == kind
-    assert Place(path=path, there=True, kind=kind, source="", free=0).shared == (kind == "lustre")
-
-
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("preflight")
@@ -220,6 +217,15 @@ def test_facts_of_a_host_that_is_as_it_should_be(base: Path) -> None:
     assert alone.code == found.code and alone.settings == ""
 
 
+def test_what_a_host_may_have_otherwise_is_no_other_schedule(base: Path, tmp_path: Path) -> None:
+    def settings(*overrides: str) -> str:
+        return settings_digest(load(str(base / "schedule"), overrides))
+
+    plain, copied = settings(), settings(f"data.scratch={tmp_path}")
+    assert settings("data.loader_threads=3", "data.cache=DISK") == plain != settings("data.on_bad_record=REPLACE")
+    assert settings("data.scratch=/other", "data.scratch_reserve=9") == copied != plain, "all copy, or none"
+
+
 def test_what_is_wrong_on_a_host(base: Path, tmp_path: Path) -> None:
     train = tmp_path / "train"
     assert [(65, f"{train}: no such folder")] == list(said(base / "schedule", f"data.train.source={train}"))
@@ -239,6 +245,20 @@ def test_scratch_that_is_too_small(base: Path, tmp_path: Path) -> None:
     ((code, text),) = said(base / "schedule", f"data.scratch={tmp_path}", "data.scratch_reserve=1e9")
     assert code == 74 and "needed for copies of the images" in text
     assert os.listdir(tmp_path) == []
+
+
+def test_room_is_looked_at_without_waiting_or_leaving_anything(base: Path, tmp_path: Path) -> None:
+    """A job that takes room, or hangs in it, is not waited for; what it might remove isn't counted then."""
+    home = tmp_path / f"stagerun-{os.getuid()}"
+    home.mkdir(mode=0o700)
+    data = load(str(base / "schedule"), [f"data.scratch={tmp_path}"]).data
+    assert scratch_room(data).removable == 0 and list(home.iterdir()) == []
+    [copy] = stage([look(data.train.path)], str(tmp_path), 0)
+    copy.close()
+    other = replace(data, train=data.val or data.train, val=None)
+    assert scratch_room(other).removable > 0
+    with held(home / "lock", lambda: False):
+        assert scratch_room(other).removable == 0
 
 
 def test_an_lmdb_at_a_glance(base: Path, tmp_path: Path) -> None:
@@ -289,6 +309,30 @@ def test_slow_host_with_its_factor() -> None:
     (found,) = verdicts(measured([1.0, 2.5, 1.0]))
     assert found.hosts == ("node2",) and found.code == 69
     assert "2.5 times as long" in found.text and "node2: slow" in found.text
+
+
+def test_two_of_four_hosts_that_are_slow() -> None:
+    found = verdicts(measured([1.0, 1.0, 2.9, 2.9]))
+    assert [f.hosts for f in found] == [("node3",), ("node4",)] and "2.9 times as long" in found[0].text
+    names = ["node1", "node2", "node3", "node4"]
+    rates = {pair: 1.2e6 if {"node3", "node4"} & set(pair) else 1.2e8 for pair in uniform(names, 1.0)}
+    assert [f.hosts for f in verdicts(measured([1.0] * 4, rates))] == [("node3",), ("node4",)]
+    m = measured([1.0] * 4)
+    far = tuple(replace(x, round_trip=2e-2) if {"node3", "node4"} & {x.sender, x.receiver} else x for x in m.links)
+    assert [f.hosts for f in verdicts(replace(m, links=far))] == [("node3",), ("node4",)]
+
+
+def test_a_network_that_is_slow_everywhere_is_told_by_what_it_costs() -> None:
+    """Two hosts that are slow both ways, or two ports of three: no link is odd."""
+    slow = replace(
+        measured([1.0, 1.0], uniform(["node1", "node2"], 1.25e6)), together_seconds=None, all_reduce_seconds=82.0
+    )
+    (found,) = verdicts(slow)
+    assert found.code == 0 and found.hosts == ("node1", "node2")
+    assert (
+        "82 s of communication in each iteration, and 19.9 s of computing" in found.text
+        and "carries 10 Mbit/s" in found.text
+    )
 
 
 def test_of_two_hosts_both_are_told() -> None:

@@ -119,6 +119,7 @@ def test_kills(workers: int, most: int, tmp_path: Path) -> None:
     assert trial.faults == trial.counts["while training"] + trial.counts["while starting"]
 
 
+@pytest.mark.slow
 def test_orphans(tmp_path: Path) -> None:
     tiny.make_data(tmp_path / "data")
     schedule = small.make_schedule(tmp_path / "schedule", tmp_path / "data")

@@ -3,7 +3,11 @@
 import os
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import small
@@ -11,11 +15,12 @@ import tiny
 from click.testing import CliRunner
 
 from stagerun.cli.main import main
+from stagerun.cli.printed import Printed
 from stagerun.errors import UsageError
 from stagerun.launch.hostfile import Host
 from stagerun.launch.remote import Remote
 from stagerun.launch.ssh import Way, passed_on
-from stagerun.launch.sync import BAD_STREAM, CANT_WRITE, MOST_BYTES, bundle
+from stagerun.launch.sync import BAD_STREAM, CANT_WRITE, MOST_BYTES, Bundle, bundle
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +78,88 @@ def test_mistakes(words: list[str], told: str, schedule: Path) -> None:
 def test_an_agent_tells_what_its_host_is(schedule: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     with Remote([Host("localhost")], Way(folder=os.getcwd()), lambda *words: None) as remote:
-        question = {"folder": str(schedule), "overrides": [], "out": None, "writes": False}
+        question: dict[str, Any] = {"folder": str(schedule), "overrides": [], "out": None, "writes": False}
         found = remote.ask(["localhost"], "facts", **question)["localhost"]
         assert found["devices"] >= 1 and found["facts"]["host"] == os.uname().nodename
         process = remote._lines["localhost"].process
     assert process.wait(5) is not None, "it ends with the launcher's connection"
+
+
+def lost(ssh: str, question: str, bundle: Bundle | None = None, hosts: Sequence[str] = "a") -> dict[str, Any]:
+    """What is told of a host that doesn't answer as it should; nothing where all do."""
+    with Remote([Host(name) for name in hosts], Way((ssh,), bundle=bundle), lambda *words: None) as remote:
+        if len(remote.ask(hosts, question)) == len(hosts):
+            return {}
+        return remote.receive(0.0)[0].words
+
+
+def test_a_bundle_of_some_megabytes_leaves_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stagerun.launch.remote.START_S", 4.0)
+    data = bytes(24 << 20)
+    ssh = ssh_that(
+        tmp_path,
+        f"head -c {len(data)} >/dev/null",
+        """echo '{"is": "answer", "question": "port", "port": 1}'; cat >/dev/null""",
+    )
+    assert lost(ssh, "port", Bundle("/x", data, False), "abc") == {}
+
+
+def test_a_host_that_hangs_while_it_says_that_it_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stagerun.launch.remote.ANSWER_S", 0.5)
+    ssh = ssh_that(tmp_path, """while sleep 0.1; do echo '{"is": "alive", "starting": true}'; done""")
+    told = lost(ssh, "facts")
+    assert told["text"].startswith("a has not answered for") and "df` comes back" in told["hint"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{"is": "answer"}',
+        '{"is": "answer", "question": "facts", "facts": {}}',
+        '{"is": "ended", "reports": [[0]], "deaths": [], "late": false}',
+        '{"is": "failed", "code": "x", "text": ""}',
+    ],
+)
+def test_words_that_miss_something(said: str, tmp_path: Path) -> None:
+    told = lost(ssh_that(tmp_path, f"""echo '{{"is": "alive"}}'; sleep 0.2; echo '{said}'; sleep 5"""), "facts")
+    assert "which is no agent's word" in told["text"] and "another stagerun" in told["hint"]
+
+
+def test_a_pause_of_the_launcher_is_nobody_elses_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("_ASLEEP_S", 0.3), ("SILENCE_S", 0.5), ("ALIVE_S", 0.1)):
+        monkeypatch.setattr(f"stagerun.launch.remote.{name}", seconds)
+    ssh = ssh_that(tmp_path, """echo '{"is": "alive", "starting": false}'; sleep 5""")
+    with Remote([Host("a")], Way((ssh,)), lambda *words: None) as remote:
+        while not remote.heard("a"):
+            assert remote.receive(0.05) == []
+        time.sleep(0.9)
+        assert remote.receive(0.0) == [] and remote.slept > 0.8
+        last = time.monotonic() + 5
+        while not (told := remote.receive(0.05)):
+            assert time.monotonic() < last
+        assert "was not heard of" in told[0].words["text"], "from then on it is"
+
+
+def test_what_nobody_reads_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    monkeypatch.setattr("stagerun.cli.printed._MOST", 200_000)
+    with open(writing, "w", encoding="ascii") as full, open(reading) as reader:
+        monkeypatch.setattr("sys.stdout", full)
+        monkeypatch.setattr("sys.stderr", full)
+        printed = Printed()
+        printed.plain = "a"
+        printed.show("a", "out", "caf\u00e9\n")
+        printed.show("b", "out", "x" * 70_000)
+        for number in range(30_000):
+            printed.show("a", "out", f"line {number}\n")
+        closing = threading.Thread(target=printed.close, daemon=True)
+        closing.start()
+        text = ""
+        while "left out here" not in text:
+            text += os.read(reader.fileno(), 1 << 16).decode()
+        closing.join(5)
+        assert not closing.is_alive()
+    assert text.startswith("caf\\xe9\nb: xxx") and "line 100\n" in text and "line 29999\n" not in text
 
 
 def test_no_secret_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +188,12 @@ def test_what_is_copied_arrives_and_nothing_else_is_read(tmp_path: Path) -> None
     assert unpacked(second.data, second.unpack(sys.executable)).stdout == b"0\n"
     assert sorted(os.listdir(there / "made")) == ["mine", "schedule.prototxt"], "a file that is gone here is gone there"
     assert (there / "made" / "schedule.prototxt").read_text() == "edited"
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    (beside / "schedule.prototxt").write_text("another")
+    third, _ = bundle(str(there), str(beside), code=False)
+    assert unpacked(third.data, third.unpack(sys.executable)).stdout == b"0\n"
+    assert (there / "made" / "schedule.prototxt").read_text() == "edited", "each schedule has its own"
     damaged = bytes([second.data[0] ^ 1]) + second.data[1:]
     assert unpacked(damaged, second.unpack(sys.executable)).stdout == f"{BAD_STREAM}\n".encode()
     assert unpacked(second.data[:-1], second.unpack(sys.executable)).stdout == f"{BAD_STREAM}\n".encode()
@@ -119,3 +207,9 @@ def test_images_are_not_copied(tmp_path: Path) -> None:
         file.truncate(MOST_BYTES + 1)
     with pytest.raises(UsageError, match="larger than"):
         bundle("~/x", str(tmp_path), code=False)
+    (tmp_path / "data.mdb").unlink()
+    for name in ("pipe", "zeros"):
+        os.mkfifo(tmp_path / name) if name == "pipe" else (tmp_path / name).symlink_to("/dev/zero")
+        with pytest.raises(UsageError, match=f"{name} is no file"):
+            bundle("~/x", str(tmp_path), code=False)
+        (tmp_path / name).unlink()

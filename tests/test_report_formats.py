@@ -108,6 +108,7 @@ def test_a_page_of_a_run_that_has_just_begun(tmp_path: Path) -> None:
     assert "0 of 3 stages done, at work or broken off" in report(tmp_path / "out").stdout
 
 
+@pytest.mark.slow
 def test_three_long_runs_give_a_small_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.setitem(STAGES, "init", (22610, 0.1))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,10 @@ import pytest
 import small
 import tiny
 
-from stagerun.cli.retrying import Ended, judge
+from stagerun.cli import retrying
+from stagerun.cli.retrying import Ended, RetryOptions, judge, retry_command
+from stagerun.errors import FolderInUseError, PeerError, ResumeRefused, StorageError
+from stagerun.launch.kin import to_be_told
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +44,125 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (Ended(False, 75, 64), 64, ""),  # the life is an older one's
         (Ended(False, None, 127), 64, ""),
         (Ended(False, None, 255), None, "before the run had begun"),
+        (Ended(False, None, -33), None, "signal 33"),
+        (Ended(True, 3, 1), None, "the run ended with 3"),
     ],
 )
 def test_what_is_worth_another_start(ended: Ended, code: int | None, why: str) -> None:
     found, said = judge(ended)
     assert found == code and why in said
+
+
+class Commanded:
+    """Stands in for the real one. `asked_at`: at the start, or the wait, of that number a signal comes."""
+
+    def __init__(self, asked_at: int | None = None, in_wait: bool = False) -> None:
+        self.asked: signal.Signals | None = None
+        self.asked_at, self.in_wait, self.waits = asked_at, in_wait, list[float]()
+
+    def wait(self, seconds: float) -> bool:
+        self.waits.append(seconds)
+        if self.in_wait and len(self.waits) == self.asked_at:
+            self.asked = signal.SIGTERM
+        return self.asked is not None
+
+
+FULL = StorageError("disk full")
+SAVED, KILLED, NEVER, DONE = Ended(True, 75, 1), Ended(True, None, -9), Ended(False, None, 255), Ended(True, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "starts, further, words, ends, waits",
+    [
+        # Saved, and no further: nobody counts them but this.
+        ([SAVED] * 9, [], [], ResumeRefused, [2, 4]),
+        ([SAVED] * 9, [], ["--retry"], None, [2, 4, 8, 16, 32, 60, 60, 60]),
+        ([SAVED] * 4 + [DONE], [2], [], 0, [2, 4, 1, 2]),
+        ([KILLED, NEVER, KILLED], [], [], ResumeRefused, [2, 4]),
+        ([NEVER] * 3, [], ["--retry"], PeerError, [2, 4]),
+        # A disk that is full for a while, and for good.
+        ([KILLED, FULL, FULL, DONE], [0], [], 0, [1, 2, 4]),
+        ([KILLED, FULL, FULL, FULL], [0], [], StorageError, [1, 2, 4]),
+        ([FULL], [], [], StorageError, []),
+    ],
+)
+def test_how_often_it_is_started(
+    starts: list[Ended | StorageError], further: list[int], words: list[str], ends: object, waits: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """`further`: the starts, counted from 0, that came to a snapshot."""
+    left, stop = list(enumerate(starts)), Commanded()
+
+    def before(task: object) -> str:
+        if isinstance(left[0][1], StorageError):
+            raise left.pop(0)[1]  # type: ignore[misc]
+        return ""
+
+    monkeypatch.setattr(retrying, "Commanded", lambda: stop)
+    monkeypatch.setattr(retrying, "_before", before)
+    monkeypatch.setattr(retrying, "_one", lambda *_: left[0][1])
+    monkeypatch.setattr(retrying, "_further", lambda *_: left.pop(0)[0] in further)
+    options = RetryOptions(("stagerun", "run", "x", *words), 9, None, None)
+    if ends is None:
+        with pytest.raises(IndexError):  # it went on to the last of `starts`
+            retry_command(options)
+        assert stop.waits[: len(waits)] == waits
+        return
+    if isinstance(ends, int):
+        assert retry_command(options) == ends
+    else:
+        with pytest.raises(ends):  # type: ignore[call-overload]
+            retry_command(options)
+    assert stop.waits == waits
+
+
+def test_a_signal_between_two_starts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stop, started = Commanded(1, in_wait=True), []
+    monkeypatch.setattr(retrying, "Commanded", lambda: stop)
+    monkeypatch.setattr(retrying, "_before", lambda task: "")
+    monkeypatch.setattr(retrying, "_one", lambda *_: started.append(1) or KILLED)
+    monkeypatch.setattr(retrying, "_further", lambda *_: True)
+    options = RetryOptions(("stagerun", "run", "x"), None, None, None)
+    assert retry_command(options) == 75 and "without saving" not in capsys.readouterr().err
+    # While it looks at the folder.
+    assert retry_command(options) == 75 and started == [1]
+
+
+def test_a_run_that_outlives_its_command_is_told(monkeypatch: pytest.MonkeyPatch, base: Path) -> None:
+    monkeypatch.setattr(retrying.store, "holder", lambda out: "process 7 on a")
+    with pytest.raises(FolderInUseError, match="still in use by process 7 on a"):
+        retrying._stopped(KILLED, retrying._Task(str(base / "schedule")))
+
+
+@pytest.mark.parametrize(
+    "script, told",
+    [
+        ("./mpirun 60 | cat", ("mpirun", signal.SIGUSR1)),
+        ("time ./mpirun 60; true", ("mpirun", signal.SIGUSR1)),
+        ("bash -c './torchrun -f x stagerun run x; true'; true", ("torchrun", signal.SIGTERM)),
+        ("./mpirun.sh; true", ("mpirun", signal.SIGUSR1)),  # a script that starts the one with its name
+        ("sleep 60; true", None),
+        ("cd .", None),
+    ],
+)
+def test_who_in_a_script_is_told_to_stop(script: str, told: tuple[str, signal.Signals] | None, tmp_path: Path) -> None:
+    sleep = shutil.which("sleep")
+    (tmp_path / "mpirun").symlink_to(str(sleep))
+    (tmp_path / "torchrun").symlink_to(str(shutil.which("tail")))
+    (tmp_path / "x").touch()
+    (tmp_path / "mpirun.sh").write_text("#!/bin/bash\n./mpirun 60\ntrue\n")
+    (tmp_path / "mpirun.sh").chmod(0o755)
+    process = subprocess.Popen(["bash", "-c", script], cwd=tmp_path, start_new_session=True)
+    try:
+        until = time.monotonic() + (5 if told else 0.2)
+        found = None
+        while found is None and time.monotonic() < until:
+            found = to_be_told(process.pid)
+            time.sleep(0.02)
+        assert (found and (found[0].name, found[1])) == told
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def retry(*words: object) -> subprocess.CompletedProcess[str]:
@@ -144,5 +262,35 @@ def test_no_process_is_left_when_it_is_killed(base: Path, tmp_path: Path) -> Non
     small.wait_for(tmp_path / "out" / "snapshots" / "init-00000006-a0001", run)
     run.process.kill()
     began = time.monotonic()
+    run.wait(60)
     assert run.gone(within=60), run.pids()
     assert time.monotonic() - began < 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_in_a_script_is_saved(number: signal.Signals, base: Path, tmp_path: Path) -> None:
+    """The shell dies of a signal and hands none on; nor does the kernel."""
+    run = [
+        sys.executable,
+        "-m",
+        "stagerun",
+        "run",
+        base / "schedule",
+        "--out",
+        tmp_path / "out",
+        "--nproc",
+        2,
+        *small.ENDLESS,
+    ]
+    script = tmp_path / "train.sh"
+    script.write_text(f"#!/bin/bash\ncd {tmp_path}\n{' '.join(map(str, run))}\necho after $?\n")
+    script.chmod(0o755)
+    words = ["retry", "--schedule", base / "schedule", "--out", tmp_path / "out", "--", script]
+    started = processes.Run([str(word) for word in words], {"PYTHONPATH": str(Path(__file__).parents[1])}).start()
+    small.wait_for(tmp_path / "out" / "snapshots" / "init-00000006-a0001", started)
+    os.kill(started.process.pid, number)
+    code, said = started.wait(120)
+    assert code == (75 if number == signal.SIGTERM else -9) and "after 75" in said, said
+    assert started.gone(within=60)
+    assert json.loads((tmp_path / "out" / "lives" / "a0001.json").read_text())["code"] == 75

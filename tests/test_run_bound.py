@@ -91,7 +91,7 @@ def threads(pid: int) -> dict[int, tuple[str, str]]:
 
 
 def test_threads_are_where_the_plan_says(schedule: Path, unbound: dict[str, str], tmp_path: Path) -> None:
-    """One core for each worker: its main thread, gloo's, the loader's and the monitor are on it, and on no other's."""
+    """One core for each worker: its main thread and gloo's are on it, and on no other's."""
     run = start(schedule, tmp_path / "out", "--bind", "cores")
     found = seen(run, watch=False)
     assert run.wait()[0] == 0

@@ -98,7 +98,7 @@ def test_keep_is_free_and_trains_nothing(base: Path, tmp_path: Path) -> None:
     "nproc, number, whole_group",
     [
         pytest.param(1, signal.SIGTERM, False, id="1 TERM", marks=pytest.mark.slow),
-        pytest.param(1, signal.SIGINT, False, id="1 INT"),
+        pytest.param(1, signal.SIGINT, False, id="1 INT", marks=pytest.mark.slow),
         pytest.param(2, signal.SIGTERM, False, id="2 TERM"),
         pytest.param(2, signal.SIGUSR1, False, id="2 USR1", marks=pytest.mark.slow),
         pytest.param(2, signal.SIGINT, True, id="2 ctrl-C", marks=pytest.mark.slow),

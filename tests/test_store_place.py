@@ -7,6 +7,7 @@ import pytest
 from stagerun.cli.planning import place_remark
 from stagerun.cli.status_text import hosts_text
 from stagerun.store import local_kind, lost_with
+from stagerun.store.place import LOCAL, mounted
 
 MOUNTS = r"""
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -36,6 +37,8 @@ damaged
 )
 def test_the_kind_of_file_system(path: str, kind: str) -> None:
     assert local_kind(Path(path), MOUNTS) == kind
+    found, source = mounted(Path(path), MOUNTS)
+    assert source and (found == kind if kind else found not in LOCAL)
 
 
 def test_a_link_is_followed(tmp_path: Path) -> None:

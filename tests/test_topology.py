@@ -259,9 +259,13 @@ def test_this_machine() -> None:
         ("quota", 2, 2, {}, False),
         ("1x4", 2, 1, {"SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "4"}, True),
         ("1x4", 2, 1, {"SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "2"}, False),
-        ("2x24_smt", 2, 2, {"SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "48"}, True),
-        ("2x24_smt", 2, 2, {"SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "12"}, False),
-        ("2x24_smt", 2, 1, {"LSB_JOBID": "7"}, True),
+        ("2x24_smt", 2, 2, {"SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "96"}, True),
+        ("2x24_smt", 2, 2, {"SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "48"}, False),  # half of it, or counted in cores
+        ("2x24_smt", 2, 2, {"SLURM_JOB_ID": "7"}, False),  # a host that was reached by ssh
+        ("2x24_smt", 2, 1, {"PBS_JOBID": "7", "NCPUS": "96"}, True),
+        ("2x24_smt", 2, 1, {"LSB_JOBID": "7"}, False),
+        ("2x24_smt", 2, 4, {"JOB_ID": "7", "NSLOTS": "96"}, False),  # of all hosts
+        ("cpuset", 2, 1, {"LSB_JOBID": "7"}, True),
     ],
 )
 def test_auto(name: str, workers: int, hosts: int, environment: dict[str, str], bind: bool) -> None:
@@ -305,7 +309,7 @@ def test_a_worker_that_its_launcher_has_bound_stays_there() -> None:
         ("0", "48", True),
         ("1", "49", True),
     ]
-    assert [(f.choice.bind, f.unused) for f in found] == [(True, 46), (True, 46)]
+    assert all(f.choice.bind for f in found)
     sockets = [
         Found("a", n, tuple(sorted([*range(24 * n, 24 * n + 24), *range(24 * n + 48, 24 * n + 72)]))) for n in (0, 1)
     ]
@@ -317,6 +321,46 @@ def test_overlapping_gifts_are_left_alone() -> None:
     ranks = [Found("a", 0, (0, 1, 2)), Found("a", 1, (2, 3))]
     found = share(machine("1x4"), ranks, 0, {})
     assert found.seat is None and not found.choice.bind and "overlap" in found.choice.why
+
+
+def test_a_quota_is_for_all_workers_of_a_host_together() -> None:
+    """2 processors' worth of time, and 4 workers that `mpirun` has given a core each."""
+    little = replace(machine("1x4"), quota=2.0)
+    found = share(little, [Found("a", n, (n,)) for n in range(4)], 0, {})
+    assert not found.choice.bind and found.choice.why.startswith("a quota of 2 processors")
+    assert share(little, [Found("a", n, (n,)) for n in range(2)], 0, {}).choice.bind
+
+
+def test_two_names_of_one_machine() -> None:
+    """Containers have names of their own, and the same CPUs, unless somebody has seen to it that they haven't."""
+    every = tuple(range(4))
+    pods = [Found("a 1f", 0, every, "1f"), Found("b 1f", 0, every, "1f")]
+    found = share(machine("1x4"), pods, 0, {})
+    assert found.seat is None and not found.choice.bind and "one machine" in found.choice.why
+    for apart in (
+        [Found("a 1f", 0, every, "1f"), Found("b 2e", 0, every, "2e")],
+        [Found("a 1f", 0, every[:2], "1f"), Found("b 1f", 0, every[2:], "1f")],
+        [Found("a ", 0, every), Found("b ", 0, every)],
+    ):
+        assert share(machine("1x4"), apart, 0, {}).choice.bind
+
+
+def test_gpus_of_which_the_driver_does_not_tell() -> None:
+    """torch sees six, /proc/driver four: it isn't known near which cores they are."""
+    every = tuple(range(128))
+    ranks = [Found("a", n, every) for n in range(6)]
+    assert {gpu for rank in range(6) if (s := share(machine("gpus"), ranks, rank, {}).seat) for gpu in [s.gpu]} == {
+        None
+    }
+    assert [s.gpu for rank in range(4) if (s := share(machine("gpus"), ranks[:4], rank, {}).seat)] == [0, 1, 2, 3]
+
+
+def test_a_description_may_be_long() -> None:
+    found = parse("node 0\ncores 0-29999 siblings 30000-59999\n", "m")
+    assert len(found.cores) == 30000
+    for text in ("node 0\ncores 0-99999999\n", f"node {'9' * 5000}\n", f"node 0\ncores {'0-60000,' * 5000}\n"):
+        with pytest.raises(RecipeError):
+            parse(text, "m")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -110,6 +111,17 @@ def test_a_monitor_that_goes_without_a_word_is_told_and_no_rank_is_blamed(pair: 
     assert pair.hub.judge(seen(0, 900, waiting=True), now + 900) is None and pair.hub.verdict is None
     (news,) = pair.told
     assert news["news"] == "rank 1 is not watched any more: its monitor is gone; a hang there is noticed late"
+
+
+@pytest.mark.parametrize("size, gone", [(2, True), (1000, False)])
+def test_who_speaks_seldom_is_not_gone(pair: Pair, size: int, gone: bool) -> None:
+    """Of a thousand ranks each speaks once in two seconds."""
+    pair.meet()
+    pair.hub.meet(PLACE["token"])
+    pair.until(lambda: 1 in pair.hub.peers and pair.hub.peers[1].seen is not None and pair.spoke.connected)
+    pair.hub.setup, pair.spoke.setup = replace(pair.hub.setup, size=size), replace(pair.spoke.setup, size=size)
+    later = max(pair.hub.peers[1].heard, pair.spoke.hub_heard) + 2.5
+    assert bool(pair.hub.gone(later)) is gone is bool(pair.spoke.gone(later))
 
 
 def test_one_that_says_that_its_worker_has_ended_is_blamed_by_those_that_wait(pair: Pair) -> None:

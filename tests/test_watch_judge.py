@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from stagerun.pulse import Limits, Section
-from stagerun.watch.judge import SLOW, WINDOW, Compared, Seen, judge, stragglers
+from stagerun.watch.judge import SLOW, WINDOW, Compared, Seen, judge, quiet, stragglers, tick
 from stagerun.watch.process import shortened
 
 ITERATION, EVALUATION, SAVE, START = Section.ITERATION, Section.EVALUATION, Section.SAVE, Section.START
@@ -84,6 +84,12 @@ def test_a_time_out_that_is_given_holds_whatever_the_steps_took() -> None:
     assert judge([seen(0, 5.1, True), slow], 2, short) is not None
     assert judge([seen(0, 5.1, True), replace(slow, section=EVALUATION)], 2, short) is None
     assert judge([seen(0, 9, True), seen(1, 9, section=SAVE, state="T", stopped=5.0)], 2, short) is not None
+
+
+def test_in_a_large_job_a_monitor_speaks_more_seldom_and_is_not_silent_for_it() -> None:
+    ranks = [replace(seen(rank, 70, True), silence=tick(1000) + 0.5) for rank in range(1000)]
+    verdict = judge(ranks, 1000, Limits())
+    assert verdict is not None and not verdict.guilty and quiet(1000) >= 3 * tick(1000) and quiet(4) == 2.0
 
 
 def test_when_all_wait_for_each_other_it_is_the_network() -> None:

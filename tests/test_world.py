@@ -1,10 +1,26 @@
 """Who a process is, by what its launcher has set: environments as the launchers made them (Open MPI 4.1.4 and 5.0.11, MPICH
 4.0.2 and 5.0.2, Slurm 22.05), without what nobody reads."""
 
+import os
+
 import pytest
 
+from stagerun import world
 from stagerun.errors import PeerError
-from stagerun.world import World, from_environment, launched, rank_said, started_by
+from stagerun.world import (
+    THREADS_GIVEN,
+    World,
+    default_threads,
+    from_environment,
+    given_threads,
+    giving_threads,
+    launched,
+    rank_said,
+    relayed,
+    started_by,
+    torchrun_chose,
+    torchrun_note,
+)
 
 Environment = dict[str, str]
 
@@ -40,6 +56,10 @@ BATCH = "SLURM_JOB_ID=6 SLURM_JOB_NODELIST=node[1-2] SLURM_LOCALID=0 SLURM_NODEI
         (f"{STEP} PMIX_NAMESPACE=slurm.pmix.9.0 PMIX_RANK=2", (2, 3, 0, 1), "srun"),
         ("RANK=1 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2", (1, 4, 1, 2), "the environment"),
         ("RANK=1 WORLD_SIZE=4", (1, 4, 1, 4), "the environment"),
+        # A step within a shell of `srun --pty`, which inherits its variables.
+        (f"{STEP} SLURM_PTY_PORT=45127 SLURM_PTY_WIN_COL=80", (2, 3, 0, 1), "srun"),
+        # A script that starts two in each task.
+        (f"RANK=4 WORLD_SIZE=6 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 {STEP}", (4, 6, 0, 2), "the environment"),
         # torchrun in each task of a step: two tasks, two workers each.
         (
             f"RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 TORCHELASTIC_RUN_ID=x {STEP}",
@@ -86,6 +106,9 @@ def test_torchrun_is_joined_with_one_worker_too() -> None:
         # Exported for all processes alike.
         (f"RANK=0 WORLD_SIZE=3 {STEP}", "srun has started this process as rank 2 of 3"),
         (f"RANK=0 WORLD_SIZE=5 {OPEN_MPI}", "Open MPI's mpirun has started this process as rank 3 of 5"),
+        (f"RANK=0 WORLD_SIZE=1 {OPEN_MPI}", "Open MPI's mpirun has started this process as rank 3 of 5"),
+        # Rank 0 would train alone while the others end.
+        (f"RANK=0 WORLD_SIZE=1 {OPEN_MPI.replace('_RANK=3', '_RANK=0')}", "as rank 0 of 5"),
         ("PMI_RANK=1 PMI_SIZE=2 PMI_FD=3", "says nothing of its place on this node"),
         (STEP.replace("PER_NODE=2,1", "PER_NODE=2"), "how many tasks this node has"),
     ],
@@ -93,3 +116,63 @@ def test_torchrun_is_joined_with_one_worker_too() -> None:
 def test_contradictions_are_told(text: str, said: str) -> None:
     with pytest.raises(PeerError, match=said):
         from_environment(env(text))
+
+
+@pytest.mark.parametrize("said, chosen", [(None, None), ("3", 3)])
+def test_threads_of_one_life_are_nobodys_choice_in_the_next(
+    said: str | None, chosen: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent lives for all lives of a job, whose workers OMP_NUM_THREADS tells how many threads they have."""
+    monkeypatch.setenv(THREADS_GIVEN, "")  # is put back afterwards
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    if said is None:
+        monkeypatch.delenv("OMP_NUM_THREADS")
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+    for _ in range(3):
+        with giving_threads(None, 1) as threads:
+            os.environ["OMP_NUM_THREADS"] = str(threads)  # as `launch.local.live` does
+            assert given_threads() == chosen and threads == (chosen or default_threads(1))
+    with giving_threads(7, 1) as threads:
+        assert threads == given_threads() == 7
+    assert os.environ.get("OMP_NUM_THREADS") == said
+
+
+def test_whether_torchrun_chose_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(THREADS_GIVEN, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert not torchrun_chose()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    assert torchrun_chose()
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert not torchrun_chose()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv(THREADS_GIVEN, "")  # our launcher's workers
+    assert not torchrun_chose()
+
+
+def test_in_a_contradiction_a_rank_speaks_as_what_its_launcher_calls_it() -> None:
+    """128 of them would all be rank 0."""
+    assert rank_said(env(f"RANK=0 WORLD_SIZE=1 {OPEN_MPI}")) == 3
+    assert rank_said(env("RANK=zero WORLD_SIZE=2")) == rank_said(env("RANK=0 WORLD_SIZE=many")) == 0
+
+
+def test_a_command_typed_in_a_shell_of_srun_is_no_rank_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = env(f"{STEP} SLURM_PTY_PORT=45127")
+    monkeypatch.setattr(world, "_typed", lambda: True)
+    assert from_environment(typed) == World() and not launched(typed) and not relayed(typed)
+    assert launched(env(STEP)) and launched(env(f"{STEP} SLURM_PTY_PORT=45127 {HYDRA}"))
+
+
+def test_whose_terminal_it_is() -> None:
+    """Open MPI gives each rank one, and writes into a file what comes out of it."""
+    assert relayed(env(OPEN_MPI.replace("SIZE=5", "SIZE=1").replace("RANK=3", "RANK=0"))) and relayed(env(STEP))
+    assert not relayed(env("RANK=1 WORLD_SIZE=4 TORCHELASTIC_RUN_ID=x")) and not relayed(env(BATCH)) and not relayed({})
+
+
+def test_restarts_of_torchrun_that_hang() -> None:
+    said = env("TORCHELASTIC_MAX_RESTARTS=3 TORCHELASTIC_RESTART_COUNT=0")
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in torchrun_note(said)
+    for more in ("TORCHELASTIC_RESTART_COUNT=1", "TORCHELASTIC_MAX_RESTARTS=0", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+        assert torchrun_note({**said, **env(more)}) == "", more
+    assert torchrun_note({}) == ""

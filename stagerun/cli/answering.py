@@ -14,12 +14,21 @@ from stagerun.preflight.facts import host_facts
 from stagerun.spec import load
 
 Question = dict[str, Any]
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_SEEN, _LEFT_S = ".seen-", 3600.0
 
 
 def _facts(question: Question) -> dict[str, Any]:
     """`folder`, `overrides`, `out` of the command; `writes`: rank 0 will be here. `devices`: workers that are usual here."""
     found = host_facts(question["folder"], tuple(question["overrides"]), question["out"], writes=question["writes"])
-    return {"facts": found.as_json(), "devices": _usual(question)}
+    return {"facts": found.as_json(), "devices": _usual(question), "machine": _machine()}
+
+
+def _machine() -> str:
+    """The same under two names of one host, and for no two hosts."""
+    with contextlib.suppress(OSError):
+        return f"{_BOOT.read_text().strip()} {os.uname().nodename}"
+    return uuid.uuid4().hex
 
 
 def _usual(question: Question) -> int:
@@ -30,23 +39,33 @@ def _usual(question: Question) -> int:
 
 
 def _look(question: Question) -> dict[str, Any]:
-    """On the first host: what `run` finds and prints before workers are started. `code` where it ends there. `mark`: a file that whoever
-    sees the output folder sees, until `unmark`."""
+    """On the first host: what `run` finds and prints before workers are started. `code` where it ends there."""
     words = question["options"]
     named: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in words.items()}
     options = RunOptions(**named)
     try:
         schedule = load(options.folder, options.overrides)
         code = look_first(options, schedule, question["size"])
-        if code is not None:
-            return {"code": int(code), "text": ""}
-        mark = output_folder(schedule.name, options.out) / f".seen-{uuid.uuid4().hex}"
-        mark.touch()
     except StagerunError as error:
         return {"code": int(error.exit_code), "text": error.render()}
-    except OSError:  # others will not see it, either
-        return {"code": None, "mark": ""}
-    return {"code": None, "mark": str(mark)}
+    return {"code": None if code is None else int(code), "text": ""}
+
+
+def _mark(question: Question) -> dict[str, Any]:
+    """On the first host: `path` of a new file that whoever sees the output folder sees, until `unmark`. '': it can't be made, so nobody
+    will. Those of launchers that were killed in between go with the next one."""
+    try:
+        out = output_folder(load(question["folder"], question["overrides"]).name, question["out"])
+        mark = out / f"{_SEEN}{uuid.uuid4().hex}"
+        mark.touch()
+        now = mark.stat().st_mtime  # by the clock of who keeps the files
+        for other in out.glob(f"{_SEEN}*"):
+            with contextlib.suppress(OSError):
+                if other.stat().st_mtime < now - _LEFT_S:
+                    other.unlink()
+    except (StagerunError, OSError):
+        return {"path": ""}
+    return {"path": str(mark)}
 
 
 def _sees(question: Question) -> dict[str, Any]:
@@ -59,4 +78,4 @@ def _unmark(question: Question) -> dict[str, Any]:
     return {}
 
 
-ANSWERS = {"facts": _facts, "look": _look, "sees": _sees, "unmark": _unmark}
+ANSWERS = {"facts": _facts, "look": _look, "mark": _mark, "sees": _sees, "unmark": _unmark}

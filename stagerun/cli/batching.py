@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from stagerun import store
+from stagerun import signals, store
 from stagerun.child import program
 from stagerun.cli.ending import tell
 from stagerun.cli.logs import require_evaluation, require_packages
@@ -27,6 +27,7 @@ from stagerun.errors import (
     Span,
     StorageError,
     UsageError,
+    listing,
 )
 from stagerun.launch.sbatch import Batch, log_file, most_grace, script
 from stagerun.plan import Plan, make_plan, require_fresh
@@ -83,6 +84,7 @@ class SbatchOptions:
 def sbatch_command(options: SbatchOptions) -> None:
     _require_sense(options)
     schedule, plan, out = _look(options)
+    _look_at_images(schedule)
     batch = _batch(options, schedule, plan, out)
     text = script(batch)
     _make_parent(out)
@@ -114,6 +116,8 @@ def _require_sense(options: SbatchOptions) -> None:
         if name in options.chosen:
             text = "left out after `--`: in an allocation Slurm starts the workers"
             found.append((options.chosen[name], text, _HINTS.get(name, "")))
+    lines = (("--partition", options.partition), ("--account", options.account), ("--out", options.run["out"]))
+    found += [(option, "one line, without a line break", "") for option, value in lines if "\n" in (value or "")]
     if found:
         raise RecipeError(
             Problem(f"{option} must be {text}", Span("argument", number, 1), hint=hint)
@@ -140,6 +144,22 @@ def _look(options: SbatchOptions) -> tuple[Schedule, Plan, Path]:
     if not run["retry"]:
         require_progress(disk, out, standing(disk, out, schedule, found))
     return schedule, plan, out
+
+
+def _look_at_images(schedule: Schedule) -> None:
+    """DataError, as `run` would raise it. Images that are not here at all may be where the job runs."""
+    data = schedule.data
+    missing = [source.path for source in (data.train, *filter(None, [data.val])) if not os.path.exists(source.path)]
+    if missing:
+        are = "are" if len(missing) > 1 else "is"
+        tell(
+            f"warning: {listing(missing).replace(' or ', ' and ')} {are} not here; unless the nodes see it, the job ends with 65"
+        )
+        return
+    with signals.held():
+        from stagerun.runner.images import preflight
+
+    preflight(schedule)
 
 
 def _batch(options: SbatchOptions, schedule: Schedule, plan: Plan, out: Path) -> Batch:

@@ -8,13 +8,15 @@ from pathlib import Path
 
 from stagerun import signals
 from stagerun.cli.ending import tell
+from stagerun.cli.placing import Wish, place
 from stagerun.cli.rehearsing import check_short
 from stagerun.cli.workers import Job, join, joined, load_everywhere, say, start, work
-from stagerun.errors import ExitCode, PermissionDenied, StorageError, UsageError, nearest
+from stagerun.errors import ExitCode, StorageError, UsageError, nearest
 from stagerun.launch import StopRequest
 from stagerun.plan.rehearsal import for_speed, synthetic_images
 from stagerun.recipe import Schedule
-from stagerun.report.bench_scaling import Measured, Turn, as_record, render, rows, sharing
+from stagerun.report.bench_scaling import WARM_UP, Measured, Turn, as_record, render, rows, sharing
+from stagerun.report.whole_file import require_writable
 from stagerun.spec import load
 from stagerun.text import count
 from stagerun.world import World
@@ -79,18 +81,13 @@ def _cut(options: ScalingOptions, schedule: Schedule) -> Schedule:
         )
     # One iteration more than are run, so that the last one isn't the stage's end.
     turns = len(options.workers) * options.rounds
-    return for_speed(schedule, name, turns * (1 + options.iterations) + 1)
+    return for_speed(schedule, name, turns * (WARM_UP + options.iterations) + 1)
 
 
 def _require_picture(file: str) -> None:
     if Path(file).suffix not in (".svg", ".png"):
         raise UsageError(f"--plot {file}: write FILE.svg or FILE.png")
-    try:
-        Path(file).write_bytes(b"")
-    except PermissionError as error:
-        raise PermissionDenied(f"may not write {file}") from error
-    except OSError as error:
-        raise StorageError(f"can't write {file}: {error.strerror}") from error
+    require_writable(file)
 
 
 # -- a worker
@@ -107,6 +104,8 @@ def _scaling(options: ScalingOptions, world: World, stop: StopRequest) -> int:
     device, comm = join(world, options.threads, stop)
     require_workers(comm, options.workers)
     schedule = load_everywhere(options.folder, options.overrides, comm)
+    processors = len(os.sched_getaffinity(0))  # not those of this worker alone
+    placed = place(world, device, comm, Wish(threads=options.threads))
     shape = str(synthetic_images(schedule)) if options.synthetic else ""
     short = _cut(options, schedule)
     if options.plot is not None:
@@ -138,8 +137,9 @@ def _scaling(options: ScalingOptions, world: World, stop: StopRequest) -> int:
             batch_size=solver.batch_size,
             logical_workers=solver.logical_workers,
             threads=torch.get_num_threads(),
-            processors=len(os.sched_getaffinity(0)),
+            processors=processors,
             sharing=sharing(turns),
+            bound=placed.text if placed is not None else "",
             synthetic=shape,
             rounds=options.rounds,
             iterations=options.iterations,

@@ -22,10 +22,10 @@ def tell(text: str) -> None:
     try:
         click.echo(text, err=True)
     except OSError:
-        _to_nowhere(sys.stderr)
+        to_nowhere(sys.stderr)
 
 
-def _to_nowhere(stream: TextIO) -> None:
+def to_nowhere(stream: TextIO) -> None:
     """Sends a stream to /dev/null from now on, so that neither a later line nor the flush at exit fails."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
@@ -41,10 +41,10 @@ def end_with(error: BaseException) -> NoReturn:
         sys.exit(ExitCode.INTERRUPTED)
     # All that is said on stderr goes through `tell`, and what is read and written through the error tree: these are stdout's.
     if isinstance(error, BrokenPipeError):  # `stagerun plan ... | head`
-        _to_nowhere(sys.stdout)
+        to_nowhere(sys.stdout)
         sys.exit(ExitCode.DONE)
     if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EIO):
-        _to_nowhere(sys.stdout)
+        to_nowhere(sys.stdout)
         tell(f"standard output can't be written: {error.strerror}")
         sys.exit(ExitCode.STORAGE)
     tell(bug_report(error))

@@ -5,7 +5,6 @@ its launcher has given to it alone (Open MPI, `srun --cpu-bind`). All of them to
 moved one by one, and the team that computes begins with the first computation.
 """
 
-import json
 import os
 import socket
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from stagerun.events import Note
 from stagerun.text import count
 from stagerun.topology import Found, Seat, Share, ranges, read, share
 from stagerun.watch.worker import Monitored
-from stagerun.world import World, given_threads
+from stagerun.world import World, given_threads, torchrun_chose
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 # Workers that are told one by one; of more, how many there are.
 _FEW = 4
 _TAKEN = "taken"
-# It binds each rank to one core, or with more than two to a node, when nobody says otherwise.
-_OPEN_MPI = "OMPI_COMM_WORLD_RANK"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +50,30 @@ def place(
     """
     import torch
 
+    from stagerun.comm import gather_json
     from stagerun.runner.together import everyone
 
     if wish.bind == NONE or (wish.bind == AUTO and comm.size == 1):
         return None
-    here = Found(_host(), world.local_rank, tuple(sorted(os.sched_getaffinity(0))))
-    ranks = [Found(**{**each, "allowed": tuple(each["allowed"])}) for each in _exchange(comm, asdict(here))]
-    threads = wish.threads or given_threads()
+    boot = _boot()
+    here = Found(f"{socket.gethostname()} {boot}", world.local_rank, tuple(sorted(os.sched_getaffinity(0))), boot)
+    ranks = [Found(**{**each, "allowed": tuple(each["allowed"])}) for each in gather_json(comm, asdict(here))]
+    given = gather_json(comm, wish.threads or given_threads())
+    # The environment of one host may say something else than that of another: one number for all.
+    threads = min(filter(None, given), default=None)
     found: list[Share] = []
     everyone(comm, lambda: found.append(_share(device, ranks, comm.rank, wish, threads)))
     mine = found[0]
-    shares = _exchange(comm, _words(mine))
+    shares = gather_json(comm, _words(mine))
     if not all(each["bind"] for each in shares) and wish.bind == AUTO:
         return None  # all or nobody: all have the same number of threads
     # The slowest sets the pace: nobody has more threads than the smallest slice has cores. So the same bits come from any host, too.
     threads = threads or min(each["threads"] for each in shares)
     torch.set_num_threads(threads)
     assert mine.seat is not None
-    outcomes = _exchange(comm, _bind(mine.seat, wish, watch, comm.size > 1))
-    return _told(ranks, shares, outcomes, threads, wish)
+    outcomes = gather_json(comm, _bind(mine.seat, wish, watch, comm.size > 1))
+    about = _about_threads(threads, given, shares, wish.threads is None and torchrun_chose())
+    return _told(ranks, shares, outcomes, about, wish)
 
 
 def _share(device: "torch.device", ranks: Sequence[Found], rank: int, wish: Wish, threads: int | None) -> Share:
@@ -100,8 +102,25 @@ def _bind(seat: Seat, wish: Wish, watch: Monitored | None, group: bool) -> str:
     return "" if free else _TAKEN
 
 
+def _about_threads(
+    threads: int, given: Sequence[int | None], shares: Sequence[dict[str, Any]], torchrun: bool
+) -> tuple[str, bool]:
+    """What is said of them, and whether the user should mend it. `torchrun`: may have chosen them."""
+    text = f"{count(threads, 'thread')} each"
+    if len(set(given)) > 1:
+        return f"{text}, though OMP_NUM_THREADS isn't the same everywhere: --threads is", True
+    cores = min(each["cores"] for each in shares)
+    if torchrun and threads < cores:
+        return f"{text}, as torchrun says where nobody does: `--threads {cores}` has all these cores compute", True
+    return text, False
+
+
 def _told(
-    ranks: Sequence[Found], shares: Sequence[dict[str, Any]], outcomes: Sequence[str], threads: int, wish: Wish
+    ranks: Sequence[Found],
+    shares: Sequence[dict[str, Any]],
+    outcomes: Sequence[str],
+    about_threads: tuple[str, bool],
+    wish: Wish,
 ) -> Note:
     hosts = list(dict.fromkeys(found.host for found in ranks))
     first = [r for r in range(len(ranks)) if ranks[r].host == hosts[0]]
@@ -110,16 +129,10 @@ def _told(
         text += "; ".join(f"worker {r} to {_cpus(shares[r])}" for r in first)
     else:
         text += f"{count(len(ranks), 'worker')} on {count(len(hosts), 'host')}, worker 0 to {_cpus(shares[0])}"
-    text += f"; {count(threads, 'thread')} each"
-    unused = 0
-    if shares[0]["alone"]:
-        text += ", within what the launcher gave to each"
-        unused = shares[0]["unused"] if _OPEN_MPI in os.environ else 0  # others do that because they were asked to
-    if unused:
-        text += f", which leaves {count(unused, 'core')} of its host unused: `mpirun --bind-to none` gives all of them"
+    text += ", within what the launcher gave to each" * shares[0]["alone"] + f"; {about_threads[0]}"
     failed = {r: outcome for r, outcome in enumerate(outcomes) if outcome}
     if not failed:
-        return Note(text=text, warning=unused > 0)
+        return Note(text=text, warning=about_threads[1])
     taken = ranges(r for r, outcome in failed.items() if outcome == _TAKEN)
     if taken and wish.bind == AUTO:
         text += f"; not rank {taken}: other workers of stagerun on that host have said that they are bound there"
@@ -143,23 +156,17 @@ def _words(mine: Share) -> dict[str, Any]:
         "bind": mine.choice.bind and seat is not None,
         "why": mine.choice.why,
         "threads": mine.plan.threads,
+        "cores": len(seat.compute) if seat is not None else 0,
         "alone": mine.alone,
-        "unused": mine.unused,
         "nodes": ranges(seat.nodes) if seat is not None and (seat.memory is not None or len(seat.nodes) > 1) else "",
         "compute": ranges(seat.compute) if seat is not None else "",
         "apart": ranges(seat.apart) if seat is not None else "",
     }
 
 
-def _host() -> str:
-    """Two hosts may have one name, and two hosts of a test one kernel."""
+def _boot() -> str:
+    """Two hosts may have one name, and two containers of one machine different ones."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        boot = ""
-    return f"{socket.gethostname()} {boot}"
-
-
-def _exchange(comm: "Comm", mine: Any) -> list[Any]:
-    """Everyone's, by rank. Collective."""
-    return [json.loads(data) for data in comm.gather_bytes(json.dumps(mine).encode())]
+        return ""

@@ -7,7 +7,7 @@ from stagerun.errors import UsageError
 from stagerun.plan import Plan
 from stagerun.plan.prediction import Job
 from stagerun.plan.reduction import Link
-from stagerun.recipe import Model
+from stagerun.recipe import Determinism, Schedule
 from stagerun.runner.figures import read_figures
 
 
@@ -34,19 +34,31 @@ def job_of(
             "--workers needs to know how fast one worker is, and nothing was rehearsed here",
             "`stagerun rehearse` it here, or give --images-per-second N, of one worker alone",
         )
-    pieces = tuple(map(float, _pieces(plan.schedule.model)))
-    link = Link(bandwidth, latency or 0.0)
-    return Job(workers=workers, link=link, pieces=pieces, images_per_second=rate, figures=figures)
+    return Job(
+        workers=workers,
+        link=Link(bandwidth, latency or 0.0),
+        pieces=_pieces(plan.schedule),
+        elastic=plan.schedule.determinism is Determinism.ELASTIC,
+        images_per_second=rate,
+        figures=figures,
+    )
 
 
-def _pieces(model: Model) -> list[int]:
-    """Bytes of what an iteration sends, in that order: the tail with BatchNorm's statistics, then the gradients in chunks."""
+def _pieces(schedule: Schedule) -> dict[str, tuple[float, ...]]:
+    """By stage, bytes of what an iteration sends, in that order: the tail with BatchNorm's statistics, then the gradients in chunks."""
     with signals.held():
         import torch
 
         from stagerun.comm import pieces_of
+        from stagerun.engine.device import dtype_of
+        from stagerun.engine.parameters import trained_parameters
         from stagerun.models import build
 
     with torch.device("meta"):
-        network = build(model)
-    return pieces_of(network)
+        network = build(schedule.model)
+    found = {}
+    for stage in schedule.stages:
+        network.to(dtype_of(stage.solver.precision))
+        trained_parameters(network, stage.solver.param)  # freezes the others, which then have no gradients
+        found[stage.name] = tuple(map(float, pieces_of(network)))
+    return found

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from stagerun.cli.ending import tell
 from stagerun.cli.hosting import HostOptions, Task, on_hosts
 from stagerun.cli.options import limits
+from stagerun.cli.placing import Wish, place
 from stagerun.cli.workers import Job, check_workers, devices, join, joined, say, start, work
-from stagerun.errors import ExitCode, UsageError
+from stagerun.errors import ExitCode, PeerError, UsageError
 from stagerun.launch import GRACE_S, StopRequest
 from stagerun.launch.life import Orders
 from stagerun.preflight.compare import Finding, differences, troubles, worst
@@ -117,7 +118,12 @@ def _preflight(options: PreflightOptions, world: World, stop: StopRequest) -> in
         tell(f"rank {world.rank}: {text}" if world.rank else text)
 
     with monitored(world, limits(()), speak) as watch:
-        return _measured(options, world, stop, watch)
+        try:
+            return _measured(options, world, stop, watch)
+        except PeerError as error:
+            if watch is not None:
+                watch.explain(error)
+            raise
 
 
 def _measured(options: PreflightOptions, world: World, stop: StopRequest, watch: Monitored | None) -> int:
@@ -134,6 +140,8 @@ def _measured(options: PreflightOptions, world: World, stop: StopRequest, watch:
         schedule = load(options.folder, options.overrides)
         require_stages(schedule)
         check_workers(schedule, comm.size)
+        # As `run` does; not before, since a bound worker sees its own cores alone.
+        place(world, device, comm, Wish(threads=options.threads), watch)
         measured = measure(schedule, comm, device, hosts, stop)
         if measured is None:
             if comm.rank == 0:

@@ -120,8 +120,8 @@ def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
     from stagerun.runner.together import everyone, rank0
 
     device, comm = join(world, options.threads, stop)
-    placed = place(world, device, comm, Wish(threads=options.threads))  # as `run` does, whose time this is to tell
     schedule = load_everywhere(options.folder, options.overrides, comm)
+    placed = place(world, device, comm, Wish(threads=options.threads))  # as `run` does, whose time this is to tell
     everyone(comm, lambda: _check(options, schedule, comm.size))
     out = output_folder(schedule.name, options.out)
     asked = Rehearsal(options.iters, options.device_batch, options.synthetic)

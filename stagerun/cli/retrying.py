@@ -1,7 +1,6 @@
 """`stagerun retry`: starts a command that trains under a launcher, looks at what it left, and starts it anew while that is
 worth it."""
 
-import os
 import signal
 import time
 from collections.abc import Sequence
@@ -15,8 +14,18 @@ from stagerun import store
 from stagerun.cli.ending import tell
 from stagerun.cli.looking import DISK
 from stagerun.cli.options import output_folder
-from stagerun.errors import EXIT_MEANINGS, ExitCode, FolderInUseError, PeerError, UsageError
+from stagerun.errors import (
+    EXIT_MEANINGS,
+    ExitCode,
+    FolderInUseError,
+    PeerError,
+    ResumeRefused,
+    StagerunError,
+    StorageError,
+    UsageError,
+)
 from stagerun.launch.commanded import Commanded
+from stagerun.launch.kin import words_of_run
 from stagerun.plan import make_plan, require_fresh
 from stagerun.recipe import Schedule
 from stagerun.runner import results
@@ -80,32 +89,59 @@ def retry_command(options: RetryOptions) -> int:
     """The exit code. RecipeError, UsageError, StorageError, PermissionDenied, FolderInUseError, ResumeRefused."""
     task = _task(options)
     stop = Commanded()
-    restarts, in_vain, wait = 0, 0, 1.0
+    restarts, idle, wait = 0, 0, 1.0
+    started, began = False, list[bool]()  # whether the run had, of each start
     while True:
-        before = _before(task)
-        if before is None:
-            tell("every stage is done")
-            return ExitCode.DONE
-        ended = _one(options.command, task, stop)
-        if stop.asked is not None:
-            return _stopped(ended, stop)
-        code, why = judge(ended)
-        if code is not None:
-            return code
-        in_vain = 0 if ended.began else in_vain + 1
-        if in_vain == LIMIT:
-            raise PeerError(
-                f"{LIMIT} starts in a row ended before the run had begun, the last one with exit code {ended.code}",
-                f"try the command by itself: {' '.join(options.command)}",
-            )
+        began.append(False)
+        further, failed = False, None
+        try:
+            before = _before(task)
+            if before is None:
+                tell("every stage is done")
+                return ExitCode.DONE
+            if stop.asked is not None:
+                return ExitCode.SAVED
+            started = True
+            ended = _one(options.command, task, stop)
+            if stop.asked is not None:
+                return _stopped(ended, task)
+            code, why = judge(ended)
+            if code is not None:
+                return code
+            began[-1] = ended.began
+            further = _further(task, before)
+        except StorageError as error:
+            if stop.asked is not None or not started:  # before the first start it is a mistake, as likely as not
+                raise
+            failed, why = error, str(error)
+        idle = 0 if further else idle + 1
+        if idle >= LIMIT and (over := _given_up(options, began[-LIMIT:], why, failed, task.anyhow)) is not None:
+            raise over
         if options.max_restarts is not None and restarts == options.max_restarts:
             tell(f"{why}; --max-restarts {restarts} is used up")
             return ExitCode.PEER
-        wait = 1.0 if _further(task, before) else min(2 * wait, _LONGEST_WAIT_S)
+        wait = 1.0 if further else min(2 * wait, _LONGEST_WAIT_S)
         restarts += 1
         tell(f"restart {restarts} in {duration(wait)}: {why}")
         if stop.wait(wait):
-            return _stopped(ended, stop)
+            return ExitCode.SAVED  # what is left of the lives before is on disk
+
+
+def _given_up(
+    options: RetryOptions, began: Sequence[bool], why: str, failed: StorageError | None, anyhow: bool
+) -> StagerunError | None:
+    """What to say after LIMIT starts that came to nothing, `began` of each whether the run had; None to go on all the same."""
+    if not any(began):
+        return failed or PeerError(
+            f"{LIMIT} starts in a row ended before the run had begun: {why}",
+            f"try the command by itself: {' '.join(options.command)}",
+        )
+    if anyhow:
+        return None
+    return failed or ResumeRefused(
+        f"{LIMIT} starts in a row came to no snapshot and no result: {why}",
+        "`stagerun run --retry` goes on all the same",
+    )
 
 
 def judge(ended: Ended) -> tuple[int | None, str]:
@@ -130,11 +166,15 @@ def judge(ended: Ended) -> tuple[int | None, str]:
         return None, f"the run was killed (the command ended with {_code(ended.code)})"
     if ended.life == ExitCode.SAVED:
         return None, f"the run was stopped, and saved (the command ended with {_code(ended.code)})"
-    return None, f"the run ended with {ended.life}: {EXIT_MEANINGS.get(ExitCode(ended.life), '').partition(';')[0]}"
+    meaning = next((text for code, text in EXIT_MEANINGS.items() if code == ended.life), "unknown")
+    return None, f"the run ended with {ended.life}: {meaning.partition(';')[0]}"
 
 
 def _code(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    if code >= 0:
+        return f"exit code {code}"
+    known = [number.name for number in signal.Signals if number == -code]
+    return known[0] if known else f"signal {-code}"
 
 
 # -- what the command runs
@@ -142,7 +182,7 @@ def _code(code: int) -> str:
 
 def _task(options: RetryOptions) -> _Task:
     """UsageError."""
-    words = _run_words(options.command)
+    words = words_of_run(options.command)
     if words is not None:
         found = _parsed(words)
         return replace(found, out=options.out or found.out)
@@ -152,14 +192,6 @@ def _task(options: RetryOptions) -> _Task:
             "say what it runs: `stagerun retry --schedule DIR [--out FOLDER] -- COMMAND...`",
         )
     return _Task(options.schedule, out=options.out)
-
-
-def _run_words(command: Sequence[str]) -> list[str] | None:
-    """The words after `stagerun run` or `python -m stagerun run`."""
-    for at in range(len(command) - 1):
-        if os.path.basename(command[at]) == "stagerun" and command[at + 1] == "run":
-            return list(command[at + 2 :])
-    return None
 
 
 def _parsed(words: list[str]) -> _Task:
@@ -234,8 +266,13 @@ def _newest(out: Path) -> Seen | None:
     return next(iter(store.last_lives(DISK, out, 1)), None)
 
 
-def _stopped(ended: Ended, stop: Commanded) -> int:
-    """The exit code where this process was told to stop. What was between two starts is on disk."""
+def _stopped(ended: Ended, task: _Task) -> int:
+    """The exit code where this process was told to stop. FolderInUseError where the run goes on without the command."""
+    if (holder := store.holder(_place(task)[1])) is not None:
+        raise FolderInUseError(
+            f"the command has ended, but {_place(task)[1]} is still in use by {holder}",
+            "`stagerun status` shows what it does; a signal to that process has it saved",
+        )
     if ended.began and ended.life in (ExitCode.DONE, *_FINAL):
         assert ended.life is not None
         return ended.life

@@ -24,6 +24,7 @@ from stagerun.recipe import Schedule
 from stagerun.report.console import finished_line
 from stagerun.report.jsonl import JsonLines
 from stagerun.report.table import ensembles_table, results_table
+from stagerun.report.whole_file import require_writable
 from stagerun.runner import results
 from stagerun.runner.restarts import require_progress, standing
 from stagerun.spec import load
@@ -234,14 +235,14 @@ def _train_monitored(
     options: RunOptions, world: World, stop: StopRequest, cut: Cut | None, watch: Monitored | None
 ) -> int:
     from stagerun.runner.keeper import Keeper
-    from stagerun.runner.profiling import Profile, require_file
+    from stagerun.runner.profiling import Profile
     from stagerun.runner.stopping import Grace
     from stagerun.runner.together import rank0
     from stagerun.runner.walk import run
 
     device, comm = join(world, options.threads, stop, watch, patient=True)
-    placed = place(world, device, comm, Wish(options.bind, options.comm_cores, options.threads), watch)
     schedule = load_everywhere(options.folder, options.overrides, comm)
+    placed = place(world, device, comm, Wish(options.bind, options.comm_cores, options.threads), watch)
     if cut is not None:
         schedule = cut.schedule(schedule)
     out = output_folder(schedule.name, options.out)
@@ -256,7 +257,7 @@ def _train_monitored(
         def open_folder() -> None:
             assert keeper is not None
             if options.profile is not None:
-                require_file(options.profile)
+                require_writable(options.profile)
             stack.push(lambda kind, error, trace: keeper.close(_code(error, last)))
             keeper.open()
             if watch is not None:

@@ -122,8 +122,8 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
     if away is not None and state in ("killed", "nothing"):
         if say is None:
             state, holder = "elsewhere", away
-        elif listen(target.out, say):
-            holder, life = away, read_last_life(target.out / LOG)
+        elif (heard := listen(target.out, say)) is not None:
+            holder, life = heard, read_last_life(target.out / LOG)
             run = started(life) if life else None
             state, said = _state(holder, life)
     if state == "starting":
@@ -158,19 +158,21 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
     )  # fmt: skip
 
 
-def listen(out: Path, say: Callable[[str], None]) -> bool:
-    """Whether a life that another machine has begun, as far as this one can see, gives a sign: its next beat, for which it has as long as
-    a run gives it that would take over. By this machine's monotonic clock alone. StorageError, PermissionDenied."""
+def listen(out: Path, say: Callable[[str], None]) -> store.Holder | None:
+    """Who holds the folder, where a life that another machine has begun gives a sign, as far as this one can see: its next beat, for which
+    it has as long as a run gives it that would take over, or one that began meanwhile. By this machine's monotonic clock alone.
+    StorageError, PermissionDenied."""
     if (last := store.last_word(DISK, out)) is None:
-        return False
+        return None
     first = store.last_lives(DISK, out, 1)
     say(f"no lock tells of {last[0].text}: looking for a sign of life, for {store.SILENT_S:g} s at most")
     end = time.monotonic() + store.SILENT_S
     while time.monotonic() < end:
         time.sleep(_LOOK_S)
         if store.last_lives(DISK, out, 1) != first:
-            return store.last_word(DISK, out) is not None
-    return False
+            now = store.last_word(DISK, out)
+            return now[0] if now is not None else None
+    return None
 
 
 def _holder(out: Path) -> tuple[store.Holder | None, store.Holder | None]:

@@ -13,7 +13,17 @@ import click
 from stagerun import signals
 from stagerun.cli.ending import bug_report, tell
 from stagerun.errors import Diverged, ExitCode, Problem, RecipeError, StagerunError, UsageError, listing
-from stagerun.launch import GRACE_S, StopRequest, bound_note, die_with_launcher, go_there, meet, report, run_workers
+from stagerun.launch import (
+    GRACE_S,
+    StopRequest,
+    bound_note,
+    die_with_launcher,
+    go_there,
+    meet,
+    place_note,
+    report,
+    run_workers,
+)
 from stagerun.pulse import Section
 from stagerun.recipe import Schedule, Stage
 from stagerun.report.console import print_nowhere
@@ -21,7 +31,16 @@ from stagerun.spec import load
 from stagerun.text import count
 from stagerun.topology import default_workers, read
 from stagerun.watch.worker import Monitored
-from stagerun.world import World, default_threads, from_environment, give_threads, launched, started_by
+from stagerun.world import (
+    World,
+    default_threads,
+    from_environment,
+    give_threads,
+    launched,
+    rank_said,
+    started_by,
+    torchrun_note,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -133,24 +152,27 @@ def work(job: Job, stopping: str = "to save", grace: float | None = GRACE_S, sto
     """One worker, whoever started it. Tells a launcher of ours how it ended, or else the terminal. `stopping`: what a signal
     is said to lead to, within `grace` seconds (None: nobody waits for it). `stopped`: the exit code of a signal before anything is begun."""
     stop = StopRequest(stopping, grace=grace)
-    world = World()
+    rank, world = rank_said(), World()
     try:
         stop.install(stopped)
         die_with_launcher()
         world = from_environment()
+        rank = world.rank
+        tell(place_note(world))
         go_there(meet(world))
-        if world.rank == 0 and world.size > 1:
+        if rank == 0 and world.size > 1:
             tell(bound_note(world.local_size, world.launcher))
+            tell(torchrun_note())
         code, text = job(world, stop), ""
     except Diverged as error:  # the ranks agree on the loss, so all raise it, and one says so
-        code, text = int(error.exit_code), "" if world.rank else error.render()
+        code, text = int(error.exit_code), "" if rank else error.render()
     except StagerunError as error:
         code, text = int(error.exit_code), error.render()
     except Exception as error:
         code, text = int(ExitCode.BUG), bug_report(error)
     stop.settle(code)  # what comes now is too late to change how this ended
-    if not report(world.rank, code, text) and text:
-        tell(f"rank {world.rank}: {text}" if world.rank else text)  # rank 0 speaks for all
+    if not report(rank, code, text) and text:
+        tell(f"rank {rank}: {text}" if rank else text)  # rank 0 speaks for all
     if world.size > 1:
         _leave(code)
     return code

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from stagerun.comm.elastic import TreeReducer
-from stagerun.comm.group import PATIENT, TIMEOUT, Comm, SoloComm, TorchComm
+from stagerun.comm.group import PATIENT, TIMEOUT, Comm, SoloComm, TorchComm, gather_json
 from stagerun.comm.reduce import FlatReducer, Reducer, SoloReducer, chunks_of, runs_of
 from stagerun.recipe import Determinism
 
@@ -16,6 +16,7 @@ __all__ = [
     "Reducer",
     "SoloComm",
     "TorchComm",
+    "gather_json",
     "layout_of",
     "make_reducer",
     "pieces_of",

@@ -3,8 +3,18 @@
 from stagerun.launch.folder import report
 from stagerun.launch.kin import bound_note
 from stagerun.launch.local import run_workers
-from stagerun.launch.meeting import go_there, meet
+from stagerun.launch.meeting import go_there, meet, place_note
 from stagerun.launch.process import StopRequest, die_with_launcher
 from stagerun.launch.relay import GRACE_S
 
-__all__ = ["GRACE_S", "StopRequest", "bound_note", "die_with_launcher", "go_there", "meet", "report", "run_workers"]
+__all__ = [
+    "GRACE_S",
+    "StopRequest",
+    "bound_note",
+    "die_with_launcher",
+    "go_there",
+    "meet",
+    "place_note",
+    "report",
+    "run_workers",
+]

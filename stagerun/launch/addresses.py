@@ -5,6 +5,7 @@ import ipaddress
 import socket
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 
 _GET_FLAGS, _GET_ADDRESS, _GET_NETMASK = 0x8913, 0x8915, 0x891B  # SIOCGIF...
 _UP, _LOOPBACK = 0x1, 0x8  # IFF_...
@@ -68,6 +69,22 @@ def towards(host: str, here: list[Interface]) -> Interface | None:
     except OSError:
         return None
     return next((i for i in here if i.host == source), None)
+
+
+def by_default(here: list[Interface], routes: str | None = None) -> Interface | None:
+    """The one of `here` that the default route takes, or else the only one. `routes`: as in /proc/net/route."""
+    if routes is None:
+        try:
+            routes = Path("/proc/net/route").read_text()
+        except OSError:
+            routes = ""
+    rows = [line.split() for line in routes.splitlines()[1:]]
+    names = [
+        row[0]
+        for row in sorted((r for r in rows if len(r) > 7 and r[1] == r[7] == "00000000"), key=lambda r: int(r[6]))
+    ]
+    ways = [interface for name in names for interface in here if interface.name == name]
+    return ways[0] if ways else here[0] if len(here) == 1 else None
 
 
 def own_name_misleads() -> bool:

@@ -11,6 +11,7 @@ import queue
 import select
 import shutil
 import signal
+import socket
 import struct
 import sys
 import termios
@@ -26,7 +27,7 @@ from stagerun.launch import addresses
 from stagerun.launch.folder import reports, send, tell_gone
 from stagerun.launch.local import Life, Node, begun, live
 from stagerun.launch.wire import ALIVE_S, SILENCE_S, Garbled, Reader, line
-from stagerun.world import default_threads, give_threads
+from stagerun.world import giving_threads
 
 # A pause so long between two looks, and this process was stopped itself: nobody else's silence is known.
 _ASLEEP_S = 5.0
@@ -70,7 +71,7 @@ class Agent:
             try:
                 match message["is"]:
                     case "environment":
-                        os.environ.update(message["values"])
+                        os.environ.update(_fitting(message["values"]))
                     case "ask":
                         self._answer(message)
                     case "go":
@@ -79,6 +80,8 @@ class Agent:
                 self._failed(int(error.exit_code), error.render())
             except Exception as error:  # torch's words, or a bug of ours
                 self._failed(int(ExitCode.PEER), f"its agent failed: {type(error).__name__}: {_first_line(error)}")
+            if self._alone:  # who would have ended this process had a life to wait for
+                os._exit(ExitCode.PEER)
 
     # -- what the main thread does
 
@@ -100,9 +103,8 @@ class Agent:
                 self._end(ExitCode.PEER)
             for early in self._early:
                 self._pass_on(life, early)
-            give_threads(message["threads"])
-            threads = message["threads"] or default_threads(nproc)
-            deaths = live(life, message["command"], nproc, threads, message["saves"], node)[1]
+            with giving_threads(message["threads"], nproc) as threads:
+                deaths = live(life, message["command"], nproc, threads, message["saves"], node)[1]
             self._drain()
             self._say_ended(life, deaths)
             self._life = None
@@ -134,13 +136,18 @@ class Agent:
     # -- the launcher
 
     def say(self, kind: str, **words: Any) -> None:
-        """From any thread. Where nobody listens any more it says nothing."""
+        """From any thread. Where nobody listens any more it says nothing; that is so, too, when nothing was taken for SILENCE_S: the thread
+        that reads may be the one that speaks."""
         left = memoryview(line(kind, **words))
         with self._writing:
+            last = time.monotonic() + SILENCE_S
             while left and not self._alone:
                 try:
                     if select.select([], [self._out], [], _LOOK_S)[1]:
                         left = left[os.write(self._out, left) :]
+                        last = time.monotonic() + SILENCE_S
+                    elif time.monotonic() > last:
+                        self._hang_up()
                 except BlockingIOError:
                     continue
                 except OSError:
@@ -258,6 +265,19 @@ def _meet(question: Question) -> dict[str, Any]:
     with suppress(OSError, UnicodeError):
         found.append(addresses.resolve(question["name"]))
     return {"addresses": found, "own": [one.host for one in addresses.interfaces()]}
+
+
+def _fitting(values: dict[str, str]) -> dict[str, str]:
+    """What the launcher's environment says, but for the networks of another host: of a login node's `eth0` a node may have none."""
+    names = [name for _, name in socket.if_nameindex()]
+    fitting = {}
+    for key, value in values.items():
+        begins = tuple(value.lstrip("=").split(","))
+        if not key.endswith("_SOCKET_IFNAME") or value.startswith("^") or any(n.startswith(begins) for n in names):
+            fitting[key] = value
+        else:
+            print(f"{key}={value} is left out: there is no such interface here", file=sys.stderr)
+    return fitting
 
 
 def _port(question: Question) -> dict[str, Any]:

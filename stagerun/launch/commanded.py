@@ -1,4 +1,5 @@
-"""A command that this process starts and waits for: signals go on to it in the way that it takes them."""
+"""A command that this process starts and waits for: signals go on to it, or to what its script has started, in the way that these
+take them."""
 
 import os
 import signal
@@ -6,28 +7,27 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType
 
 from stagerun import signals
-from stagerun.child import die_with_parent
 from stagerun.errors import ExitCode, UsageError
+from stagerun.launch.kin import Kin, look, to_be_told
 
-# Launchers that hand SIGUSR1 on to all ranks and wait; SIGTERM ends some of them within a second. By the beginnings of their
-# names.
-_TAKES_USR1 = ("mpirun", "mpiexec", "orterun", "prterun", "srun")
 # From a second Ctrl-C to SIGKILL.
 _HURRY_S = 5.0
 _LOOK_S = 0.1
 
 
 class Commanded:
-    """What of the command is under way, and the signals that this process gets. Handlers, and no blocked signals: what is started would inherit these."""
+    """What of the command is under way, and the signals that this process gets. Handlers, and no blocked signals: what is started
+    would inherit these."""
 
     def __init__(self) -> None:
         self.asked: signal.Signals | None = None
         self._interrupts = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._told: set[Kin] = set()
+        self._guard = _guard()
         for number in signals.stop_signals():
             signal.signal(number, self._handle)
 
@@ -37,14 +37,19 @@ class Commanded:
         try:
             with signals.held():  # one that comes now finds the process
                 self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_as_a_child
+                    command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=signals.release
                 )
+                self._guarded(self._process.pid)
         except OSError as error:
             raise UsageError(f"`{command[0]}` can't be started: {error.strerror}") from error
         if self.asked is not None:
             self._pass_on()
-        code = self._process.wait()
+        while (code := self._process.poll()) is None:
+            time.sleep(_LOOK_S)
+            if self._told and all(look(kin.pid) is None for kin in self._told):
+                _tell(self._process.pid, self._told)  # the script may go on to its next command
         self._process = None
+        self._guarded(0)
         return code
 
     def wait(self, seconds: float) -> bool:
@@ -64,10 +69,10 @@ class Commanded:
 
     def _pass_on(self) -> None:
         if self._process is not None:
-            takes = _name(self._process.pid).startswith(_TAKES_USR1)
             signals.say(f"{(self.asked or signal.SIGTERM).name}: the command is told to stop")
-            with suppress(OSError):
-                self._process.send_signal(signal.SIGUSR1 if takes else signal.SIGTERM)
+            if not _tell(self._process.pid, self._told):
+                with suppress(OSError):
+                    os.killpg(self._process.pid, signal.SIGTERM)
 
     def _hurry(self) -> None:
         if self._process is not None:
@@ -75,22 +80,42 @@ class Commanded:
             with suppress(OSError):
                 os.killpg(pid, signal.SIGTERM)
             end = time.monotonic() + _HURRY_S
-            while time.monotonic() < end and _name(pid):
+            while time.monotonic() < end and look(pid) is not None:
                 time.sleep(_LOOK_S)
             with suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
         signals.end_at_once(ExitCode.INTERRUPTED, "ended without saving")
 
+    def _guarded(self, pid: int) -> None:
+        with suppress(OSError):  # it is gone
+            os.write(self._guard, f"{pid}\n".encode())
 
-def _as_a_child() -> None:
-    signals.release()
-    die_with_parent(signal.SIGTERM)
+
+def _tell(pid: int, told: set[Kin]) -> bool:
+    """Has what the process has come to save and end, each launcher or run once. Whether there is one."""
+    found = to_be_told(pid)
+    if found is not None and found[0] not in told:
+        told.add(found[0])
+        with suppress(OSError):
+            os.kill(found[0].pid, found[1])
+    return found is not None
 
 
-def _name(pid: int) -> str:
-    """As the kernel has it now: `env` and shells become what they start. '' for one that has ended."""
+def _guard() -> int:
+    """Starts a process that tells the command to stop when this one is killed: the kernel's own way reaches the command alone, and
+    not what it has started. Returns where it reads the command's number, 0 for none."""
+    reads, writes = os.pipe()
+    if os.fork():
+        os.close(reads)
+        return writes
     try:
-        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
-    except OSError:
-        return ""
-    return "" if rest.split()[0] in "ZX" else name
+        os.close(writes)
+        os.setsid()
+        signals.settle()
+        pid = 0
+        while said := os.read(reads, 4096):
+            pid = int(said.split()[-1])
+        if pid and not _tell(pid, set()):
+            os.killpg(pid, signal.SIGTERM)
+    finally:
+        os._exit(0)

@@ -13,6 +13,7 @@ _NAME = re.compile(
 )
 _WORD = re.compile(r"\S+")
 _SLOTS, _MOST = ("slots",), ("max_slots", "max-slots")
+_MOST_BRIEF = 999  # workers after a colon
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,12 @@ class _Reader:
         if colon and (":" not in head or head.endswith("]")):
             name = head
             slots = self._number(tail, "workers", line, number, column + len(head) + 1)
+            if slots is not None and slots > _MOST_BRIEF:
+                self._add(
+                    f"`{word}`: after the colon stands how many workers that host has, and {slots} may be meant for a port",
+                    line, number, column, len(word),
+                    f'a port goes into ~/.ssh/config or `--ssh "ssh -p {slots}"`; so many workers are `{head} slots={slots}`',
+                )  # fmt: skip
         if not _NAME.fullmatch(name):
             hint = "write an IPv6 address in brackets: `[fe80::1]`" if name.count(":") > 1 else ""
             self._add(f"`{name}` is no name of a host", line, number, column, len(name) or 1, hint)
@@ -145,8 +152,9 @@ class _Reader:
 
 def workers(hosts: Sequence[Host], per_node: int | None, default: dict[str, int]) -> dict[str, int]:
     """Workers on each host, by name: what `--workers-per-node` says, or else the host's line, or else what is usual there (`default`, by
-    name: one per GPU or socket). RecipeError where a line forbids it."""
-    found = {host.name: per_node or host.slots or default[host.name] for host in hosts}
+    name: one per GPU or socket), as far as the line allows. RecipeError where a line forbids it."""
+    usual = {host.name: min(default[host.name], host.most or default[host.name]) for host in hosts}
+    found = {host.name: per_node or host.slots or usual[host.name] for host in hosts}
     if problems := list(_too_many(hosts, found)):
         raise RecipeError(problems)
     return found

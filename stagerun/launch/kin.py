@@ -1,9 +1,11 @@
-"""The launcher as a process: the nearest ancestor that is one. For ranks that Open MPI, MPICH or Slurm has started."""
+"""Processes above and below this one: for ranks that Open MPI, MPICH or Slurm has started the launcher, the nearest ancestor that
+is one; for who starts a command, those that can stop it in order."""
 
 import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +22,16 @@ _NAMES = (
     "slurmstepd",
     "mpispawn",
 )
+# Of these, those that hand SIGUSR1 on to all ranks and wait; SIGTERM ends some of them within a second.
+_TAKES_USR1 = ("mpirun", "mpiexec", "orterun", "prterun", "srun")
+# Programs that a signal ends, and not what they have started.
+_SHELLS = {"bash", "sh", "dash", "zsh", "ksh", "mksh", "fish", "tcsh", "csh", "busybox", "time"}
 _LOOK_EVERY_S = 0.5
 _MOST_ANCESTORS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Ancestor:
+class Kin:
     """`began`: in the kernel's ticks since its start; with it a number that was given to another process is told apart."""
 
     pid: int
@@ -34,11 +40,11 @@ class Ancestor:
     began: str
 
 
-def launcher() -> Ancestor | None:
+def launcher() -> Kin | None:
     """None where no ancestor that this process can see is one: in a container, say."""
     pid = os.getppid()
     for _ in range(_MOST_ANCESTORS):
-        found = _look(pid)
+        found = look(pid)
         if found is None or pid <= 1:
             return None
         if found.name.startswith(_NAMES):
@@ -47,7 +53,7 @@ def launcher() -> Ancestor | None:
     return None
 
 
-def die_with(found: Ancestor) -> None:
+def die_with(found: Kin) -> None:
     """Has a thread kill this process when that one is gone. The kernel's own way (PR_SET_PDEATHSIG) goes by the thread that
     started it, and by the parent alone, which may be a shell between the two.
 
@@ -55,14 +61,61 @@ def die_with(found: Ancestor) -> None:
     """
 
     def watch() -> None:
-        while (now := _look(found.pid)) is not None and now.began == found.began:
+        while (now := look(found.pid)) is not None and now.began == found.began:
             time.sleep(_LOOK_EVERY_S)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="launcher", daemon=True).start()
 
 
-def _look(pid: int) -> Ancestor | None:
+def to_be_told(pid: int) -> tuple[Kin, signal.Signals] | None:
+    """Whom to tell, `pid` or the nearest one below it, so that all ranks save, and by which signal: an MPI's launcher or srun, or
+    else whatever has `stagerun run` among its words, as torchrun has. None if there is neither: a script that comes to it later.
+    """
+    found = [kin for kin in _family(pid) if not _is_shell(kin.pid)]
+    if launchers := [kin for kin in found if kin.name.startswith(_TAKES_USR1)]:
+        return launchers[0], signal.SIGUSR1
+    return next(((kin, signal.SIGTERM) for kin in found if words_of_run(_words(kin.pid)) is not None), None)
+
+
+def words_of_run(command: Sequence[str]) -> list[str] | None:
+    """The words after `stagerun run` or `python -m stagerun run`; None without these."""
+    for at in range(len(command) - 1):
+        if os.path.basename(command[at]) == "stagerun" and command[at + 1] == "run":
+            return list(command[at + 2 :])
+    return None
+
+
+def _family(pid: int) -> list[Kin]:
+    """The process and those below it, the nearest first, the oldest of several first."""
+    below: dict[int, list[Kin]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (kin := look(int(entry))) is not None:
+            below.setdefault(kin.parent, []).append(kin)
+    first = look(pid)
+    found = [first] if first is not None else []
+    for kin in found:  # which grows meanwhile
+        found += sorted(below.get(kin.pid, ()), key=lambda child: int(child.began))
+    return found
+
+
+def _is_shell(pid: int) -> bool:
+    """By what runs: a script has its own name, and may have that of a launcher."""
+    try:
+        program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        return False
+    return program.rstrip("-.0123456789") in _SHELLS
+
+
+def _words(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
+    except OSError:
+        return []
+
+
+def look(pid: int) -> Kin | None:
     """None for one that is gone, or has ended and is waited for."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
@@ -70,7 +123,7 @@ def _look(pid: int) -> Ancestor | None:
         return None
     name, _, rest = text.partition("(")[2].rpartition(")")
     words = rest.split()
-    return None if words[0] in "ZX" else Ancestor(pid, name, int(words[1]), words[19])
+    return None if words[0] in "ZX" else Kin(pid, name, int(words[1]), words[19])
 
 
 def bound_note(local_size: int, launcher_name: str) -> str:
@@ -85,6 +138,9 @@ def bound_note(local_size: int, launcher_name: str) -> str:
         mine, theirs = len(os.sched_getaffinity(0)), len(os.sched_getaffinity(found.pid))
     except OSError:
         return ""
+    # Its daemon may use the whole node, the job only what it has of it.
+    if launcher_name == "srun" and (said := os.environ.get("SLURM_CPUS_ON_NODE", "")).isdecimal():
+        theirs = min(theirs, int(said))
     share = max(1, theirs // local_size)
     if mine >= share:
         return ""

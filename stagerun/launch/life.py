@@ -61,6 +61,7 @@ class LifeEnd:
     text: str
     lost: dict[str, str] = field(default_factory=dict)  # host, how
     last_heard: float = 0.0  # of a lost one, of time.monotonic(); 0: none was lost
+    slept: float = 0.0  # seconds that this process was stopped for, where that is why hosts are lost
 
 
 class Lived:
@@ -82,7 +83,7 @@ class Lived:
         self._deaths: dict[int, int] = {}
         self._failed: dict[str, tuple[int, str]] = {}
         self._lost: dict[str, str] = {}
-        self._last_heard = 0.0
+        self._last_heard = self._slept = 0.0
         self._late = False
         self._stopped = 0.0  # when the workers were told to stop
         self._trouble = 0.0  # when something went wrong
@@ -111,7 +112,7 @@ class Lived:
                 self._stop(_OWN_STOP)
             self._end_late()
         code, text = self._verdict()
-        return LifeEnd(code, text, self._lost, self._last_heard)
+        return LifeEnd(code, text, self._lost, self._last_heard, self._slept)
 
     def _at_once(self) -> LifeEnd:
         """All workers are killed; rank 0 may have saved all by then, and be about to say so."""
@@ -151,6 +152,7 @@ class Lived:
             case "lost" if host in self._waiting:
                 self._waiting.discard(host)
                 self._lost[host] = words["text"]
+                self._slept = max(self._slept, self._remote.slept)
                 self._last_heard = max(self._last_heard, self._remote.heard(host))
                 ranks = [str(rank) for rank, name in self._hosts.items() if name == host]
                 text = f"{words['text']} (rank{'s' * (len(ranks) > 1)} {' '.join(ranks)})"

@@ -20,6 +20,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from stagerun import signals
 from stagerun.child import program
 from stagerun.errors import ExitCode
 from stagerun.launch.folder import LAUNCHER_PID, REPORT_DIR, Report, lives, nothing_begun, reports, send, unwritable
@@ -80,11 +81,13 @@ class Life:
 @contextmanager
 def begun(grace: float) -> Iterator[Life]:
     """The report folder, and signals passed on to the workers. Main thread. StorageError without a folder for temporary files."""
+    signals.block()  # one that came in between would leave the folder behind; the relay answers it
     try:
         _sweep()
         folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
         held = _claim(folder)
     except OSError as error:
+        signals.release()
         raise unwritable(error) from error
     os.environ[REPORT_DIR] = str(folder)
     os.environ[LAUNCHER_PID] = str(os.getpid())

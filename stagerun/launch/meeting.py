@@ -18,7 +18,16 @@ from typing import Protocol
 
 from stagerun import signals
 from stagerun.errors import PeerError
-from stagerun.launch.addresses import Interface, free_port, interfaces, is_loopback, own_name_misleads, resolve, towards
+from stagerun.launch.addresses import (
+    Interface,
+    by_default,
+    free_port,
+    interfaces,
+    is_loopback,
+    own_name_misleads,
+    resolve,
+    towards,
+)
 from stagerun.launch.pmi1 import Pmi1
 from stagerun.launch.pmix import Pmix
 from stagerun.nodelist import expand
@@ -95,6 +104,24 @@ def go_there(meeting: Meeting) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", meeting.interface)
 
 
+def place_note(world: World, environment: Mapping[str, str] = os.environ) -> str:
+    """What to tell the user where nobody says which worker of its host this is, and rank 0 is on another one; '' elsewhere."""
+    address = environment.get("MASTER_ADDR", "")
+    if GIVEN.rank not in environment or "LOCAL_RANK" in environment or world.rank == 0 or not address:
+        return ""
+    try:
+        found = resolve(address)
+    except OSError:
+        return ""
+    if is_loopback(found) or found in {interface.host for interface in interfaces()}:
+        return ""
+    return (
+        f"warning: RANK is set and LOCAL_RANK is not, so this worker takes itself for number {world.local_rank} of "
+        f"{world.local_size} on one host, and its processors and GPU by that, but {address}, where rank 0 is, is another host; set "
+        "LOCAL_RANK and LOCAL_WORLD_SIZE, to 0 and 1 where each host or container has one worker"
+    )
+
+
 def job_number(environment: Mapping[str, str]) -> str:
     """What tells this launch from all others, the same for all its ranks; '' where nothing does."""
     if "PMIX_NAMESPACE" in environment:
@@ -117,8 +144,8 @@ def _given(world: World, environment: Mapping[str, str], number: str) -> Meeting
         return meeting
     here = interfaces()
     found = towards(address, here)
-    if found is None and len(here) == 1 and _is_here(address):
-        found = here[0]
+    if found is None and _is_here(address):
+        found = by_default(here)
     return meeting if found is None else Meeting(address, int(said), "given", found.name)
 
 

@@ -92,7 +92,8 @@ class Relay:
                 left = self.asked.at + least_before(self.grace) - time.monotonic()
             # Not for ever: `ask` may be called meanwhile.
             info = signal.sigtimedwait(self._signals, min(max(0.0, left), _LOOK_S))
-            if info is not None:
+            # Stopped and continued for longer than that, Python tells of a signal 0.
+            if info is not None and info.si_signo in self._signals:
                 return info.si_signo
             if left <= 0 or self._over:
                 return None

@@ -4,6 +4,7 @@ A host is gone when its connection has ended, or nothing was heard of it for SIL
 `lost`; its connection is closed then.
 """
 
+import math
 import os
 import selectors
 import subprocess
@@ -19,14 +20,18 @@ from stagerun.launch.hostfile import Host
 from stagerun.launch.ssh import Way, passed_on
 from stagerun.launch.wire import ALIVE_S, SILENCE_S, Garbled, Reader, line
 
-# From ssh's start until the agent's first word, and for as long as it starts: an interpreter and torch, perhaps from a busy file server.
+# From ssh's start, or from when a bundle last got on, until the agent's first word, and for as long as it starts: an interpreter and
+# torch, perhaps from a busy file server.
 START_S = 90.0
+# An agent says that it is alive while it answers, and a file server that doesn't makes it wait for ever.
+ANSWER_S = 90.0
+_WAITING_S = 10.0  # then it is said who is waited for
 # A pause so long between two looks, and this process was stopped itself (Ctrl-Z).
 _ASLEEP_S = 5.0
 _READ_BYTES = 1 << 16
 _SAID_LINES = 20
 _END_S = 2.0
-_LEAVING_S = 0.02  # between two pieces of what doesn't leave at once
+_OTHER = "it may have another stagerun than this host: install the same on all, or let `--sync --sync-code` copy it"
 _NO_NEWS = ("alive", "out", "err")
 
 
@@ -56,22 +61,44 @@ class _Line:
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             os.set_blocking(stream.fileno(), False)  # type: ignore[union-attr]
         self.reader = Reader()
-        self.leaving = b""
+        self.leaving: deque[memoryview] = deque()
         self.said: deque[str] = deque(maxlen=_SAID_LINES)
-        self.began, self.heard = now, 0.0  # heard: of its agent
+        self.began, self.heard, self.first = now, 0.0, 0.0  # heard: of its agent, last and first
+        self.asked: tuple[float, float] | None = None  # since when no question is answered, and for how long at most
         self.open = True
         self.starting = True  # it may be importing what takes long, and says nothing meanwhile
 
-    def send(self, data: bytes) -> None:
-        self.leaving += data
-        with suppress(OSError):  # full, or gone: reading tells of that
-            self.leaving = self.leaving[os.write(self.process.stdin.fileno(), self.leaving) :]  # type: ignore[union-attr]
+    def send(self, *data: bytes) -> None:
+        self.leaving += map(memoryview, data)
+        try:
+            while self.leaving:
+                gone = os.write(self.process.stdin.fileno(), self.leaving[0])  # type: ignore[union-attr]
+                self.leaving[0] = self.leaving[0][gone:]
+                if not self.leaving[0]:
+                    self.leaving.popleft()
+                elif not self.heard:  # a bundle gets on
+                    self.began = time.monotonic()
+        except BlockingIOError:
+            pass
+        except OSError:  # gone: reading tells of that
+            self.leaving.clear()
+
+    def hangs(self, now: float) -> float:
+        """Seconds for which it has not answered, where that is too long. It answers once it has said its first word."""
+        since, limit = self.asked or (now, 0.0)
+        return limit if self.asked and self.heard and now > max(since, self.first) + limit else 0.0
 
     def silent(self, now: float) -> bool:
         since, limit = self.heard or self.began, START_S if self.starting else SILENCE_S
         return now > since + limit
 
     def why(self, silent: bool) -> tuple[str, str]:
+        if seconds := self.hangs(time.monotonic()):
+            ssh = self._way.to(self.host)
+            return (
+                f"{self.host.name} has not answered for {seconds:.0f} s, though it is there",
+                f"a file system there may hang: see whether `{ssh} df` comes back",
+            )
         if self.heard:
             limit = START_S if self.starting else SILENCE_S
             how = f"was not heard of for {limit:.0f} s" if silent else "is gone: its connection ended"
@@ -89,6 +116,7 @@ class Remote:
         self._kept: list[Message] = []
         self._selector = selectors.DefaultSelector()
         self._beat = self._looked = time.monotonic()
+        self._paused, self._woke = 0.0, 0.0
         for host in hosts:
             self.add(host)
 
@@ -121,8 +149,25 @@ class Remote:
         for stream, kind in ((one.process.stdout, "out"), (one.process.stderr, "err")):
             self._selector.register(stream, selectors.EVENT_READ, (one, kind))  # type: ignore[arg-type]
         one.send(
-            (self.way.bundle.data if self.way.bundle is not None else b"") + line("environment", values=passed_on())
+            *([self.way.bundle.data] if self.way.bundle is not None else []), line("environment", values=passed_on())
         )
+        self._watch(one)
+
+    def drop(self, host: str) -> None:
+        """Hangs up; nothing more is told of it."""
+        if self._lines[host].open:
+            self._close(self._lines[host], silent=True)
+
+    @property
+    def slept(self) -> float:
+        """Seconds that this process was stopped for just now, where that was long enough for agents to take it for gone; else 0."""
+        recent = time.monotonic() < self._woke + START_S
+        return self._paused if recent and self._paused > SILENCE_S - 2 * ALIVE_S else 0.0
+
+    @property
+    def leaving(self) -> bool:
+        """Whether something that was sent has not left yet."""
+        return any(one.leaving and one.open for one in self._lines.values())
 
     @property
     def open(self) -> list[str]:
@@ -136,11 +181,27 @@ class Remote:
     def send(self, host: str, kind: str, **words: Any) -> None:
         if self._lines[host].open:
             self._lines[host].send(line(kind, **words))
+            self._watch(self._lines[host])
 
-    def ask(self, hosts: Sequence[str], question: str, each: Each = NOBODY, **words: Any) -> dict[str, dict[str, Any]]:
-        """Everyone's answer, in their order; `each`: words of the question to one of them; who is left out was lost or failed, of which `receive` tells next."""
+    def put(self, host: str, question: str, limit: float | None = None, **words: Any) -> None:
+        """A question, whose answer is a message; the host is lost that gives none for `limit` seconds."""
+        self._lines[host].asked = time.monotonic(), ANSWER_S if limit is None else limit
+        self.send(host, "ask", question=question, **words)
+
+    def ask(
+        self,
+        hosts: Sequence[str],
+        question: str,
+        each: Each = NOBODY,
+        limit: float | None = None,
+        waiting_for: Callable[[Sequence[str]], None] = lambda hosts: None,
+        **words: Any,
+    ) -> dict[str, dict[str, Any]]:
+        """Everyone's answer, in their order; `each`: words of the question to one of them; who is left out was lost or failed, of which
+        `receive` tells next. `limit` as of `put`; `waiting_for` is told once, after a while, who has not answered yet."""
         for host in hosts:
-            self.send(host, "ask", question=question, **words, **each.get(host, {}))
+            self.put(host, question, limit, **words, **each.get(host, {}))
+        say_at = time.monotonic() + _WAITING_S
         answers: dict[str, dict[str, Any]] = {}
         waiting = {host for host in hosts if host in self.open}
         kept: list[Message] = []
@@ -152,6 +213,9 @@ class Remote:
                     kept.append(message)
                 if message.kind in ("answer", "lost", "failed"):
                     waiting.discard(message.host)
+            if waiting and time.monotonic() > say_at:
+                waiting_for([host for host in hosts if host in waiting])
+                say_at = math.inf
         self._kept += kept
         return {host: answers[host] for host in hosts if host in answers}
 
@@ -161,27 +225,42 @@ class Remote:
             found, self._kept = self._kept, []
             return found
         now = time.monotonic()
-        if now > self._looked + _ASLEEP_S + timeout:
-            for one in self._lines.values():
-                one.heard = one.heard and now
         if now >= self._beat:
             self._beat = now + ALIVE_S
             for one in self._lines.values():
-                if one.open:
+                if one.open and not one.leaving:
                     one.send(line("alive"))
+                    self._watch(one)
         found = []
-        if any(one.leaving and one.open for one in self._lines.values()):
-            timeout = min(timeout, _LEAVING_S)
         for key, _ in self._selector.select(min(timeout, max(0.0, self._beat - now))):
-            if key.fileobj in self._selector.get_map():  # what came before it may have ended its connection
-                found += self._read(*key.data)
-        self._looked = now = time.monotonic()
+            one, kind = key.data
+            if kind == "in":
+                one.send()
+                self._watch(one)
+            elif key.fileobj in self._selector.get_map():  # what came before it may have ended its connection
+                found += self._read(one, kind)
+        before, self._looked = self._looked, time.monotonic()
+        now = self._looked
+        if (pause := now - before) > _ASLEEP_S + timeout:
+            self._paused, self._woke = pause, now
+            for one in self._lines.values():
+                one.heard = one.heard and now
+                one.began = now
+                one.asked = one.asked and (now, one.asked[1])
         for one in self._lines.values():
-            if one.leaving and one.open:
-                one.send(b"")
-            if one.open and one.silent(now):
+            if one.open and (one.silent(now) or one.hangs(now)):
                 found.append(self._close(one, silent=True))
         return found
+
+    def _watch(self, one: _Line) -> None:
+        """Wakes up when more can leave, where there is more."""
+        if not one.open:  # nor is its stdin
+            return
+        stream, there = one.process.stdin, one.process.stdin in self._selector.get_map()
+        if one.leaving and not there:
+            self._selector.register(stream, selectors.EVENT_WRITE, (one, "in"))  # type: ignore[arg-type]
+        elif there and not one.leaving:
+            self._selector.unregister(stream)  # type: ignore[arg-type]
 
     def _read(self, one: _Line, kind: Literal["out", "err"]) -> list[Message]:
         stream = one.process.stdout if kind == "out" else one.process.stderr
@@ -204,11 +283,14 @@ class Remote:
         except Garbled as error:
             return [self._close(one, garbled=str(error))]
         one.heard = time.monotonic()
+        one.first = one.first or one.heard
         for words in messages:
             if words["is"] == "alive":
                 one.starting = bool(words.get("starting"))
+            if words["is"] in ("answer", "failed"):
+                one.asked = None
             if words["is"] in ("out", "err"):
-                self._show(one.host.name, words["is"], str(words.get("text", "")))
+                self._show(one.host.name, words["is"], words["text"])
         return [Message(one.host.name, words["is"], words) for words in messages if words["is"] not in _NO_NEWS]
 
     def _close(self, one: _Line, silent: bool = False, garbled: str = "") -> Message:
@@ -220,8 +302,9 @@ class Remote:
         text, hint = one.why(silent)
         if garbled:
             text = f"{one.host.name} says `{garbled}`, which is no agent's word"
-            hint = "nothing that its shell reads at its start may print anything"
-        for stream in (one.process.stdout, one.process.stderr):
+            hint = "nothing that its shell reads at its start may print anything" if not one.heard else _OTHER
+        one.leaving.clear()
+        for stream in (one.process.stdin, one.process.stdout, one.process.stderr):
             with suppress(KeyError, ValueError):
                 self._selector.unregister(stream)  # type: ignore[arg-type]
         with suppress(OSError):

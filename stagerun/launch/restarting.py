@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from stagerun.errors import ExitCode
 from stagerun.text import count
 
+RELEASED_S = 10.0
 AGAIN = "run the same command again: it goes on from the newest snapshot"
 
 
@@ -22,8 +23,9 @@ class Policy:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """A life. `code`, `text`: the verdict over all its workers. `hosts`: those that had some. `lost`: of these, what became of them.
-    `asked`: a person or a scheduler wants the end. `answering`: hosts that can be started now, of all. `sees_out`: those that see what
-    rank 0's host writes. `restarts`: how many there were before."""
+    `asked`: a person or a scheduler wants the end. `answering`: hosts that can be started now, of all. `sees_out`: those that saw what
+    rank 0's host writes when the life began. `releasing`: workers of an earlier life may still save. `slept`: seconds that the launcher
+    was stopped for, where the hosts took it for gone. `restarts`: how many there were before."""
 
     code: int
     text: str
@@ -32,6 +34,8 @@ class Ended:
     asked: bool = False
     answering: tuple[str, ...] = ()
     sees_out: frozenset[str] = frozenset()
+    releasing: bool = False
+    slept: float = 0.0
     restarts: int = 0
 
 
@@ -43,11 +47,12 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Another life on `hosts`. `failure`: one of those that are counted. `says`: to the user."""
+    """Another life on `hosts`, in `wait` seconds. `failure`: one of those that are counted. `says`: to the user."""
 
     hosts: tuple[str, ...]
     failure: bool
     says: str
+    wait: float = 0.0
 
 
 def decide(ended: Ended, policy: Policy) -> Finish | Again:
@@ -62,6 +67,9 @@ def decide(ended: Ended, policy: Policy) -> Finish | Again:
         several = len(came) > 1
         says = f"{_names(came)} answer{'' if several else 's'} again: going on with {'them' if several else 'it'}"
         return Again(_ordered(ended, policy), False, says)
+    if ended.code == ExitCode.IN_USE and ended.releasing:
+        says = f"{_first_line(ended.text)}; it may be what the last life has left, and saves: next try in {RELEASED_S:.0f} s"
+        return Again(_ordered(ended, policy), False, says, RELEASED_S)
     if ended.code not in (ExitCode.PEER, ExitCode.SAVED):
         return Finish(ended.code, ended.text)
     gone = [name for name in ended.lost if name not in ended.answering]
@@ -77,6 +85,9 @@ def decide(ended: Ended, policy: Policy) -> Finish | Again:
         more = "" if policy.least < len(policy.hosts) else "; with --min-nodes it would go on with fewer hosts"
         needed = f"{count(len(left), 'host')} left of at least {policy.least}"
         return Finish(_saved_or_gone(ended), f"{why}: {needed}\n  hint: {AGAIN}{more}")
+    if ended.slept:
+        says = f"the launcher was stopped for {ended.slept:.0f} s, so the hosts have saved and ended: going on with {_names(left)}"
+        return Again(left, False, says)
     if ended.restarts >= policy.restarts:
         done = (
             f"and {count(policy.restarts, 'restart')} {'was' if policy.restarts == 1 else 'were'} made before"
@@ -90,12 +101,13 @@ def decide(ended: Ended, policy: Policy) -> Finish | Again:
 
 
 def _ordered(ended: Ended, policy: Policy) -> tuple[str, ...]:
-    """Hosts for another life. The first has rank 0, and reads and writes the output folder."""
+    """Hosts for another life. The first has rank 0, and reads and writes the output folder: the one that did before, or one that has seen
+    it do so and was there ever since. Who was away may have come back without that file system, and would begin anew."""
     there = [name for name in policy.hosts if name in ended.answering]
-    if not there or there[0] in ended.sees_out or there[0] == ended.hosts[0]:
-        return tuple(there)
-    seeing = [name for name in there if name in ended.sees_out or name == ended.hosts[0]]
-    return (seeing[0], *(name for name in there if name != seeing[0])) if seeing else ()
+    head = ended.hosts[0]
+    fit = [name for name in there if name in ended.sees_out and name not in ended.lost]
+    first = head if head in there else fit[0] if fit else None
+    return (first, *(name for name in there if name != first)) if first is not None else ()
 
 
 def _saved_or_gone(ended: Ended) -> int:

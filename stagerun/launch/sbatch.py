@@ -61,11 +61,9 @@ def clock(seconds: int) -> str:
 
 def script(batch: Batch) -> str:
     """The whole file."""
-    head = [
-        "#!/bin/bash",
-        *(f"# {line}".rstrip() for line in batch.about),
-        f"# Written by: {shlex.join(batch.command)}",
-    ]
+    comments = [*batch.about, f"Written by: {shlex.join(batch.command)}"]
+    # What was typed may have several lines; sbatch reads no options below the first one that is no comment.
+    head = ["#!/bin/bash", *(f"# {line}".rstrip().replace("\n", "\n#   ") for line in comments)]
     options = [f"#SBATCH {option}" for option in _options(batch)]
     values = {
         "OUT": shlex.quote(batch.out),
@@ -117,24 +115,44 @@ _BODY = """
 out=@OUT@
 idle="$out.slurm-$SLURM_JOB_ID.idle"  # a line for each of the last allocations that came to nothing
 progress() { ls "$out/snapshots" "$out/results" "$out/results/ensembles" 2>/dev/null | cksum; }
-job() { scontrol show job "$SLURM_JOB_ID"; }
+# 1: it is tried again. A signal is Slurm's, which ends what the job runs as soon as it is requeued.
+ask() {
+    for pause in 1 3 9 0; do
+        scontrol "$@" "$SLURM_JOB_ID"
+        [ $? -ne 1 ] && return 0  # without it, in a trap, what came before the trap would count
+        sleep "$pause"
+    done
+    false
+}
+job() { ask show job || echo "Slurm does not answer"; }
 
 # Asks for the next allocation, for the same job, which goes on in the same file.
 again() {
-    if [ "$before" != "$(progress)" ]; then rm -f "$idle"; else echo "$1" >>"$idle"; fi
+    if [ "$before" != "$(progress)" ]; then
+        rm -f "$idle"
+    elif ! echo "$1" >>"$idle"; then
+        echo "not queued again: $1, and $idle can't be written, which counts how often"
+        return
+    fi
     if [ -e "$idle" ] && [ "$(wc -l <"$idle")" -ge @FRUITLESS@ ]; then
         echo "not queued again: @FRUITLESS@ allocations in a row came to no snapshot and no result ($(paste -sd, "$idle"))"
         rm -f "$idle"
-        exit @REFUSED@
+        code=@REFUSED@
+    elif ask requeue; then
+        echo "queued again: $1"
+    else
+        echo "not queued again: Slurm does not answer"
     fi
-    scontrol requeue "$SLURM_JOB_ID" && echo "queued again: $1"
 }
 
 # Slurm ends the job. At the time limit, of which the ranks were told before, it goes on all the same; what was cancelled, preempted or
 # requeued is not for this script to decide. The ranks have KillWait seconds (slurm.conf) to save.
 ends() {
     ended=yes
-    case "$(job)" in *Reason=TimeLimit*) again "time limit" ;; esac
+    case "$(job)" in
+    *Reason=TimeLimit*) again "time limit" ;;
+    Slurm*) echo "not queued again: Slurm does not answer" ;;
+    esac
 }
 trap ends TERM
 
@@ -153,10 +171,15 @@ fi
 
 # The highest exit code of all ranks. Worth another allocation are
 @MEANINGS@
-#   129 to 159  killed by signal 1 to 31; after three such lives without progress `stagerun run` refuses with 78
+#   129 to 159  killed by signal 1 to 31, but for 130: Ctrl-C; after three such lives without progress `stagerun run` refuses with 78
 #   233 to 242  srun's own: a node did not answer
 case "$code" in
-@AGAIN@ | 129 | 1[345][0-9] | 23[3-9] | 24[0-2]) case "$(job)" in *JobState=RUNNING*) again "exit code $code" ;; esac ;;
+@AGAIN@ | 129 | 13[1-9] | 1[45][0-9] | 23[3-9] | 24[0-2])
+    case "$(job)" in
+    *JobState=RUNNING*) again "exit code $code" ;;
+    Slurm*) echo "not queued again: Slurm does not answer" ;;
+    esac
+    ;;
 *) rm -f "$idle" ;;
 esac
 exit "$code"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from stagerun.child import program
 from stagerun.launch.hostfile import Host
 from stagerun.launch.sync import BAD_STREAM, CANT_WRITE, CODE, Bundle
+from stagerun.topology import BATCH_JOBS
 
 CONNECT_S = 10
 # What somebody else's configuration may say of these is overruled but by `--ssh "ssh -o ..."`: of two the first counts.
@@ -18,13 +19,17 @@ _OPTIONS = {
     "ConnectTimeout": str(CONNECT_S),
     "ServerAliveInterval": "5",
     "ServerAliveCountMax": "3",
+    # A connection that is shared with others goes on when its host is back under another one's feet, or fails with it.
+    "ControlMaster": "no",
+    "ControlPath": "none",
+    "ClearAllForwardings": "yes",
 }
 # Of the shell that is to become the agent, where it can't.
 _NO_FOLDER, _NO_PYTHON = 200, 201
 _SSH_FAILED = 255
 # What a worker is told to do differently by the environment; no secrets among it.
 _PASSED = ("OMP_", "STAGERUN_", "NCCL_", "GLOO_", "TORCH_")
-_PASSED_WHOLE = ("CUDA_VISIBLE_DEVICES", "KMP_AFFINITY", "KMP_BLOCKTIME", "MKL_NUM_THREADS")
+_PASSED_WHOLE = ("CUDA_VISIBLE_DEVICES", "KMP_AFFINITY", "KMP_BLOCKTIME", "MKL_NUM_THREADS", *BATCH_JOBS)
 _NOT_PASSED = ("STAGERUN_REPORT_DIR", "STAGERUN_LAUNCHER_PID", "TORCHELASTIC_RUN_ID")
 
 
@@ -63,11 +68,15 @@ class Way:
         words += [f"cd {folder} 2>/dev/null || exit {_NO_FOLDER};", f"{path}exec {python} {module} agent"]
         return self.start(host, words)
 
+    def to(self, host: Host) -> str:
+        """How a person gets there."""
+        return shlex.join([*self.ssh, host.name])
+
     def why(self, host: Host, code: int | None, said: Sequence[str]) -> tuple[str, str]:
         """Why there is no agent on a host, and a hint. `code`: the exit code of the command; None: it has not ended. `said`: the last
         lines of its stderr."""
         last = said[-1] if said else ""
-        ssh = shlex.join([*self.ssh, host.name])
+        ssh = self.to(host)
         if code is None:
             return f"{host.name} does not answer", f"`{ssh} true` must come back, without a question"
         if code == _NO_FOLDER:

@@ -20,8 +20,8 @@ CODE = ".stagerun-code"
 BAD_STREAM, CANT_WRITE = 202, 203  # exit codes of what unpacks
 
 # Runs in the other host's interpreter, which may be another one, before any package is there. It reads its own bytes of the stream and no
-# more, writes each file aside and renames it, since hosts may share the folder, and deletes what an earlier copy brought and this
-# one doesn't.
+# more, writes each file aside and renames it, since hosts may share the folder, and deletes what an earlier copy of the same
+# folder brought and this one doesn't.
 _UNPACK = (
     f"BAD_STREAM, CANT_WRITE = {BAD_STREAM}, {CANT_WRITE}"
     + """
@@ -48,19 +48,21 @@ try:
                 file.write(tar.extractfile(member).read())
             os.replace(aside, path)
             names.append(member.name)
-    record = os.path.join(folder, ".stagerun-sync")
-    try:
-        with open(record) as file:
-            before = json.load(file)
-    except (OSError, ValueError):
-        before = []
-    for name in set(before) - set(names):
+    for tree in {name.partition("/")[0] for name in names}:
+        record = os.path.join(folder, ".stagerun-sync." + tree)
+        sent = [name for name in names if name.startswith(tree + "/")]
         try:
-            os.unlink(os.path.join(folder, name))
-        except OSError:
-            pass
-    with open(record, "w") as file:
-        json.dump(names, file)
+            with open(record) as file:
+                before = json.load(file)
+        except (OSError, ValueError):
+            before = []
+        for name in set(before) - set(sent):
+            try:
+                os.unlink(os.path.join(folder, name))
+            except OSError:
+                pass
+        with open(record, "w") as file:
+            json.dump(sent, file)
 except OSError as error:
     print("%s: %s" % (error.filename or folder, error.strerror), file=sys.stderr)
     sys.exit(CANT_WRITE)
@@ -107,14 +109,16 @@ def _packed(trees: Mapping[str, Path]) -> bytes:
         for name, tree in trees.items():
             for path in _files(tree):
                 try:
-                    if packed.tell() + path.stat().st_size > MOST_BYTES:
-                        raise UsageError(
-                            f"--sync: {tree} is larger than {size(MOST_BYTES)}",
-                            "keep images and output folders elsewhere",
-                        )
-                    data = path.read_bytes()
+                    if not path.is_file() and path.exists():
+                        raise UsageError(f"--sync: {path} is no file", "keep pipes, sockets and devices elsewhere")
+                    with open(path, "rb") as file:
+                        data = file.read(MOST_BYTES + 1)
                 except OSError as error:
                     raise UsageError(f"--sync: {path} can't be read: {error.strerror}") from None
+                if packed.tell() + len(data) > MOST_BYTES:
+                    raise UsageError(
+                        f"--sync: {tree} is larger than {size(MOST_BYTES)}", "keep images and output folders elsewhere"
+                    )
                 member = tarfile.TarInfo(f"{name}/{path.relative_to(tree)}")
                 member.size, member.mode = len(data), 0o644
                 tar.addfile(member, io.BytesIO(data))

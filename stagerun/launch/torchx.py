@@ -26,7 +26,8 @@ def run(
     mounts: Optional[List[str]] = None,  # noqa: UP006, UP045  (TorchX reads these words, and knows no others)
     name: str = "stagerun",
 ) -> specs.AppDef:
-    """`stagerun run` on several nodes, started again, all of them, when one is lost: it goes on from the newest snapshot.
+    """`stagerun run` on several nodes, started again, all of them, when one is lost: it goes on from the newest snapshot. TorchX
+    doesn't look at exit codes, so a mistake is started again as often: let `stagerun check` find it first.
 
     Args:
         args: what follows `run`: the schedule's folder, --out, further options; both folders as the containers see them

@@ -15,6 +15,23 @@ from typing import Any
 # three times five seconds.
 ALIVE_S, SILENCE_S = 2.0, 15.0
 LONGEST = 1 << 24  # a line; more is no agent of ours
+# What is in an agent's words at least. Of an answer: by its question.
+_WORDS: dict[str, dict[str, type]] = {
+    "answer": {"question": str},
+    "out": {"text": str},
+    "err": {"text": str},
+    "ended": {"reports": list, "deaths": list, "late": bool},
+    "failed": {"code": int, "text": str},
+}
+_ANSWERS: dict[str, dict[str, type]] = {
+    "facts": {"facts": dict, "devices": int, "machine": str},
+    "look": {"text": str},
+    "mark": {"path": str},
+    "sees": {"seen": bool},
+    "meet": {"addresses": list, "own": list},
+    "port": {"port": int},
+}
+_ROWS: dict[str, tuple[type, ...]] = {"reports": (int, int, str), "deaths": (int, int)}
 
 
 class Garbled(Exception):
@@ -42,7 +59,19 @@ class Reader:
                 message = json.loads(text)
             except (ValueError, RecursionError):
                 message = None
-            if not isinstance(message, dict) or not isinstance(message.get("is"), str):
+            if not isinstance(message, dict) or not isinstance(message.get("is"), str) or not _whole(message):
                 raise Garbled(text[:200].decode(errors="replace"))
             found.append(message)
         return found
+
+
+def _whole(message: dict[str, Any]) -> bool:
+    needed = _WORDS.get(message["is"], {})
+    if message["is"] == "answer":
+        needed = needed | _ANSWERS.get(str(message.get("question")), {})
+    return all(isinstance(message.get(name), kind) for name, kind in needed.items()) and all(
+        isinstance(row, list) and len(row) == len(kinds) and all(map(isinstance, row, kinds))
+        for name, kinds in _ROWS.items()
+        if message["is"] == "ended"
+        for row in message[name]
+    )

@@ -12,9 +12,12 @@ from stagerun.text import columns, count, size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """Of one stage. `passes` of the busiest worker per iteration; `efficiency` against one worker that does all of it alone."""
+    """Of one stage. `bytes` are summed in an iteration, in so many `pieces`. `passes` of the busiest worker per iteration; `efficiency`
+    against one worker that does all of it alone."""
 
     stage: str
+    bytes: float
+    pieces: int
     passes: int
     step: Step
     images_per_second: float
@@ -23,12 +26,13 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """`pieces`: bytes of the gradients and of what travels with them, as they leave. `images_per_second`: of one worker alone, where it
-    was told; None: as in `figures`."""
+    """`pieces`: by stage, bytes of the gradients and of what travels with them, as they leave. `images_per_second`: of one worker alone,
+    where it was told; None: as in `figures`. `elastic`: as of `determinism`."""
 
     workers: int
     link: Link
-    pieces: tuple[float, ...]
+    pieces: Mapping[str, tuple[float, ...]]
+    elastic: bool = False
     images_per_second: float | None
     figures: Figures | None
 
@@ -45,10 +49,13 @@ def predict(schedule: Schedule, job: Job) -> dict[str, Predicted]:
         else:
             continue
         passes = passes_of(solver, workers)
-        taken = step(job.pieces, workers, job.link, one_pass, passes, update)
+        pieces = job.pieces[stage.name]
+        taken = step(pieces, workers, job.link, one_pass, passes, update)
         alone = solver.logical_workers * one_pass + update
         found[stage.name] = Predicted(
             stage=stage.name,
+            bytes=sum(pieces),
+            pieces=len(pieces),
             passes=passes,
             step=taken,
             images_per_second=solver.batch_size / taken.total,
@@ -96,7 +103,8 @@ def render_prediction(job: Job, found: Mapping[str, Predicted]) -> str:
                 f"{p.efficiency:.3f}",
             )
         )
-    head = f"{_place(job)}, predicted from {_told(job)}; {size(sum(job.pieces))} are summed in an iteration, in {len(job.pieces)} pieces"
+    sent = dict.fromkeys(f"{size(p.bytes)} in {count(p.pieces, 'piece')}" for p in found.values())
+    head = f"{_place(job)}, predicted from {_told(job)}; summed in an iteration: {' or '.join(sent)}"
     return "\n".join([head, "", *columns(rows), *(f"note: {text}" for text in remarks(job))])
 
 
@@ -104,8 +112,14 @@ def remarks(job: Job) -> list[str]:
     """What the model is, and what it leaves out; one sentence each."""
     said = [
         f"ring all-reduce: 2 (p-1)/p * bytes / bandwidth + 2 (p-1) * latency for each piece; {OVERLAP:.0%} of the last backward pass hide it; "
-        "what networking takes of the processors, slow workers and other traffic are not in it"
+        "what networking takes of the processors, slow workers and other traffic are not in it",
+        "--link is the speed that an all-reduce reaches: over TCP it was measured at 0.75 to 0.93 of the line's",
     ]
+    if job.elastic:
+        said.append(
+            "`determinism: ELASTIC` sends as much as a ring where the workers and the device batches of an iteration are powers of 2, "
+            "else more; what it takes to add up in its order is not in it"
+        )
     if job.figures is not None and job.images_per_second is None and job.figures.workers > 1:
         said.append(
             f"the update was timed among {job.figures.workers} workers, with their wait for each other in it: rehearse with one for a "
@@ -131,8 +145,6 @@ def prediction_record(job: Job, found: Mapping[str, Predicted]) -> dict[str, obj
         "workers": job.workers,
         "bandwidth": job.link.bandwidth,
         "latency": job.link.latency,
-        "bytes": sum(job.pieces),
-        "pieces": len(job.pieces),
         "overlap": OVERLAP,
         "stages": [{**asdict(p), "iteration": p.step.total} for p in found.values()],
         "notes": remarks(job),

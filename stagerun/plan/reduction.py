@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 # Of a pass, backward: through a layer it is two products of the size of the one forward.
 BACKWARD_SHARE = 2 / 3
-# Of backward, how much is left when the first gradients leave: 0.84 in profiles of `resnet18` (`run --profile`). Where the last layer alone
-# fills a piece, as in ResNet-50, it is more.
+# Of backward, how much is left when the first gradients leave: 0.84 in one profile (`run --profile`), of one iteration of `resnet18`.
+# Where the last layer alone fills a piece, as in ResNet-50, it is more.
 OVERLAP = 0.84
 
 

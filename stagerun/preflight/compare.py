@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from stagerun.errors import ExitCode
 from stagerun.preflight.facts import Facts, Images
@@ -66,6 +66,25 @@ def differences(facts: Mapping[str, Facts]) -> list[Finding]:
     return [*_refusals(facts), *_warnings(facts)]
 
 
+def unlike(told: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    """Who has another stagerun than most, of facts as they were sent by host, of which some can't be read here: those of other code may
+    have other fields."""
+    hint = "install the same stagerun on all hosts"
+    said = {host: stagerun_of(one) for host, one in told.items()}
+    return odd_ones(said, "stagerun", hint, ExitCode.RECIPE) or [
+        Finding(
+            hosts=tuple(told), text="what the hosts tell of themselves can't be read", hint=hint, code=ExitCode.RECIPE
+        )
+    ]
+
+
+def stagerun_of(said: Mapping[str, Any]) -> str:
+    """Of facts as they were sent, perhaps by another stagerun."""
+    versions = said.get("versions")
+    version = versions.get("stagerun") if isinstance(versions, Mapping) else None
+    return f"{version or 'unknown'} ({str(said.get('code'))[:12]})"
+
+
 def _refusals(facts: Mapping[str, Facts]) -> list[Finding]:
     found: list[Finding] = []
     mistake = ExitCode.RECIPE
@@ -111,9 +130,9 @@ def _other_settings(facts: Mapping[str, Facts]) -> list[Finding]:
         mine = read[hosts[0]].files
         files = sorted(name for name in mine.keys() | norm.keys() if mine.get(name) != norm.get(name))
         what = ", ".join(files) or "the options (`--set`)"
+        hint = "copy the schedule's folder to every host" if files else "give the same --set on all hosts"
         rest = _names(odd[0][1], len(facts))
         text = f"{_names(hosts, len(facts))}: the schedule is another than on {rest}: {what}"
-        hint = "copy the schedule's folder to every host"
         found.append(Finding(hosts=tuple(hosts), text=text, hint=hint, code=ExitCode.RESUME_REFUSED))
     return found
 

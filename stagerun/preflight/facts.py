@@ -4,7 +4,6 @@ import hashlib
 import os
 import platform
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -23,7 +22,7 @@ from stagerun.preflight.places import (
     require_writable,
     scratch_room,
 )
-from stagerun.recipe import Data, Schedule, Source
+from stagerun.recipe import Cache, Data, Schedule, Source
 from stagerun.spec import canonical, load
 
 T = TypeVar("T")
@@ -49,8 +48,8 @@ class Images:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """`versions` by package, `code` digest of stagerun's modules, `memory` bytes, `cores` that this process may use, `clock` seconds
-    since 1970. `settings` is a digest of all that the schedule says but its paths, `files` digests of its files by name: both empty
+    """`versions` by package, `code` digest of stagerun's modules, `memory` bytes, `cores` that this process may use.
+    `settings` is a digest of all that the schedule says but its paths, `files` digests of its files by name: both empty
     where it has mistakes."""
 
     host: str
@@ -63,7 +62,6 @@ class Facts:
     memory: int
     gpus: tuple[str, ...]
     driver: str
-    clock: float
     settings: str = ""
     files: Mapping[str, str]
     images: tuple[Images, ...] = ()
@@ -117,7 +115,6 @@ def host_facts(
         memory=machine.memory_bytes(machine.read("/proc/meminfo")),
         gpus=gpus,
         driver=driver,
-        clock=time.time(),
         files={},
     )
     _tried(troubles, require_temporary)
@@ -168,10 +165,19 @@ def _checked(source: Source) -> Glance:
 
 
 def settings_text(schedule: Schedule) -> str:
-    """All that the schedule says, but where this host has its images."""
+    """All that the schedule says, but where this host has its images, and what only this host's time and room depend on. Whether there
+    is a scratch folder is the same for all: they copy together."""
     data = schedule.data
-    val = replace(data.val, path="") if data.val else None
-    return canonical(replace(schedule, data=replace(data, train=replace(data.train, path=""), val=val)))
+    mine = replace(
+        data,
+        train=replace(data.train, path=""),
+        val=replace(data.val, path="") if data.val else None,
+        scratch=None if data.scratch is None else "",
+        scratch_reserve=0.0,
+        loader_threads=None,
+        cache=Cache.AUTO,
+    )
+    return canonical(replace(schedule, data=mine))
 
 
 def settings_digest(schedule: Schedule) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median_high, median_low
 
 from stagerun.errors import ExitCode
 from stagerun.preflight.compare import Finding
@@ -100,14 +100,16 @@ def rounds(hosts: int, most: int = MOST_ROUNDS) -> list[list[tuple[int, int]]]:
 
 def verdicts(measured: Measured) -> list[Finding]:
     """What is slow, and how many times as slow as usual."""
-    return [*_slow_hosts(measured.hosts), *_slow_links(measured)]
+    links = list(_slow_links(measured))
+    odd = any(finding.code for finding in links)
+    return [*_slow_hosts(measured.hosts), *links, *([] if odd else _slow_network(measured))]
 
 
 _SLOW_HOST = "look there for another job, a throttled processor or memory on the wrong node; or leave the host out"
 
 
 def _slow_hosts(hosts: Sequence[HostTimes]) -> Iterator[Finding]:
-    usual = median(host.seconds for host in hosts)
+    usual = median_low(host.seconds for host in hosts)  # where half of them are slow, that of the others
     if len(hosts) == 2:
         fast, slow = sorted(hosts, key=lambda host: host.seconds)
         if slow.seconds > SLOW_STEP * fast.seconds:
@@ -127,6 +129,7 @@ def _slow_hosts(hosts: Sequence[HostTimes]) -> Iterator[Finding]:
 
 
 _SLOW_LINK = "look at the speed the port came up with (ethtool), at the cable, and at the route between them"
+_SLOW_NETWORK = "a faster network, fewer hosts, or a larger batch; `ethtool` shows the speed that a port came up with"
 
 
 def _slow_links(measured: Measured) -> Iterator[Finding]:
@@ -144,12 +147,12 @@ def _slow_links(measured: Measured) -> Iterator[Finding]:
     for name in names if len(names) > 2 else ():
         said = []
         for does, rates in best.items():
-            usual = median(rates.values())
+            usual = median_high(rates.values())
             if rates[name] < SLOW_LINK * usual:
                 slow[does].add(name)
                 said.append(f"{does} {bits(rates[name])} at best (median of the hosts {bits(usual)})")
         if said:
-            factor = max(median(rates.values()) / max(rates[name], 1.0) for rates in best.values())
+            factor = max(median_high(rates.values()) / max(rates[name], 1.0) for rates in best.values())
             text = f"{name}: slow link: {', '.join(said)}: {factor:.0f} times as slow"
             yield Finding(hosts=(name,), text=text, hint=_SLOW_LINK, code=ExitCode.PEER)
     for link in links:
@@ -177,11 +180,22 @@ def _two(links: Sequence[Link]) -> Iterator[Finding]:
         yield Finding(hosts=(slow.sender, slow.receiver), text=text, hint=_SLOW_LINK, code=ExitCode.PEER)
 
 
+def _slow_network(m: Measured) -> Iterator[Finding]:
+    """Where all links are as slow as each other, or most are, none of them is odd: but what it costs is known."""
+    if m.links and m.exposed_seconds > m.compute_seconds:
+        rates = [link.rate for link in m.links]
+        text = (
+            f"the network is slow for this model: {_s(m.exposed_seconds)} of communication in each iteration, and {_s(m.compute_seconds)} "
+            f"of computing; the fastest link between two hosts carries {bits(max(rates))}, the slowest {bits(min(rates))}"
+        )
+        yield Finding(hosts=tuple(host.host for host in m.hosts), text=text, hint=_SLOW_NETWORK)
+
+
 def _far(links: Sequence[Link], names: Sequence[str]) -> Iterator[Finding]:
     if len(names) < 3:
         return
     best = {n: min((x.round_trip for x in links if n in (x.sender, x.receiver)), default=0.0) for n in names}
-    usual = median(best.values())
+    usual = median_low(best.values())
     for name, trip in best.items():
         if trip > max(SLOW_ROUND_TRIP * usual, usual + LEAST_ROUND_TRIP_S):
             text = f"{name}: a round trip takes {1e3 * trip:.1f} ms at best, where the median of the hosts is {1e3 * usual:.1f} ms"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from statistics import median
+from statistics import median_low
 from typing import Any
 
 from stagerun.preflight.compare import Finding, worst
@@ -81,7 +81,7 @@ def _table(
     links = measured is not None and bool(measured.links)
     head += ["workers", "step alone", *["of median"] * (len(timed) > 1)] if timed else []
     head += ["sends", "receives", "round trip"] if links else []
-    usual = median(host.seconds for host in timed.values()) if timed else 0.0
+    usual = median_low(host.seconds for host in timed.values()) if timed else 0.0
     rows = []
     for host in shown:
         one = facts[host]

@@ -2,22 +2,17 @@
 
 import os
 import tempfile
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from stagerun.data.scratch.layout import PARTIAL, home_of, look, survey
-from stagerun.data.scratch.locks import held
+from stagerun.data.scratch.locks import held_now
 from stagerun.data.scratch.room import free_bytes, idle_now, missing
 from stagerun.errors import PermissionDenied, StorageError
-from stagerun.preflight.machine import read
 from stagerun.recipe import Data
+from stagerun.store.place import LOCAL, mounted
 from stagerun.text import size
-
-# Kinds of file system that several hosts see alike; any other is taken for one host's own.
-_SHARED = {
-    "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "glusterfs", "panfs", "orangefs", "pvfs2", "afs",
-    "9p", "virtiofs", "wekafs",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +29,7 @@ class Place:
     @property
     def shared(self) -> bool:
         """Whether, by its kind, other hosts may see it, too."""
-        return self.kind in _SHARED or self.kind.startswith("fuse.")
+        return self.kind not in LOCAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +49,8 @@ class ScratchRoom:
         return self.needed + self.reserve - self.free - self.removable if self.needed else 0
 
 
-def place(path: Path, mounts: str | None = None) -> Place:
-    """StorageError if it can't be looked at. `mounts`: text of /proc/self/mountinfo."""
+def place(path: Path) -> Place:
+    """StorageError if it can't be looked at."""
     there = path.is_dir()
     near = path.absolute()
     while not near.exists() and near != near.parent:
@@ -66,24 +61,8 @@ def place(path: Path, mounts: str | None = None) -> Place:
         raise StorageError(
             f"{path}: can't be looked at: {error.strerror}", "check the disk or the file server"
         ) from None
-    kind, source = mounted(os.path.realpath(near), read("/proc/self/mountinfo") if mounts is None else mounts)
-    return Place(path=str(path), there=there, kind=kind, source=source, free=free)
-
-
-def mounted(path: str, mounts: str) -> tuple[str, str]:
-    """(kind, source) of the file system that `path`, absolute and real, lies on; of mountinfo(5)'s text. ('unknown', '') where it
-    doesn't say."""
-    best, found = -1, ("unknown", "")
-    for line in mounts.splitlines():
-        before, _, after = line.partition(" - ")
-        words, rest = before.split(), after.split()
-        if len(words) < 5 or len(rest) < 2:
-            continue
-        point = words[4].replace("\\040", " ")
-        # Of two mounts on one point the later one is seen.
-        if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= best:
-            best, found = len(point), (rest[0], rest[1])
-    return found
+    kind, source = mounted(near)
+    return Place(path=str(path), there=there, kind=kind or "unknown", source=source, free=free)
 
 
 def require_writable(path: Path) -> None:
@@ -132,9 +111,11 @@ def scratch_room(data: Data) -> ScratchRoom:
     removable = 0
     try:
         if home.is_dir():
-            # As who takes room does it: what is locked here for a moment is not taken for one in use by a job that starts.
-            with held(home / "lock", lambda: False):
-                for one in survey(home):
+            # As who takes room does it: what is locked here for a moment is not taken for one in use by a job that starts. While another
+            # does, nothing is counted; where nobody ever has, no lock is made, since there is nothing to count.
+            lock = home / "lock"
+            with held_now(lock) if lock.exists() else nullcontext(False) as ours:
+                for one in survey(home) if ours else ():
                     if one.folder.name.removesuffix(PARTIAL) not in names:
                         with idle_now(one) as why:
                             removable += 0 if why else one.bytes

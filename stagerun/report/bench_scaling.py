@@ -9,6 +9,9 @@ from stagerun.report.published import PUBLISHED, Published
 from stagerun.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT
 from stagerun.text import columns, count
 
+# Iterations of a turn that don't count: they are fed by batches made ahead, and find the caches full of another turn's.
+WARM_UP = 1
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -59,7 +62,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What it was measured with. `sharing`: most workers on one host, which has `processors`."""
+    """What it was measured with. `sharing`: most workers on one host, which has `processors`. `bound`: what was said of binding all
+    workers; '' where they are not."""
 
     schedule: str
     stage: str
@@ -72,6 +76,7 @@ class Measured:
     synthetic: str
     rounds: int
     iterations: int
+    bound: str = ""
 
 
 def rows(turns: Sequence[Turn], batch_size: int, logical_workers: int) -> list[Row]:
@@ -164,9 +169,7 @@ def notes(found: Sequence[Row], measured: Measured) -> list[str]:
     ]
     uneven = [f"{row.workers} ({row.best:.2f} at best)" for row in found if row.best < 0.999]
     if uneven:
-        said.append(
-            f"{count(measured.logical_workers, 'device batch').replace('batchs', 'batches')} can't be dealt out evenly to {', '.join(uneven)}"
-        )
+        said.append(f"{measured.logical_workers} device batches can't be dealt out evenly to {', '.join(uneven)}")
     if measured.sharing > 1 and measured.device == "cpu":
         over = ""
         if measured.sharing * measured.threads > measured.processors:
@@ -175,6 +178,8 @@ def notes(found: Sequence[Row], measured: Measured) -> list[str]:
             f"up to {count(measured.sharing, 'worker')} share the {count(measured.processors, 'processor')} of one machine{over}: how "
             "they get in each other's way there says nothing of a cluster"
         )
+    if measured.bound:
+        said.append(f"{measured.bound}; a turn with fewer workers leaves the cores of the others idle")
     if measured.synthetic:
         said.append(
             f"synthetic images ({measured.synthetic}), in memory: waiting for data would be another with real ones"

@@ -32,6 +32,7 @@ from stagerun.recipe import OnNan
 from stagerun.report.failed import failed_line
 from stagerun.report.table import ensembles_table, ordered, results_table
 from stagerun.text import duration, size
+from stagerun.world import relayed
 
 
 class _Terminal(RichConsole):
@@ -49,7 +50,8 @@ def print_nowhere() -> None:
 
 class Console:
     """A sink for events. `display` maps a stage to the iterations between two plain lines (0: none); `results` and
-    `ensembles` are those of stages and ensembles finished before. `live`: whether to show a live line; by default on a terminal."""
+    `ensembles` are those of stages and ensembles finished before. `live`: whether to show a live line; by default on a terminal that
+    isn't an MPI's launcher's, by way of which what is printed may come to a file."""
 
     def __init__(
         self,
@@ -62,7 +64,7 @@ class Console:
         self.rich = _Terminal(file=sys.stdout, highlight=False)
         self.live = (
             Live(console=self.rich, refresh_per_second=4, transient=True)
-            if live or (live is None and self.rich.is_terminal)
+            if live or (live is None and self.rich.is_terminal and not relayed())
             else None
         )
         self.display, self.parents = display, parents

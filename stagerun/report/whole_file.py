@@ -1,4 +1,4 @@
-"""A small text file that is written whole each time."""
+"""Files that are written whole."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -7,8 +7,19 @@ from stagerun import store
 from stagerun.errors import PermissionDenied, StagerunError, StorageError
 
 
+def require_writable(file: str) -> None:
+    """Before the work whose result goes there. What it holds stays: should the work come to nothing, that is better than nothing.
+    PermissionDenied, StorageError."""
+    try:
+        open(file, "ab").close()
+    except PermissionError as error:
+        raise PermissionDenied(f"may not write {file}") from error
+    except OSError as error:
+        raise StorageError(f"can't write {file}: {error.strerror}") from error
+
+
 class WholeFile:
-    """Rank 0 only. It is written aside and renamed, so that readers and killed runs see the old lines or the new, none cut
+    """A small text file. Rank 0 only. It is written aside and renamed, so that readers and killed runs see the old lines or the new, none cut
     short, and lines that a resumed run makes void can go.
 
     `lines`: what it holds. A log that can't be written is no reason to lose training: `warn` is told of the first failure,

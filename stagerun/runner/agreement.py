@@ -5,12 +5,13 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 import torch
 
 import stagerun
 from stagerun.comm import Comm
-from stagerun.preflight.compare import differences, worst
+from stagerun.preflight.compare import Finding, differences, stagerun_of, unlike, worst
 from stagerun.preflight.facts import Facts, Trouble, from_json, host_facts, image_facts, settings_digest, with_settings
 from stagerun.preflight.machine import code_digest, version
 from stagerun.recipe import Schedule
@@ -54,16 +55,25 @@ def _agree(comm: Comm, mine: str, facts: Callable[[], Facts], part: str = "") ->
     if not others:
         return
     told = [json.loads(data) for data in comm.gather_bytes(json.dumps(facts().as_json()).encode())]
-    found = [from_json(one) for one in told]
+    try:
+        found = [from_json(one) for one in told]
+    except ValueError:
+        called = _names([str(one.get("host")) for one in told], [stagerun_of(one) for one in told])
+        refuse(comm, unlike(dict(zip(called, told, strict=True))))
     seen = {one.host: one.images for one in reversed(found) if one.images}  # of the workers of a host one has looked
     found = [replace(one, images=one.images or seen.get(one.host, ())) for one in found]
     names = _names([one.host for one in found], [_digest(one) for one in found])
     refusals = [finding for finding in differences(dict(zip(names, found, strict=True))) if finding.code]
     if refusals:
-        code = worst(refusals)
-        if comm.rank != 0:
-            raise ToldByAnother(code)
-        raise SeveralFailed(code, "\n".join(finding.render() for finding in refusals))
+        refuse(comm, refusals)
+
+
+def refuse(comm: Comm, findings: Sequence[Finding]) -> NoReturn:
+    """On all ranks; rank 0 tells why."""
+    code = worst(findings)
+    if comm.rank != 0:
+        raise ToldByAnother(code)
+    raise SeveralFailed(code, "\n".join(finding.render() for finding in findings))
 
 
 def _digest(one: Facts) -> str:

@@ -143,12 +143,33 @@ class Copying:
         finally:
             if handing is not None:
                 handing.close()
+        damaged = handing.judge(comm) if handing is not None else False
         everyone(comm, lambda: _raise(copier.error))
-        if not stopped:
-            trouble = [Told(host=self._host, text=text) for text in handing.trouble()] if handing else []
-            handed = handing.exchange.handed if handing and handing.exchange else 0
-            yield from as_notes(_gathered(comm, self._results(handed) + trouble), copier.scratch, beside=False)
-            self._compare(comm, hosts)
+        if stopped:
+            return True
+        trouble = [Told(host=self._host, text=text) for text in handing.trouble()] if handing else []
+        handed = handing.exchange.handed if handing and handing.exchange else 0
+        told = self._results(handed) + trouble
+        if damaged and (yield from self._again(comm, stop, hosts, told)):
+            return True
+        yield from as_notes(_gathered(comm, told), copier.scratch, beside=False)
+        self._compare(comm, hosts)
+        return False
+
+    def _again(
+        self, comm: Comm, stop: Callable[[], bool], hosts: Sequence[str], told: list[Told]
+    ) -> Generator[Note, None, bool]:
+        """Where a copy that a node had has become suspect it is mended, which `told` then tells; the others find theirs. As `first`."""
+        assert self._copier is not None
+        before, self._copier = self._copier, Copier(self._originals, self._data)
+        copier = self._copier
+        try:
+            with comm.pulse.section(Section.COPY):
+                stopped = yield from _meet(copier, comm, stop, hosts, None)
+        finally:
+            before.close()
+        everyone(comm, lambda: _raise(copier.error))
+        told += [] if stopped else self._mended()
         return stopped
 
     def records(self) -> list[SwitchingRecords]:
@@ -214,7 +235,6 @@ class Copying:
     def _results(self, handed: int = 0) -> list[Told]:
         assert self._copier is not None and self._copier.copies is not None
         copies = self._copier.copies
-        mended = [copy for copy in copies if copy.how is How.MENDED]
         done = Told(
             host=self._host,
             bytes=sum(copy.bytes for copy in copies),
@@ -227,7 +247,13 @@ class Copying:
         return [
             done,
             *(Told(host=self._host, text=text, warning=False) for text in removed),
-            *(Told(host=self._host, text=f"{copy.path}: {copy.how.value}") for copy in mended),
+            *self._mended(),
+        ]
+
+    def _mended(self) -> list[Told]:
+        copies = self._copier.copies or () if self._copier is not None else ()
+        return [
+            Told(host=self._host, text=f"{copy.path}: {copy.how.value}") for copy in copies if copy.how is How.MENDED
         ]
 
     def _news(self) -> list[Told]:

@@ -23,9 +23,11 @@ from stagerun.engine.update import Arithmetic, update
 from stagerun.knobs import Knobs
 from stagerun.models import build
 from stagerun.plan.rehearsal import synthetic_images
+from stagerun.preflight.compare import unlike
 from stagerun.preflight.facts import Facts, from_json
 from stagerun.preflight.measured import HostTimes, Link, Measured, rounds
 from stagerun.recipe import Schedule, Stage
+from stagerun.runner.agreement import refuse
 from stagerun.schedule.image_size import at_largest
 from stagerun.world import World
 
@@ -50,14 +52,19 @@ class Hosts:
 
 
 def meet(comm: Comm, world: World, look: Callable[[], Facts]) -> tuple[Hosts, dict[str, Facts]]:
-    """The hosts of the job, and their facts by name: `look()` of one worker of each. Collective."""
+    """The hosts of the job, and their facts by name: `look()` of one worker of each. Collective; StagerunError, on rank 0, where they
+    have stageruns that don't know each other's facts."""
     mine = {"host": os.environ.get("STAGERUN_HOST") or socket.gethostname(), "local": world.local_rank}
     if world.local_rank == 0:
         mine["facts"] = look().as_json()
     told = [json.loads(data) for data in comm.gather_bytes(json.dumps(mine).encode())]
     names = named([(one["host"], one["local"]) for one in told])
     leaders = tuple(rank for rank, one in enumerate(told) if one["local"] == 0)
-    return Hosts(names, leaders), {names[rank]: from_json(told[rank]["facts"]) for rank in leaders}
+    facts = {names[rank]: told[rank]["facts"] for rank in leaders}
+    try:
+        return Hosts(names, leaders), {name: from_json(one) for name, one in facts.items()}
+    except ValueError:
+        refuse(comm, unlike(facts))
 
 
 def named(told: Sequence[tuple[str, int]]) -> tuple[str, ...]:
@@ -76,8 +83,8 @@ def measure(
 ) -> Measured | None:
     """Collective; the same on every rank, None if told to stop. PeerError naming a host that doesn't answer."""
     stage = dearest(schedule)
-    links = _links(comm, hosts)
-    if _asked(comm, stop):
+    links = _links(comm, hosts, stop)
+    if links is None:
         return None
     state = make_state(build(schedule.model), stage.solver, device)
     parameters = [p.tensor for p in state.solver.parameters]
@@ -141,19 +148,19 @@ def _asked(comm: Comm, stop: Callable[[], bool]) -> bool:
 # -- links
 
 
-def _links(comm: Comm, hosts: Hosts) -> tuple[Link, ...]:
-    """Between one rank of each host. Collective. The pairs of a round are measured at once, and no host is in two of them; a pair that
-    takes long holds up whom its hosts meet next, and nobody else."""
+def _links(comm: Comm, hosts: Hosts, stop: Callable[[], bool]) -> tuple[Link, ...] | None:
+    """Between one rank of each host; None if told to stop. Collective. The pairs of a round are measured at once, and no host is in two of
+    them. All begin a round together: who is paired with a host that a slow link held up would take it for one that doesn't answer."""
     mine = []
-    if comm.rank in hosts.leaders:
-        me = hosts.leaders.index(comm.rank)
-        for one_round in rounds(len(hosts.leaders)):
-            for a, b in one_round:
-                if me in (a, b):
-                    other = hosts.leaders[b if me == a else a]
-                    rate, trip = pairs.measure(other, me == a, hosts.of(other))
-                    mine.append([other, rate, trip])
-                    comm.pulse.beat()
+    me = hosts.leaders.index(comm.rank) if comm.rank in hosts.leaders else None
+    for one_round in rounds(len(hosts.leaders)):
+        for a, b in one_round:
+            if me in (a, b):
+                other = hosts.leaders[b if me == a else a]
+                rate, trip = pairs.measure(other, me == a, hosts.of(other))
+                mine.append([other, rate, trip])
+        if _asked(comm, stop):
+            return None
     told = [json.loads(data) for data in comm.gather_bytes(json.dumps(mine).encode())]
     trips = {frozenset((rank, other)): trip for rank, rows in enumerate(told) for other, _, trip in rows if trip}
     return tuple(

@@ -4,7 +4,6 @@ One file, since a viewer opens one, and what there is to be seen (who waits for 
 user can find it; the others' spans travel as JSON, after the stretch.
 """
 
-import json
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -14,12 +13,11 @@ from typing import Any
 
 import torch
 
-from stagerun.comm import Comm, Reducer
+from stagerun.comm import Comm, Reducer, gather_json
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import TrainState
 from stagerun.engine.timed import timed_train
-from stagerun.errors import PermissionDenied, StorageError
 from stagerun.events import Event, Iterated, Note, NotFinite
 from stagerun.report.trace import RankSpans, chrome_trace, told
 from stagerun.spans import Span, Spans
@@ -73,8 +71,8 @@ class Profile:
         self._on(False)
         self.over = True
         # The spans after the clocks: what a thread of the network has still to note is noted by then.
-        clocks = [json.loads(data) for data in self._gathered(self._clock())]
-        spans = [json.loads(data) for data in self._gathered([asdict(span) for span in self.spans.found])]
+        clocks = gather_json(self.comm, self._clock())
+        spans = gather_json(self.comm, [asdict(span) for span in self.spans.found])
         self.spans.found.clear()
         if not self.seen:
             return Note(text=f"the run was over before {WARM_UP + 1} iterations: no profile", warning=True)
@@ -91,9 +89,6 @@ class Profile:
             return Note(text=f"the profile can't be written to {self.file}: {error.strerror}", warning=True)
         return Note(text=told(ranks, self.file))
 
-    def _gathered(self, mine: object) -> list[bytes]:
-        return self.comm.gather_bytes(json.dumps(mine).encode())
-
     def _clock(self) -> dict[str, object]:
         self.comm.barrier()
         now = time.monotonic()
@@ -107,13 +102,3 @@ def _shift(first: dict[str, Any], other: dict[str, Any]) -> float:
 
 def _shifted(span: Span, seconds: float) -> Span:
     return replace(span, begun=span.begun + seconds, ended=span.ended + seconds)
-
-
-def require_file(file: str) -> None:
-    """Makes it, empty, so that a mistake is told before training. PermissionDenied or StorageError."""
-    try:
-        Path(file).write_text("")
-    except PermissionError as error:
-        raise PermissionDenied(f"may not write {file}") from error
-    except OSError as error:
-        raise StorageError(f"can't write {file}: {error.strerror}") from error

@@ -4,14 +4,14 @@ All workers are there from the beginning, and those that are not in a turn wait.
 drifts slows all numbers of workers alike.
 """
 
-import json
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import torch
 
-from stagerun.comm import Comm, make_reducer
+from stagerun.binding import bind_communication
+from stagerun.comm import Comm, gather_json, make_reducer
 from stagerun.engine.state import TrainState, make_state
 from stagerun.engine.timed import timed_train
 from stagerun.errors import PeerError
@@ -19,15 +19,12 @@ from stagerun.events import Iterated, Stopped
 from stagerun.models import build
 from stagerun.plan import PlannedStage, State
 from stagerun.recipe import Schedule
-from stagerun.report.bench_scaling import Share, Turn
+from stagerun.report.bench_scaling import WARM_UP, Share, Turn
 from stagerun.runner.images import Images
 from stagerun.runner.resident import training_batches
 from stagerun.runner.stage import make_loop, requests
 from stagerun.runner.start import StageRun
 from stagerun.spans import Spans, overlap, seconds_of
-
-# Iterations of a turn that don't count: they are fed by batches made ahead, and find the caches full of another turn's.
-WARM_UP = 1
 
 
 def scaling(
@@ -48,12 +45,13 @@ def scaling(
     torch.manual_seed(stage.solver.random_seed)
     state = make_state(build(schedule.model), stage.solver, device)
     trials = {workers: _Trial(schedule, workers, comm, device, images, state, stop) for workers in counts}
+    bind_communication(sum(comm.rank < workers for workers in {*counts, comm.size}))  # that of each part, too
     turns: list[Turn] = []
     for round in range(rounds):
         for workers in counts if round % 2 == 0 else reversed(counts):
             first = len(turns) * (WARM_UP + iterations)
             mine = trials[workers].turn(first, iterations)
-            told = [json.loads(data) for data in comm.gather_bytes(json.dumps(mine).encode())]
+            told = gather_json(comm, mine)
             if any(share is None for share in told[:workers]):
                 return None
             shares = tuple(Share(**share) for share in told[:workers])
@@ -61,11 +59,6 @@ def scaling(
             if comm.rank == 0:
                 watch(turns[-1])
     return turns
-
-
-def turns_of(counts: Sequence[int], rounds: int, iterations: int) -> int:
-    """Iterations that the schedule must have."""
-    return len(counts) * rounds * (WARM_UP + iterations)
 
 
 class _Trial:

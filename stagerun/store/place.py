@@ -14,23 +14,30 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 def local_kind(path: Path, mounts: str | None = None) -> str:
     """The kind of file system that `path` is, or would be made, on, where it is a host's own; '' where it isn't, or can't be known.
-    `mounts`: as in proc_pid_mountinfo(5)."""
+    `mounts` as of `mounted`."""
+    kind, _ = mounted(path, mounts)
+    return kind if kind in LOCAL else ""
+
+
+def mounted(path: Path, mounts: str | None = None) -> tuple[str, str]:
+    """(kind, source) of the file system that `path` is, or would be made, on; ('', '') where that can't be known. `mounts`: as in
+    proc_pid_mountinfo(5)."""
     if mounts is None:
         try:
             mounts = Path(_MOUNTS).read_text(errors="replace")
         except OSError:  # no Linux, or a box that hides it
-            return ""
-    real, best, kind = os.path.realpath(path), "", ""
+            return "", ""
+    real, best, found = os.path.realpath(path), "", ("", "")
     for line in mounts.splitlines():
         words, _, rest = line.partition(" - ")
         fields, kinds = words.split(), rest.split()
-        if len(fields) < 5 or not kinds:
+        if len(fields) < 5 or len(kinds) < 2:
             continue
-        point = _OCTAL.sub(lambda found: chr(int(found[1], 8)), fields[4])
+        point = _OCTAL.sub(lambda octal: chr(int(octal[1], 8)), fields[4])
         within = real == point or real.startswith(point.rstrip("/") + "/")
         if within and len(point) >= len(best):  # of two at one place the later one covers the other
-            best, kind = point, kinds[0]
-    return kind if kind in LOCAL else ""
+            best, found = point, (kinds[0], kinds[1])
+    return found
 
 
 def lost_with(out: Path, kind: str, host: str) -> str:

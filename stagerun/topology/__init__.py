@@ -3,15 +3,15 @@
 Nothing here moves a process: `stagerun.binding` does.
 """
 
-from stagerun.topology.choice import Choice, choose, default_workers
 from stagerun.topology.described import describe, parse
 from stagerun.topology.machine import Core, Gpu, Machine, Node, ranges
 from stagerun.topology.picture import as_json, picture
 from stagerun.topology.placing import Plan, Seat, make_plan
 from stagerun.topology.read import read
-from stagerun.topology.sharing import Found, Share, share
+from stagerun.topology.sharing import BATCH_JOBS, Choice, Found, Share, choose, default_workers, share
 
 __all__ = [
+    "BATCH_JOBS",
     "Choice",
     "Core",
     "Found",

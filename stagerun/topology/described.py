@@ -18,6 +18,7 @@ from stagerun.errors import Problem, RecipeError, Span, nearest
 from stagerun.topology.machine import Core, Gpu, Machine, Node, numbers, ranges
 
 _UNITS = {"G": 10**9, "M": 10**6, "K": 10**3}
+_DIGITS = 9
 
 
 @dataclass
@@ -50,7 +51,7 @@ class _Words:
 
     def number(self, what: str) -> int:
         at = self.next(what)
-        if not at[1].isdecimal():
+        if not at[1].isdecimal() or len(at[1]) > _DIGITS:
             raise self.refuse(f"{what} must be a whole number, not `{at[1]}`", at)
         return int(at[1])
 
@@ -99,10 +100,10 @@ class _Reader:
 
     def _new(self, words: _Words, what: str) -> list[int]:
         at, found = words.cpus(what)
-        twice = [cpu for cpu in found if cpu in self.taken] or [c for c in found if found.count(c) > 1]
-        if twice:
-            raise words.refuse(f"CPU {twice[0]} is there twice", at)
-        self.taken |= set(found)
+        for cpu in found:
+            if cpu in self.taken:
+                raise words.refuse(f"CPU {cpu} is there twice", at)
+            self.taken.add(cpu)
         return found
 
     def gpu(self, words: _Words) -> None:

@@ -4,6 +4,9 @@ or, with SMT, several."""
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+# More than Linux has numbers for.
+_MOST_CPUS = 1 << 16
+
 
 @dataclass(frozen=True, slots=True)
 class Core:
@@ -86,7 +89,7 @@ def numbers(text: str) -> list[int]:
         first, dash, last = piece.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise ValueError(piece)
-        if int(last or first) < int(first) or int(last or first) - int(first) > 1 << 20:
+        if not int(first) <= int(last or first) < _MOST_CPUS or len(found) > _MOST_CPUS:
             raise ValueError(piece)
         found += range(int(first), int(last or first) + 1)
     return found

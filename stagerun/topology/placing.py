@@ -9,6 +9,7 @@ each loop for the one that was disturbed.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stagerun.cgroups import evenly
 from stagerun.errors import UsageError
 from stagerun.text import count
 from stagerun.topology import reasons
@@ -54,7 +55,7 @@ def make_plan(machine: Machine, workers: int, comm_cores: int | None = None, thr
     mixed = workers <= len(fast) < len(cores) and len({core.node for core in cores}) == 1
     slices, why = _slices(machine, fast if mixed else cores, workers)
     if not slices:
-        return Plan((), _even(machine, workers), len(cores), tuple(why))
+        return _unbound(machine, workers, why)
     extra = _dealt([core for core in cores if core.slow], workers) if mixed else [[] for _ in slices]
     apart = _apart(comm_cores, slices, extra, workers, why)
     seats = tuple(
@@ -69,12 +70,14 @@ def make_plan(machine: Machine, workers: int, comm_cores: int | None = None, thr
     return Plan(seats, threads or computing, idle, tuple(why))
 
 
-def _even(machine: Machine, workers: int) -> int:
-    """Threads of a worker that is not bound: processors shared evenly, no more than the quota."""
-    processors = len(machine.cpus & machine.allowed)
-    if machine.quota is not None:
-        processors = min(processors, int(machine.quota))
-    return max(1, processors // workers)
+def _unbound(machine: Machine, workers: int, why: Sequence[str]) -> Plan:
+    return Plan(
+        (), evenly(len(machine.cpus & machine.allowed), machine.quota, workers), len(machine.usable), tuple(why)
+    )
+
+
+def _too_few(workers: int, cores: Sequence[Core]) -> str:
+    return f"{count(workers, 'worker')} on {count(len(cores), 'core')}: nobody is bound"
 
 
 # -- slices
@@ -83,7 +86,7 @@ def _even(machine: Machine, workers: int) -> int:
 def _slices(machine: Machine, cores: Sequence[Core], workers: int) -> tuple[list[list[Core]], list[str]]:
     """The cores of each worker, and why; no slices where there are fewer cores than workers."""
     if workers > len(cores):
-        return [], [f"{count(workers, 'worker')} on {count(len(cores), 'core')}: nobody is bound"]
+        return [], [_too_few(workers, cores)]
     nodes = _by_node(cores)
     most = _most(machine, workers)
     inside = max(k for k in range(1, len(cores) // workers + 1) if sum(len(n) // k for n in nodes) >= workers)
@@ -211,12 +214,7 @@ def _beside_gpus(machine: Machine, workers: int, comm_cores: int | None, threads
         )
     cores, why = list(machine.usable), list[str]()
     if workers > len(cores):
-        return Plan(
-            (),
-            _even(machine, workers),
-            len(cores),
-            (f"{count(workers, 'worker')} on {count(len(cores), 'core')}: nobody is bound",),
-        )
+        return _unbound(machine, workers, [_too_few(workers, cores)])
     at: dict[int | None, list[int]] = {}
     for gpu in machine.gpus[:workers]:
         near = gpu.node if any(core.node == gpu.node for core in cores) else None
@@ -228,7 +226,7 @@ def _beside_gpus(machine: Machine, workers: int, comm_cores: int | None, threads
     pools: dict[int | None, list[Core]] = {n: [c for c in cores if n is None or c.node == n] for n in at}
     size = min(_most(machine, workers), *(len(pools[node]) // len(gpus) for node, gpus in at.items()))
     if size < 1:
-        return Plan((), _even(machine, workers), len(cores), (*why, "fewer cores than GPUs on a node: nobody is bound"))
+        return _unbound(machine, workers, [*why, "fewer cores than GPUs on a node: nobody is bound"])
     seats = []
     for node, gpus in at.items():
         each = len(pools[node]) // len(gpus)

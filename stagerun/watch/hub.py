@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from stagerun.pulse import Limits, Section
-from stagerun.watch.judge import QUIET_S, Compared, Seen, Verdict, judge, stragglers
+from stagerun.watch.judge import Compared, Seen, Verdict, judge, quiet, stragglers
 from stagerun.watch.lines import LONGEST, Closed, Lines
 from stagerun.watch.setup import Ending, Setup, ending
 
@@ -236,7 +236,7 @@ class Hub:
     def gone(self, now: float) -> list[str]:
         """The ranks that ended, or fell silent, without a word: not those that ended as they missed another."""
         killed = [peer.rank for peer in self.peers.values() if peer.left is not None and not peer.worded]
-        silent = [peer.rank for peer in self._there() if now - peer.heard >= QUIET_S]
+        silent = [peer.rank for peer in self._there() if now - peer.heard >= quiet(self.setup.size)]
         return [self.names.get(rank, f"rank {rank}") for rank in sorted({*self.lost, *killed, *silent})]
 
     def farewell(self, worded: bool = True) -> None:

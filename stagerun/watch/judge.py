@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from stagerun.pulse import Limits, Section
 from stagerun.text import duration
 
-# A host whose monitor has said nothing for so long may be cut off: what it said last is old.
-QUIET_S = 2.0
+# Between two looks of a monitor, and two words to the others; in a large job a rank speaks more seldom.
+TICK_S, RANKS_PER_TICK = 0.2, 100
+_QUIET_S, _QUIET_TICKS = 2.0, 3
 _MOST_NAMED = 4
 _NO_TIME = 1e-9  # a slowest step that asks for no patience
 _STATES = {
@@ -17,6 +18,16 @@ _STATES = {
     "Z": "has ended (state Z)",
 }
 _HINT = "run the same command again: it goes on from the newest snapshot"
+
+
+def tick(size: int) -> float:
+    """Seconds, in a job of `size` ranks."""
+    return max(TICK_S, TICK_S * size / RANKS_PER_TICK)
+
+
+def quiet(size: int) -> float:
+    """A host whose monitor has said nothing for so many seconds may be cut off: what it said last is old."""
+    return max(_QUIET_S, _QUIET_TICKS * tick(size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +96,7 @@ def judge(seen: Sequence[Seen], size: int, limits: Limits) -> Verdict | None:
     A rank that waits for others is not to blame, unless its process is stopped.
     """
     living = [one for one in seen if not one.ended]
-    guilty = [found for one in living if (found := _blame(one, limits)) is not None]
+    guilty = [found for one in living if (found := _blame(one, limits, quiet(size))) is not None]
     if guilty:
         alone = _cut_off(living, guilty)
         return (
@@ -93,7 +104,8 @@ def judge(seen: Sequence[Seen], size: int, limits: Limits) -> Verdict | None:
             if alone
             else Verdict(tuple(guilty), section=guilty[0].seen.section)
         )
-    if size == 1 or not living or not all(one.waiting and one.silence < QUIET_S and one.state != "T" for one in living):
+    heard = all(one.waiting and one.silence < quiet(size) and one.state != "T" for one in living)
+    if size == 1 or not living or not heard:
         return None
     # Whoever came last began to wait last; all that are watched have waited for the network, or for one that isn't, since then.
     last = min(living, key=lambda one: one.idle)
@@ -137,11 +149,11 @@ def _wait_for_unwatched(last: Seen, living: Sequence[Seen], limit: float, size: 
     return Verdict((), text, last.section)
 
 
-def _blame(one: Seen, limits: Limits) -> Guilty | None:
+def _blame(one: Seen, limits: Limits, quiet_s: float) -> Guilty | None:
     own = limits.of(one.section, one.slowest, one.compiled)
     # Nothing that goes well stops a process or silences a host, whatever the section is.
     short = min(own, limits.of(Section.ITERATION, one.slowest or _NO_TIME))
-    if one.silence >= QUIET_S:
+    if one.silence >= quiet_s:
         if one.silence < short:
             return None
         text = f"{one.name} can't be reached for {seconds(one.silence)} (time-out {seconds(short)}): its host, or the network to it, is down"

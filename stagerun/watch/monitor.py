@@ -19,14 +19,12 @@ from typing import Any
 from stagerun.child import die_with_parent
 from stagerun.pulse import Limits, Section
 from stagerun.watch.hub import Hub
-from stagerun.watch.judge import Seen, judge
+from stagerun.watch.judge import Seen, judge, tick
 from stagerun.watch.lines import Closed, Lines
 from stagerun.watch.process import Worker, gone, log_failure, prepare
 from stagerun.watch.setup import Ending, Setup, ending
 from stagerun.watch.spoke import Spoke
 
-# Between two looks, and two words to the other monitors; in a large job a rank speaks more seldom.
-TICK_S, RANKS_PER_TICK = 0.2, 100
 _ENDING_TICK_S = 0.05
 # Longer without a look, and this process was stopped itself, with its worker (Ctrl-Z), or had no processor: it can't blame others.
 _ASLEEP_S = 2.0
@@ -53,7 +51,7 @@ class Monitor:
         elif setup.size > 1:
             self.hub = Hub(setup, self.limits, self.selector, self.link.send, self.worker.stack)
         now = time.monotonic()
-        self.tick_s = max(TICK_S, TICK_S * setup.size / RANKS_PER_TICK)
+        self.tick_s = tick(setup.size)
         self.looked, self.awake = now, now  # last look; since when nothing kept this process from looking
         self.stopped_since: float | None = None
         self.prepared = self.done = False

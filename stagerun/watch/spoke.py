@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from stagerun.pulse import Limits, Section
-from stagerun.watch.judge import QUIET_S, Seen, judge
+from stagerun.watch.judge import Seen, judge, quiet
 from stagerun.watch.lines import Closed, Lines
 from stagerun.watch.setup import Ending, Setup, ending
 
@@ -48,7 +48,7 @@ class Spoke:
             self.hub.send({"seen": {**asdict(own), "section": own.section.value}})
             silence = now - self.hub_heard
             hub = self._hub(own, silence=silence)
-            verdict = judge([hub, own] if silence >= QUIET_S else [hub], self.setup.size, self.limits)
+            verdict = judge([hub, own] if silence >= quiet(self.setup.size) else [hub], self.setup.size, self.limits)
         elif self.hub_left is not None:
             hub = self._hub(own, ended=max(now - self.hub_left, 1e-9))
             verdict = judge([hub, own], self.setup.size, self.limits)
@@ -121,7 +121,7 @@ class Spoke:
 
     def gone(self, now: float) -> list[str]:
         """Rank 0, if it has ended, or fallen silent, without a word: of the others this monitor knows nothing."""
-        silent = self.connected and now - self.hub_heard >= QUIET_S
+        silent = self.connected and now - self.hub_heard >= quiet(self.setup.size)
         return [f"rank 0 on {self.hub_host}"] if self.hub_gone or silent else []
 
     def farewell(self, worded: bool = True) -> None:

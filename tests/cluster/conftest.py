@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from cluster import needed
 from cluster import slurm as slurm_of
 from cluster.hosts import Cluster, cluster
@@ -15,16 +16,18 @@ def require(commands: dict[str, str]) -> None:
         pytest.skip(why)
 
 
-def _shared(factory: pytest.TempPathFactory) -> list[Path]:
+def shared_folders(factory: pytest.TempPathFactory) -> list[Path]:
     """What is below /tmp and the hosts are to see all the same."""
     wheels = [needed.wheel(name) for name in ("openmpi5", "mpich5")]
-    return [factory.getbasetemp(), *(Path(folder).parent for folder in wheels if folder)]
+    checkout = Path(__file__).resolve().parents[2]
+    here = [checkout] if checkout.is_relative_to("/tmp") else []
+    return [factory.getbasetemp(), *here, *(Path(folder).parent for folder in wheels if folder)]
 
 
 @pytest.fixture(scope="session")
 def _three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     require({})
-    with cluster(3, shared=_shared(tmp_path_factory)) as made:
+    with cluster(3, shared=shared_folders(tmp_path_factory)) as made:
         yield made
 
 
@@ -39,7 +42,7 @@ def hosts(_three: Cluster) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def _three_shaped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     require({})
-    with cluster(3, switch="user", shared=_shared(tmp_path_factory)) as made:
+    with cluster(3, switch="user", shared=shared_folders(tmp_path_factory)) as made:
         yield made
 
 
@@ -54,7 +57,7 @@ def shaped(_three_shaped: Cluster) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def _four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     require({})
-    with cluster(4, shared=_shared(tmp_path_factory)) as made:
+    with cluster(4, shared=shared_folders(tmp_path_factory)) as made:
         yield made
 
 
@@ -69,7 +72,7 @@ def four(_four: Cluster) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def _slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm_of.Slurm]:
     require(needed.SLURM)
-    with cluster(4, shared=_shared(tmp_path_factory)) as made:
+    with cluster(4, shared=shared_folders(tmp_path_factory)) as made:
         yield slurm_of.start(made, head=made.hosts[3], nodes=made.hosts[:3])
 
 

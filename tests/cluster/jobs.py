@@ -12,8 +12,8 @@ from pathlib import Path
 import processes
 import small
 import tiny
-from cluster.hosts import Cluster, Started
 
+from cluster.hosts import Cluster, Started
 from stagerun.cli.log_tail import Tail
 from stagerun.events import Iterated
 

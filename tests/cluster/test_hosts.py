@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from cluster import pids
 from cluster.hosts import Cluster
 from cluster.slurm import Slurm

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import processes
 import pytest
+
 from cluster import jobs, needed
 from cluster.conftest import require
 from cluster.hosts import Cluster

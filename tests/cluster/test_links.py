@@ -5,9 +5,9 @@ from pathlib import Path
 
 import processes
 import pytest
+
 from cluster import jobs
 from cluster.hosts import Cluster
-
 from stagerun.cli.log_tail import Tail
 
 pytestmark = pytest.mark.cluster

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import processes
 import pytest
+
 from cluster import jobs
 from cluster.hosts import Cluster, Started
-
 from stagerun.cli.log_tail import Tail
 
 pytestmark = pytest.mark.cluster

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from cluster import jobs, needed
 from cluster.conftest import require
 from cluster.hosts import Cluster, Host

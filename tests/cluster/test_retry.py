@@ -7,6 +7,7 @@ from pathlib import Path
 
 import processes
 import pytest
+
 from cluster import jobs, pids
 from cluster.hosts import Cluster
 from cluster.test_launchers import Typed, hydra_4, open_mpi_4

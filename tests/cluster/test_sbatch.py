@@ -9,9 +9,9 @@ from pathlib import Path
 
 import processes
 import pytest
+
 from cluster import jobs
 from cluster.slurm import Slurm
-
 from stagerun.launch.sbatch import Batch, script
 
 pytestmark = pytest.mark.cluster

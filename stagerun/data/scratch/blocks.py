@@ -166,8 +166,7 @@ class BlockCopy:
 
     def _next(self, stream: int) -> Block | None:
         if self._share is not None:
-            self._ask()  # another thread may have failed
-            return self._share.take(stream)
+            return self._share.take(stream, self._over)
         with self._lock:
             number = next(self._todo, None)
         return None if number is None else Block(number)
@@ -177,6 +176,8 @@ class BlockCopy:
         if known is not None:
             if self._read_back(number, room) == known:
                 self.tally.add(self._size(number), copied=False)
+                if self._share is not None:
+                    self._share.moved(self._size(number))
                 return known
             with self._lock:
                 self.rewritten += 1
@@ -199,7 +200,7 @@ class BlockCopy:
                 raise Lost
             if self._copy(block.number, room, block.read) != block.digest:
                 self.tally.add(-self._size(block.number), copied=True)
-                self._share.failed(block, "other bytes than were read from the source come from")
+                self._share.wrong(block)
                 return False
         except Lost:
             self._share.failed(block, "nothing comes any more from")
@@ -274,8 +275,12 @@ class BlockCopy:
         return digest.hexdigest()
 
     def _ask(self) -> None:
-        if self._error is not None or self._stop():
+        if self._over():
             raise CopyStopped
+
+    def _over(self) -> bool:
+        """Whether it is to stop, or another thread has failed."""
+        return self._error is not None or self._stop()
 
 
 def _start(thread: threading.Thread) -> None:

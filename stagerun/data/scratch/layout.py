@@ -223,6 +223,12 @@ def survey(home: Path) -> list[Found]:
     return sorted(found, key=lambda one: one.used)
 
 
+def suspect(folder: Path) -> None:
+    """The copy is checked, and mended, before anybody uses it again. As far as the disk lets us say so."""
+    with contextlib.suppress(OSError):
+        os.close(os.open(folder / SUSPECT, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+
+
 def file_size(folder: Path) -> int | None:
     """Of data.mdb; None if there is none. OSError."""
     try:

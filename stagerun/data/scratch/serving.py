@@ -28,7 +28,7 @@ from stagerun.data.scratch.locks import CopyStopped
 # A side that has said nothing for so long has gone, or its network.
 SILENT_S = 10.0
 _LOOK_S = 0.5  # between two looks whether to stop
-_LONGEST_LINE, _MOST_CONNECTIONS = 1 << 16, 4096
+_LONGEST_HELLO, _LONGEST_LINE, _MOST_CONNECTIONS = 512, 1 << 16, 4096
 _MOST_TRIED = 1 << 30
 _NOTHING = bytes(1 << 20)
 
@@ -60,15 +60,18 @@ class Server:
     """Hands on what is put on its shelves, to any number of connections, until `close`."""
 
     def __init__(self, family: int, address: str, token: str) -> None:
-        """Listens at `address`, '' for all. OSError."""
+        """Listens at `address`, '' for all; at all, where the others know this node by an address that isn't its own. OSError."""
         self._token, self._lock = token, threading.Lock()
         self._shelves: dict[str, _Shelf] = {}
         self._open: set[socket.socket] = set()
-        self.moved = 0  # bytes that were copied, whether they are on a shelf yet or not
+        self.moved = 0  # bytes that were copied or found to be there, whether they are on a shelf yet or not
         self._over = False
         self._listener = socket.socket(socket.AddressFamily(family), socket.SOCK_STREAM)
         try:
-            self._listener.bind((address, 0))
+            try:
+                self._listener.bind((address, 0))
+            except OSError:
+                self._listener.bind(("", 0))
             self._listener.listen(1024)
         except OSError:
             self._listener.close()
@@ -137,16 +140,17 @@ class Server:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            connection.settimeout(SILENT_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            token = _parsed(_first_line(connection)).get("token")
+            if not isinstance(token, str) or not hmac.compare_digest(token.encode(), self._token.encode()):
+                return
             with connection.makefile("rb") as lines:
-                hello = _read(lines)
-                token = hello.get("token")
-                if not isinstance(token, str) or not hmac.compare_digest(token.encode(), self._token.encode()):
-                    return
-                connection.settimeout(None)  # between two blocks the other side may be busy
                 while not self._over:
-                    self._answer(connection, _read(lines))
+                    connection.settimeout(None)  # between two blocks the other side may be busy
+                    asked = _parsed(lines.readline(_LONGEST_LINE))
+                    # Whoever takes nothing for so long has gone: the kernel's room, filled, would keep this thread for ever.
+                    connection.settimeout(SILENT_S)
+                    self._answer(connection, asked)
         except (OSError, ValueError, Lost):
             pass  # the other side has gone, or talks nonsense
         finally:
@@ -168,11 +172,8 @@ class Server:
                     return
                 count = min(BLOCK, shelf.size - here[0] * BLOCK)
                 _send(connection, {"block": here[0], "sha256": digest, "bytes": count})
-                # Whoever takes none of it for so long has gone: the kernel's room, filled, would keep this thread for ever.
-                connection.settimeout(SILENT_S)
                 if connection.sendfile(shelf.file, here[0] * BLOCK, count) != count:
                     raise Lost  # the file is shorter than it was
-                connection.settimeout(None)
             case _:
                 raise Lost
 
@@ -289,8 +290,19 @@ def _send(connection: socket.socket, message: dict[str, Any]) -> None:
     connection.sendall(json.dumps(message).encode() + b"\n")
 
 
-def _read(lines: BinaryIO) -> dict[str, Any]:
-    line = lines.readline(_LONGEST_LINE)
+def _first_line(connection: socket.socket) -> bytes:
+    """Of somebody who may be anybody: short, and whole in a short time."""
+    line, end = b"", time.monotonic() + SILENT_S
+    while not line.endswith(b"\n") and len(line) < _LONGEST_HELLO:
+        connection.settimeout(max(1e-3, end - time.monotonic()))
+        byte = connection.recv(1)
+        if not byte:
+            raise Lost
+        line += byte
+    return line
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
     if not line.endswith(b"\n"):
         raise Lost
     try:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagerun.data.scratch.layout import Original, blocks_in
+from stagerun.data.scratch.layout import Original, blocks_in, suspect
 from stagerun.data.scratch.locks import CopyStopped
 from stagerun.data.scratch.serving import Lost, Neighbour, Place, Server
 
@@ -52,7 +52,7 @@ class Block:
     """A block to be copied: from the source, or, where there is `read`, from another node, which says that it has this `digest`."""
 
     number: int
-    host: str = ""
+    member: int = -1
     digest: str = ""
     read: Callable[[memoryview], int] | None = None
     bytes: int = 0
@@ -73,14 +73,17 @@ class Exchange:
         self.members: Sequence[Member] = ()
         self.me: int | None = None  # among them
         self.handed = 0  # bytes that came from other nodes
+        self.damaged: set[int] = set()  # members that had a copy, and gave other bytes than its digests say
         self.own_left = 0  # blocks that it is to read from the source for all, and has not begun
         self.trouble: list[str] = []
         self.changed = threading.Condition()
+        self._had: list[Path] = []
 
     def offer(self, needs: Sequence[Original], has: Mapping[str, tuple[Path, int, Mapping[int, str]]]) -> None:
         """What this node is about to copy, and what it has: folder, size and digests by name. OSError."""
         for name, (folder, size, digests) in has.items():
             self.server.shelve(name, folder, size, digests)
+        self._had = [folder for folder, _, _ in has.values()]
         with self.changed:
             self.needs, self.has = frozenset(one.name for one in needs), frozenset(has)
             self.ready = True
@@ -93,6 +96,11 @@ class Exchange:
         with self.changed:
             self.phase = phase
             self.changed.notify_all()
+
+    def suspect(self) -> None:
+        """Another node has found that a copy, which this one had, gives other bytes than were read from the source."""
+        for folder in self._had:
+            suspect(folder)
 
     def neighbour(self, member: Member) -> Neighbour:
         return Neighbour(member.place, self.token, self.stop)
@@ -134,11 +142,11 @@ class Share:
         self._moved: dict[int, tuple[int, float]] = {}  # by member: bytes it had copied, and since when no more
         exchange.server.shelve(original.name, folder, original.size)
 
-    def take(self, stream: int) -> Block | None:
-        """The next block for this thread, one of 0, 1, 2 ...; None when there is none left for it. CopyStopped."""
+    def take(self, stream: int, stop: Callable[[], bool]) -> Block | None:
+        """The next block for this thread, one of 0, 1, 2 ...; None when there is none left for it. CopyStopped, when `stop` says so."""
         exchange = self._exchange
         while True:
-            if exchange.stop():
+            if stop():
                 raise CopyStopped
             phase = exchange.phase
             if phase is Phase.NODES and stream == 0 and not exchange.measured:
@@ -172,7 +180,7 @@ class Share:
         self._exchange.server.put(self._original.name, number, digest)
 
     def moved(self, count: int) -> None:
-        """So many bytes were copied."""
+        """So many bytes were copied, or found to be there."""
         self._exchange.server.moved += count
 
     def came(self, block: Block) -> None:
@@ -180,12 +188,17 @@ class Share:
             self._exchange.handed += block.bytes
 
     def failed(self, block: Block, why: str) -> None:
-        """It is copied from the source instead, and this node asked no more."""
-        member = next((m for m in self._peers if self._exchange.members[m].place.host == block.host), None)
+        """It is copied from the source instead, and that node asked no more."""
         with self._lock:
-            if member is not None:
-                self._leave(member)
-        self._exchange.lost(block.host, why)
+            self._leave(block.member)
+        self._exchange.lost(self._exchange.members[block.member].place.host, why)
+
+    def wrong(self, block: Block) -> None:
+        """`failed`, since it has other bytes than it should. On a node that made its copy now they were right on its disk a moment ago; the
+        copy that one had may be as old as its disk."""
+        if self._original.name in self._exchange.members[block.member].has:
+            self._exchange.damaged.add(block.member)
+        self.failed(block, "other bytes than were read from the source come from")
 
     def close(self) -> None:
         for neighbour in self._neighbours.values():
@@ -281,10 +294,15 @@ class Share:
                 self._exchange.lost(one.place.host, "nothing comes any more from")
             return None
         if isinstance(offered, int):
-            self._look(member, offered)
+            if self._original.name in one.has:  # all of it, or so it said: what isn't there won't come
+                with self._lock:
+                    self._leave(member)
+                self._exchange.lost(one.place.host, "no copy is found any more on")
+            else:
+                self._look(member, offered)
             return None
         number, digest, count = offered
-        return Block(number, one.place.host, digest, neighbour.read, count)
+        return Block(number, member, digest, neighbour.read, count)
 
     def _look(self, member: int, copied: int) -> None:
         """It has nothing for this node yet: is that since it gets none itself?"""

@@ -29,6 +29,7 @@ from stagerun.data.scratch.layout import (
     read_manifest,
     reading,
     remove,
+    suspect,
     taken,
     write_manifest,
     writing,
@@ -66,9 +67,8 @@ class Copy:
         self._use = Use(folder)
 
     def suspect(self) -> None:
-        """It can't be read: it is checked, and mended, before anybody uses it again. As far as the disk lets us say so."""
-        with contextlib.suppress(OSError):
-            os.close(os.open(Path(self.path) / SUSPECT, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        """It can't be read, or gives other bytes than it should."""
+        suspect(Path(self.path))
 
     def close(self) -> None:
         self._use.close()
@@ -240,8 +240,8 @@ def _mend(home: Path, original: Original, making: Making) -> How:
     manifest = read_manifest(folder)
     assert manifest is not None
     # Until it is done: an end half way leaves a copy that is looked at again.
-    suspect = folder / SUSPECT
-    suspect.touch(0o600)
+    mark = folder / SUSPECT
+    mark.touch(0o600)
     copy = BlockCopy(
         original, folder / DATA, dict(enumerate(manifest.blocks)), making.tally, making.stop, making.beside
     )
@@ -253,7 +253,7 @@ def _mend(home: Path, original: Original, making: Making) -> How:
         raise SourceChanged(original)
     (folder / JOURNAL).unlink()
     sync_folder(folder)
-    suspect.unlink()
+    mark.unlink()
     return How.MENDED if copy.rewritten else How.CHECKED
 
 
