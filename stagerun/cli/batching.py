@@ -153,7 +153,7 @@ def _look_at_images(schedule: Schedule) -> None:
     if missing:
         are = "are" if len(missing) > 1 else "is"
         tell(
-            f"warning: {listing(missing).replace(' or ', ' and ')} {are} not here; unless the nodes see it, the job ends with 65"
+            f"warning: {listing(missing).replace(' or ', ' and ')} {are} not here; unless the nodes see {'them' if len(missing) > 1 else 'it'}, the job ends with 65"
         )
         return
     with signals.held():

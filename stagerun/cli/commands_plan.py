@@ -55,7 +55,12 @@ def check(folder: str, overrides: tuple[str, ...], lint: bool) -> None:
     "rehearsal here]",
 )
 @click.option("--workers", type=int, metavar="N", help="Predict the speed of N workers over --link.")
-@click.option("--link", type=Bandwidth(), metavar="RATE", help="With --workers: of each host's link, 10Gbit/s, say.")
+@click.option(
+    "--link",
+    type=Bandwidth(),
+    metavar="RATE",
+    help="With --workers: what an all-reduce reaches on each host's link, about 0.8 of its nominal rate: 8Gbit/s, say.",
+)
 @click.option("--latency", type=Latency(), metavar="TIME", help="With --link: of one message, 50us, say.  [default: 0]")
 @click.option(
     "--budget", "allocation", type=Duration(), metavar="TIME", help="Where an allocation of 4h, 90m or 2d would end."

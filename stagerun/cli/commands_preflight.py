@@ -14,7 +14,9 @@ from stagerun.cli.options import at_least, schedule_options
 @schedule_options
 @click.option("--out", metavar="FOLDER", help="Output folder of the run to come.  [default: ./out/NAME]")
 @partial(host_options, lives=False)
-@click.option("--nproc", type=int, metavar="N", help="Workers on this machine.  [default: one per GPU, or 1]")
+@click.option(
+    "--nproc", type=int, metavar="N", help="Workers on this machine.  [default: one per GPU, else one per NUMA node]"
+)
 @click.option("--threads", type=int, metavar="N", help="Threads per worker.  [default: the processors shared evenly]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @guarded
@@ -34,7 +36,7 @@ def preflight(
 ) -> None:
     """Looks at every host of a job before it is paid for: which is missing, slow or different.
 
-    Start it as the run itself: on one machine, with --hosts, or under torchrun, mpirun or srun. Compared are versions, code, schedule and images;
+    Start it as the run itself: on one machine, with --hosts and what the run has beside it, or under torchrun, mpirun or srun. Compared are versions, code, schedule and images;
     looked at, scratch and output folders; measured, the links between the hosts, the sum of the gradients, and a training step on made-up
     images, on each host alone and on all together. It takes some seconds, and leaves nothing.
 

@@ -32,7 +32,7 @@ from stagerun.cli.options import BIND, Duration, at_least, choice_options, outpu
     "--comm-cores",
     type=int,
     metavar="N",
-    help="With --bind cores: cores of each worker that are set apart for all that doesn't compute.  [default: 1 of 12]",
+    help="With --bind cores: cores of each worker that are set apart for all that doesn't compute.  [default: one in 12, at most 4]",
 )
 @click.option(
     "--grace",
@@ -113,8 +113,8 @@ def run(
 ) -> None:
     """Trains what is not yet done. The same command goes on after a kill, a crash or a full disk.
 
-    On this machine it starts --nproc workers itself, on others (--hosts) over ssh. Under a launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and
-    MASTER_PORT (torchrun, say) it joins as one worker.
+    On this machine it starts --nproc workers itself, on others (--hosts) over ssh. Under mpirun, mpiexec, srun, torchrun or any launcher that sets
+    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, each process joins as one worker.
     """
     from stagerun.cli.running import RunOptions, run_command
 

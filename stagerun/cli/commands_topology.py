@@ -14,7 +14,7 @@ from stagerun.cli.options import at_least
     "--comm-cores",
     type=int,
     metavar="N",
-    help="Cores of each worker that are set apart for all that doesn't compute.  [default: 1 of 12]",
+    help="Cores of each worker that are set apart for all that doesn't compute.  [default: one in 12, at most 4]",
 )
 @click.option("--faked", metavar="FILE", help="Another machine, described in FILE, in place of this one.")
 @click.option("--save", metavar="FILE", help="Also write the machine's description into FILE.")

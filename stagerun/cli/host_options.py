@@ -38,14 +38,14 @@ def host_options(command: Callable[..., Any], lives: bool = True) -> Callable[..
             "restarts",
             type=int,
             metavar="N",
-            help="With --hosts: start anew, from the newest snapshot, after so many workers or hosts that were lost.  [default: 3]",
+            help="With --hosts: start anew, from the newest snapshot, at most N times after lost workers or hosts.  [default: 3]",
         ),
         click.option(
             "--min-nodes",
             "least",
             type=int,
             metavar="N",
-            help="With --hosts: go on with so few of them, where others are lost, and with those that come back.  [default: all]",
+            help="With --hosts: go on when hosts are lost, as long as N are left, and take them back when they answer.  [default: all]",
         ),
     )
     for decorate in (
@@ -73,7 +73,7 @@ def host_options(command: Callable[..., Any], lives: bool = True) -> Callable[..
             "per_node",
             type=int,
             metavar="N",
-            help="With --hosts: workers on each.  [default: what the host file says, or else one per GPU or socket there]",
+            help="With --hosts: workers on each.  [default: what the host file says, else one per GPU or NUMA node there]",
         ),
         click.option(
             "--hosts",

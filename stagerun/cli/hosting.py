@@ -3,6 +3,7 @@ what comes after each life; it trains nothing, and needs no torch."""
 
 import os
 import shlex
+import shutil
 import sys
 import time
 import uuid
@@ -60,6 +61,8 @@ class HostOptions:
             raise UsageError(f"--ssh {self.ssh}: {error}") from None
         if not words:
             raise UsageError("--ssh is empty", 'write the command, as in --ssh "ssh -F my_config"')
+        if shutil.which(words[0]) is None:
+            raise UsageError(f"there is no command `{words[0]}` here", "install it, or name another with --ssh")
         return Way(words, self.python or sys.executable, _here(), bundle)
 
 

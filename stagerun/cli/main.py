@@ -63,8 +63,8 @@ def main() -> None:
     stagerun verify-resume DIR  proof that a killed run goes on to the same bits here
     stagerun run DIR          runs what is not yet done; the same command goes on after anything
     stagerun sbatch DIR       the same in allocations of Slurm, as many as it takes
+    stagerun retry -- COMMAND starts a launcher's command, and anew when a worker was lost
     stagerun topology         this machine's cores, and which of them each worker gets
-    stagerun retry -- COMMAND runs it under another launcher, and anew when a worker was lost
     stagerun status DIR       whether a run is alive, how far it is, its warnings
     stagerun snapshots DIR    what is saved, whole or damaged, and what started from it
     stagerun eval SNAPSHOT    top-1, top-5 and loss of what was trained

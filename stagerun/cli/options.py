@@ -138,7 +138,9 @@ def limits(words: Sequence[str]) -> Limits | None:
                     "--timeout off, and another --timeout", "`off` is for all sections: leave the others out"
                 )
             return None
-        if not equals or name not in names:
+        if not equals and name in names:
+            raise UsageError(f"--timeout {word}: how long is not said", f"write `--timeout {name}=5m`")
+        if name not in names:
             hint = nearest(name, names) or f"write SECTION=TIME; the sections are {listing(names)}; or `off`"
             raise UsageError(f"--timeout {word}: there is no section `{name}`", hint)
         section = Section(name)

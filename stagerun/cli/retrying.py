@@ -18,7 +18,6 @@ from stagerun.errors import (
     EXIT_MEANINGS,
     ExitCode,
     FolderInUseError,
-    PeerError,
     ResumeRefused,
     StagerunError,
     StorageError,
@@ -132,9 +131,10 @@ def _given_up(
 ) -> StagerunError | None:
     """What to say after LIMIT starts that came to nothing, `began` of each whether the run had; None to go on all the same."""
     if not any(began):
-        return failed or PeerError(
+        # Not 69, which a batch script would answer with the same again.
+        return failed or ResumeRefused(
             f"{LIMIT} starts in a row ended before the run had begun: {why}",
-            f"try the command by itself: {' '.join(options.command)}",
+            f"an option of the launcher, or a host that it can't reach; try by itself: {' '.join(options.command)}",
         )
     if anyhow:
         return None

@@ -145,7 +145,8 @@ def _on_hosts(options: RunOptions, hosts: "HostOptions") -> int:
 
     if options.nproc is not None:
         raise UsageError(
-            "--nproc, and --hosts", "the host file or --workers-per-node says how many workers each host has"
+            "--nproc and --hosts exclude each other",
+            "the host file or --workers-per-node says how many workers each host has",
         )
     schedule = load(options.folder, options.overrides)
     require_evaluation(options.log, schedule)

@@ -99,9 +99,15 @@ class Way:
         if code == _SSH_FAILED and not is_here(host):
             return (
                 f"{host.name} can't be reached: {last or 'ssh does not say why'}",
-                f"`{ssh} true` must work without a password or a question",
+                f"`{ssh} true` must work without a password or a question{_or_a_file(host)}",
             )
         return f"{host.name}: the agent ended with exit code {code}: {last or 'no more is known'}", ""
+
+
+def _or_a_file(host: Host) -> str:
+    """`--hosts hosts`, where the file isn't there, is a list of one host."""
+    alone = host.span is not None and host.span.path == "--hosts" and "," not in host.source
+    return f"; if a file was meant: there is no `{host.source}` in this folder" if alone else ""
 
 
 def is_here(host: Host) -> bool:
