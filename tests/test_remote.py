@@ -63,7 +63,7 @@ def test_why_there_is_no_agent_is_told_of_each_host(schedule: Path, tmp_path: Pa
     [
         (["--hosts", "a,b", "--min-nodes", "3"], "--min-nodes 3, but --hosts names 2 hosts"),
         (["--workers-per-node", "2"], "--workers-per-node without --hosts"),
-        (["--hosts", "a,b", "--nproc", "2"], "--nproc, and --hosts"),
+        (["--hosts", "a,b", "--nproc", "2"], "--nproc and --hosts exclude each other"),
         (["--hosts", "a", "--sync-code"], "--sync-code without --sync"),
         (["--hosts", "a", "--sync", "here"], "--sync here is no whole path"),
         (["--hosts", "a,a"], "--hosts:1:3: `a` stands already"),
