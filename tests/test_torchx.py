@@ -33,15 +33,15 @@ def test_each_container_knows_its_place_and_the_meeting_point() -> None:
         "--workers_per_node",
         "2",
         "--mounts",
-        "type=volume,src=claim,dst=/work",
+        "type=volume,src=claim,dst=/mnt",
     ]
-    tasks = request(*words, "--", "/work/my solvers", "--out", "/work/out", "--set=name=$x")["spec"]["tasks"]
+    tasks = request(*words, "--", "/mnt/my solvers", "--out", "/mnt/out", "--set=name=$x")["spec"]["tasks"]
     assert len(tasks) == 3
     for number, task in enumerate(tasks):
         assert {"event": "PodFailed", "action": "RestartJob"} in task["policies"]
         container = task["template"].spec.containers[0]
         assert container.image == "mine:1" and container.resources.limits["nvidia.com/gpu"] == "2"
-        assert container.volume_mounts[-1].mount_path == "/work"
+        assert container.volume_mounts[-1].mount_path == "/mnt"
         shell, _, line = container.command
         assert shell == "bash"
         host = "TORCHX_RANK0_HOST" if number == 0 else "VC_WORKER_0_HOSTS"
@@ -52,7 +52,7 @@ def test_each_container_knows_its_place_and_the_meeting_point() -> None:
         ).stdout.splitlines()  # fmt: skip
         assert said[said.index("--nnodes=3") :] == [
             "--nnodes=3", "--nproc-per-node=2", f"--node-rank={number}", "--max-restarts=0", "--master-addr=rank0.svc",
-            "--master-port=29500", "-m", "stagerun", "run", "/work/my solvers", "--out", "/work/out", "--set=name=$x",
+            "--master-port=29500", "-m", "stagerun", "run", "/mnt/my solvers", "--out", "/mnt/out", "--set=name=$x",
         ]  # fmt: skip
 
 

@@ -44,9 +44,8 @@ class Agent:
     print is printed by the launcher."""
 
     def __init__(self, answers: Answers) -> None:
-        os.environ.setdefault(
-            "TORCH_CPP_LOG_LEVEL", "ERROR"
-        )  # answers may import it: hosts without a reverse name are no news
+        # Answers may import it: hosts without a reverse name are no news.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         self._answers: Answers = {**answers, "meet": _meet, "port": _port}
         self._todo: queue.Queue[dict[str, Any]] = queue.Queue()
         self._life: Life | None = None

@@ -1,7 +1,7 @@
 """The component `stagerun.run` of TorchX, for Kubernetes and whatever else TorchX queues jobs in.
 
-    torchx run -s kubernetes -cfg queue=QUEUE stagerun.run --image IMAGE --nodes 4 --mounts type=volume,src=CLAIM,dst=/work \\
-        -- /work/solvers/NAME --out /work/out/NAME
+    torchx run -s kubernetes -cfg queue=QUEUE stagerun.run --image IMAGE --nodes 4 --mounts type=volume,src=CLAIM,dst=/mnt \\
+        -- /mnt/solvers/NAME --out /mnt/out/NAME
 
 Needs the extra `torchx`; nothing else imports this module.
 """
@@ -38,7 +38,7 @@ def run(
         gpu: GPUs of each container
         memMB: memory of each container, in MB
         max_retries: how often the job is started again
-        mounts: as of TorchX: type=volume,src=CLAIM,dst=/work; the output folder must be on one that all containers see
+        mounts: as of TorchX: type=volume,src=CLAIM,dst=/mnt; the output folder must be on one that all containers see
         name: of the job
     """
     if not args:
