@@ -1,11 +1,12 @@
 """One verdict for all workers, and what a worker does about signals."""
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
-from stagerun.launch import StopRequest
+from stagerun.launch import StopRequest, local
 from stagerun.launch.folder import Report, ask
 from stagerun.launch.local import verdict
 
@@ -88,3 +89,17 @@ def test_the_agents_sigterm_is_not_announced_and_the_launchers_is_once(
         assert capfd.readouterr().err.strip() == told and stop.signal is signal.SIGTERM
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_only_what_no_launcher_holds_any_more_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a lock: a launcher in another container that shares /tmp has a number that means nothing here."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder, young = tmp_path / f"{local.FOLDER_PREFIX}one", tmp_path / f"{local.FOLDER_PREFIX}two"
+    folder.mkdir()
+    young.mkdir()  # just being made
+    held = local._claim(folder)
+    local._sweep()
+    assert folder.exists() and young.exists()
+    os.close(held)  # as the kernel does when it ends
+    local._sweep()
+    assert not folder.exists() and young.exists()
