@@ -32,6 +32,16 @@ def test_a_list() -> None:
     assert brief(parse_list("a,b:2, c")) == [("a", None, None), ("b", 2, None), ("c", None, None)]
 
 
+@pytest.mark.parametrize("text, columns", [("a,,b", [3]), ("a, b,", [6]), (",a", [1]), ("a, ,b,", [4, 7])])
+def test_a_list_with_a_name_left_out(text: str, columns: list[int]) -> None:
+    with pytest.raises(RecipeError) as told:
+        parse_list(text)
+    problems = told.value.problems
+    assert [(p.message, p.span and p.span.column) for p in problems] == [
+        ("a host's name is missing", c) for c in columns
+    ]
+
+
 MISTAKES = """a
 b:x
 c slot=2

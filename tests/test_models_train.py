@@ -83,7 +83,12 @@ def test_one_update(name, side):
     check_update(*trained(name, side))
 
 
-@pytest.mark.parametrize("precision", Precision)
+_SLOWLY = [
+    pytest.param(precision, marks=pytest.mark.slow) for precision in Precision if precision is not Precision.BF16
+]
+
+
+@pytest.mark.parametrize("precision", [Precision.BF16, *_SLOWLY])
 def test_intel_caffes_resnet50_with_every_option_in_every_precision(precision):
     """channels_last, 64x64; bfloat16 is coarse and near the others."""
     state, outcome, before = trained("resnet50_intel_caffe", 64, precision, blur_pool=True)

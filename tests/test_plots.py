@@ -79,7 +79,12 @@ def chain(count: int = 8, shorts: int = 3, **short: object) -> Picture:
     return make_picture(schedule(*stages))
 
 
-@pytest.mark.parametrize("width", range(50, 200, 7))
+# The usual width of a terminal, and what is about the least and the most; with the rest it takes a minute.
+WIDTHS = [50, 80, 120, 197]
+MORE_WIDTHS = [pytest.param(width, marks=pytest.mark.slow) for width in range(57, 197, 7)]
+
+
+@pytest.mark.parametrize("width", [*WIDTHS, *MORE_WIDTHS])
 @pytest.mark.parametrize("picture", [chain(), chain(3, 60), chain(40, 1)], ids=["8x3", "3x60", "40x1"])
 def test_labels_that_have_no_room_are_left_out_and_counted(picture: Picture, width: int) -> None:
     """No key is cut short, none is explained that is not there, and each stage is labelled, explained or counted."""

@@ -16,7 +16,7 @@ import tiny
 
 from stagerun.cli import retrying
 from stagerun.cli.retrying import Ended, RetryOptions, judge, retry_command
-from stagerun.errors import FolderInUseError, PeerError, ResumeRefused, StorageError
+from stagerun.errors import FolderInUseError, ResumeRefused, StorageError
 from stagerun.launch.kin import to_be_told
 
 
@@ -79,7 +79,7 @@ SAVED, KILLED, NEVER, DONE = Ended(True, 75, 1), Ended(True, None, -9), Ended(Fa
         ([SAVED] * 9, [], ["--retry"], None, [2, 4, 8, 16, 32, 60, 60, 60]),
         ([SAVED] * 4 + [DONE], [2], [], 0, [2, 4, 1, 2]),
         ([KILLED, NEVER, KILLED], [], [], ResumeRefused, [2, 4]),
-        ([NEVER] * 3, [], ["--retry"], PeerError, [2, 4]),
+        ([NEVER] * 3, [], ["--retry"], ResumeRefused, [2, 4]),
         # A disk that is full for a while, and for good.
         ([KILLED, FULL, FULL, DONE], [0], [], 0, [1, 2, 4]),
         ([KILLED, FULL, FULL, FULL], [0], [], StorageError, [1, 2, 4]),

@@ -82,7 +82,7 @@ def example(**features: bytes | int | list[int]) -> bytes:
             feature.bytes_list.value.append(value)
         else:
             feature.int64_list.value.extend(value if isinstance(value, list) else [value])
-    return message.SerializeToString()
+    return message.SerializeToString(deterministic=True)  # of a map: tests are named by it
 
 
 def imagenet(i: int, synset: bytes = b"n01440764") -> bytes:

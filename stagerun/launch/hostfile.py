@@ -70,10 +70,14 @@ def parse_file(text: str, path: str) -> tuple[Host, ...]:
 def parse_list(text: str) -> tuple[Host, ...]:
     """`a,b:2,c`. RecipeError."""
     reader = _Reader("--hosts")
-    found = list(re.finditer(r"[^,]+", text))
-    hosts = [reader.host([(m.group().strip(), m.start() + 1)], text, 1) for m in found if m.group().strip()]
-    if not hosts:
+    if not text.strip(" ,"):
         raise UsageError("--hosts names no host", "write `--hosts a,b,c`, or name a file")
+    hosts = []
+    for m in re.finditer(r"(?:^|(?<=,))\s*([^,]*?)\s*(?=,|$)", text):
+        if m[1]:
+            hosts.append(reader.host([(m[1], m.start(1) + 1)], text, 1))
+        else:
+            reader.missing(text, m.start(1) + 1)
     return reader.all(hosts)
 
 
@@ -110,6 +114,9 @@ class _Reader:
                 f"slots={count} is more than max_slots={most}", line, number, column, len(line.rstrip()) - column + 1
             )
         return Host(name, count, most, Span(self.path, number, column, len(word)), line)
+
+    def missing(self, line: str, column: int) -> None:
+        self._add("a host's name is missing", line, 1, column, 1, "write it there, or take the comma out")
 
     def _field(self, field: str, at: int, given: dict[str, int | None], line: str, number: int) -> None:
         key, equals, value = field.partition("=")

@@ -56,9 +56,10 @@ def prepare(folder: Path) -> Path:
     return schedule
 
 
-def words(schedule: Path, out: Path, *more: str) -> list[str]:
-    """`run ...`, without how many workers."""
-    short = [word for key, value in SHORT.items() for word in ("--set", f"{key}={value}")]
+def words(schedule: Path, out: Path, *more: str, **init: int) -> list[str]:
+    """`run ...`, without how many workers. `init`: other lengths of that stage."""
+    lengths = {**SHORT, **{f"init.{field}": value for field, value in init.items()}}
+    short = [word for key, value in lengths.items() for word in ("--set", f"{key}={value}")]
     return ["run", str(schedule), "--out", str(out), "--threads", "1", *short, *more]
 
 

@@ -21,16 +21,20 @@ def schedule(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(hosts: Cluster, schedule: Path, out: Path, timeout: str) -> list[jobs.Spoken]:
     """A worker on each host, brought together by the environment alone."""
-    world = {
+    words = [*jobs.STAGERUN, *jobs.words(schedule, out, "--timeout", timeout)]
+    each = [host.start(*words, env=environment(rank)) for rank, host in enumerate(hosts.hosts)]
+    return [jobs.Spoken(one) for one in each]
+
+
+def environment(rank: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
         "WORLD_SIZE": "3",
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": "node1",
         "MASTER_PORT": "29400",
     }
-    words = [*jobs.STAGERUN, *jobs.words(schedule, out, "--timeout", timeout)]
-    each = [host.start(*words, env={**world, "RANK": str(rank)}) for rank, host in enumerate(hosts.hosts)]
-    return [jobs.Spoken(one) for one in each]
 
 
 def test_a_cut_of_5_s_heals(hosts: Cluster, schedule: Path, tmp_path: Path) -> None:

@@ -1,0 +1,43 @@
+"""On the path of a worker, before anything else. HELD_IN=SECTION=FILE: when it comes to that section for the second time (of COPY and
+EVALUATION the first), it makes FILE, and holds on for some seconds, so that something may happen meanwhile. DAWDLES=MILLISECONDS: each
+device batch takes it longer by so much."""
+
+import os
+import pathlib
+import time
+
+_SECONDS = 4.0
+
+
+def _hold(section: str, file: str) -> None:
+    from stagerun.pulse import Pulse, Section
+
+    enter, left = Pulse.enter, [2 if Section(section) is Section.SAVE else 1]
+
+    def held(self: Pulse, entered: Section) -> None:
+        enter(self, entered)
+        if entered is Section(section):
+            left[0] -= 1
+            if left[0] == 0:
+                pathlib.Path(file).touch()
+                time.sleep(_SECONDS)
+
+    Pulse.enter = held  # type: ignore[method-assign]
+
+
+def _dawdle(seconds: float) -> None:
+    from stagerun.pulse import Pulse
+
+    beat = Pulse.beat
+
+    def late(self: Pulse) -> None:
+        time.sleep(seconds)
+        beat(self)
+
+    Pulse.beat = late  # type: ignore[method-assign]
+
+
+if "RANK" in os.environ and "HELD_IN" in os.environ:
+    _hold(*os.environ["HELD_IN"].split("=", 1))
+if "RANK" in os.environ and "DAWDLES" in os.environ:
+    _dawdle(int(os.environ["DAWDLES"]) / 1000)
