@@ -31,7 +31,7 @@ def schedule(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small.make_schedule(base / "schedule", base / "data", cyc1='base_lr: 1e6 lr_policy: "fixed" max_iter: 9')
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_an_error_keeps_its_exit_code(schedule: Path, tmp_path: Path, nproc: int) -> None:
     words = ("run", schedule, "--out", tmp_path / "out", "--nproc", nproc, "--threads", 1)
     assert unread(*words, cwd=tmp_path) == 79

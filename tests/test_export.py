@@ -256,7 +256,7 @@ def test_an_onnx_graph_of_a_colour_network(onnx: object, resnet18: Path, tmp_pat
     check_onnx(resnet18, tmp_path / "net.onnx", 40, *options)
 
 
-@pytest.mark.parametrize("options", [[], ["--rgb"]], ids=["as it is", "rgb"])
+@pytest.mark.parametrize("options", [pytest.param([], marks=pytest.mark.slow), ["--rgb"]], ids=["as it is", "rgb"])
 @pytest.mark.parametrize("order", ["BGR", "RGB"])
 def test_an_onnx_graph_divides_by_std_value(onnx: object, tmp_path: Path, order: str, options: list[str]) -> None:
     """Images in the order that `input` says, whichever the network was trained on."""

@@ -70,7 +70,7 @@ def test_torchvisions_networks_have_the_published_number_of_parameters_and_our_b
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_each_takes_images_of_the_sizes_that_it_is_said_to_take(name, channels):
     facts = NETWORKS[name]
     with on_meta():

@@ -108,7 +108,10 @@ def test_labels_of_short_stages_are_not_printed_over_each_other_in_files() -> No
     assert not [said for said in found if said.startswith("stages (")]
 
 
-@pytest.mark.parametrize("picture", [chain(), chain(3, 60), STEPS, BRANCHES], ids=["8x3", "3x60", "steps", "branches"])
+_LONG = pytest.param(chain(3, 60), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("picture", [chain(), _LONG, STEPS, BRANCHES], ids=["8x3", "3x60", "steps", "branches"])
 def test_no_text_of_a_file_overlaps_another_or_the_edge(picture: Picture) -> None:
     with figure.drawing():
         from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -178,7 +178,9 @@ def test_other_workers_from_a_stage_border_on_are_equivalent_and_said_to_be(base
     assert "warning: resume is EQUIVALENT, not BIT-EXACT: " in done.stdout and "workers: 1 -> 2" in done.stdout
 
 
-@pytest.mark.parametrize("lines_read", [0, 30])  # closed before the plan is printed, and in the midst of training
+@pytest.mark.parametrize(
+    "lines_read", [pytest.param(0, marks=pytest.mark.slow), 30]
+)  # closed before the plan is printed, and in the midst of training
 def test_a_closed_pipe_does_not_end_training(base: Path, tmp_path: Path, lines_read: int) -> None:
     run = small.start(base / "schedule", tmp_path / "out")
     assert run.process.stdout is not None
