@@ -1,12 +1,14 @@
-"""On the path of a worker, before anything else. HELD_IN=SECTION=FILE: when it comes to that section for the second time (of COPY and
-EVALUATION the first), it makes FILE, and holds on for some seconds, so that something may happen meanwhile. DAWDLES=MILLISECONDS: each
-device batch takes it longer by so much."""
+"""On the path of a worker, before anything else.
+
+HELD_IN=SECTION=FILE: when it comes to that section (SAVE: for the second time), it waits until the others are there, too, makes FILE, and
+holds on for some seconds, so that something may happen. DAWDLES=MILLISECONDS: each device batch takes it longer by so much.
+"""
 
 import os
 import pathlib
 import time
 
-_SECONDS = 4.0
+_OTHERS_S, _SECONDS = 2.0, 4.0
 
 
 def _hold(section: str, file: str) -> None:
@@ -19,6 +21,7 @@ def _hold(section: str, file: str) -> None:
         if entered is Section(section):
             left[0] -= 1
             if left[0] == 0:
+                time.sleep(_OTHERS_S)
                 pathlib.Path(file).touch()
                 time.sleep(_SECONDS)
 
