@@ -9,9 +9,20 @@ from stagerun.cli.ending import guarded
 from stagerun.cli.host_options import chosen_hosts, host_options
 from stagerun.cli.logs import LOGS, SCREENS
 from stagerun.cli.options import BIND, Duration, at_least, choice_options, output_options, schedule_options
+from stagerun.cli.titled import Titled
+
+TITLES = {
+    "What is trained": ("--redo", "--keep", "--only", "--until"),
+    "Workers": ("--nproc", "--threads", "--bind", "--comm-cores"),
+    "Other hosts": (
+        "--hosts", "--workers-per-node", "--min-nodes", "--max-restarts", "--remote-python", "--ssh", "--sync", "--sync-code",
+    ),
+    "Stopping and going on": ("--grace", "--timeout", "--retry", "--require-bit-exact"),
+    "Logs": ("--log-format", "--log", "--profile", "--profile-iterations"),
+}  # fmt: skip
 
 
-@click.command()
+@click.command(cls=Titled, titles=TITLES)
 @schedule_options
 @output_options
 @choice_options
