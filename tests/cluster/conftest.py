@@ -82,4 +82,5 @@ def slurm(_slurm: slurm_of.Slurm) -> Iterator[slurm_of.Slurm]:
     _slurm.cluster.quiet()
     _slurm.quiet()
     yield _slurm
+    _slurm.cluster.quiet()
     _slurm.quiet()

@@ -41,6 +41,7 @@ def test_a_launcher_that_is_killed_leaves_no_rank(typed: Typed, hosts: Cluster, 
     began = time.monotonic()
     started.signal(signal.SIGKILL)
     assert not jobs.nothing_left(hosts), "workers outlive their launcher"
+    started.wait(10)
     print(f"\nall ranks gone {time.monotonic() - began:.1f} s after their launcher")
 
 

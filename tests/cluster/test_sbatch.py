@@ -98,7 +98,8 @@ def test_a_lost_node_is_replaced(slurm: Slurm, tmp_path: Path, lost: str) -> Non
     print(f"{lost} lost: {time.monotonic() - began:.0f} s until the job ran again (with no time in BeginTime)")
     job = slurm.wait(number, ("COMPLETED", "FAILED", "CANCELLED"))
     text = said(out, number)
-    assert job["JobState"] == "COMPLETED" and "node3" in job["NodeList"], text
+    left = {"node1": "node[2-3]", "node2": "node[1,3]"}
+    assert job["JobState"] == "COMPLETED" and job["NodeList"] == left[lost], f"{job['NodeList']}\n{text}"
     assert processes.ends(out) == jobs.locally(schedule, tmp_path / "local", 2)
 
 
