@@ -63,9 +63,9 @@ def words(schedule: Path, out: Path, *more: str, **init: int) -> list[str]:
     return ["run", str(schedule), "--out", str(out), "--threads", "1", *short, *more]
 
 
-def locally(schedule: Path, out: Path, workers: int, *more: str) -> dict[str, str]:
+def locally(schedule: Path, out: Path, workers: int, *more: str, **init: int) -> dict[str, str]:
     """`processes.ends` of an uninterrupted run on this machine."""
-    done = small.stagerun(*words(schedule, out, *more), "--nproc", workers, timeout=600)
+    done = small.stagerun(*words(schedule, out, *more, **init), "--nproc", workers, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return processes.ends(out)
 
