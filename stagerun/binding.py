@@ -111,10 +111,8 @@ def claim(seat: Seat) -> bool:
         except OSError as error:
             for one in held:
                 one.close()
-            if (
-                error.errno != errno.EADDRINUSE
-            ):  # too many files, say: then nobody can be told, and nobody has said anything
-                return True
+            if error.errno != errno.EADDRINUSE:
+                return True  # too many files, say: nobody can be told, and nobody has said anything
             if time.monotonic() > end:
                 return False
             time.sleep(5 * _LOOK_S)

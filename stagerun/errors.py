@@ -155,7 +155,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean `{match[0]}`?" if match else ""
 
 
-def listing(words: Sequence[str]) -> str:
-    """`a`, `b` or `c`."""
+def listing(words: Sequence[str], last: str = "or") -> str:
+    """`a`, `b` or `c`; `last`: the word before the last one."""
     quoted = [f"`{w}`" for w in words]
-    return quoted[0] if len(quoted) == 1 else ", ".join(quoted[:-1]) + " or " + quoted[-1]
+    return quoted[0] if len(quoted) == 1 else ", ".join(quoted[:-1]) + f" {last} " + quoted[-1]

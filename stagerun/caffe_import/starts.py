@@ -194,8 +194,10 @@ def _of_weights(weights: Word, steps: Mapping[str, Step], texts: Mapping[str, Ca
 def _named(step: Step, iteration: int, sought: Sought, word: Word, found: Findings) -> str:
     """What `from` says of a stage at Caffe's iteration; '' after a mistake."""
     if len(step.parents) > 1:
-        message = f"`{step.file}` is trained from {listing(list(step.parents))}; which of them is meant can't be told"
-        found.mistakes.add(word.span, message.replace(" or ", " and "), "give each a solver file of its own")
+        message = (
+            f"`{step.file}` is trained from {listing(list(step.parents), 'and')}; which of them is meant can't be told"
+        )
+        found.mistakes.add(word.span, message, "give each a solver file of its own")
         return ""
     ends = iteration == sought.saved[step.file].length
     return step.name if ends else f"{step.name}@{iteration - step.begins}"
@@ -207,8 +209,8 @@ def _report(
     """Why what a command names is not what one stage made before: several did, or none."""
     able = [file for file, saved in sought.saved.items() if file in sought.fitting and saved.has(iteration)]
     if len(makers) > 1:
-        message = f"{listing(makers)} write to one `snapshot_prefix`, and each makes iteration {iteration}"
-        found.mistakes.add(word.span, message.replace(" or ", " and "), "give each a prefix of its own, or --order")
+        message = f"{listing(makers, 'and')} write to one `snapshot_prefix`, and each makes iteration {iteration}"
+        found.mistakes.add(word.span, message, "give each a prefix of its own, or --order")
     elif able:
         message = f"`{word.text}` is made by `{able[0]}`, which is not trained before"
         found.mistakes.add(word.span, message, "put its `caffe train` line first, or give --order")

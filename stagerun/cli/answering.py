@@ -12,9 +12,9 @@ from stagerun.cli.workers import devices
 from stagerun.errors import StagerunError
 from stagerun.preflight.facts import host_facts
 from stagerun.spec import load
+from stagerun.world import boot_id
 
 Question = dict[str, Any]
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _SEEN, _LEFT_S = ".seen-", 3600.0
 
 
@@ -26,9 +26,8 @@ def _facts(question: Question) -> dict[str, Any]:
 
 def _machine() -> str:
     """The same under two names of one host, and for no two hosts."""
-    with contextlib.suppress(OSError):
-        return f"{_BOOT.read_text().strip()} {os.uname().nodename}"
-    return uuid.uuid4().hex
+    boot = boot_id()
+    return f"{boot} {os.uname().nodename}" if boot else uuid.uuid4().hex
 
 
 def _usual(question: Question) -> int:

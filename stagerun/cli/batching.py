@@ -151,10 +151,9 @@ def _look_at_images(schedule: Schedule) -> None:
     data = schedule.data
     missing = [source.path for source in (data.train, *filter(None, [data.val])) if not os.path.exists(source.path)]
     if missing:
-        are = "are" if len(missing) > 1 else "is"
-        tell(
-            f"warning: {listing(missing).replace(' or ', ' and ')} {are} not here; unless the nodes see {'them' if len(missing) > 1 else 'it'}, the job ends with 65"
-        )
+        are, them = ("are", "them") if len(missing) > 1 else ("is", "it")
+        named = listing(missing, "and")
+        tell(f"warning: {named} {are} not here; unless the nodes see {them}, the job ends with 65")
         return
     with signals.held():
         from stagerun.runner.images import preflight

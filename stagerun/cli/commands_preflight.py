@@ -50,6 +50,14 @@ def preflight(
 
     at_least(1, nproc=nproc, threads=threads)
     reached = chosen_hosts(
-        hosts, per_node=per_node, python=python, ssh=ssh, sync=sync, sync_code=sync_code, least=None, restarts=None
+        hosts,
+        nproc,
+        per_node=per_node,
+        python=python,
+        ssh=ssh,
+        sync=sync,
+        sync_code=sync_code,
+        least=None,
+        restarts=None,
     )
     sys.exit(preflight_command(PreflightOptions(folder, overrides, out, nproc, threads, as_json), reached))

@@ -155,6 +155,6 @@ def run(
                 profile=profile,
                 profile_iterations=profile_iterations,
             ),
-            chosen_hosts(**on_hosts),
+            chosen_hosts(nproc=nproc, **on_hosts),
         )
     )

@@ -86,12 +86,17 @@ def host_options(command: Callable[..., Any], lives: bool = True) -> Callable[..
     return command
 
 
-def chosen_hosts(hosts: str | None, **given: Any) -> "HostOptions | None":
-    """None without --hosts. UsageError for an option that says something about hosts, without any."""
+def chosen_hosts(hosts: str | None, nproc: int | None, **given: Any) -> "HostOptions | None":
+    """None without --hosts. UsageError for an option that says something about hosts, without any, and for --nproc with them."""
     if hosts is None:
         if unused := [_WITHOUT[name] for name, value in given.items() if value not in (None, False)]:
             raise UsageError(f"{', '.join(unused)} without --hosts", "name the hosts, or leave it out")
         return None
+    if nproc is not None:
+        raise UsageError(
+            "--nproc and --hosts exclude each other",
+            "the host file or --workers-per-node says how many workers each host has",
+        )
     from stagerun.cli.hosting import HostOptions
 
     if given["sync_code"] and given["sync"] is None:

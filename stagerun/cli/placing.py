@@ -19,7 +19,7 @@ from stagerun.events import Note
 from stagerun.text import count
 from stagerun.topology import Found, Seat, Share, ranges, read, share
 from stagerun.watch.worker import Monitored
-from stagerun.world import World, given_threads, torchrun_chose
+from stagerun.world import World, boot_id, given_threads, torchrun_chose
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +55,7 @@ def place(
 
     if wish.bind == NONE or (wish.bind == AUTO and comm.size == 1):
         return None
-    boot = _boot()
+    boot = boot_id()  # two hosts may have one name, and two containers of one machine different ones
     here = Found(f"{socket.gethostname()} {boot}", world.local_rank, tuple(sorted(os.sched_getaffinity(0))), boot)
     ranks = [Found(**{**each, "allowed": tuple(each["allowed"])}) for each in gather_json(comm, asdict(here))]
     given = gather_json(comm, wish.threads or given_threads())
@@ -162,11 +162,3 @@ def _words(mine: Share) -> dict[str, Any]:
         "compute": ranges(seat.compute) if seat is not None else "",
         "apart": ranges(seat.apart) if seat is not None else "",
     }
-
-
-def _boot() -> str:
-    """Two hosts may have one name, and two containers of one machine different ones."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

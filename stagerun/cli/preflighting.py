@@ -65,11 +65,6 @@ def _start(options: PreflightOptions) -> int:
 
 
 def _on_hosts(options: PreflightOptions, hosts: HostOptions) -> int:
-    if options.nproc is not None:
-        raise UsageError(
-            "--nproc and --hosts exclude each other",
-            "the host file or --workers-per-node says how many workers each host has",
-        )
     schedule = load(options.folder, options.overrides)
     require_stages(schedule)
     bundle, folder = hosts.bundle(options.folder)

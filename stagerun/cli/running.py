@@ -143,11 +143,6 @@ def _on_hosts(options: RunOptions, hosts: "HostOptions") -> int:
     from stagerun.cli.hosting import Task, on_hosts
     from stagerun.launch.life import Orders
 
-    if options.nproc is not None:
-        raise UsageError(
-            "--nproc and --hosts exclude each other",
-            "the host file or --workers-per-node says how many workers each host has",
-        )
     schedule = load(options.folder, options.overrides)
     require_evaluation(options.log, schedule)
     watched = limits(options.timeouts) is not None

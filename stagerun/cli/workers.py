@@ -135,7 +135,7 @@ def check_workers(schedule: Schedule, nproc: int) -> None:
         most = stages[0].solver.logical_workers
         origin = stages[0].origins.get("solver.device_batch_size") or stages[0].origins.get("solver.batch_size")
         span = origin.span if origin and origin.span else stages[0].span
-        names = listing([s.name for s in stages]).replace(" or ", " and ")
+        names = listing([s.name for s in stages], "and")
         problems.append(
             Problem(
                 f"{nproc} workers are too many for stage{'s' * (len(stages) > 1)} {names}: batch_size {batch} "

@@ -21,10 +21,10 @@ from stagerun.engine.timed import timed_train
 from stagerun.events import Event, Iterated, Note, NotFinite
 from stagerun.report.trace import RankSpans, chrome_trace, told
 from stagerun.spans import Span, Spans
+from stagerun.world import boot_id
 
 # Iterations of a process that go before: the first is slow, and the next are fed by batches made ahead.
 WARM_UP = 3
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Profile:
@@ -92,7 +92,7 @@ class Profile:
     def _clock(self) -> dict[str, object]:
         self.comm.barrier()
         now = time.monotonic()
-        return {"now": now, "boot": _BOOT.read_text() if _BOOT.exists() else self.host, "host": self.host}
+        return {"now": now, "boot": boot_id() or self.host, "host": self.host}
 
 
 def _shift(first: dict[str, Any], other: dict[str, Any]) -> float:

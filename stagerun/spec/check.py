@@ -265,7 +265,7 @@ STAGE_CHECKS: tuple[Callable[[str, View, Problems], None], ...] = (
 
 
 def _all(names: Iterable[str]) -> str:
-    return listing(list(names)).replace(" or ", " and ")
+    return listing(list(names), "and")
 
 
 def _written(view: View, name: str) -> str:

@@ -85,9 +85,7 @@ def _meant(
         if not stages:
             unknown = True
             known = list(dict.fromkeys([*(n.name for n in found), *(n.group for n in found if n.group)]))
-            hint = nearest(name, known) or (
-                f"the stages are {listing(known).replace(' or ', ' and ')}" if known else ""
-            )
+            hint = nearest(name, known) or (f"the stages are {listing(known, 'and')}" if known else "")
             if complete:
                 problems.add(value.span, f"member `{shown(name)}` of {label} is no stage", hint)
         for stage in stages:

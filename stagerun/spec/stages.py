@@ -234,7 +234,7 @@ def _some(names: Sequence[str]) -> str:
     """`a`, `b` and `c`; of many, the first."""
     if len(names) > 4:
         return ", ".join(f"`{n}`" for n in names[:3]) + f" and {len(names) - 3} others"
-    return listing(names).replace(" or ", " and ")
+    return listing(names, "and")
 
 
 def _with_disabled(found: Sequence[Node]) -> list[Node]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from stagerun.store.disk import Disk
 from stagerun.store.faults import DAMAGE, reporting
 from stagerun.store.layout import attempt_of_life, life_name, lives_folder
+from stagerun.world import boot_id
 
 MAX_BYTES = 1 << 16
 
@@ -81,7 +82,7 @@ class Seen:
 def this_process() -> Process:
     return Process(
         host=os.uname().nodename,
-        boot=_text("/proc/sys/kernel/random/boot_id"),
+        boot=boot_id(),
         namespace=_link("/proc/self/ns/pid"),
         pid=os.getpid(),
         born=_stat("self")[1],

@@ -65,6 +65,11 @@ def test_a_cut_for_good_is_told_in_time(name: str, hosts: Cluster, schedule: Pat
     jobs.wait_for(out, "cyc1", 3, run[0].started)
     hosts[name].cut()
     cut = time.monotonic()
+    print(f"\n{name} cut off for good, time-out {TIME_OUT_S:.0f} s: {told_in_time(hosts, run, name, cut)}")
+
+
+def told_in_time(hosts: Cluster, run: list[jobs.Spoken], name: str, cut: float) -> str:
+    """The ranks elsewhere end with 69, having named the host that was cut off at `cut`, and leave nothing; when each did so, in words."""
     codes = [one.wait(60) for one in run]
     rank = int(name[-1]) - 1
     told = {}
@@ -77,4 +82,4 @@ def test_a_cut_for_good_is_told_in_time(name: str, hosts: Cluster, schedule: Pat
     assert max(told.values()) < TIME_OUT_S + 1, told
     assert not jobs.nothing_left(hosts)
     times = ", ".join(f"rank {other} after {s:.1f} s" for other, s in told.items())
-    print(f"\n{name} cut off for good, time-out {TIME_OUT_S:.0f} s: named by {times}; exit codes {codes}")
+    return f"named by {times}; exit codes {codes}"
