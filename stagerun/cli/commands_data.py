@@ -61,6 +61,16 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def resize_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for name, help_text in (
+        ("--resize-width", "... and this width."),
+        ("--resize-height", "Resize: to exactly this height ..."),
+        ("--resize-shorter", "Resize: the shorter side to N pixels."),
+    ):
+        command = click.option(name, type=click.IntRange(1), metavar="N", help=help_text)(command)
+    return command
+
+
 @click.command("import", short_help="Makes an LMDB from folders, lists, archives, CIFAR, IDX, TFRecord or RecordIO.")
 @click.argument("source", metavar="SOURCE")
 @click.argument("out", metavar="OUT")
@@ -68,9 +78,7 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--raw", is_flag=True, help="Store pixels (channels x height x width, B, G, R) in place of encoded images."
 )
-@click.option("--resize-shorter", type=click.IntRange(1), metavar="N", help="Resize: the shorter side to N pixels.")
-@click.option("--resize-height", type=click.IntRange(1), metavar="N", help="Resize: to exactly this height ...")
-@click.option("--resize-width", type=click.IntRange(1), metavar="N", help="... and this width.")
+@resize_options
 @click.option(
     "--quality",
     type=click.IntRange(1, 100),

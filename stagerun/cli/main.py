@@ -24,7 +24,7 @@ from stagerun.cli.commands_run import run
 from stagerun.cli.commands_sbatch import sbatch
 from stagerun.cli.commands_topology import topology
 from stagerun.cli.commands_verify import verify_resume
-from stagerun.cli.commands_weights import eval_command, export
+from stagerun.cli.commands_weights import eval_command, export, predict
 from stagerun.errors import EXIT_MEANINGS, ExitCode
 
 EXIT_CODES = "\b\nExit codes:\n" + "\n".join(f"  {int(code):3}  {text}" for code, text in EXIT_MEANINGS.items())
@@ -68,6 +68,7 @@ def main() -> None:
     stagerun status DIR       whether a run is alive, how far it is, its warnings
     stagerun snapshots DIR    what is saved, whole or damaged, and what started from it
     stagerun eval SNAPSHOT    top-1, top-5 and loss of what was trained
+    stagerun predict SNAPSHOT IMAGE...  what it says of pictures
     stagerun export SNAPSHOT  its network as safetensors, for torch, or as ONNX
     stagerun report OUT       tables and curves of one run or several
     stagerun bench ...        speed and efficiency by number of workers
@@ -92,6 +93,7 @@ COMMANDS = (
     status,
     snapshots,
     eval_command,
+    predict,
     export,
     report,
     bench,
