@@ -93,6 +93,22 @@ def is_monitor(pid: int) -> bool:
     return False
 
 
+def listening(pids: Sequence[int]) -> set[str]:
+    """The addresses at which these processes listen, of IPv4 and IPv6, as hexadecimal digits."""
+    held = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    held.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):  # a kernel without IPv6
+            rows = [line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+            found |= {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in held}
+    return found
+
+
 def kill(run: Run, what: str, rng: random.Random) -> None:
     """SIGKILL to `one` worker, `all` processes, or the `launcher`."""
     targets = {"one": [rng.choice(run.workers())], "all": run.pids(), "launcher": [run.process.pid]}[what]

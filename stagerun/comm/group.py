@@ -5,8 +5,11 @@ A peer that is gone becomes PeerError. No objects are pickled: what crosses the 
 """
 
 import copy
+import ipaddress
 import json
+import os
 import re
+import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -26,6 +29,7 @@ TIMEOUT = timedelta(minutes=30)
 # Where the monitors (`stagerun.watch`) see to it, which know more: they may have learned to wait for longer, and a job that was
 # suspended over a weekend goes on. Also where the user wants no time-outs. Below what milliseconds in 32 bits can hold.
 PATIENT = timedelta(days=7)
+_AGAIN = "run the same command again: it goes on from the newest snapshot"
 
 
 class Comm(Protocol):
@@ -115,6 +119,37 @@ class SoloComm:
         pass
 
 
+def serve(address: str, port: int) -> dist.TCPStore:
+    """The server of a job's store at `address` alone, for as long as what is returned; `port` 0: any. PeerError.
+
+    Torch's own would listen on all interfaces. The store that its rendezvous makes in this process later, with the same port and
+    `multi_tenant`, uses this server.
+    """
+    try:
+        family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(place[:2], family=family)
+    except OSError as error:
+        raise PeerError(f"can't listen at {address}, port {port}: {error.strerror or error}", _AGAIN) from error
+    port = listener.getsockname()[1]
+    return dist.TCPStore(
+        address, port, None, True, wait_for_workers=False, multi_tenant=True, master_listen_fd=listener.detach()
+    )
+
+
+def _served(world: World) -> dist.TCPStore | None:
+    """On rank 0, if no launcher serves the store, and the address at which the others look for it is known. A name may mean another one
+    there, and torch's own server listens on all; so it does for an address that is another machine's, which passes it on."""
+    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if world.rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or not port.isdecimal():
+        return None
+    try:
+        if world.local_size < world.size:
+            ipaddress.ip_address(address)
+        return serve(address, int(port))
+    except (ValueError, PeerError):
+        return None
+
+
 class TorchComm:
     """torch.distributed's default group: gloo for tensors on the CPU, NCCL for those on a GPU."""
 
@@ -127,6 +162,7 @@ class TorchComm:
         self.spans: Spans | None = None
         self.group: dist.ProcessGroup | None = None  # the default group
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        self._served = _served(world)
         with _peers("meet the other workers", self.pulse):
             dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=timeout)
 
@@ -238,5 +274,5 @@ class _peers:
         if isinstance(error, RuntimeError):
             raise PeerError(
                 f"lost the other workers while trying to {self.doing}: {_first_words(error)}",
-                "run the same command again: it goes on from the newest snapshot",
+                _AGAIN,
             ) from error

@@ -28,6 +28,7 @@ from stagerun.launch.relay import GRACE_S, Relay, least_before
 from stagerun.text import duration
 
 FOLDER_PREFIX = "stagerun-launch-"
+_LOOPBACK = "127.0.0.1"
 _HELD = "launcher"  # a lock of the process that has made the folder
 _LOOK_S = 0.05
 _MEET_S = 300  # until the other hosts have come, whose interpreters may start from a slow disk
@@ -126,6 +127,8 @@ def _elastic(command: Sequence[str], nproc: int, life: Life, saves: bool, node: 
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from stagerun.comm.group import serve
+
     _silence("torch.distributed.elastic")
     if life.relay.asked is not None:
         return {}
@@ -133,24 +136,22 @@ def _elastic(command: Sequence[str], nproc: int, life: Life, saves: bool, node: 
     # started to ignore.
     options: dict[str, Any] = {"signals_to_handle": ""}
     known = {field.name for field in dataclasses.fields(LaunchConfig)}
-    if node is None:
-        options |= {
-            "run_id": uuid.uuid4().hex,
-            "rdzv_backend": "c10d",
-            "rdzv_endpoint": "localhost:0",
-            "local_addr": "localhost",
-        }
-    else:
-        # Ranks in the order of the hosts: rank 0 is where the output folder may be.
-        options |= {"run_id": node.job, "rdzv_backend": "static", "rdzv_endpoint": node.endpoint}
-        options |= {
-            "rdzv_configs": {"rank": node.index, "timeout": _MEET_S},
-            "local_addr": node.endpoint.rpartition(":")[0],
-        }
-    count = node.count if node is not None else 1
+    # All workers of this host alone meet on the loopback device.
+    node = node or Node(0, 1, 0, f"{_LOOPBACK}:0", uuid.uuid4().hex)
+    address, _, port = node.endpoint.rpartition(":")
+    served = serve(address, int(port)) if node.index == 0 else None
+    # `static`, since `c10d` unpickles what it finds in its store. It has ranks in the order of the hosts: rank 0 is where the output
+    # folder may be.
+    options |= {
+        "run_id": node.job,
+        "rdzv_backend": "static",
+        "rdzv_endpoint": f"{address}:{served.port if served is not None else port}",
+        "rdzv_configs": {"rank": node.index, "timeout": _MEET_S},
+        "local_addr": address,
+    }
     config = LaunchConfig(
-        min_nodes=count,
-        max_nodes=count,
+        min_nodes=node.count,
+        max_nodes=node.count,
         nproc_per_node=nproc,
         max_restarts=0,
         logs_specs=DefaultLogsSpecs(log_dir=str(life.folder / "logs")),
