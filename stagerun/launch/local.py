@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import time
@@ -232,17 +233,19 @@ def _claim(folder: Path) -> int:
 
 
 def _sweep() -> None:
-    """Removes the report folders of launchers of this user that were killed. One without a lock is just being made."""
-    for held in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*/{_HELD}"):
+    """Removes the report folders of launchers of this user that were killed. One without a lock is just being made. Others can make
+    such a folder, too, and a link in it: neither is followed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         try:
-            if held.stat().st_uid != os.getuid():
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
                 continue
-            lock = os.open(held, os.O_RDWR)
+            lock = os.open(folder / _HELD, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             continue  # another launcher was faster
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(held.parent, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
         except OSError:
             continue  # its launcher lives
         finally:
