@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import ipaddress
 import os
 import random
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -93,19 +94,22 @@ def is_monitor(pid: int) -> bool:
     return False
 
 
-def listening(pids: Sequence[int]) -> set[str]:
-    """The addresses at which these processes listen, of IPv4 and IPv6, as hexadecimal digits."""
-    held = set()
+def listening(pids: Iterable[int]) -> set[tuple[str, int]]:
+    """The addresses and ports at which these processes listen, each in its own network."""
+    found = set()
     for pid in pids:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it has ended
+            held = set()
             for name in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
                     held.add(os.readlink(f"/proc/{pid}/fd/{name}"))
-    found = set()
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):  # a kernel without IPv6
-            rows = [line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
-            found |= {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in held}
+            for table in ("tcp", "tcp6"):
+                for row in map(str.split, Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]):
+                    if row[3] == "0A" and f"socket:[{row[9]}]" in held:
+                        digits, _, port = row[1].partition(":")
+                        words = bytes.fromhex(digits)
+                        address = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
+                        found.add((str(ipaddress.ip_address(address)), int(port, 16)))
     return found
 
 
