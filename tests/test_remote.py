@@ -214,7 +214,7 @@ def test_a_folder_that_others_could_write_to_is_not_trusted(tmp_path: Path) -> N
         (there / folder).mkdir(exist_ok=True)
         (there / folder).chmod(mode)
         done = unpacked(sent.data, command)
-        told = f"{there / folder}: others may write to it (mode {mode:04o})\n".encode()
+        told = f"{there / folder}: others may write to it (mode {mode:04o}); `chmod go-w` it if no one did\n".encode()
         assert (done.stdout, done.stderr) == (f"{CANT_WRITE}\n".encode(), told)
         assert not list(there.glob("*/*")), "nothing is written"
         (there / folder).chmod(0o755)

@@ -120,25 +120,26 @@ class SoloComm:
 
 
 def serve(address: str, port: int) -> dist.TCPStore:
-    """The server of a job's store at `address` alone, for as long as what is returned; `port` 0: any. PeerError.
+    """Starts the server of a job's store, which lives as long as what is returned; `port` 0: any. PeerError.
 
-    Torch's own would listen on all interfaces. The store that its rendezvous makes in this process later, with the same port and
-    `multi_tenant`, uses this server.
+    It listens at `address` alone; torch's own would listen on all interfaces. `multi_tenant` has torch's rendezvous use it: a process
+    has one server per port.
     """
     try:
         family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(place[:2], family=family)
-    except OSError as error:
-        raise PeerError(f"can't listen at {address}, port {port}: {error.strerror or error}", _AGAIN) from error
-    port = listener.getsockname()[1]
-    return dist.TCPStore(
-        address, port, None, True, wait_for_workers=False, multi_tenant=True, master_listen_fd=listener.detach()
-    )
+        port = listener.getsockname()[1]
+        return dist.TCPStore(
+            address, port, None, True, wait_for_workers=False, multi_tenant=True, master_listen_fd=listener.detach()
+        )
+    except (OSError, RuntimeError) as error:
+        why = getattr(error, "strerror", None) or _first_words(error)
+        raise PeerError(f"the workers can't meet at {address}, port {port}: {why}", _AGAIN) from error
 
 
 def _served(world: World) -> dist.TCPStore | None:
-    """On rank 0, if no launcher serves the store, and the address at which the others look for it is known. A name may mean another one
-    there, and torch's own server listens on all; so it does for an address that is another machine's, which passes it on."""
+    """On rank 0, where no launcher serves the store and this host has the address that the others reach; else None, and torch's own
+    server listens on all interfaces. A name may mean another address on another host."""
     address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if world.rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or not port.isdecimal():
         return None
@@ -162,8 +163,8 @@ class TorchComm:
         self.spans: Spans | None = None
         self.group: dist.ProcessGroup | None = None  # the default group
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        self._served = _served(world)
         with _peers("meet the other workers", self.pulse):
+            self._served = _served(world)
             dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=timeout)
 
     def first(self, size: int) -> "TorchComm | SoloComm | None":
@@ -252,7 +253,7 @@ class TorchComm:
 _PLACE, _ADVICE = re.compile(r"\[\S+:\d+\]\s*"), ". This is typically caused by"
 
 
-def _first_words(error: RuntimeError) -> str:
+def _first_words(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return _PLACE.sub("", lines[0]).partition(_ADVICE)[0]
 

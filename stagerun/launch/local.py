@@ -29,7 +29,6 @@ from stagerun.launch.relay import GRACE_S, Relay, least_before
 from stagerun.text import duration
 
 FOLDER_PREFIX = "stagerun-launch-"
-_LOOPBACK = "127.0.0.1"
 _HELD = "launcher"  # a lock of the process that has made the folder
 _LOOK_S = 0.05
 _MEET_S = 300  # until the other hosts have come, whose interpreters may start from a slow disk
@@ -138,7 +137,7 @@ def _elastic(command: Sequence[str], nproc: int, life: Life, saves: bool, node: 
     options: dict[str, Any] = {"signals_to_handle": ""}
     known = {field.name for field in dataclasses.fields(LaunchConfig)}
     # All workers of this host alone meet on the loopback device.
-    node = node or Node(0, 1, 0, f"{_LOOPBACK}:0", uuid.uuid4().hex)
+    node = node or Node(0, 1, 0, "127.0.0.1:0", uuid.uuid4().hex)
     address, _, port = node.endpoint.rpartition(":")
     served = serve(address, int(port)) if node.index == 0 else None
     # `static`, since `c10d` unpickles what it finds in its store. It has ranks in the order of the hosts: rank 0 is where the output

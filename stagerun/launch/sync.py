@@ -42,7 +42,7 @@ def require_private(folder):
     for found in (os.lstat(folder), os.stat(folder)):
         mode = 0 if stat.S_ISLNK(found.st_mode) else stat.S_IMODE(found.st_mode)
         if found.st_uid != os.getuid() or mode & 0o022:
-            why = "others may write to it (mode %04o)" % mode if found.st_uid == os.getuid() else "belongs to another user"
+            why = "others may write to it (mode %04o); `chmod go-w` it if no one did" % mode if found.st_uid == os.getuid() else "belongs to another user"
             print("%s: %s" % (folder, why), file=sys.stderr)
             sys.exit(CANT_WRITE)
 try:
