@@ -174,10 +174,11 @@ def _mistakes(name: str, records: "LmdbSource", found: "Confusion", answers: Ans
 
 def _shown(batches: "Iterable[Batch]", count: int, name: str) -> "Iterable[Batch]":
     """The batches, and on a terminal a bar while they are computed."""
-    from rich.console import Console
     from rich.progress import Progress
 
-    console = Console(stderr=True)
+    from stagerun.report.console import Terminal
+
+    console = Terminal(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         yield from bar.track(batches, total=count, description=name)
 

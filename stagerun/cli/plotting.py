@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.text import Text
 
 from stagerun.cli.ending import tell
@@ -20,6 +19,7 @@ from stagerun.plan import make_plan
 from stagerun.plan.hours import seconds_at
 from stagerun.plan.picture import Picture, Unit, make_picture
 from stagerun.recipe import Schedule
+from stagerun.report.console import Terminal
 from stagerun.report.plots.scale import make_scale
 from stagerun.spec import load
 
@@ -197,7 +197,7 @@ def _show(text: Text, foot: str = "") -> None:
     """Colours where the terminal has them. `foot`: drawn again and again, so a terminal is cleared first."""
     from stagerun.report.plots.terminal import ascii_only
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Terminal(highlight=False, soft_wrap=True)
     try:
         "┊⣿─→".encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
