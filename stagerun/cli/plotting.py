@@ -167,7 +167,9 @@ def _picture(options: PlotOptions, schedule: Schedule) -> Picture:
     from stagerun.store import LocalDisk, inventory
 
     target = output_folder(schedule.name, options.out)
-    hours = find_hours(make_plan(schedule, inventory(LocalDisk(), target)), target, options.images_per_second)
+    hours = find_hours(
+        make_plan(schedule, inventory(LocalDisk(), target, looking=True)), target, options.images_per_second
+    )
     if hours is None:
         raise UsageError("--x hours needs to know how fast training is, and nothing was measured here", HINT)
     unknown = [stage.name for stage in schedule.stages if stage.name not in hours.speeds]
