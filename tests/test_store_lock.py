@@ -268,6 +268,19 @@ def test_prepare_makes_the_folders_and_leaves_no_trace(tmp_path: Path) -> None:
         assert os.listdir(out / "snapshots") == []
 
 
+def test_prepare_beside_one_that_is_always_faster(tmp_path: Path) -> None:
+    """Of two runs that start at once it is the lock that lets one of them in, and the other ends with 73."""
+
+    class Overtaken(LocalDisk):
+        def mkdir(self, path: Path) -> None:
+            if path.parent.exists():
+                path.mkdir()
+            super().mkdir(path)
+
+    store.prepare(Overtaken(), tmp_path / "a" / "b" / "out")
+    assert os.listdir(tmp_path / "a" / "b" / "out") == ["snapshots"]
+
+
 def test_prepare_does_not_disturb_a_run(tmp_path: Path) -> None:
     store.prepare(LocalDisk(), tmp_path)
     with Lock(tmp_path):
