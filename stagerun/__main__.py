@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 
 from stagerun import signals
 
@@ -11,7 +12,20 @@ _SAVED, _INTERRUPTED = 75, 130
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
+def _open_streams() -> None:
+    """Of stdin, stdout and stderr those that were closed before the start: else the next files that are opened get their numbers, and a
+    program that is started from here finds its own output in their place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            with suppress(OSError):  # no /dev/null
+                os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+                setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+
+
 def main() -> None:
+    _open_streams()
     runs = sys.argv[1:2] in (["run"], ["retry"])
     # Of several workers our launcher speaks, or else rank 0.
     silent = "STAGERUN_REPORT_DIR" in os.environ or any(os.environ.get(name, "0") != "0" for name in _RANKS)

@@ -1,14 +1,17 @@
 """How a command ends where nobody reads its output: the exit code still tells."""
 
 import contextlib
+import errno
 import io
 import itertools
 import os
+import resource
 import signal
 import subprocess
 import sys
 import unicodedata
 from pathlib import Path
+from unittest.mock import Mock
 
 import lmdb
 import made_up_runs
@@ -19,10 +22,13 @@ from click.testing import CliRunner
 from rich.text import Text
 
 from stagerun import events
-from stagerun.cli.ending import printable
+from stagerun.cli import workers
+from stagerun.cli.ending import end_with, of_surroundings, printable
 from stagerun.cli.main import main
+from stagerun.errors import StorageError
 from stagerun.proto.caffe_pb2 import Datum
 from stagerun.report.console import Terminal
+from stagerun.store.faults import storage_failure
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -133,3 +139,92 @@ def test_a_caret_stands_under_its_place_and_rich_shows_its_own_colours(tmp_path:
         terminal = Terminal(force_terminal=True, color_system="standard", legacy_windows=False)
         terminal.print(Text(f"red {ESC}".replace("\x07", ""), style="red"))
     assert page.getvalue() == f"\x1b[31mred {SHOWN[:9]}{SHOWN[10:]}\x1b[0m\n"
+
+
+# -- what the shell or the machine doesn't give
+
+
+def test_closed_streams_and_sockets_that_warn(schedule: Path, tmp_path: Path) -> None:
+    """Without stdout the worker's sign of life had its number, and the monitors read /dev/null in its place."""
+    small.make_schedule(
+        tmp_path / "short", schedule.parent / "data", init='base_lr: 0.01 lr_policy: "fixed" max_iter: 1'
+    )
+    with open(tmp_path / "said", "w") as said:
+        done = subprocess.run(
+            [sys.executable, "-m", "stagerun", "run", "short", "--until", "init", "--nproc", "2", "--threads", "1"],
+            preexec_fn=lambda: os.close(1), stderr=said, cwd=tmp_path, timeout=120,
+            env={**ENVIRONMENT, "PYTHONWARNINGS": "error::ResourceWarning"},
+        )  # fmt: skip
+    assert done.returncode == 0 and (tmp_path / "said").read_text() == ""
+    assert not list(tmp_path.glob("stagerun-bug-*"))
+
+
+LIMITS = {
+    "files": (OSError(errno.EMFILE, "Too many open files"), "have 24 open here", "ulimit -n"),
+    "memory": (MemoryError(), "1.0 GB of address space here", "ulimit -v"),
+    "allocator": (RuntimeError("DefaultCPUAllocator: can't allocate memory: you"), "1.0 GB of address", "ulimit -v"),
+    "oneDNN": (RuntimeError("could not create a primitive"), "1.0 GB of address space here", "ulimit -v"),
+    "random": (RuntimeError("Unable to open /dev/urandom"), "needs random numbers", "/dev/urandom in this container"),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_limit_of_the_shell_is_no_bug(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    error, what, hint = LIMITS[name]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (24 if which == resource.RLIMIT_NOFILE else 10**9, -1))
+
+    monkeypatch.setattr(workers, "StopRequest", Mock())  # which would handle the signals of this process
+    monkeypatch.setattr(workers, "die_with_launcher", Mock())
+
+    def job(*_: object) -> int:
+        raise error
+
+    said, codes = io.StringIO(), []
+    with contextlib.redirect_stderr(said):
+        codes.append(workers.work(job))
+        with pytest.raises(SystemExit) as ended:
+            end_with(error)
+        codes.append(ended.value.code)
+    words = said.getvalue().split("\n  hint: ")
+    assert codes == [74, 74] and len(words) == 3 and what in words[0] and hint in words[1] and not os.listdir(tmp_path)
+
+
+def test_without_a_limit_a_torch_that_fails_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert of_surroundings(RuntimeError("could not create a primitive")) is None
+    assert of_surroundings(RuntimeError("CUDA out of memory")) is None
+
+
+def test_too_few_open_files_for_several_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher would wait for minutes for workers that can't open what they need."""
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (63, 63))
+    with pytest.raises(StorageError, match=r"2 workers and their launcher need 64 open files each, .* have 63 here"):
+        workers.start(["run"], 2, None, lambda *_: 0)
+
+
+def test_the_limit_on_the_size_of_files_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (102_400, -1))
+    failure = storage_failure(OSError(errno.EFBIG, "File too large"), "write x", Path("out"))
+    assert (
+        failure.hint
+        == "files may have 102.4 kB at most here: raise that limit (ulimit -f) and run the same command again"
+    )
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, -1))
+    failure = storage_failure(OSError(errno.EFBIG, "File too large"), "write x", Path("out"))
+    assert failure.hint.startswith("the file system, or the limit")
+
+
+def test_a_current_folder_that_is_gone_is_said_first(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    program = "import os, sys; os.rmdir(os.getcwd()); os.execv(sys.executable, [sys.executable, '-m', 'stagerun', 'run', '/x'])"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path / "gone",
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 64
+    assert done.stderr == "the current folder has been deleted\n  hint: `cd` to one that is there\n"

@@ -4,6 +4,8 @@ import errno
 import functools
 import io
 import os
+import re
+import resource
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -14,8 +16,11 @@ from typing import Any, NoReturn, TextIO
 import click
 
 import stagerun
-from stagerun.errors import ExitCode, StagerunError
-from stagerun.text import shown
+from stagerun.errors import ExitCode, StagerunError, StorageError
+from stagerun.text import shown, size
+
+# Of torch's allocator; of oneDNN, which makes code in memory of its own; of a library that is loaded.
+_NO_MEMORY = re.compile("allocate memory|could not create a primitive|failed to map segment")
 
 
 class Printable:
@@ -82,8 +87,35 @@ def end_with(error: BaseException) -> NoReturn:
         to_nowhere(sys.stdout)
         tell(f"standard output can't be written: {error.strerror}")
         sys.exit(ExitCode.STORAGE)
+    if (known := of_surroundings(error)) is not None:
+        tell(known.render())
+        sys.exit(known.exit_code)
     tell(bug_report(error))
     sys.exit(ExitCode.BUG)
+
+
+def of_surroundings(error: BaseException) -> StagerunError | None:
+    """An error that only a limit of this shell or machine explains, in words that torch has none of. StorageError names the limit."""
+    again = "and run the same command again"
+    number, text = getattr(error, "errno", None), str(error)
+    if number == errno.EMFILE or "Too many open files" in text:
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return StorageError(
+            f"no more files can be opened: a process may have {files} open here",
+            f"raise that limit (ulimit -n 1024) {again}",
+        )
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or _NO_MEMORY.search(text):
+        memory, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if memory != resource.RLIM_INFINITY:
+            return StorageError(
+                f"there is no more memory: a process may have {size(memory)} of address space here",
+                f"raise that limit (ulimit -v unlimited) {again}",
+            )
+    if isinstance(error, RuntimeError) and "/dev/urandom" in text:
+        return StorageError(
+            f"torch needs random numbers of the system: {text}", f"have /dev/urandom in this container {again}"
+        )
+    return None
 
 
 def bug_report(error: BaseException) -> str:

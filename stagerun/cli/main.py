@@ -4,6 +4,7 @@ The modules named `commands_*` declare commands and import nothing heavy: what d
 torch only where workers compute.
 """
 
+import os
 import sys
 from typing import Any
 
@@ -25,7 +26,7 @@ from stagerun.cli.commands_sbatch import sbatch
 from stagerun.cli.commands_topology import topology
 from stagerun.cli.commands_verify import verify_resume
 from stagerun.cli.commands_weights import eval_command, export, predict
-from stagerun.cli.ending import printable
+from stagerun.cli.ending import printable, tell
 from stagerun.errors import EXIT_MEANINGS, ExitCode
 
 EXIT_CODES = "\b\nExit codes:\n" + "\n".join(f"  {int(code):3}  {text}" for code, text in EXIT_MEANINGS.items())
@@ -39,6 +40,11 @@ class Group(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         with printable():
+            try:
+                os.getcwd()
+            except FileNotFoundError:  # torch's libraries would end the process
+                tell("the current folder has been deleted\n  hint: `cd` to one that is there")
+                sys.exit(ExitCode.RECIPE)
             try:
                 return super().main(*args, **{**kwargs, "standalone_mode": False})
             except click.ClickException as error:

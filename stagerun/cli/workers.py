@@ -1,6 +1,7 @@
 """Being one worker of a job, and starting several on this machine: what `run` and `rehearse` have in common."""
 
 import os
+import resource
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from stagerun import signals
-from stagerun.cli.ending import bug_report, tell
-from stagerun.errors import Diverged, ExitCode, Problem, RecipeError, StagerunError, UsageError, listing
+from stagerun.cli.ending import bug_report, of_surroundings, tell
+from stagerun.errors import Diverged, ExitCode, Problem, RecipeError, StagerunError, StorageError, UsageError, listing
 from stagerun.launch import (
     GRACE_S,
     StopRequest,
@@ -88,10 +89,22 @@ def start(
     if nproc == 1:
         os.environ["OMP_NUM_THREADS"] = str(threads)
         return work(job, stopping, grace, stopped)
+    _require_files(nproc)
     # What nobody waits for has nothing to save.
     code, text = run_workers(arguments, nproc, threads, GRACE_S if grace is None else grace, stopped, grace is not None)
     tell(text)
     return code
+
+
+def _require_files(nproc: int) -> None:
+    """StorageError where the launcher, which has pipes from each worker, would wait for workers that can't open theirs."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 48 + 8 * nproc
+    if files != resource.RLIM_INFINITY and files < needed:
+        raise StorageError(
+            f"{count(nproc, 'worker')} and their launcher need {needed} open files each, and a process may have {files} here",
+            "raise that limit (ulimit -n 1024) and run the same command again",
+        )
 
 
 def say(text: str) -> None:
@@ -169,7 +182,8 @@ def work(job: Job, stopping: str = "to save", grace: float | None = GRACE_S, sto
     except StagerunError as error:
         code, text = int(error.exit_code), error.render()
     except Exception as error:
-        code, text = int(ExitCode.BUG), bug_report(error)
+        known = of_surroundings(error)
+        code, text = (int(known.exit_code), known.render()) if known else (int(ExitCode.BUG), bug_report(error))
     stop.settle(code)  # what comes now is too late to change how this ended
     if not report(rank, code, text) and text:
         tell(f"rank {rank}: {text}" if rank else text)  # rank 0 speaks for all

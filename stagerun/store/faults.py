@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,8 +91,11 @@ def storage_failure(
     message = f"can't {doing} in {path}: {text}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT) and needed is not None:
         message += f" ({size(needed)} needed" + (f", {size(free)} free)" if free is not None else ")")
+    hint = HINTS.get(error.errno or 0, "")
+    if error.errno == errno.EFBIG and (most := resource.getrlimit(resource.RLIMIT_FSIZE)[0]) != resource.RLIM_INFINITY:
+        hint = f"files may have {size(most)} at most here: raise that limit (ulimit -f) and run the same command again"
     kind = PermissionDenied if error.errno in _NO_PERMISSION else StorageError
-    return kind(message, HINTS.get(error.errno or 0, ""))
+    return kind(message, hint)
 
 
 def is_full(error: StagerunError) -> bool:

@@ -74,6 +74,9 @@ class Monitor:
                 self._tick()
         for thread in self.threads:
             thread.join(_LOG_S)
+        for key in list(self.selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        self.selector.close()
 
     # -- the worker
 
