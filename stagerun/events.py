@@ -188,13 +188,14 @@ class StageFinished:
     last_weight_decay: float | None = None  # that of the last update, where it is another than the first one's
     skips: int = 0  # iterations without an update (`on_nan: SKIP`)
     rollbacks: int = 0  # `on_nan: ROLLBACK`
+    tested_set: str = ""  # the images of the evaluation (`data.fingerprint.set_of`); '' if unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnsembleTested:
     """Several stages' last weights were evaluated together. Also the content of OUT/results/ensembles/NAME.json.
 
-    `snapshots`, `rule`, `batch_norm_iter` and `tested_on` are what it was made from: while these are the same, it counts. `attempt`,
+    `snapshots`, `rule`, `batch_norm_iter`, `tested_on` and `tested_set` are what it was made from: while these are the same, it counts. `attempt`,
     `serial`: of the newest snapshot that this process life had written by then, or could have (0 of an older version): what comes
     after them in the order of snapshots was trained later.
     """
@@ -215,6 +216,7 @@ class EnsembleTested:
     tested_on: str
     attempt: int = 0
     serial: int = 0
+    tested_set: str = ""
 
     @property
     def gain(self) -> float:

@@ -370,7 +370,8 @@ class Ensemble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """`stages` are in the order in which they run: parents before children. `files` are (path, text) as read."""
+    """`stages` are in the order in which they run: parents before children. `files` are (path, text) as read. `sets`: which images the
+    LMDBs hold (`data.fingerprint.set_of`), by "train" and "val", as far as somebody has looked."""
 
     name: str
     seed: int
@@ -381,6 +382,7 @@ class Schedule:
     keep_snapshots: int = 3
     files: tuple[tuple[str, str], ...] = ()
     ensembles: tuple[Ensemble, ...] = ()
+    sets: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def stage(self, name: str) -> Stage:
         """The stage of that name. KeyError if there is none."""

@@ -1,9 +1,12 @@
 """What is known about a snapshot without its tensors: values that plan, store and runner hand to each other. No I/O."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stagerun.errors import ResumeRefused
+
+TRAINING_SET = "training set"  # what a snapshot's `environment` calls the images that it was trained on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +16,7 @@ class SnapshotRef:
     `id` is a digest of its tensors (weights, momentum, averaged weights) and place, not of clock or machine: training the
     same thing again gives the same id. `parent` is the id of the snapshot its stage started from, '' for the seed. `identity` is that of the stage
     when it was trained (`recipe.Stage.identity`). `environment` is what the bits depend on besides: torch build,
-    instruction set, threads, workers, reducer. `trained_as`: where a plan gave it to a stage of another name, that which it was
+    processor, threads, workers, reducer, training set. `trained_as`: where a plan gave it to a stage of another name, that which it was
     trained under, and which its directory has; '' else. `serial` counts the snapshots that a process life has written, from 1, so that
     (attempt, serial) orders them without a clock; 0 in one of an older version. `skipped`: images that `on_nan: ROLLBACK` has left out,
     along the path of ancestors up to here. `began_empty`: the process life that wrote it found no snapshot in the folder when it began, so
@@ -50,6 +53,14 @@ class SnapshotRef:
                 "no run has written that: take the snapshot away, or choose another folder with --out",
             )
         return int(text)
+
+
+def same_set(before: str, now: str) -> bool | None:
+    """Whether two texts of `data.fingerprint.set_of` are of the same images: by all of them where both know it, else by the sample that
+    both have; None where one is unknown."""
+    old, new = (dict(re.findall(r"(sample|index) (\w+)", text)) for text in (before, now))
+    kind = next((kind for kind in ("index", "sample") if kind in old and kind in new), None)
+    return None if kind is None else old[kind] == new[kind]
 
 
 def how_far(ref: SnapshotRef) -> tuple[int, int, int]:

@@ -32,6 +32,7 @@ class Numbers:
     title = "numbers"
     classes = ("even", "odd")
     mean_bgr = None
+    prepared_from = ""
     ignored = ()
 
     def __init__(self, total: int = 150, bad: set[int] = BAD, version: int = 1) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import struct
 import tracemalloc
 from pathlib import Path
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from stagerun.data import index, lmdb_offsets
 from stagerun.data.datum import decode
 from stagerun.data.describe import describe
+from stagerun.data.fingerprint import set_of
 from stagerun.data.indexing import build, build_with
 from stagerun.data.lmdb_offsets import offsets_of
 from stagerun.data.lmdb_source import LmdbSource
@@ -25,6 +27,7 @@ from stagerun.data.verify import verify
 from stagerun.errors import DataError, PermissionDenied, StorageError
 from stagerun.proto.caffe_pb2 import Datum
 from stagerun.recipe import InterpMode, RandomResize, Transform
+from stagerun.snapshots import same_set
 
 RECTANGULAR = Transform(
     crop_size=32, rectangular=True, random_resize=RandomResize(min_size=40, max_size=40, interp_mode=InterpMode.LINEAR)
@@ -417,3 +420,36 @@ def arithmetic() -> bytes:
     tables = b"\xff\xdb\0\x43\0" + b"\x10" * 64
     frame = b"\xff\xc9\0\x0b\x08\0\x10\0\x10\x01\x01\x11\0"
     return b"\xff\xd8" + tables + frame + b"\xff\xda\0\x08\x01\x01\0\0\x3f\0" + b"\0" * 8 + b"\xff\xd9"
+
+
+def test_which_images_an_lmdb_holds_is_known_without_its_side_file(tmp_path: Path) -> None:
+    """By a sample, whose cost does not grow with the LMDB; a side file adds the fingerprint of all, and nothing is another set for it."""
+    content = {b"%08d" % i: bytes([i % 251]) * (i % 9000) for i in range(700)}  # in the page, and in pages of their own
+    pictures = {key: Datum(channels=1, height=1, width=4, data=b"abcd", label=1).SerializeToString() for key in content}
+    first, again = (write(tmp_path / name, content, per_commit) for name, per_commit in (("a", 7), ("b", 700)))
+    assert set_of(first) == set_of(again) and re.fullmatch(r"700 records, sample [0-9a-f]{16}", set_of(first))
+    for other in (content | {b"00000000": b"x"}, content | {b"00000699": b"x"}, dict([*content.items()][:-1])):
+        assert set_of(write(tmp_path / str(len(os.listdir(tmp_path))), other)) != set_of(first)
+    source = write(tmp_path / "pictures", pictures)
+    sample = set_of(source)
+    made = build(source)
+    index.save(made, source)
+    assert set_of(source) == f"{sample}, index {made.facts.fingerprint[:16]}"
+    assert b"prepared_from" not in Path(source, index.SIDE_FILE).read_bytes(), "the bytes of before"
+    with lmdb.open(source, map_size=1 << 26) as env, env.begin(write=True) as txn:
+        txn.put(b"00000351", b"x")
+    assert same_set(set_of(source), sample), "the side file is of another state, and the sample doesn't see that record"
+
+
+def test_what_is_no_lmdb_or_a_damaged_one_has_no_set(tmp_path: Path) -> None:
+    assert set_of(str(tmp_path)) == set_of(str(tmp_path / "missing")) == ""
+    source = write(tmp_path / "a", {b"%08d" % i: b"x" * 3000 for i in range(300)})
+    whole = Path(source, "data.mdb").read_bytes()
+    rng = random.Random(1)
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for _ in range(rng.choice((1, 40, 2000))):
+            at = rng.randrange(len(damaged))
+            damaged[at] = rng.randrange(256)
+        Path(source, "data.mdb").write_bytes(damaged)
+        assert isinstance(set_of(source), str)

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from stagerun.data.glance import Glance, glance
 from stagerun.data.scratch import look, stage
 from stagerun.data.scratch.locks import held
+from stagerun.preflight import machine
 from stagerun.preflight.compare import Finding, differences, odd_ones, troubles, unlike, worst
 from stagerun.preflight.facts import Facts, Images, Trouble, from_json, host_facts, settings_digest
-from stagerun.preflight.machine import gpus, memory_bytes, processor
+from stagerun.preflight.machine import arithmetic, gpus, memory_bytes, processor
 from stagerun.preflight.measured import HostTimes, Link, Measured, bits, rounds, verdicts
 from stagerun.preflight.page import page
 from stagerun.preflight.places import Place, ScratchRoom, scratch_room
@@ -173,13 +174,34 @@ def test_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     model, flags, instructions = processor(CPUINFO)
     assert (model, flags, instructions) == (
         "Intel(R) Xeon(R) Gold 6148",
-        ("avx2", "fma", "f16c", "avx512f"),
+        ("avx2", "fma", "f16c", "avx512f", "avx512dq", "avx512bw", "avx512vl"),
         "AVX512",
     )
     assert processor(CPUINFO.replace("avx512vl", ""))[2] == "AVX2"
     assert processor("")[2] == "DEFAULT"
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
     assert processor(CPUINFO)[2] == "AVX2 (ATEN_CPU_CAPABILITY)"
+
+
+def test_what_kernels_are_chosen_by_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the instruction set of torch's own loops: oneDNN and MKL look at the processor, and at their own variables."""
+    for name in [n for n in os.environ if n.startswith(("MKL_", "ONEDNN_", "DNNL_", "OMP_"))]:
+        monkeypatch.delenv(name)
+    text = CPUINFO.replace("model name", "vendor_id : GenuineIntel\ncpu family : 6\nmodel : 85\nmodel name", 1)
+    monkeypatch.setattr(machine, "read", lambda path: text.replace("avx512vl", "avx512vl avx512_bf16 amx_tile"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # `threads`
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")  # `instruction set`
+    monkeypatch.setenv("ONEDNN_VERBOSE", "1")
+    assert arithmetic() == {
+        "processor": "Intel(R) Xeon(R) Gold 6148 (GenuineIntel/6/85)",
+        "processor flags": "avx2 fma f16c avx512f avx512dq avx512bw avx512vl avx512_bf16 amx_tile",
+        "math settings": "none",
+    }
+    monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
+    monkeypatch.setenv("MKL_CBWR", "AVX2,STRICT")
+    assert arithmetic()["math settings"] == "MKL_CBWR='AVX2,STRICT' ONEDNN_DEFAULT_FPMATH_MODE='BF16'"
+    monkeypatch.setattr(machine, "read", lambda path: "")
+    assert (arithmetic()["processor"], arithmetic()["processor flags"]) == ("unknown", "unknown")
 
 
 def test_gpus_are_those_that_the_driver_tells_of(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from stagerun.cli.data_looking import make_index
 from stagerun.data import index, jpeg
+from stagerun.data.fingerprint import set_of
 from stagerun.data.importing.engine import Job, Result, run
 from stagerun.data.importing.partial import REPORT
 from stagerun.data.indexing import build
@@ -89,6 +91,10 @@ def test_the_same_records_with_the_same_pixels(tmp_path: Path) -> None:
     assert (facts.facts.restart_interval, old_facts.facts.restart_interval) == (4, 0)
     assert facts.facts.classes == old_facts.facts.classes and facts.facts.mean_bgr == old_facts.facts.mean_bgr
     assert dict(facts.facts.kinds) == {"baseline JPEG": 396, "grey JPEG": 1, "raw": 1, "PNG": 1, "CMYK JPEG": 1}
+    # The same pixels: training goes on with either, also when the copy's side file was made again.
+    assert set_of(str(tmp_path / "out")) == set_of(source) != ""
+    make_index(str(tmp_path / "out"), None, False, True, 0, 1)
+    assert set_of(str(tmp_path / "out")) == set_of(source)
 
 
 @needs_transcoder

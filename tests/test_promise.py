@@ -1,6 +1,7 @@
 """BIT-EXACT or EQUIVALENT: said wherever something goes on, with each reason; and which images an update has, whoever computes it."""
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,14 +13,14 @@ import torch
 from test_plan_trees import SCHEDULE, inventory, on_disk, schedule, snapshot
 
 from stagerun.comm import runs_of
-from stagerun.engine.device import environment
+from stagerun.engine.device import differences, environment
 from stagerun.errors import ResumeRefused
 from stagerun.events import Note
-from stagerun.plan import Plan, make_plan
+from stagerun.plan import Plan, State, make_plan, require_fresh
 from stagerun.recipe import Determinism, Ensemble, Schedule
 from stagerun.runner.environment import environment_of, promise, promise_of_ensemble, require_exact
 from stagerun.runner.stage import requests
-from stagerun.snapshots import SnapshotRef
+from stagerun.snapshots import TRAINING_SET, SnapshotRef, same_set
 
 CPU = torch.device("cpu")
 TRAIN = 'train { source: "/d/train" images: 1000 }'
@@ -30,6 +31,8 @@ CHANGES = {
     "threads": "77",
     "workers": "3",
     "reducer": "another",
+    "processor": "another",
+    "math settings": "MKL_CBWR='AVX2'",
     "image library": "another",
     "stagerun": "0",
     "device": "Some GPU",
@@ -72,7 +75,7 @@ def test_each_reason_is_told_wherever_something_goes_on(name: str, where: str) -
 
 def test_with_all_as_before_it_is_bit_exact_and_a_start_says_nothing() -> None:
     of = schedule(WITH_VAL)
-    same = "same torch build, instruction set, threads, workers and reducer"
+    same = "same torch build, processor, instruction set, threads, workers and reducer"
     assert told(of, plan(of, places(of)["inside"]), "main") == (f"resume is BIT-EXACT: {same}", False)
     done = plan(of, places(of)["start"])
     assert told(of, done, "main") == (f"the evaluation of main is BIT-EXACT: {same}", False)
@@ -113,6 +116,134 @@ def test_what_is_not_promised_is_refused_where_that_is_asked_for() -> None:
         require_exact(
             Note(text="resume with everything as before; that a GPU then gives the same bits was not verified")
         )
+
+
+OLD, NEW = "600 records, sample aa, index bb", "600 records, sample cc, index dd"
+
+
+@pytest.mark.parametrize(("before", "now_there", "same"), [
+    ("600 records, sample aa", OLD, True),  # a side file was made since
+    (OLD, "600 records, sample aa", True),
+    (OLD, "600 records, sample zz, index bb", True),  # the same records, written in another order
+    (OLD, "600 records, sample aa, index zz", False),  # a change that the sample doesn't see
+    (OLD, NEW, False),
+    ("600 records, sample aa", NEW, False),
+    ("", NEW, None),
+    (OLD, "", None),
+])  # fmt: skip
+def test_sets_are_compared_by_what_both_know(before: str, now_there: str, same: bool | None) -> None:
+    assert same_set(before, now_there) is same
+
+
+def trained_on(of: Schedule, refs: list[SnapshotRef], images: str) -> list[SnapshotRef]:
+    """By a version that records its training images, unless they are ''."""
+    more = {TRAINING_SET: images} if images else {}
+    return [replace(ref, environment=now(of) | more) for ref in refs]
+
+
+def test_inside_a_stage_other_images_are_a_reason_and_old_snapshots_say_unknown() -> None:
+    of = replace(schedule(), sets={"train": NEW})
+    for images, reason in ((OLD, f"training set: {OLD} -> {NEW}"), ("", f"training set: unknown -> {NEW}")):
+        refs = trained_on(schedule(), places(of)["inside"], images)
+        (one,) = [s for s in make_plan(of, inventory(refs)).stages if s.stage.name == "main"]
+        said = promise(of, one, now(of))
+        assert one.state is State.RESUME and one.iter == 6
+        assert said is not None and said.text == f"resume is EQUIVALENT, not BIT-EXACT: {reason}"
+        with pytest.raises(ResumeRefused, match="training set: "):
+            require_exact(said)
+    same = make_plan(of, inventory(trained_on(schedule(), places(of)["inside"], NEW)))
+    assert told(of, same, "main")[0].startswith("resume is BIT-EXACT: same torch build, training images, processor")
+
+
+def test_a_finished_stage_is_stale_on_other_images_and_an_old_one_never_is() -> None:
+    of = replace(schedule(), sets={"train": NEW})
+    done = list(on_disk(of).values())
+    stale = make_plan(of, inventory(trained_on(schedule(), done, OLD)))
+    assert {s.state for s in stale.stages} == {State.STALE} and stale.next is None
+    with pytest.raises(ResumeRefused) as caught:
+        require_fresh(stale)
+    assert "stage `main` is stale: its training images are not those that it was trained on" in caught.value.message
+    assert f"  data.train.source {OLD} -> {NEW} (schedule.prototxt:4)" in caught.value.message
+    assert "`--redo main " in caught.value.hint and "--keep main" in caught.value.hint
+    for images, sets in (("", of.sets), (NEW, of.sets), (OLD, {})):  # the last: on a login node
+        plan = make_plan(replace(of, sets=sets), inventory(trained_on(schedule(), done, images)))
+        assert {s.state for s in plan.stages} == {State.DONE}
+
+
+def test_redo_and_keep_of_other_images_are_as_of_any_other_change() -> None:
+    of = replace(schedule(), sets={"train": NEW})
+    done = trained_on(schedule(), list(on_disk(of).values()), OLD)
+    redone = make_plan(of, inventory(done), redo=["main"])
+    assert {s.state for s in redone.stages} == {State.FRESH} and redone.next is redone.stages[0]
+    # A life later: what the new images have made counts, and the old end does not, though it is further.
+    (begun,) = trained_on(schedule(), [snapshot(of, "main", 6, attempt=2)], NEW)
+    (main, *below) = make_plan(of, inventory([*done, begun]), redo=["main"]).stages
+    assert (main.state, main.start) == (State.RESUME, begun) and {s.state for s in below} == {State.FRESH}
+    kept = make_plan(of, inventory(done), keep=["main", "a", "b", "deep", "end"])
+    assert {s.state for s in kept.stages} == {State.DONE}
+
+
+def test_an_evaluation_does_not_depend_on_the_training_images() -> None:
+    of = replace(schedule(WITH_VAL), sets={"train": NEW})
+    plan = make_plan(of, inventory(trained_on(of, places(of)["start"], OLD)), keep=["main"])
+    assert told(of, plan, "main")[0].startswith("the evaluation of main is BIT-EXACT: same torch build, processor")
+
+
+@pytest.mark.parametrize(("before", "after", "reasons"), [
+    (("A (x/1/2)", "avx2 avx512_bf16"), ("A (x/1/2)", "avx2 amx_tile"), ["processor flags: avx512_bf16 missing, amx_tile added"]),
+    (("A (x/1/2)", "avx2"), ("B (x/1/3)", "avx2"),
+     ["processor: A (x/1/2) -> B (x/1/3), with the same flags, but libraries look at the model, too"]),
+    (("A (x/1/2)", "avx2"), ("B (y/1/3)", "none"), ["processor: A (x/1/2) -> B (y/1/3)", "processor flags: avx2 missing"]),
+    (("A (x/1/2)", "avx2"), ("unknown", "unknown"), ["processor: A (x/1/2) -> unknown"]),
+    (("unknown", "unknown"), ("unknown", "unknown"), ["processor: unknown -> unknown"]),
+    (None, ("A (x/1/2)", "avx2"), ["math settings, processor, processor flags: unknown, made by a stagerun that didn't record that"]),
+])  # fmt: skip
+def test_another_processor_is_a_reason(
+    before: tuple[str, str] | None, after: tuple[str, str], reasons: list[str]
+) -> None:
+    def of(pair: tuple[str, str]) -> dict[str, str]:
+        return {"threads": "1", "processor": pair[0], "processor flags": pair[1], "math settings": "none"}
+
+    assert differences(of(before) if before else {"threads": "1"}, of(after), elastic=False) == reasons
+
+
+def replace_by(folder: Path, other: Path, first: int) -> None:
+    """Another LMDB of as many records in its place, with the pixels and labels from the stored image `first` on."""
+    tiny.make_data(other, first)
+    shutil.rmtree(folder)
+    (other / folder.name).rename(folder)
+
+
+def test_another_lmdb_between_two_lives_is_seen(tmp_path: Path) -> None:
+    """Other pixels and labels, as many, at the same path: no life goes on as if nothing had happened."""
+    data, out = tmp_path / "data", tmp_path / "out"
+    tiny.make_data(data)
+    of = small.make_schedule(tmp_path / "schedule", data)
+    assert small.run(of, out, "--until", "init").returncode == 0
+    replace_by(data / "train_lmdb", tmp_path / "other", 800)
+    stale = small.run(of, out)
+    assert stale.returncode == 78 and "stage `init` is stale: its training images are not those" in stale.stderr
+    assert "stale: its training images" in small.stagerun("plan", of, "--out", out).stdout
+    shutil.rmtree(out / "snapshots" / "init-00000006-a0001")  # as if it had been stopped in its midst
+    refused = small.run(of, out, "--require-bit-exact")
+    assert refused.returncode == 78 and "resume is EQUIVALENT, not BIT-EXACT: training set: " in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_side_file_made_since_is_the_same_set_and_other_validation_images_are_evaluated(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    tiny.make_data(data)
+    of = small.make_schedule(tmp_path / "schedule", data)
+    assert small.run(of, out, "--until", "init").returncode == 0
+    shutil.rmtree(out / "snapshots" / "init-00000006-a0001")
+    assert small.stagerun("data", "index", data / "train_lmdb").returncode == 0
+    done = small.run(of, out, "--require-bit-exact", "--until", "init")
+    assert done.returncode == 0 and "note: resume is BIT-EXACT: same torch build, training images" in done.stdout
+    replace_by(data / "val_lmdb", tmp_path / "other", 1200)
+    assert "the images are not those that `init` was evaluated on" in small.stagerun("plan", of, "--out", out).stdout
+    again = small.run(of, out, "--until", "init")
+    assert again.returncode == 0 and "warning: init is evaluated again, on other validation images" in again.stdout
+    assert "nothing to do" in small.run(of, out, "--until", "init").stdout
 
 
 def test_an_ensemble_tells_in_what_its_members_differ_from_now() -> None:

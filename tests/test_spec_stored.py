@@ -27,7 +27,7 @@ SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     float: st.floats(allow_nan=False, allow_infinity=False),
 }
 NOT_IN_THE_TEXT = {
-    recipe.Schedule: {"files": st.just(())},
+    recipe.Schedule: {"files": st.just(()), "sets": st.just({})},
     recipe.Stage: {"identity": st.just({}), "origins": st.just({}), "span": st.just(SPAN)},
     recipe.Ensemble: {"span": st.just(NOWHERE)},
 }

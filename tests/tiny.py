@@ -44,12 +44,13 @@ transform_param { mirror: true mean_value: 73 scale: 0.0111 }""",
 }
 
 
-def make_data(folder: Path) -> None:
-    """folder/train_lmdb and folder/val_lmdb from the stored images."""
+def make_data(folder: Path, first: int = 0) -> None:
+    """folder/train_lmdb and folder/val_lmdb from the stored images, `first` and those after it."""
     stored = np.load(STORED)
     images, labels = stored["images"], stored["labels"]
 
     def datum(i: int) -> bytes:
+        i = (first + i) % len(images)
         d = caffe_pb2.Datum(channels=1, height=28, width=28, data=images[i].tobytes(), label=int(labels[i]))
         return d.SerializeToString()
 

@@ -19,6 +19,7 @@ from stagerun.cli.logs import require_evaluation, require_packages
 from stagerun.cli.options import at_least, limits, output_folder
 from stagerun.cli.timing import find_budget, find_hours
 from stagerun.cli.workers import check_workers
+from stagerun.data.fingerprint import with_sets
 from stagerun.errors import (
     PeerError,
     PermissionDenied,
@@ -137,7 +138,7 @@ def _look(options: SbatchOptions) -> tuple[Schedule, Plan, Path]:
     at_least(1, threads=run["threads"])
     require_packages(run["log"])
     limits(run["timeouts"])
-    schedule = load(options.folder, run["overrides"])
+    schedule = with_sets(load(options.folder, run["overrides"]))
     require_evaluation(run["log"], schedule)
     check_workers(schedule, options.nodes * options.workers)
     out = output_folder(schedule.name, run["out"])

@@ -93,9 +93,10 @@ def plan(
     Works where the data is not.
     """
     at_least(1, workers=workers)
-    from stagerun.cli.planning import place_remark, remarks, write_csv
+    from stagerun.cli.planning import place_remark, remarks, results_remark, write_csv
     from stagerun.cli.predicting import job_of
     from stagerun.cli.timing import beside
+    from stagerun.data.fingerprint import with_sets
     from stagerun.plan import make_plan
     from stagerun.plan.render import render_json, render_text
     from stagerun.spec import load
@@ -123,11 +124,17 @@ def plan(
     schedule = load(folder, overrides)
     target = output_folder(schedule.name, out)
     found = inventory(LocalDisk(), target, looking=True)
+    if found.snapshots:  # else there is nothing to compare the images with
+        schedule = with_sets(schedule)
     planned = make_plan(schedule, found, redo, keep, only, until)
     job = job_of(planned, target, workers, link, latency, images_per_second)
     if csv_file is not None:
         write_csv(planned, csv_file)
-    notes = [*remarks(planned, found.damaged, found.forbidden), *place_remark(target, several_hosts=link is not None)]
+    notes = [
+        *remarks(planned, found.damaged, found.forbidden),
+        *results_remark(planned, target),
+        *place_remark(target, several_hosts=link is not None),
+    ]
     more = beside(planned, target, images_per_second, allocation, job)
     click.echo(render_json(planned, notes, more.record) if as_json else render_text(planned, notes, more.blocks))
     if picture is not None:

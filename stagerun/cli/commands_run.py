@@ -81,8 +81,8 @@ TITLES = {
     "--require-bit-exact",
     "exact",
     is_flag=True,
-    help="Refuse (78) to go on where the same bits are not promised: with another torch build, instruction set, number of threads or "
-    "workers; on a GPU always. Without it the run goes on, and says EQUIVALENT.",
+    help="Refuse (78) to go on where the same bits are not promised: with another torch build, processor, number of threads or "
+    "workers, or other training images; on a GPU always. Without it the run goes on, and says EQUIVALENT.",
 )
 @click.option(
     "--retry", is_flag=True, help="Go on though the last three runs ended without getting any further than they began."

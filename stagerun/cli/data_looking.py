@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -11,7 +11,7 @@ import click
 from stagerun.cli.data_progress import Shown, threads_here
 from stagerun.cli.ending import tell
 from stagerun.data.describe import Description, Size, describe, schedule_line
-from stagerun.data.index import SIDE_FILE, read, save
+from stagerun.data.index import SIDE_FILE, Index, read, save
 from stagerun.data.indexing import build_with, shortened
 from stagerun.data.verify import Verified, verify
 from stagerun.errors import DataError, ExitCode, PermissionDenied, UsageError
@@ -23,15 +23,19 @@ _ENDS = 3  # classes shown at each end of the histogram, and mistakes
 
 def make_index(folder: str, classes: str | None, pixels: bool, force: bool, max_bad: int, threads: int | None) -> None:
     names = class_names(classes) if classes is not None else ()
+    old = None
     if os.path.lexists(Path(folder) / SIDE_FILE):
         if not force:
             raise UsageError(f"{folder}/{SIDE_FILE} exists already", "add --force to make it again")
-        names = names or _old_names(folder)
+        old = _old(folder)
+        names = names or (old.facts.classes if old is not None else ())
     with Shown("index", "records") as shown:
         built = build_with(
             folder, shown.progress, threads=threads_here(threads), pixels=pixels, classes=names, max_bad=max_bad
         )
     made = built.index
+    if old is not None and old.facts.fingerprint == made.facts.fingerprint:
+        made = replace(made, facts=replace(made.facts, prepared_from=old.facts.prepared_from))
     most = int(made.labels.max())
     if names and most >= len(names):
         raise DataError(
@@ -62,14 +66,13 @@ def class_names(path: str) -> tuple[str, ...]:
     return names
 
 
-def _old_names(folder: str) -> tuple[str, ...]:
-    """Those of the side file that is to be replaced; the LMDB itself doesn't have them."""
+def _old(folder: str) -> Index | None:
+    """The side file that is to be replaced: the LMDB itself knows neither names of classes nor what it was prepared from."""
     try:
-        old = read(folder)
+        return read(folder)
     except DataError:
         tell("note: the old side file is damaged; names of classes, if it had any, are lost")
-        return ()
-    return old.facts.classes if old is not None else ()
+        return None
 
 
 def verify_lmdb(folder: str, decode: bool, threads: int | None, as_json: bool) -> None:

@@ -4,10 +4,12 @@ import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from stagerun.errors import PermissionDenied, StorageError
+from stagerun.errors import PermissionDenied, StorageError, listing
 from stagerun.plan import Plan, State
 from stagerun.plan.estimate import snapshots_on_disk
 from stagerun.plan.render import csv_rows
+from stagerun.plan.tested import other_set
+from stagerun.runner import results
 from stagerun.snapshots import passed_over
 from stagerun.store import local_kind, lost_with
 from stagerun.text import size
@@ -31,6 +33,16 @@ def remarks(plan: Plan, damaged: Collection[str] = (), forbidden: Collection[str
             f"no snapshot inside {', '.join(unsaved)}: a kill there costs the stage from its start (`snapshot`)"
         )
     return found + _disk(plan)
+
+
+def results_remark(plan: Plan, out: Path) -> list[str]:
+    """Which results were measured on other validation images than lie there now."""
+    done = {s.stage.name: results.read_result(out, s.end) for s in plan.stages if s.end is not None}
+    names = [name for name, found in done.items() if found is not None and other_set(plan.schedule, found.tested_set)]
+    if not names:
+        return []
+    text = f"data.val: the images are not those that {listing(names, 'and')} {'was' if len(names) == 1 else 'were'} evaluated on"
+    return [f"{text}; `run` evaluates again"]
 
 
 def place_remark(out: Path, several_hosts: bool, environment: Mapping[str, str] = os.environ) -> list[str]:

@@ -14,6 +14,7 @@ from stagerun import store
 from stagerun.cli.ending import tell
 from stagerun.cli.looking import DISK
 from stagerun.cli.options import output_folder
+from stagerun.data.fingerprint import with_sets
 from stagerun.errors import (
     EXIT_MEANINGS,
     ExitCode,
@@ -209,7 +210,7 @@ def _parsed(words: list[str]) -> _Task:
 def _before(task: _Task) -> str | None:
     """The `standing` before a start; None where nothing is left to do. Raises what the run would raise: it comes with its
     own exit code from here, which the launcher's may hide."""
-    schedule = load(task.folder, task.overrides)
+    schedule = with_sets(load(task.folder, task.overrides))
     out = output_folder(schedule.name, task.out)
     store.prepare(DISK, out)
     with store.Lock(out, optional=True):

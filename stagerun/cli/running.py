@@ -13,6 +13,7 @@ from stagerun.cli.logs import LOGS, SCREENS, Opened, Sink, in_format, parents, r
 from stagerun.cli.options import AUTO, CORES, limits, output_folder
 from stagerun.cli.placing import Wish, place
 from stagerun.cli.workers import Job, check_workers, devices, join, joined, load_everywhere, say, start, work
+from stagerun.data.fingerprint import with_sets
 from stagerun.errors import ExitCode, FolderInUseError, PeerError, StagerunError, UsageError
 from stagerun.events import Event, Failed, Note, RunFinished, Stopped
 from stagerun.launch import GRACE_S, StopRequest
@@ -165,6 +166,7 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
     What is wrong is raised."""
     require_evaluation(options.log, schedule)
     out = output_folder(schedule.name, options.out)
+    schedule = with_sets(schedule)
     plan = _look(schedule, out, options)
     if plan.next is None and not results.unfinished(plan, out) and not results.ready_ensembles(plan, out):
         say(in_format(options.log_format, finished_line(_nothing(plan))))
@@ -241,6 +243,8 @@ def _train_monitored(
     placed = place(world, device, comm, Wish(options.bind, options.comm_cores, options.threads), watch)
     if cut is not None:
         schedule = cut.schedule(schedule)
+    if comm.rank == 0:  # who plans, promises and writes
+        schedule = with_sets(schedule)
     out = output_folder(schedule.name, options.out)
     keeper = None
     if comm.rank == 0:

@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from safetensors.numpy import save as to_safetensors
 
 from stagerun.data.disk_errors import hint_for
+from stagerun.data.fingerprint import SIDE_FILE
 from stagerun.data.lmdb_file import Meta, open_file
 from stagerun.data.lmdb_offsets import key_of
 from stagerun.data.records import printable
 from stagerun.data.write import sync_folder
 from stagerun.errors import DataError, PermissionDenied, StorageError
 
-SIDE_FILE = "stagerun-index.safetensors"
 _VERSION = 1
 _MADE_AGAIN = "make it again with `stagerun data index --force {folder}`"
 
@@ -61,6 +61,9 @@ class Facts:
         tuple[str, int], ...
     ] = ()  # ("baseline JPEG", 1281145), ("PNG", 1) ...: how the images are stored, most first
     restart_interval: int = 0  # 4 where the JPEGs (99 % of them) are as `prepare` makes them, 0 else
+    prepared_from: str = (
+        ""  # `fingerprint.set_of` the LMDB that `prepare` made this one from, which has the same pixels
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -104,7 +107,10 @@ def save(index: Index, folder: str) -> None:
     file = Path(folder) / SIDE_FILE
     arrays = {name: np.ascontiguousarray(getattr(index, name), kind) for name, (_, kind) in _ARRAYS.items()}
     # One entry of metadata, since safetensors writes several in no order: the same index is the same bytes.
-    facts = json.dumps({"version": _VERSION, **asdict(index.facts)})
+    said = asdict(index.facts)
+    if not said["prepared_from"]:  # the bytes of before there was such a thing
+        del said["prepared_from"]
+    facts = json.dumps({"version": _VERSION, **said})
     partial = file.with_name(f"{file.name}.partial-{uuid.uuid4().hex}")
     try:
         try:
@@ -212,7 +218,7 @@ def _parse(data: memoryview) -> Index:
     arrays = {name: _array(data[8 + size :], header[name], *kind) for name, kind in _ARRAYS.items()}
     if _digest(text, arrays) != digest:
         raise ValueError("its bytes are not those that were written")
-    facts = Facts(**{field.name: _value(said[field.name]) for field in fields(Facts)})
+    facts = Facts(**{field.name: _value(said[field.name]) for field in fields(Facts) if field.name in said})
     per_record = {name: len(array) for name, array in arrays.items() if name not in ("keys", "key_ends")}
     if set(per_record.values()) != {facts.records} or len(arrays["key_ends"]) != facts.records + 1:
         raise ValueError("its arrays are not of one length")

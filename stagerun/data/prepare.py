@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from stagerun.data.fingerprint import set_of
 from stagerun.data.importing.engine import Made
 from stagerun.data.importing.journal import Note
 from stagerun.data.index import digest_of
@@ -40,6 +41,7 @@ class PrepareWork:
         self.classes = index.facts.classes if index is not None else ()
         # The pixels stay the same, so does their mean.
         self.mean_bgr = index.facts.mean_bgr or None if index is not None else None
+        self.prepared_from = set_of(path)
         self.identity: Mapping[str, Any] = {"version": VERSION, "prepared from": _signature(path)}
 
     def __len__(self) -> int:

@@ -121,7 +121,11 @@ def decode_any(stored: Stored) -> Image:
 
 
 def index_of(
-    offsets: Offsets, rows: Rows, classes: tuple[str, ...], mean_bgr: tuple[float, ...] | None = None
+    offsets: Offsets,
+    rows: Rows,
+    classes: tuple[str, ...],
+    mean_bgr: tuple[float, ...] | None = None,
+    prepared_from: str = "",
 ) -> Index:
     """The side file's content: rows of the stored records, in key order. `mean_bgr` where somebody knows it already."""
     digests = rows["digest"].astype(np.uint64)
@@ -134,6 +138,7 @@ def index_of(
         mean_bgr=_mean(rows) if mean_bgr is None else mean_bgr,
         kinds=kinds_of(rows),
         restart_interval=4 if is_prepared(rows) else 0,
+        prepared_from=prepared_from,
     )
     return Index(
         facts=facts,

@@ -1,11 +1,13 @@
 """Where and how the arithmetic is done, and what of it the bits depend on."""
 
 import os
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from stagerun.errors import UsageError
+from stagerun.preflight.machine import arithmetic
 from stagerun.recipe import Precision
 from stagerun.world import World
 
@@ -44,6 +46,7 @@ def environment(device: torch.device, workers: int, reducer: str) -> dict[str, s
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "instruction set": _instruction_set(),
+        **arithmetic(),
         "threads": str(torch.get_num_threads()),
         "workers": str(workers),
         "reducer": reducer,
@@ -69,13 +72,30 @@ def differences(before: dict[str, str], now: dict[str, str], elastic: bool) -> l
     """Why a resumed run may have other bits, one sentence each; none: BIT-EXACT.
 
     With `determinism: ELASTIC` the number of workers doesn't matter. A stage that changes no colours doesn't say what would
-    have changed them, though its parent may, and older snapshots do.
+    have changed them, though its parent may, and older snapshots do. What an older snapshot didn't record, or one side couldn't read,
+    is unknown.
     """
     ignored = {"workers"} if elastic else set()
     if not ("colour library" in before and "colour library" in now):
         ignored.add("colour library")
     names = sorted((before.keys() | now.keys()) - ignored)
-    return [f"{n}: {before.get(n, 'none')} -> {now.get(n, 'none')}" for n in names if before.get(n) != now.get(n)]
+    since = [n for n in names if n in _RECORDED_SINCE and n not in before]
+    pairs = {n: (before.get(n, "none"), now.get(n, "none")) for n in names if n not in since}
+    if "unknown" in pairs.get("processor", ()):
+        pairs.pop("processor flags", None)  # which come from the same place
+    found = [_reason(n, *pair, pairs) for n, pair in pairs.items() if pair[0] != pair[1] or "unknown" in pair]
+    return found + [f"{', '.join(since)}: unknown, made by a stagerun that didn't record that"] * bool(since)
+
+
+_RECORDED_SINCE = {"processor", "processor flags", "math settings"}  # what the first versions' snapshots lack
+
+
+def _reason(name: str, old: str, new: str, pairs: Mapping[str, tuple[str, str]]) -> str:
+    if name == "processor flags":
+        missing, added = (sorted({*a.split()} - {*b.split(), "none"}) for a, b in ((old, new), (new, old)))
+        return f"{name}: " + ", ".join([*(f"{n} missing" for n in missing), *(f"{n} added" for n in added)])
+    alike = name == "processor" and len(set(pairs.get("processor flags", ("", "none")))) == 1
+    return f"{name}: {old} -> {new}" + ", with the same flags, but libraries look at the model, too" * alike
 
 
 def dtype_of(precision: Precision) -> torch.dtype:

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 from stagerun.plan.planned import Change, PlannedStage, State, label
-from stagerun.recipe import FROM_ITER, Stage
-from stagerun.snapshots import Inventory, SnapshotRef
+from stagerun.recipe import FROM_ITER, Schedule, Stage
+from stagerun.snapshots import TRAINING_SET, Inventory, SnapshotRef, same_set
+
+IMAGES = "data.train.source"  # in a Change: no field of identity, but what lies there
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,15 @@ def counts(ref: SnapshotRef, stage: Stage, source: Source | None, inventory: Inv
     return came_from and not changed_fields(ref, stage) and ref.iter <= stage.solver.max_iter
 
 
+def of_these_images(refs: tuple[SnapshotRef, ...], stage: Stage, schedule: Schedule) -> tuple[SnapshotRef, ...]:
+    """Of the snapshots that count for the stage: where one is its end, those that were not trained on other images than are there now.
+    A stage in its midst goes on with what is there, and `run` says that it is EQUIVALENT."""
+    now = schedule.sets.get("train", "")
+    if not any(ref.iter == stage.solver.max_iter for ref in refs):
+        return refs
+    return tuple(ref for ref in refs if same_set(ref.environment.get(TRAINING_SET, ""), now) is not False)
+
+
 def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
     """The fields of identity in which a snapshot was made from something else than the stage is now.
 
@@ -76,14 +87,17 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
 
 
 def why_stale(
-    stage: Stage, source: Source | None, own: tuple[SnapshotRef, ...], inventory: Inventory
+    schedule: Schedule, stage: Stage, source: Source | None, own: tuple[SnapshotRef, ...], inventory: Inventory
 ) -> tuple[str, tuple[Change, ...]]:
     """In words, and the fields that differ. `own` are the stage's snapshots, none of which counts."""
     newest = max(own, key=lambda ref: (ref.attempt, ref.iter))
     changed = changed_fields(newest, stage)
     changes = tuple(_change(field, newest, stage) for field in changed if field != FROM_ITER)
+    images = _other_images(newest, stage, schedule)
     if changes:
-        return "its definition has changed since it was trained", changes
+        return "its definition has changed since it was trained", changes + images
+    if images:
+        return "its training images are not those that it was trained on", images
     if source is None:
         return "it was trained from another stage, and now starts from the seed", ()
     now = label(source.parent.stage.name, stage.parent_iter)
@@ -101,6 +115,12 @@ def why_stale(
     if source.parent.state is State.STALE:
         return f"its parent `{source.parent.stage.name}` is stale", ()
     return f"its parent `{source.parent.stage.name}` is to be trained again", ()
+
+
+def _other_images(ref: SnapshotRef, stage: Stage, schedule: Schedule) -> tuple[Change, ...]:
+    old, new = ref.environment.get(TRAINING_SET, ""), schedule.sets.get("train", "")
+    origin = stage.origins.get("data.train.images")  # the line beside it
+    return (Change(IMAGES, old, new, origin.span if origin else None),) * (same_set(old, new) is False)
 
 
 def _change(field: str, ref: SnapshotRef, stage: Stage) -> Change:

@@ -8,7 +8,7 @@ from typing import Any
 from stagerun.events import EnsembleTested
 from stagerun.plan.hours import EVALUATION_SHARE, Speed, Spent
 from stagerun.plan.plan import Plan, State
-from stagerun.plan.tested import tested_on
+from stagerun.plan.tested import other_set, tested_on
 from stagerun.recipe import Ensemble, EnsembleRule, Schedule
 from stagerun.snapshots import SnapshotRef
 from stagerun.text import columns, count
@@ -49,7 +49,10 @@ def _plan_ensemble(plan: Plan, ensemble: Ensemble, result: EnsembleTested | None
         return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.READY, members=members)
     now = made_from(plan.schedule, ensemble, members)
     result = _with_names(result, ensemble) if result.snapshots == now["snapshots"] else result
-    if changed := [name for name, value in now.items() if getattr(result, name) != value]:
+    changed = [name for name, value in now.items() if getattr(result, name) != value]
+    if other_set(plan.schedule, result.tested_set) and "tested_on" not in changed:
+        changed.append("tested_on")
+    if changed:
         why = f"evaluated with {_all([_WORDS[name] for name in changed])}"
         return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.READY, members=members, why=why)
     return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.DONE, members=members, result=result)

@@ -10,7 +10,16 @@ from dataclasses import replace
 
 from stagerun.errors import ResumeRefused
 from stagerun.plan.choice import Choice, choice, require_starts
-from stagerun.plan.counting import Source, changed_fields, counts, skipped_before, source_of, why_stale
+from stagerun.plan.counting import (
+    IMAGES,
+    Source,
+    changed_fields,
+    counts,
+    of_these_images,
+    skipped_before,
+    source_of,
+    why_stale,
+)
 from stagerun.plan.lost import lost_points
 from stagerun.plan.pieces import has_passed, pieces
 from stagerun.plan.planned import Change, Lost, Plan, PlannedStage, State, label
@@ -50,7 +59,7 @@ def make_plan(
             below.add(name)
         sources[name] = source
         inventory = taken_over(stage, source, inventory, known)
-        usable[name], planned[name] = _plan_stage(stage, source, inventory, name in below, asked)
+        usable[name], planned[name] = _plan_stage(schedule, stage, source, inventory, name in below, asked)
     planned = {name: _left_out(stage, name in asked.chosen, planned) for name, stage in planned.items()}
     again = pieces(planned, usable, sources)
     lost = lost_points(planned, again, usable, sources, asked.keep | below)
@@ -88,11 +97,12 @@ def _changed_themselves(plan: Plan) -> list[str]:
 
 
 def _plan_stage(
-    stage: Stage, source: Source | None, inventory: Inventory, redo: bool, asked: Choice
+    schedule: Schedule, stage: Stage, source: Source | None, inventory: Inventory, redo: bool, asked: Choice
 ) -> tuple[tuple[SnapshotRef, ...], PlannedStage]:
     """The snapshots that count, and what is to be done. `redo`: the stage is named by --redo, or follows from one that is."""
     own = inventory.of(stage.name)
     usable = tuple(ref for ref in own if counts(ref, stage, source, inventory))
+    usable = of_these_images(usable, stage, schedule)
     position, skipped = _position(stage, source), skipped_before(stage, source)
     begun = PlannedStage(
         stage=stage, state=State.FRESH, iter=0, position=position, skipped=skipped, skipped_before=skipped
@@ -111,10 +121,15 @@ def _plan_stage(
     lost = _lost(stage, source)
     if not own:
         return (), replace(begun, state=State.STALE, why=lost, lost=True) if lost else begun
-    why, changes = why_stale(stage, source, own, inventory)
+    why, changes = why_stale(schedule, stage, source, own, inventory)
     # Below a stage that `redo` names but that is up to date again (the same command, typed a second time) only what is
-    # stale because of it follows; a change of its own must be named.
-    if redo and stage.name not in asked.redo and changes and not (parent and parent.again):
+    # stale because of it follows; a change of its own must be named, which other images are not.
+    if (
+        redo
+        and stage.name not in asked.redo
+        and any(c.field != IMAGES for c in changes)
+        and not (parent and parent.again)
+    ):
         redo = False
     if lost or (parent is not None and parent.state is State.STALE):
         redo = False  # there is nothing to start from

@@ -1,6 +1,12 @@
 """What an evaluation depends on besides weights. Pure."""
 
 from stagerun.recipe import Schedule, Stage
+from stagerun.snapshots import same_set
+
+
+def other_set(schedule: Schedule, tested_set: str) -> bool:
+    """Whether the validation images are known to be others than those that `tested_set` (of a result) is of."""
+    return same_set(tested_set, schedule.sets.get("val", "")) is False
 
 
 def tested_on(schedule: Schedule, stage: Stage) -> str:

@@ -108,7 +108,8 @@ def _warnings(facts: Mapping[str, Facts]) -> list[Finding]:
     for name in sorted({name for one in facts.values() for name in one.versions} - set(_MUST_BE_SAME)):
         found += _odd(facts, name, partial(_version_of, name), "")
     found += _odd(facts, "instruction set", lambda f: f.instruction_set, bits)
-    found += _odd(facts, "processor", lambda f: f.processor, "")
+    found += _odd(facts, "processor", lambda f: f.processor, bits)
+    found += _odd(facts, "processor flags", lambda f: " ".join(f.flags) or "none", bits)
     found += _odd(facts, "cores", lambda f: str(f.cores), "all wait for the slowest; `--threads` makes them alike")
     found += _odd(facts, "GPUs", lambda f: _gpus(f.gpus), "all wait for the slowest")
     found += _odd(facts, "GPU driver", lambda f: f.driver or "none", "")

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import os
 import platform
+import re
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -12,8 +13,13 @@ import stagerun
 
 # The packages whose version is told, and compared between hosts.
 PACKAGES = ("torch", "torchvision", "numpy", "protobuf", "lmdb", "safetensors", "opencv-python-headless")
-# Of a processor's flags those that change which code torch and oneDNN take, and so speed and last bits.
-_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
+# Of a processor's flags those that change which code torch, MKL and oneDNN take, and so speed and last bits.
+_FLAGS = (
+    *("avx", "avx2", "fma", "f16c", "avx_vnni", "avx_vnni_int8", "avx_ne_convert", "avx_ifma", "avx10_1", "avx10_2"),
+    *("avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16", "amx_complex"),
+    *("asimd", "asimdhp", "asimddp", "fphp", "sve", "sve2", "svebf16", "svei8mm", "bf16", "i8mm", "sme"),
+)
 # What torch's own AVX512 loops need; else they are its AVX2 loops, which need AVX2 and FMA (ATen/native/DispatchStub.cpp).
 _AVX512 = {"avx512f", "avx512dq", "avx512bw", "avx512vl", "fma"}
 
@@ -55,6 +61,29 @@ def processor(text: str) -> tuple[str, tuple[str, ...], str]:
         best = "DEFAULT"
     limit = os.environ.get("ATEN_CPU_CAPABILITY", "").upper()
     return model, tuple(f for f in _FLAGS if f in flags), f"{limit} (ATEN_CPU_CAPABILITY)" if limit else best
+
+
+def arithmetic() -> dict[str, str]:
+    """What torch's libraries choose their kernels by: the processor and its flags, and the environment variables that steer them; one that
+    can't be read is "unknown". MKL looks at vendor and model, too."""
+    text = read("/proc/cpuinfo")
+    said = dict(reversed([_pair(line) for line in text.splitlines() if ":" in line]))
+    model, flags, _ = processor(text)
+    names = (("vendor_id", "CPU implementer"), ("cpu family", "CPU architecture"), ("model", "CPU part"))
+    number = "/".join(next((said[name] for name in pair if name in said), "?") for pair in names)
+    return {
+        "processor": f"{model} ({number})" if text else "unknown",
+        "processor flags": (" ".join(flags) or "none") if text else "unknown",
+        "math settings": " ".join(f"{n}={v!r}" for n, v in sorted(os.environ.items()) if _steers(n)) or "none",
+    }
+
+
+def _steers(name: str) -> bool:
+    """Whether an environment variable may change bits. What oneDNN is held to is part of `instruction set`, numbers of threads are
+    `threads`; where these run and what is printed changes none."""
+    if name.startswith(("MKL_", "ONEDNN_", "DNNL_")):
+        return not re.search("_VERBOSE|MKL_NUM_THREADS|_MAX_CPU_ISA|_JIT_|_CACHE_CAPACITY", name)
+    return name in ("OMP_DYNAMIC", "OMP_SCHEDULE", "OMP_THREAD_LIMIT", "OMP_MAX_ACTIVE_LEVELS", "OMP_NESTED")
 
 
 def _pair(line: str) -> tuple[str, str]:

@@ -300,7 +300,15 @@ COMMENTS: dict[str, str] = {
         "One LMDB of Caffe Datum records, raw or encoded (JPEG, PNG)."
     ),
     "Source.source": (
-        "Folder of the LMDB. A relative path starts at the schedule's folder. Required. Caffe's (data_param)."
+        "Folder of the LMDB. A relative path starts at the schedule's folder. Required. Caffe's (data_param).\n"
+        "\n"
+        "The path is no part of what a snapshot depends on; the images are. Each snapshot records which set it was trained on: the number of\n"
+        "records, a digest of 32 of them (key and value, evenly spread, the first and the last among them) and, where the LMDB has a side file,\n"
+        "the fingerprint in that, which covers every record. On another set a finished stage is stale, one in its midst goes on as EQUIVALENT,\n"
+        "and a result of other `val` images is evaluated again. Without a side file a change elsewhere than in those 32 isn't seen:\n"
+        "`stagerun data index` makes one, and nothing becomes stale by that. What `data prepare` makes is the same set as its source; other\n"
+        "sizes or another compression make another set. `plan` goes by what is recorded where the LMDB is not. Snapshots of before this was\n"
+        "recorded are never stale for it."
     ),
     "Source.images": (
         "Number of records. With it `check` and `plan` work where the data is not; `run` compares it with the LMDB.\n"

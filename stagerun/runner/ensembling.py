@@ -214,6 +214,7 @@ def _result(run: EnsembleRun, found: Score, seconds: float) -> EnsembleTested:
             mean_top1=sum(alone.values()) / len(alone),
             attempt=run.keeper.attempt,
             serial=run.keeper.serial,
+            tested_set=run.schedule.sets.get("val", ""),
             **made_from(run.schedule, run.ensemble, [t.ref for t in run.trained]),
         )
         run.keeper.require_held()

@@ -13,8 +13,8 @@ from stagerun.engine.device import differences, environment
 from stagerun.errors import ResumeRefused
 from stagerun.events import Note
 from stagerun.plan import Lost, Plan, PlannedStage, State
-from stagerun.recipe import Determinism, Ensemble, Schedule, Stage
-from stagerun.snapshots import SnapshotRef
+from stagerun.recipe import Determinism, Ensemble, EnsembleRule, Schedule, Stage
+from stagerun.snapshots import TRAINING_SET, SnapshotRef, same_set
 from stagerun.text import count
 
 
@@ -46,6 +46,8 @@ def environment_of(
     found = _machine(device, workers, layout_of(schedule.determinism, workers))
     if others:
         found["other ranks"] = others
+    if "train" in schedule.sets:
+        found[TRAINING_SET] = schedule.sets["train"]
     if stage.solver.transform.changes_colours:
         found["colour library"] = colours_made_by()
     return found
@@ -58,7 +60,7 @@ def promise(schedule: Schedule, planned: PlannedStage, now: dict[str, str]) -> N
     before = planned.like if piece else planned.end if tested else planned.start
     if before is None or (tested and schedule.data.val is None):
         return None
-    changed = _changed(schedule, before, now)
+    changed = _changed(schedule, before, now, evaluated=tested)
     what = f"{planned.label} again" if piece else f"the evaluation of {planned.stage.name}" if tested else "resume"
     like = f", before: {before.name}" if piece else ""
     if changed:
@@ -70,8 +72,9 @@ def promise(schedule: Schedule, planned: PlannedStage, now: dict[str, str]) -> N
             text=f"{what} with everything as before{like}; that a GPU then gives the same bits was not verified"
         )
     same = before.environment.get("workers") == now["workers"]
-    alike = "instruction set, threads, workers and reducer" if same else "instruction set, threads and reducer"
-    return Note(text=f"{what} is BIT-EXACT{like}: same torch build, {alike}")
+    alike = "threads, workers and reducer" if same else "threads and reducer"
+    images = ", training images" * (TRAINING_SET in now and not tested)
+    return Note(text=f"{what} is BIT-EXACT{like}: same torch build{images}, processor, instruction set, {alike}")
 
 
 def promise_of_ensemble(
@@ -86,7 +89,8 @@ def promise_of_ensemble(
     changed: dict[str, None] = {}
     for name, ref in zip(ensemble.members, members, strict=True):
         now = environment_of(schedule, schedule.stage(name), device, workers, others)
-        changed |= dict.fromkeys(_changed(schedule, ref, now))
+        evaluated = ensemble.rule is not EnsembleRule.WEIGHT_AVERAGE  # else its statistics are of the training images
+        changed |= dict.fromkeys(_changed(schedule, ref, now, evaluated))
     if not changed:
         return None
     text = f"ensemble {ensemble.name} is EQUIVALENT, not BIT-EXACT, to one without a stop: " + "; ".join(changed)
@@ -130,8 +134,14 @@ def require_same(plan: Plan, device: torch.device, workers: int, others: str = "
         )
 
 
-def _changed(schedule: Schedule, before: SnapshotRef, now: dict[str, str]) -> list[str]:
-    return differences(dict(before.environment), now, schedule.determinism is Determinism.ELASTIC)
+def _changed(schedule: Schedule, before: SnapshotRef, now: dict[str, str], evaluated: bool = False) -> list[str]:
+    """`evaluated`: nothing more is trained, so that the training images don't matter."""
+    of_then, of_now = dict(before.environment), dict(now)
+    old, new = (found.pop(TRAINING_SET, "") for found in (of_then, of_now))
+    found = differences(of_then, of_now, schedule.determinism is Determinism.ELASTIC)
+    if evaluated or not (old or new) or same_set(old, new):
+        return found
+    return [*found, f"{TRAINING_SET}: {old or 'unknown'} -> {new or 'unknown'}"]
 
 
 def _refusal(lost: Lost, like: SnapshotRef, changed: list[str]) -> Iterator[str]:

@@ -151,6 +151,7 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
             snapshot=snapshot,
             tested_on=tested_on(run.schedule, run.stage),
             last_weight_decay=None if last.weight_decay == first.weight_decay else last.weight_decay,
+            tested_set=run.schedule.sets.get("val", ""),
             skips=state.skips_in_all,
             rollbacks=state.rollbacks,
         )

@@ -12,7 +12,7 @@ from stagerun.events import EnsembleTested, StageFinished
 from stagerun.logged import ensemble_of, result_of
 from stagerun.plan import Plan, PlannedStage, State
 from stagerun.plan.ensembles import EnsembleState, PlannedEnsemble, plan_ensembles
-from stagerun.plan.tested import tested_on
+from stagerun.plan.tested import other_set, tested_on
 from stagerun.snapshots import SnapshotRef
 from stagerun.store.layout import results_folder
 
@@ -56,7 +56,9 @@ def unfinished(plan: Plan, out: Path) -> list[PlannedStage]:
 
     def missing(planned: PlannedStage) -> bool:
         result = read_result(out, planned.end) if planned.end is not None else None
-        return result is None or result.tested_on != tested_on(plan.schedule, planned.stage)
+        if result is None or result.tested_on != tested_on(plan.schedule, planned.stage):
+            return True
+        return other_set(plan.schedule, result.tested_set)
 
     return [s for s in plan.stages if s.state is State.DONE and missing(s)]
 

@@ -19,6 +19,7 @@ from stagerun.events import Event, Note, Renamed, RunFinished, RunStarted, Stopp
 from stagerun.plan import Plan, PlannedStage, State
 from stagerun.plan.ensembles import PlannedEnsemble
 from stagerun.plan.renamed import names_of
+from stagerun.plan.tested import other_set
 from stagerun.pulse import Section
 from stagerun.recipe import Ensemble, Schedule
 from stagerun.runner import results
@@ -189,11 +190,24 @@ def _do(job: Job, step: Step | EnsembleStep) -> Iterator[Event]:
         profile=job.profile,
     )
     done = step.planned.state is State.DONE
-    if done and job.keeper is not None and (same := _promise(job, step)):
-        yield same
+    if done and job.keeper is not None:
+        again, same = _evaluated_again(job.keeper, step.planned), _promise(job, step)
+        if again:
+            yield again
+        if same and (same.warning or not again):
+            yield same
     # A GPU may be too small for the weights alone, too.
     with explained(step.planned.stage.solver.device_batch_size):
         yield from finish_stage(stage_run, restored(stage_run)) if done else train_stage(stage_run)
+
+
+def _evaluated_again(keeper: Keeper, planned: PlannedStage) -> Note | None:
+    result = results.read_result(keeper.out, planned.end) if planned.end is not None else None
+    if result is None or not other_set(keeper.schedule, result.tested_set):
+        return None
+    now = keeper.schedule.sets["val"]
+    text = f"{planned.stage.name} is evaluated again, on other validation images: {result.tested_set} -> {now}"
+    return Note(text=text, warning=True)
 
 
 def _promise(job: Job, step: Step | EnsembleStep) -> Note | None:

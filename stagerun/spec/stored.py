@@ -20,7 +20,7 @@ from stagerun.spec.lexer import Kind, Token, tokens
 _NAMES = {**NAMES, "stages": "stage", "parent": "from", "ensembles": "ensemble"}
 # What it leaves out: where the values came from, and what is derived from the text as it was written.
 _LEFT_OUT = {
-    recipe.Schedule: {"files"},
+    recipe.Schedule: {"files", "sets"},
     recipe.Stage: {"identity", "origins", "span"},
     recipe.Ensemble: {"span"},
 }

@@ -75,6 +75,10 @@ class Work(Protocol):
     def mean_bgr(self) -> tuple[float, ...] | None:
         """The mean pixel where it is known before; None: from the sums of every `look`."""
 
+    @property
+    def prepared_from(self) -> str:
+        """`Facts.prepared_from`."""
+
     def __len__(self) -> int: ...
 
     def make(self, position: int) -> Made:
@@ -365,7 +369,7 @@ def _finish(work: Work, partial: Partial, journal: Journal, max_bad: int, begun_
             "something changed its files; add --restart to begin anew",
         )
     partial.only_records()  # an earlier end may have been interrupted
-    index = index_of(offsets, kept, work.classes, work.mean_bgr)
+    index = index_of(offsets, kept, work.classes, work.mean_bgr, work.prepared_from)
     save(index, str(partial.lmdb))
     partial.write(f"{partial.lmdb.name}/{REPORT}", _report(work, len(kept), notes, dict(index.facts.kinds)))
     return Result(

@@ -72,6 +72,7 @@ class ImportWork:
         self.classes = source.classes
         self.ignored = source.ignored
         self.mean_bgr: tuple[float, ...] | None = None
+        self.prepared_from = ""
         self.identity: Mapping[str, Any] = {
             "version": VERSION,
             "format": source.kind,

@@ -1,0 +1,95 @@
+"""Which images an LMDB holds, as a short text that is compared between process lives. A few reads, no numpy: `plan` asks, too."""
+
+import hashlib
+import json
+import os
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from stagerun.data.lmdb_file import Meta, open_file
+from stagerun.errors import StagerunError
+from stagerun.recipe import Schedule
+
+SIDE_FILE = "stagerun-index.safetensors"
+_SAMPLES = 32
+_LARGEST_VALUE = 1 << 20  # bytes of a sampled record that are digested, beside its length
+_LARGEST_HEADER = 1 << 26
+_DEEPEST = 32  # LMDB's own limit
+
+
+def with_sets(schedule: Schedule) -> Schedule:
+    """The schedule with what `set_of` says of its LMDBs, as far as they are on this machine (`recipe.Schedule.sets`)."""
+    sources = {"train": schedule.data.train, "val": schedule.data.val}
+    found = {role: set_of(source.path) for role, source in sources.items() if source is not None}
+    return replace(schedule, sets={role: text for role, text in found.items() if text})
+
+
+def set_of(folder: str) -> str:
+    """`60000 records, sample 0123456789abcdef, index 0123456789abcdef`: the images in the LMDB in `folder`; '' where they can't be read,
+    which is reported when they are opened. To be compared by `snapshots.same_set`.
+
+    `index` is the fingerprint in the side file, over every key and record; without a side file it is missing. `sample` covers the
+    number of records and 32 of them, key and value, at even distances in the tree of pages: it needs no walk over all of that, but it is
+    that of the same records in another tree only if that was filled in the same order. Of a prepared copy it is what it was prepared
+    from: the pixels are the same.
+    """
+    try:
+        fd, meta = open_file(folder)
+    except StagerunError:
+        return ""
+    try:
+        facts = side_facts(Path(folder) / SIDE_FILE, meta)
+        if re.fullmatch(r"\d+ records(, (sample|index) \w+)+", source := str(facts.get("prepared_from"))):
+            return source
+        digest = hashlib.sha256(b"%d" % meta.entries)
+        for n in range(_SAMPLES):
+            digest.update(_record(fd, meta, n / (_SAMPLES - 1)))
+    except (OSError, OverflowError, ValueError, struct.error):
+        return ""
+    finally:
+        os.close(fd)
+    index = f", index {str(facts['fingerprint'])[:16]}" if "fingerprint" in facts else ""
+    return f"{meta.entries} records, sample {digest.hexdigest()[:16]}{index}"
+
+
+def _record(fd: int, meta: Meta, place: float) -> bytes:
+    """Digest of the key and value at `place`, 0 (the first) to 1 (the last). The pages are as `lmdb_offsets` says; struct.error,
+    OSError, OverflowError or ValueError where one is not."""
+    number = meta.root
+    for level in range(min(meta.depth, _DEEPEST)):
+        page = os.pread(fd, meta.page_size, number * meta.page_size)
+        nodes = (struct.unpack_from("<H", page, 12)[0] - 16) // 2
+        if nodes < 1:
+            break
+        place *= nodes
+        node = min(int(place), nodes - 1)
+        place -= node
+        at = struct.unpack_from("<H", page, 16 + 2 * node)[0]
+        low, high, flags, key_size = struct.unpack_from("<4H", page, at)
+        at += 8
+        if level < meta.depth - 1:
+            number = low | high << 16 | flags << 32
+            continue
+        length, begin = low | high << 16, number * meta.page_size + at + key_size
+        if flags & 1:  # the value is in pages of its own
+            begin = struct.unpack_from("<Q", page, at + key_size)[0] * meta.page_size + 16
+        value = os.pread(fd, min(length, _LARGEST_VALUE), begin)
+        return hashlib.sha256(b"%d %d " % (key_size, length) + page[at : at + key_size] + value).digest()
+    raise ValueError("not a tree of records")
+
+
+def side_facts(file: Path, meta: Meta) -> Mapping[str, object]:
+    """The facts of a side file (`index.Facts`), from its header alone: its arrays are 106 MB for ILSVRC12. {} without one, and where it is
+    of another state of the LMDB or damaged, which is reported when it is opened."""
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(min(length, _LARGEST_HEADER)))
+        facts = json.loads(header["__metadata__"]["stagerun"].partition(" ")[2])
+        same = (facts["file_size"], facts["transaction"]) == (meta.file_size, meta.transaction)
+        return facts if same and isinstance(facts["fingerprint"], str) else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
