@@ -8,7 +8,7 @@ from engine_help import Threads
 from test_plan_trees import SCHEDULE, inventory, on_disk, schedule
 
 from stagerun.comm import Comm, SoloComm, layout_of, make_reducer
-from stagerun.engine.device import environment
+from stagerun.engine.device import RECORDED_SINCE, environment
 from stagerun.errors import ResumeRefused
 from stagerun.plan import Plan, make_plan
 from stagerun.recipe import Determinism, Schedule
@@ -48,6 +48,17 @@ def test_in_the_same_environment_nothing_is_refused() -> None:
     found = plan(schedule())
     assert found.lost and found.pieces
     require_same(found, CPU, workers=2)
+
+
+def test_what_an_older_snapshot_did_not_record_refuses_nothing() -> None:
+    of = replace(schedule(), sets={"train": "1000 records, sample aa"})
+    before = {n: v for n, v in environment_of(schedule(), of.stages[0], CPU, 2).items() if n not in RECORDED_SINCE}
+    old = [replace(ref, environment=before) for place, ref in on_disk(of).items() if place not in GONE]
+    found = make_plan(of, inventory(old))
+    assert found.lost and found.pieces
+    require_same(found, CPU, workers=2)
+    other = [replace(ref, environment=before | {"threads": "77"}) for ref in old]
+    assert "processor" not in refusal(make_plan(of, inventory(other))).message
 
 
 def test_with_elastic_the_number_of_workers_is_no_matter() -> None:

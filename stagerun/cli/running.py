@@ -243,8 +243,6 @@ def _train_monitored(
     placed = place(world, device, comm, Wish(options.bind, options.comm_cores, options.threads), watch)
     if cut is not None:
         schedule = cut.schedule(schedule)
-    if comm.rank == 0:  # who plans, promises and writes
-        schedule = with_sets(schedule)
     out = output_folder(schedule.name, options.out)
     keeper = None
     if comm.rank == 0:

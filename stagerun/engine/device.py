@@ -79,7 +79,7 @@ def differences(before: dict[str, str], now: dict[str, str], elastic: bool) -> l
     if not ("colour library" in before and "colour library" in now):
         ignored.add("colour library")
     names = sorted((before.keys() | now.keys()) - ignored)
-    since = [n for n in names if n in _RECORDED_SINCE and n not in before]
+    since = [n for n in names if n in RECORDED_SINCE and n not in before]
     pairs = {n: (before.get(n, "none"), now.get(n, "none")) for n in names if n not in since}
     if "unknown" in pairs.get("processor", ()):
         pairs.pop("processor flags", None)  # which come from the same place
@@ -87,7 +87,7 @@ def differences(before: dict[str, str], now: dict[str, str], elastic: bool) -> l
     return found + [f"{', '.join(since)}: unknown, made by a stagerun that didn't record that"] * bool(since)
 
 
-_RECORDED_SINCE = {"processor", "processor flags", "math settings"}  # what the first versions' snapshots lack
+RECORDED_SINCE = {"processor", "processor flags", "math settings"}  # what the first versions' snapshots lack
 
 
 def _reason(name: str, old: str, new: str, pairs: Mapping[str, tuple[str, str]]) -> str:

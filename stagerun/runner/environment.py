@@ -9,7 +9,7 @@ import stagerun
 from stagerun.comm import Comm, layout_of
 from stagerun.data.transform import pixels_made_by
 from stagerun.engine.augment import colours_made_by
-from stagerun.engine.device import differences, environment
+from stagerun.engine.device import RECORDED_SINCE, differences, environment
 from stagerun.errors import ResumeRefused
 from stagerun.events import Note
 from stagerun.plan import Lost, Plan, PlannedStage, State
@@ -117,6 +117,9 @@ def require_same(plan: Plan, device: torch.device, workers: int, others: str = "
         if lost.like is None or not lost.unasked:
             continue
         now = environment_of(schedule, schedule.stage(lost.stage), device, workers, others)
+        # What nobody recorded may be as it was; if not, the plan sees other bits when they are there.
+        unknown = (RECORDED_SINCE | {TRAINING_SET}) - lost.like.environment.keys()
+        now = {name: value for name, value in now.items() if name not in unknown}
         changed = _changed(schedule, lost.like, now)
         if changed:
             texts.append("\n".join(_refusal(lost, lost.like, changed)))

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stagerun import store
+from stagerun.data.fingerprint import with_sets
 from stagerun.errors import PermissionDenied, ResumeRefused, StagerunError, StorageError
 from stagerun.plan import Plan, State, changed_fields, make_plan, require_fresh
 from stagerun.plan.renamed import names_of, under
@@ -53,12 +54,13 @@ class Keeper:
         self._names: dict[str, str] = {}
 
     def open(self) -> None:
-        """Makes the folder, proves that it can be written, sees that nobody else holds it and takes it, clears away what a killed
+        """Looks at the LMDBs (`Schedule.sets`), makes the folder, proves that it can be written, sees that nobody else holds it and takes it, clears away what a killed
         run left half done.
 
         PermissionDenied, StorageError, FolderInUseError; ResumeRefused after a few lives that got nowhere; an error with the code
         of a stop.
         """
+        self.schedule = with_sets(self.schedule)
         store.prepare(self.disk, self.out)
         self._lock = store.Lock(self.out, optional=True)
         self._lock.acquire()

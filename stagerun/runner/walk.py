@@ -110,6 +110,8 @@ def run(
     begun = time.monotonic()
     require_same_schedule(comm, world, schedule)
     others = other_machines(comm, device)
+    if keeper is not None:
+        schedule = keeper.schedule  # which has the sets: rank 0 plans, promises and writes
     with closing(Images(schedule, device)) as images:
         stopping = Stopping(grace)
         job = Job(
