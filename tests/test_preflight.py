@@ -83,6 +83,7 @@ def test_hosts_that_are_alike_have_nothing_to_tell() -> None:
         ({"versions": {**HOST.versions, "torch": "2.13.0+cu130"}}, 0, "node2: torch's build: 2.13.0+cu130"),
         ({"versions": {**HOST.versions, "numpy": "1.26.4"}}, 0, "node2: numpy: 1.26.4; 2.4.6 on node1, node3"),
         ({"instruction_set": "AVX2"}, 0, "node2: instruction set: AVX2; AVX512 on node1, node3"),
+        ({"flags": (*HOST.flags, "avx512_bf16")}, 0, "node2: processor flags: avx512_bf16; none on node1, node3"),
         ({"cores": 48}, 0, "node2: cores: 48; 96 on node1, node3"),
         ({"gpus": ("H200", "H200")}, 0, "node2: GPUs: 2 x H200; none on node1, node3"),
         ({"memory": 384_000_000_000}, 0, "node2: memory: 384 GB; 768 GB on node1, node3"),

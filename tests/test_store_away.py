@@ -12,6 +12,7 @@ from test_pins import commit, keeper, names, schedule
 
 from stagerun import store
 from stagerun.comm import SoloComm
+from stagerun.engine.device import environment
 from stagerun.errors import ResumeRefused, StorageError
 from stagerun.plan import State
 from stagerun.runner.environment import environment_of, other_machines
@@ -147,7 +148,7 @@ class Mixed(SoloComm):
     size = 4
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        other = json.dumps({**json.loads(data), "instruction set": "ZVECTOR"}).encode()
+        other = json.dumps({**json.loads(data), "instruction set": "ZVECTOR", "processor flags": "zvector"}).encode()
         return [data, data, other, other]
 
 
@@ -155,7 +156,9 @@ def test_the_promise_is_of_all_ranks_machines(keeper: Keeper) -> None:
     cpu = torch.device("cpu")
     assert other_machines(SoloComm(), cpu) == ""
     others = other_machines(Mixed(), cpu)
-    assert others == "ranks 2 3: instruction set ZVECTOR"
+    missing = sorted(set(environment(cpu, 4, "")["processor flags"].split()) - {"none"})
+    flags = ", ".join([*(f"{name} missing" for name in missing), "zvector added"])
+    assert others == f"ranks 2 3: instruction set ZVECTOR, processor flags {flags}"
     stage = keeper.schedule.stages[0]
     alike, mixed = (environment_of(keeper.schedule, stage, cpu, 4, text) for text in ("", others))
     assert "other ranks" not in alike and mixed["other ranks"] == others

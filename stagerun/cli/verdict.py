@@ -191,8 +191,8 @@ def conditions(verdict: Verdict) -> str:
     found = dict(verdict.wanted.environment)
     if verdict.schedule.determinism is Determinism.ELASTIC and verdict.options.then_workers is not None:
         found["workers"] = f"{found['workers']}, {verdict.options.then_workers}"
-    order = ("torch", "device", "instruction set", "threads", "workers", "reducer")
-    names = [n for n in order if n in found] + [n for n in found if n not in order]
+    order = ("torch", "device", "processor", "instruction set", "threads", "workers", "reducer")
+    names = [n for n in order if n in found] + [n for n in found if n not in (*order, "processor flags")]
     return ", ".join(f"{name} {found[name]}" for name in names)
 
 

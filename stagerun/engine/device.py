@@ -92,10 +92,15 @@ RECORDED_SINCE = {"processor", "processor flags", "math settings"}  # what the f
 
 def _reason(name: str, old: str, new: str, pairs: Mapping[str, tuple[str, str]]) -> str:
     if name == "processor flags":
-        missing, added = (sorted({*a.split()} - {*b.split(), "none"}) for a, b in ((old, new), (new, old)))
-        return f"{name}: " + ", ".join([*(f"{n} missing" for n in missing), *(f"{n} added" for n in added)])
+        return f"{name}: {flags_apart(old, new)}"
     alike = name == "processor" and len(set(pairs.get("processor flags", ("", "none")))) == 1
     return f"{name}: {old} -> {new}" + ", with the same flags, but libraries look at the model, too" * alike
+
+
+def flags_apart(old: str, new: str) -> str:
+    """`avx512_bf16 missing, amx_tile added`: in what `processor flags` differ."""
+    missing, added = (sorted({*a.split()} - {*b.split(), "none"}) for a, b in ((old, new), (new, old)))
+    return ", ".join([*(f"{n} missing" for n in missing), *(f"{n} added" for n in added)])
 
 
 def dtype_of(precision: Precision) -> torch.dtype:

@@ -9,7 +9,7 @@ import stagerun
 from stagerun.comm import Comm, layout_of
 from stagerun.data.transform import pixels_made_by
 from stagerun.engine.augment import colours_made_by
-from stagerun.engine.device import RECORDED_SINCE, differences, environment
+from stagerun.engine.device import RECORDED_SINCE, differences, environment, flags_apart
 from stagerun.errors import ResumeRefused
 from stagerun.events import Note
 from stagerun.plan import Lost, Plan, PlannedStage, State
@@ -25,8 +25,11 @@ def other_machines(comm: Comm, device: torch.device) -> str:
     ranks: dict[str, list[str]] = {}
     for rank, other in enumerate(found):
         names = sorted(name for name in other.keys() | found[0].keys() if other.get(name) != found[0].get(name))
-        if names:
-            ranks.setdefault(", ".join(f"{name} {other.get(name, 'none')}" for name in names), []).append(str(rank))
+        said = {name: other.get(name, "none") for name in names}
+        if "processor flags" in said:
+            said["processor flags"] = flags_apart(found[0].get("processor flags", ""), said["processor flags"])
+        if said:
+            ranks.setdefault(", ".join(f"{name} {text}" for name, text in said.items()), []).append(str(rank))
     return "; ".join(
         f"{'ranks' if len(these) > 1 else 'rank'} {' '.join(these)}: {text}" for text, these in ranks.items()
     )
