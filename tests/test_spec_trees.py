@@ -1,5 +1,6 @@
 """Trees of stages as they are written: iterations of a parent, several parents, sweeps, what is not enabled."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,6 +84,50 @@ def test_a_sweep_is_a_layer_above_the_stages_file() -> None:
     assert origins["solver.batch_size"].layer == "schedule"
     span = origins["solver.base_lr"].span
     assert span is not None and (span.path, span.line) == ("schedule.prototxt", 9)
+
+
+INLINE = SWEEP.replace('stage { name: "main" }', f'stage {{ name: "main" solver_param {{ {MAIN.strip()} }} }}')
+
+
+def test_a_stage_written_inside_the_schedule_is_the_one_in_a_file() -> None:
+    """Same identity and canonical form; places and layers are those of the stage, in schedule.prototxt; `--set` and what others
+    inherit are as before."""
+    assert INLINE != SWEEP
+    inside, file = (
+        spec.read({"schedule.prototxt": SHARED + INLINE, "collapse.prototxt": COLLAPSE}, "/runs/tree"),
+        read(SWEEP),
+    )
+    assert spec.canonical(inside) == spec.canonical(file) and spec.digest(inside) == spec.digest(file)
+    assert [s.identity for s in inside.stages] == [s.identity for s in file.stages]
+    assert spec.stage_files(SHARED + INLINE) == ("collapse.prototxt",)
+    origins = inside.stage("main").origins
+    assert {origins[f"solver.{name}"].layer for name in ("base_lr", "lr_policy", "max_iter")} == {"stage"}
+    span = origins["solver.base_lr"].span
+    assert span is not None and (span.path, span.line) == ("schedule.prototxt", SHARED.count("\n") + 1)
+    assert origins["solver.batch_size"].layer == "schedule"
+    changed = spec.read(
+        {"schedule.prototxt": SHARED + INLINE, "collapse.prototxt": COLLAPSE}, "/runs/tree", ["main.base_lr=0.7"]
+    )
+    assert changed.stage("main").solver.base_lr == 0.7
+
+
+def test_a_stage_that_its_sweeps_fill_needs_no_file() -> None:
+    low, high = (
+        f'sweep {{ name: "{n}" solver {{ {MAIN.strip().replace("0.1", rate)} }} }}'
+        for n, rate in (("low", "0.1"), ("high", "0.2"))
+    )
+    schedule = read(f'stage {{ name: "main" }} stage {{ name: "probe" {low} {high} }}')
+    assert [s.solver.base_lr for s in schedule.stages] == [0.1, 0.1, 0.2]
+    assert [path for path, _ in schedule.files] == ["schedule.prototxt", "main.prototxt"]
+    assert schedule.stage("probe_low").identity == schedule.stage("main").identity
+    for missing in (
+        f'stage {{ name: "probe" {low} sweep {{ name: "same" }} }}',  # one entry that fills nothing
+        f'stage {{ name: "probe" solver: "probe.prototxt" {low} {high} }}',
+        'stage { name: "probe" }',
+    ):
+        with pytest.raises(RecipeError, match="1 mistake") as caught:
+            read(missing)
+        assert "probe.prototxt: there is no such file" in caught.value.problems[0].message
 
 
 def test_parents_times_sweeps() -> None:

@@ -202,9 +202,10 @@ def _where(one: Said, asked: Asked) -> str:
         return "on the command line"
     if one.layer == "schedule":
         return "for all stages" if asked.stage else "in the schedule"
-    return (
-        f"in the file of stage {asked.stage.name if asked.stage else ''}" if one.layer == "stage" else "in its `sweep`"
-    )
+    if one.layer == "sweep" or asked.stage is None:
+        return "in its `sweep`"
+    inline = one.span.path == asked.stage.span.path
+    return f"in {'`solver_param`' if inline else 'the file'} of stage {asked.stage.name}"
 
 
 # -- tables

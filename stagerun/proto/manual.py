@@ -44,14 +44,15 @@ COMMENTS: dict[str, str] = {
         "One fixed binary tree over all device batches: the same bits for any number of workers. Costs more traffic."
     ),
     "StageEntry": (
-        "One stage of the schedule: a name, a file, and the stage it starts from."
+        "One stage of the schedule: a name, a file or `solver_param`, and the stage it starts from."
     ),
     "StageEntry.name": (
         "Name of the stage, used in snapshots, logs and `--set`. Training doesn't depend on it: what was trained under another name\n"
         "that the schedule no longer has is still this stage's. Letters, digits, `_` and `-`. Required."
     ),
     "StageEntry.solver": (
-        "The stage's own Solver file, relative to the schedule's folder. Default: NAME.prototxt."
+        "The stage's own Solver file, relative to the schedule's folder. Default: NAME.prototxt. A stage whose settings stand in\n"
+        "`solver_param` has none, and one whose every `sweep` has a `solver` needs none."
     ),
     "StageEntry.from": (
         "The stage this one starts from. Default: the stage above; of the first stage, and with `from: \"\"`, freshly drawn weights.\n"
@@ -65,6 +66,10 @@ COMMENTS: dict[str, str] = {
     "StageEntry.sweep": (
         "Makes a stage for each entry in place of one, named NAME_ENTRY, or NAME_PARENT_ENTRY where there are several parents. New in\n"
         "stagerun."
+    ),
+    "StageEntry.solver_param": (
+        "What the stage's own file would say, written here in its place: any field of Solver. Moving a file's text here, or back, changes\n"
+        "nothing else and makes no snapshot stale. New in stagerun."
     ),
     "Sweep": (
         "One stage of several that differ in a few fields."

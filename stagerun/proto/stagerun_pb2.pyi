@@ -128,17 +128,19 @@ class Schedule(_message.Message):
     def __init__(self, name: _Optional[str] = ..., seed: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., solver: _Optional[_Union[Solver, _Mapping]] = ..., stage: _Optional[_Iterable[_Union[StageEntry, _Mapping]]] = ..., determinism: _Optional[_Union[Determinism, str]] = ..., keep_snapshots: _Optional[int] = ..., ensemble: _Optional[_Iterable[_Union[Ensemble, _Mapping]]] = ...) -> None: ...
 
 class StageEntry(_message.Message):
-    __slots__ = ("name", "solver", "enabled", "sweep")
+    __slots__ = ("name", "solver", "enabled", "sweep", "solver_param")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SOLVER_FIELD_NUMBER: _ClassVar[int]
     FROM_FIELD_NUMBER: _ClassVar[int]
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     SWEEP_FIELD_NUMBER: _ClassVar[int]
+    SOLVER_PARAM_FIELD_NUMBER: _ClassVar[int]
     name: str
     solver: str
     enabled: bool
     sweep: _containers.RepeatedCompositeFieldContainer[Sweep]
-    def __init__(self, name: _Optional[str] = ..., solver: _Optional[str] = ..., enabled: bool = ..., sweep: _Optional[_Iterable[_Union[Sweep, _Mapping]]] = ..., **kwargs) -> None: ...
+    solver_param: Solver
+    def __init__(self, name: _Optional[str] = ..., solver: _Optional[str] = ..., enabled: bool = ..., sweep: _Optional[_Iterable[_Union[Sweep, _Mapping]]] = ..., solver_param: _Optional[_Union[Solver, _Mapping]] = ..., **kwargs) -> None: ...
 
 class Sweep(_message.Message):
     __slots__ = ("name", "solver")

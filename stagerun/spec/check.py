@@ -184,7 +184,7 @@ def _policy(stage: str, view: View, problems: Problems) -> None:
             continue
     if missing:
         place = view.place("lr_policy")
-        if place.path != view.block.place.path and place not in view.block.lifted:
+        if place not in view.block.own:
             # Inherited, by stages that may have the field.
             place = view.block.place
         names = [f"`{_shape(n)}`" + (f" or `{layers.PARTNER[n]}: ...`" if n in layers.PARTNER else "") for n in missing]

@@ -60,14 +60,15 @@ def history(schedule: recipe.Schedule, overrides: Sequence[str], stage: str | No
     else:
         node = next(n for n in found if n.name == stage)
         file = posixpath.join(posixpath.dirname(path), node.file or "")
-        layers = list(_of_stage(node, root, parse(file, texts[file], SOLVER, ignored), changes))
+        own = node.solver or parse(file, texts.get(file, ""), SOLVER, ignored)
+        layers = list(_of_stage(node, root, own, changes))
         words = key.split(".")[1:]
     said = [one for layer in layers for one in _said(layer, words)]
     return tuple(Said(layer, name, value, span, ignored.line(span)) for layer, name, value, span in said)
 
 
 def of_stage_entry(schedule: recipe.Schedule, stage: str, field: str) -> Said | None:
-    """What the block of a stage says in schedule.prototxt: its `from`, `solver`, `enabled`, `name`, or its entry of `sweep`. None
+    """What the block of a stage says in schedule.prototxt: its `from`, `solver`, `solver_param`, `enabled`, `name`, or its entry of `sweep`. None
     where it says nothing."""
     ignored = Problems()
     root = parse(*schedule.files[0], SCHEDULE, ignored)
@@ -82,6 +83,9 @@ def of_stage_entry(schedule: recipe.Schedule, stage: str, field: str) -> Said | 
     if field == "from" and node.parent_place is not None:
         start = (node.parent or "") + (f"@{node.parent_iter}" if node.parent_iter is not None else "")
         return said(quoted(start), node.parent_place)
+    if field in ("solver", "solver_param") and node.solver is not None:
+        text = _block(node.solver) if field == "solver_param" else "none"
+        return said(text, block.entries["solver_param"].name)
     if field == "sweep" and node.sweep is not None:
         return said(_block(node.sweep), node.place)
     entry = block.entries.get(field) if field in ("solver", "enabled") else None

@@ -1,6 +1,6 @@
 """Inheritance: what a stage's settings are, from the layers that set them. Pure.
 
-Layers are, from the lowest: `Schedule.solver`, `--set solver.FIELD=...`, the stage's own file, its entry in `sweep`,
+Layers are, from the lowest: `Schedule.solver`, `--set solver.FIELD=...`, the stage's own file or `solver_param`, its entry in `sweep`,
 `--set STAGE.FIELD=...`. A field that a layer sets replaces the inherited one whole. Of two fields that say the same
 thing in different units, the one in the higher layer replaces the other.
 """
@@ -185,10 +185,9 @@ def layer_of(span: Span | None, schedule: str) -> str:
 
 def higher(view: View, first: str, second: str) -> Span:
     """Where to point when two values don't fit: at the one in the higher layer, at `first` if they share it."""
-    here, lifted = view.block.place.path, view.block.lifted
 
     def height(place: Span) -> int:
-        return 2 if place in lifted else {here: 1, SET: 3}.get(place.path, 0)
+        return 3 if place.path == SET else {"stage": 1, "sweep": 2}.get(view.block.own.get(place, ""), 0)
 
     a, b = view.place(first), view.place(second)
     return b if height(b) > height(a) else a

@@ -168,7 +168,9 @@ class Reader(Cursor):
                 self.take()  # the rest of the line was meant to be inside
             return None
         elif self.looking_at("{", "<"):
-            self.fail(name, f"`{field.name}` is {_wanted(field)}, not a message", f"write `{field.name}: ...`")
+            inside = f"{field.name}_param"  # `stage { solver { ... } }`
+            hint = f"{inside} {{ ... }}" if inside in field.containing_type.fields_by_name else f"{field.name}: ..."
+            self.fail(name, f"`{field.name}` is {_wanted(field)}, not a message", f"write `{hint}`")
         else:
             hint = f"write `{field.name}: ...`"
             if self.took("="):

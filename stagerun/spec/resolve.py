@@ -26,6 +26,8 @@ class Unreadable:
     reason: str
 
 
+MISSING = Unreadable("there is no such file")
+
 Text = bytes | str | Unreadable
 
 
@@ -38,7 +40,7 @@ def read(texts: Mapping[str, Text], root: str, overrides: Sequence[str] = (), sh
     """
     problems = Problems()
     path = posixpath.join(shown, SCHEDULE_FILE)
-    text = texts.get(SCHEDULE_FILE, Unreadable("there is no such file"))
+    text = texts.get(SCHEDULE_FILE, MISSING)
     if isinstance(text, Unreadable):
         problems.add(
             Span(path, 1, 1), text.reason, "a schedule is a folder with a schedule.prototxt and a file per stage"
@@ -61,8 +63,8 @@ def read(texts: Mapping[str, Text], root: str, overrides: Sequence[str] = (), sh
             check.check_carry(node.name, View(settings[node.name]), node.parent, parent, problems)
     if problems:
         raise RecipeError(problems.all())
-    sources = [(SCHEDULE_FILE, text), *((n.file, texts[n.file]) for n in found if n.file is not None)]
-    kept = tuple((posixpath.join(shown, name), _decoded(t)) for name, t in dict(sources).items())
+    names = dict.fromkeys([SCHEDULE_FILE, *(n.file for n in found if n.file is not None)])
+    kept = tuple((posixpath.join(shown, n), _decoded(texts[n])) for n in names if texts.get(n, MISSING) != MISSING)
     return _build(schedule, order, settings, root, path, kept)
 
 
@@ -85,13 +87,15 @@ def _stage_blocks(found: Sequence[Node], texts: Mapping[str, Text], shown: str, 
     for node in found:
         path = posixpath.join(shown, node.file or "")
         if node.file is None:
-            result[node.name] = Block(SOLVER, node.file_place, broken=True)
+            result[node.name] = node.solver or Block(SOLVER, node.file_place, broken=True)
             continue
-        text = texts.get(node.file, Unreadable("there is no such file"))
+        text = texts.get(node.file, MISSING)
         if isinstance(text, Unreadable):
-            hint = "every stage has a file of its own; `solver:` names it"
-            problems.add(node.file_place, f"{path}: {text.reason}", hint)
-            result[node.name] = Block(SOLVER, node.file_place, broken=True)
+            needed = text != MISSING or not node.filled
+            if needed:
+                hint = "every stage has a file of its own, which `solver:` names, or says it here in `solver_param { ... }`"
+                problems.add(node.file_place, f"{path}: {text.reason}", hint)
+            result[node.name] = Block(SOLVER, node.file_place, broken=needed)
             continue
         if node.file not in parsed:
             parsed[node.file] = ranges.sound(parse(path, text, SOLVER, problems), problems)
@@ -140,8 +144,9 @@ def _settings(
             stack += _as_layer(own)
             merged = _deep(layers.merge([merged, *_as_layer(own)]), own)
         layers.check_layers(stack, problems)
-        lifted = frozenset(entry.place for block in swept for _, entry in block.walk())
-        merged = replace(merged, place=files[node.name].place, lifted=lifted)
+        named = [("stage", files[node.name]), *(("sweep", block) for block in swept)]
+        places = {entry.place: layer for layer, block in named for _, entry in block.walk()}
+        merged = replace(merged, place=files[node.name].place, own=places)
         merged_by_name[node.name] = merged
         settings[node.name] = layers.in_iterations(merged, images, problems)
     unreached.check(shared, merged_by_name, problems)
@@ -267,12 +272,17 @@ def _stage(node: Node, block: Block, seed: int, images: int, shared: Sequence[bu
         parent=node.parent,
         solver=solver,
         identity={f.key: f.text for f in found if f.identity and values.is_read(f.key, solver.lr_policy)},
-        origins={f.key: _from_sweep(f.origin, block) for f in found},
+        origins={f.key: _in_layer(f.origin, block) for f in found},
         span=node.place,
         parent_iter=node.parent_iter,
         enabled=node.enabled,
         group=node.group,
     )
+
+
+def _in_layer(origin: recipe.Origin, block: Block) -> recipe.Origin:
+    layer = block.own.get(origin.span) if origin.span is not None else None
+    return origin if layer is None else replace(origin, layer=layer)
 
 
 def _branch(node: Node) -> Iterator[build.Fact]:
@@ -281,7 +291,3 @@ def _branch(node: Node) -> Iterator[build.Fact]:
     if node.parent_iter is not None:
         origin = recipe.Origin(f"{node.parent}@{node.parent_iter}", "schedule", node.parent_place)
         yield build.Fact(recipe.FROM_ITER, str(node.parent_iter), True, origin)
-
-
-def _from_sweep(origin: recipe.Origin, block: Block) -> recipe.Origin:
-    return replace(origin, layer="sweep") if origin.span is not None and origin.span in block.lifted else origin

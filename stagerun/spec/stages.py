@@ -23,9 +23,10 @@ _FRESH = 'write `from: ""` to start from fresh weights'
 @dataclass(frozen=True, slots=True)
 class Node:
     """A stage as schedule.prototxt has it. `parent` is a name, None for the seed; `parent_iter` the iteration of it that is
-    written behind an `@`. `file` is relative to the schedule's folder, None if it can't be (that has been reported).
-    `file_place` is what to point at if the file can't be read. `group` is the name of the block where it makes several
-    stages, and `sweep` what the stage's entry of it changes. A stage below one that is not enabled is not enabled either.
+    written behind an `@`. `file` is relative to the schedule's folder, None if `solver` (its `solver_param`) stands for it, or if it
+    can't be (that has been reported). `file_place` is what to point at if the file can't be read; where it is `filled`, by sweeps,
+    there need be none. `group` is the name of the block where it makes several stages, and `sweep` what the stage's entry of it
+    changes. A stage below one that is not enabled is not enabled either.
     """
 
     name: str
@@ -38,6 +39,8 @@ class Node:
     enabled: bool = True
     group: str | None = None
     sweep: Block | None = None
+    solver: Block | None = None
+    filled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +101,21 @@ def _made_of(block: Block, name: str, above: Sequence[Node], problems: Problems,
     file = _file(block, name, problems)
     file_place = block.entries["solver"].place if "solver" in block.entries else place
     sweeps: list[Block | None] = [s for s in block.blocks("sweep") if "name" in s.entries]
+    filled = "solver" not in block.entries and bool(sweeps) and all(s and "solver" in s.entries for s in sweeps)
     starts = _starts(block, name, above, problems, bool(sweeps) and all(s and "from" in s.entries for s in sweeps))
     flag = block.entries["enabled"].values[0].value if "enabled" in block.entries else True
-    only = Node(name, place, file, file_place, None, None, None, flag is not False)
+    only = Node(
+        name,
+        place,
+        file,
+        file_place,
+        None,
+        None,
+        None,
+        flag is not False,
+        solver=block.block("solver_param"),
+        filled=filled,
+    )
     several = "sweep" in block.entries or "sweep" in block.doubtful or len(starts) > 1
     made = 0
     for sweep in sweeps or [None]:
@@ -183,9 +198,14 @@ def _text(block: Block, name: str) -> str | None:
 
 
 def _file(block: Block, name: str, problems: Problems) -> str | None:
-    if "solver" in block.doubtful:
+    if block.doubtful & {"solver", "solver_param"}:
         return None
     file = _text(block, "solver")
+    if inline := block.entries.get("solver_param"):
+        if file is not None:
+            message = f"stage `{name}` has its settings here and in `{shown(file)}`"
+            problems.add(inline.name, message, "keep one of `solver` and `solver_param`")
+        return None
     if file is None:
         return f"{name}.prototxt"
     normal = posixpath.normpath(file)

@@ -41,8 +41,8 @@ class Entry:
 @dataclass(frozen=True, slots=True)
 class Block:
     """A message. `doubtful` are fields that someone tried to write and that could not be read, so that nothing is known
-    of them; in a `broken` block (its end is missing) that holds for every field that is not there. `lifted` are places in
-    schedule.prototxt that stand above the stage's own file, those of a `sweep`.
+    of them; in a `broken` block (its end is missing) that holds for every field that is not there. `own` has the places of
+    a stage's own settings with the layer of each: "stage" for its file or `solver_param`, "sweep". Others are inherited, or of `--set`.
     """
 
     kind: Descriptor
@@ -50,7 +50,7 @@ class Block:
     entries: Mapping[str, Entry] = field(default_factory=dict)
     doubtful: frozenset[str] = frozenset()
     broken: bool = False
-    lifted: frozenset[Span] = frozenset()
+    own: Mapping[Span, str] = field(default_factory=dict)
 
     def block(self, name: str) -> "Block | None":
         """The message in a singular field."""
