@@ -1,6 +1,7 @@
 """`stagerun explain`: each layer that says something of a field, the value that counts, and what it means."""
 
 import contextlib
+import re
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 from stagerun.cli.explaining import explain_text
 from stagerun.cli.main import main
 from stagerun.errors import UsageError
-from stagerun.spec import load
+from stagerun.proto import stagerun_pb2
+from stagerun.spec import load, topics
 from stagerun.spec.history import history
+from stagerun.spec.manual import help_text
 from stagerun.spec.values import identity, leaves
 
 SCHEDULE = """name: "layers"
@@ -117,6 +120,21 @@ def test_sweep_and_the_command_line(folder: str) -> None:
     assert "replaced: set in its `sweep`" in said
     assert said.startswith("cool_low.base_lr   0.8 for 100 (0.4 for 50)\n")
     assert "set in its `sweep`" in explained(folder, "cool_low.base_lr").split("replaced")[0]
+
+
+def test_a_stage_inside_the_schedule(folder: str) -> None:
+    schedule = Path(folder) / "schedule.prototxt"
+    inside = f'stage {{ name: "trunk"\n solver_param {{ {STAGES["trunk"]} }} }}'
+    schedule.write_text(SCHEDULE.replace('stage { name: "trunk" }', inside))
+    (Path(folder) / "trunk.prototxt").unlink()
+    said = explain_text(folder, "trunk.lr_policy", ())
+    assert "s/schedule.prototxt:12:28: set in `solver_param` of stage trunk" in said
+    assert explain_text(folder, "trunk.solver", ()).startswith("trunk.solver   none\n")
+    assert explain_text(folder, "trunk.solver_param", ()).startswith(
+        'trunk.solver_param   { lr_policy: "fixed" weight_decay: 5e-4 }\n'
+    )
+    assert explain_text(folder, "trunk.max_iter", ()).count("set for all stages") == 1
+    test_what_counts_is_where_the_value_came_from(folder, OVERRIDES)
 
 
 def test_inside_a_message_on_the_command_line(folder: str) -> None:
@@ -365,6 +383,7 @@ def test_the_command(folder: str) -> None:
         ("explain", "for the command, `stagerun explain --help`"),
         ("caffe", "for the command, `stagerun import caffe --help`"),
         ("baselr", "did you mean `base_lr`?"),
+        ("colapse", "did you mean `collapse`?"),
         ("nothing of that", "`stagerun help` lists what there is"),
     ],
 )
@@ -381,6 +400,42 @@ OVERRIDES = (
     "seed=3",
     "data.train.images=500",
 )
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["own images"], "stagerun new NAME --train LMDB --val LMDB"),
+        (["own", "images"], "stagerun new NAME --train LMDB --val LMDB"),
+        (["Fine-Tuning"], "Not possible today: to start from the weights of another program"),
+        (["freeze"], "lr_mult: 0"),
+        (["collapse"], "`stagerun help from`"),
+        (["resize"], "--resize-shorter N"),
+    ],
+)
+def test_help_of_a_topic(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(main, ["help", *words])
+    assert result.exit_code == 0 and said in " ".join(result.stdout.split())
+
+
+def test_every_topic_leads_to_what_there_is_and_hides_no_field() -> None:
+    messages = stagerun_pb2.DESCRIPTOR.message_types_by_name.values()
+    assert not {field for message in messages for field in message.fields_by_name} & set(topics.WORDS)
+    assert len(topics.WORDS) == sum(len(entry.split("\n")[0].split(", ")) for entry in topics.TOPICS.values())
+    for topic in topics.TOPICS:
+        text = help_text(topic)
+        assert (
+            text.startswith(f"{topic}\n  ")
+            and text.endswith(".")
+            and all(len(line) <= 120 for line in text.split("\n"))
+        )
+        named = re.findall(r"`stagerun ([\w ]+?)(?: --help)?`", text[text.index("  See ") :])
+        assert named
+        for name in named:
+            if name.startswith("help "):
+                assert name[5:] not in topics.WORDS and help_text(name[5:])
+            else:
+                assert CliRunner().invoke(main, [*name.split(), "--help"]).exit_code == 0, name
 
 
 @pytest.mark.parametrize("overrides", [(), OVERRIDES], ids=["files", "--set"])

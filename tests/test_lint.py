@@ -28,9 +28,8 @@ stage { name: "b" }
 A = 'base_lr: 0.1\nlr_policy: "poly_cyc"\npower: 1\nmax_iter: 100\nlr_iter: 200\n'  # 0.1 -> 0.05
 B = 'base_lr: 0.05\nlr_policy: "poly"\npower: 2\nmax_iter: 50\n'
 KNOTS = 'lr_policy: "piecewise_linear" knot { epoch: 0 factor: 1 } knot { epoch: 5 factor: 1 }'
-LARGE = SCHEDULE.replace("batch_size: 100 device", "batch_size: 4096 device").replace(
-    "device_batch_size: 10", "device_batch_size: 32"
-)
+LARGE = SCHEDULE.replace("batch_size: 100 device", "batch_size: 4096 device").replace("images: 1000 ", "images: 40960 ")
+LARGE = LARGE.replace("device_batch_size: 10", "device_batch_size: 32")
 NO_DECAY = LARGE.replace("momentum: 0.9", "momentum: 0.9 param { kind: NORM decay_mult: 0 }")
 LARGE_A = A.replace("0.1", "1.6").replace("base_lr", "warmup_iter: 2 base_lr", 1)
 LARGE_B = B.replace("0.05", "0.8")
@@ -85,6 +84,10 @@ FIRES = {
         ({"schedule": LARGE.replace("momentum: 0.9", "momentum: 0.9 param { kind: BIAS decay_mult: 0 }"), "a": LARGE_A, "b": LARGE_B}, "schedule.prototxt:5:105"),
         ({"schedule": NO_DECAY, "a": LARGE_A, "b": LARGE_B + "param { } param { kind: NORM decay_mult: 0 } weight_decay: 2e-4"}, "b.prototxt:5:60"),
         ({"schedule": SCHEDULE.replace("momentum: 0.9", 'momentum: 0.9 type: "LARS"')}, "schedule.prototxt:5:82"),
+    ],
+    "batch-images": [
+        ({"schedule": SCHEDULE.replace("images: 1000", "images: 99")}, "schedule.prototxt:5:15"),
+        ({"b": B.replace("0.05", "0.4") + "batch_size: 1010"}, "b.prototxt:5:13"),
     ],
     "comment-number": [
         ({"a": A.replace("max_iter: 100", "max_iter: 100 # 25 epochs")}, "a.prototxt:4:17"),
@@ -157,6 +160,7 @@ PASSES = {
         {"schedule": LARGE.replace("resnet18", "vgg11").replace("crop_size: 24", "crop_size: 64"), "a": LARGE_A, "b": LARGE_B},
         {"schedule": LARGE.replace("momentum: 0.9", 'momentum: 0.9 param { name: "*bn*" decay_mult: 0 }'), "a": LARGE_A, "b": LARGE_B},
     ],
+    "batch-images": [{"schedule": SCHEDULE.replace("images: 1000", "images: 100")}],
     "comment-number": [
         {"a": A.replace("max_iter: 100", "max_iter: 100 # 10 epochs, as of 25 in all")},
         {"a": A.replace("max_iter: 100", "max_iter: 100 # 10 epochs of 25 epochs")},
@@ -320,3 +324,11 @@ def test_a_long_list_in_a_comment_is_read_in_time_in_proportion(tmp_path: Path) 
 def test_what_comes_with_stagerun_is_clean(folder: str) -> None:
     schedule = spec.load(SOLVERS / folder)
     assert [p.render() for p in problems(schedule, lint(schedule))] == []
+
+
+def test_check_notes_what_images_are_not_on_this_machine(tmp_path: Path) -> None:
+    folder = write(tmp_path)
+    (Path(folder) / "val").mkdir()
+    checked = CliRunner().invoke(main, ["check", str(folder)])
+    assert checked.exit_code == 0 and "no mistakes" in checked.stdout
+    assert checked.stderr.startswith("note: data.train: there is no LMDB at ") and checked.stderr.count("note:") == 1

@@ -2,13 +2,14 @@
 
 import click
 
-from stagerun.cli.ending import guarded
+from stagerun.cli.ending import guarded, tell
 from stagerun.cli.link_options import Bandwidth, Latency
 from stagerun.cli.options import (
     Duration,
     FiniteRange,
     at_least,
     choice_options,
+    missing_data,
     output_folder,
     output_options,
     picture_options,
@@ -31,6 +32,7 @@ def check(folder: str, overrides: tuple[str, ...], lint: bool) -> None:
     from stagerun.text import count
 
     schedule = load(folder, overrides)
+    tell("\n".join(f"note: {line}" for line in missing_data(schedule.data)))
     if lint:
         from stagerun.cli.linting import require_nothing_found
 
@@ -184,14 +186,15 @@ def diff(a: str, b: str, as_json: bool, plot_file: str | None, x: str | None, sc
 
 
 @click.command("help")
-@click.argument("name", metavar="[FIELD]", default="")
+@click.argument("words", metavar="[FIELD|TOPIC]", nargs=-1)
 @click.pass_context
 @guarded
-def help_command(ctx: click.Context, name: str) -> None:
-    """Prints the manual of a field, a message or an enum of the solver files; of `lint`, what it looks for; of nothing, an
-    overview."""
+def help_command(ctx: click.Context, words: tuple[str, ...]) -> None:
+    """Prints the manual of a field, a message or an enum of the solver files, or of a topic (`own images`, `resume`, `freeze`); of
+    `lint`, what it looks for; of nothing, an overview."""
     from stagerun.spec.manual import help_text
 
+    name = " ".join(words)
     if name == "lint":
         from stagerun.plan.lint import rules_text
 

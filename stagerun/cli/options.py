@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import click
 from stagerun import units
 from stagerun.errors import Problem, RecipeError, Span, UsageError, listing, nearest
 from stagerun.pulse import LEAST_S, Limits, Section
+from stagerun.recipe import Data
 
 # Of --bind.
 AUTO, CORES, NONE = BIND = ("auto", "cores", "none")
@@ -157,6 +158,13 @@ def limits(words: Sequence[str]) -> Limits | None:
                 f"--timeout {word} is too short", "on a busy machine, a process may wait for its turn that long"
             )
     return Limits(given)
+
+
+def missing_data(data: Data) -> Iterator[str]:
+    """A sentence for each LMDB that isn't on this machine, which may be a login node."""
+    for field, source in (("data.train", data.train), ("data.val", data.val)):
+        if source is not None and not os.path.exists(source.path):
+            yield f"{field}: there is no LMDB at {source.path} on this machine; `run` will need it"
 
 
 def output_folder(name: str, out: str | None) -> Path:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from stagerun.cli.options import missing_data
 from stagerun.errors import PermissionDenied, StorageError, listing
 from stagerun.plan import Plan, State
 from stagerun.plan.estimate import snapshots_on_disk
@@ -20,9 +21,7 @@ def remarks(plan: Plan, damaged: Collection[str] = (), forbidden: Collection[str
     data = plan.schedule.data
     found = [f"snapshot {name} is damaged and is passed over" for name in damaged]
     found += [passed_over(name) for name in forbidden]
-    for field, source in (("data.train", data.train), ("data.val", data.val)):
-        if source is not None and not os.path.exists(source.path):
-            found.append(f"{field}: there is no LMDB at {source.path} on this machine; `run` will need it")
+    found += missing_data(data)
     for name in plan.unclaimed:
         found.append(f"snapshots of `{name}` count for no stage of this schedule, and are left alone")
     if data.val is None:

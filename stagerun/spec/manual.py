@@ -1,5 +1,6 @@
 """The manual: what `stagerun help NAME` prints, from the comments of stagerun.proto. Pure."""
 
+import textwrap
 from collections.abc import Iterator
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
@@ -10,6 +11,7 @@ from stagerun.proto.manual import COMMENTS
 from stagerun.spec import tree
 from stagerun.spec.layers import PARTNER
 from stagerun.spec.ranges import CHOICES
+from stagerun.spec.topics import TOPICS, WORDS, topic_text
 from stagerun.spec.tree import is_message
 
 _TYPES = {
@@ -22,8 +24,8 @@ _TYPES = {
 
 def help_text(name: str) -> str:
     """The manual of a field (`base_lr`, `Solver.base_lr`, `transform_param.crop_size`, `solver.base_lr`), a message or
-    an enum, or of the field that has such a value (`poly_cyc`, `LARS`); an overview for ''. A name that several messages have
-    prints all of them. UsageError for an unknown name.
+    an enum, of the field that has such a value (`poly_cyc`, `LARS`), or of a topic (`resume`); an overview for ''. A name that
+    several messages have prints all of them. UsageError for an unknown name.
     """
     if not name:
         return _overview()
@@ -43,7 +45,9 @@ def help_text(name: str) -> str:
     meant = [key for key, values in CHOICES.items() if name in values]  # a policy, a solver type, a network
     if meant:
         return "\n\n".join(help_text(key) for key in meant)
-    everything = [*messages, *enums, *(f.name for m in messages.values() for f in m.fields)]
+    if topic := topic_text(name):
+        return topic
+    everything = [*messages, *enums, *WORDS, *(f.name for m in messages.values() for f in m.fields)]
     everything += [f"{m.name}.{f.name}" for m in messages.values() for f in m.fields]
     raise UsageError(f"the manual has no `{name}`", nearest(name, everything) or "`stagerun help` lists what there is")
 
@@ -135,7 +139,12 @@ def _enum(kind: EnumDescriptor) -> str:
 def _overview() -> str:
     width = max(len(m.name) for m in _messages())
     lines = [f"  {m.name:{width}}  {_first_sentence(m.name)}" for m in _messages()]
-    return "\n".join(["Messages; `stagerun help NAME` prints one, or one of their fields:", "", *lines])
+    topics = textwrap.wrap(", ".join(TOPICS), 118, initial_indent="  ", subsequent_indent="  ")
+    first, second = (
+        "Messages; `stagerun help NAME` prints one, or one of their fields:",
+        "Topics, under other names too:",
+    )
+    return "\n".join([first, "", *lines, "", second, "", *topics])
 
 
 def _first_sentence(name: str) -> str:

@@ -1,4 +1,5 @@
-"""Rules about batches so large that recipes of small ones don't carry over: `lr-batch`, `decay-on-norm`. Pure."""
+"""Rules about batches so large that recipes of small ones don't carry over, or images don't suffice: `lr-batch`, `decay-on-norm`,
+`batch-images`. Pure."""
 
 import bisect
 import math
@@ -88,6 +89,16 @@ def decay_on_norm(schedule: Schedule) -> Iterator[Finding]:
             yield Finding(
                 "decay-on-norm", text, place_of(stage, "weight_decay"), "write `param { kind: NORM decay_mult: 0 }`"
             )
+
+
+def batch_images(schedule: Schedule) -> Iterator[Finding]:
+    """An update of more images than there are: some are in it twice."""
+    images = schedule.data.train.images
+    for stage in schedule.stages:
+        if stage.solver.batch_size > images:
+            text = f"an update of stage `{stage.name}` takes {stage.solver.batch_size} images, and there are {images}"
+            hint = "a smaller `batch_size`, or is `images` of `data.train` wrong?"
+            yield Finding("batch-images", text, place_of(stage, "batch_size"), hint)
 
 
 def _decays_norm(solver: Solver) -> bool:

@@ -33,6 +33,7 @@ RULES: dict[str, Rule] = {
     "zero-parent": Rule(rates.zero_parent, "a stage goes up again from a parent whose rate has come down to zero"),
     "lr-batch": Rule(large_batch.lr_batch, "a large batch whose learning rate is far from those of published runs"),
     "decay-on-norm": Rule(large_batch.decay_on_norm, "a large batch with weight decay on BatchNorm"),
+    "batch-images": Rule(large_batch.batch_images, "an update of more images than there are"),
     "comment-number": Rule(lengths.comment_number, "a comment that gives another length than the line it stands in"),
     "unsaved-work": Rule(lengths.unsaved_work, "a kill costs much, since snapshots are far apart"),
     "unread-field": Rule(unread.unread_field, "a field that the policy, or the type, of no stage that has it reads"),
