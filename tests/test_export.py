@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -215,6 +217,21 @@ def test_a_network_trained_in_64_bits_is_said_to_take_them(tmp_path: Path) -> No
 )
 def test_which_network_of_torchvision_it_is(model: recipe.Model, said: str) -> None:
     assert said in in_torchvision(model)
+
+
+@pytest.mark.parametrize("kind", ["torch", "safetensors"])
+@pytest.mark.parametrize("of", ["resnet18", "tiny"])
+def test_the_lines_that_are_printed_load_the_file_in_a_script_of_ones_own(
+    of: str, kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    said = export(request.getfixturevalue(of), f"--{kind}", "--output", tmp_path / "net")
+    lines = said[said.index("to load it:\n") :].splitlines()[1:]
+    script = "\n".join(
+        [*(line.strip() for line in lines), "import torch", "print(sum(p.sum().item() for p in net.parameters()))"]
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) != 0 and ("import torchvision" in lines[1].strip()) == (of == "resnet18")
 
 
 # ---- ONNX

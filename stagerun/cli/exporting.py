@@ -33,7 +33,7 @@ def export_snapshot(folder: Path, options: ExportOptions) -> None:
     from stagerun.runner.exporting import Wanted, export
     from stagerun.runner.stored import open_snapshot
 
-    wanted = Wanted(format=Format(SUFFIX[kind]), ema=options.ema, rgb=options.rgb, side=options.side)
+    wanted = Wanted(format=Format(SUFFIX[kind]), file=str(path), ema=options.ema, rgb=options.rgb, side=options.side)
     data, lines = export(open_snapshot(folder), wanted)
     _require_free(path, options.force)
     write_output(path, data)

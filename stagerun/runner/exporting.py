@@ -19,9 +19,10 @@ from stagerun.text import count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """`side` of the images that an ONNX graph takes, in pixels; default: the evaluation's crop_size."""
+    """`file`: its name. `side` of the images that an ONNX graph takes, in pixels; default: the evaluation's crop_size."""
 
     format: Format
+    file: str
     ema: bool = False
     rgb: bool = False
     side: int | None = None
@@ -46,7 +47,7 @@ def export(stored: Stored, wanted: Wanted) -> tuple[bytes, list[str]]:
     if side is not None:
         return to_onnx(Deployed(network, pixels), model.channels, side, facts), lines
     data = to_torch(weights) if wanted.format is Format.TORCH else to_safetensors(weights, facts)
-    return data, [*lines, in_torchvision(model)]
+    return data, [*lines, in_torchvision(model), "to load it:", *(f"  {line}" for line in loading(model, wanted))]
 
 
 def _side(stored: Stored, wanted: Wanted) -> int:
@@ -128,6 +129,31 @@ def _before(transform: Transform) -> str:
     elif transform.crop_size is not None:
         steps.append(f"{transform.crop_size} x {transform.crop_size} cut from the centre")
     return ", ".join(steps)
+
+
+def loading(model: Model, wanted: Wanted) -> list[str]:
+    """The lines of Python that make the network of the file."""
+    if in_torchvision(model).startswith("the weights"):
+        network = in_torchvision(model).removeprefix("the weights are those of ")
+        lines = [
+            "import stagerun.models.torchvision  # only where `import torchvision` fails: beside a CPU build of torch",
+            "import torchvision",
+            f"net = {network}",
+        ]
+    else:
+        arguments = [
+            f"{name}={getattr(model, name)!r}" for name in ("name", "num_classes", "channels", "eps", "blur_pool")
+        ]
+        lines = [
+            "from stagerun.models import build",
+            "from stagerun.recipe import Model",
+            f"net = build(Model({', '.join(arguments)}))",
+        ]
+    if wanted.format is Format.TORCH:
+        lines += ["import torch", f"net.load_state_dict(torch.load({wanted.file!r}, weights_only=True))"]
+    else:
+        lines += ["from safetensors.torch import load_file", f"net.load_state_dict(load_file({wanted.file!r}))"]
+    return [*lines, "net.eval()"]
 
 
 def in_torchvision(model: Model) -> str:
