@@ -119,6 +119,18 @@ def test_the_final_table_holds_earlier_lives_too_in_the_order_of_the_schedule(
     assert "+20.00" in lines[3]
 
 
+def test_what_to_do_next_stands_last_where_something_was_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console({}, PARENTS, [finished("init", 0.1), finished("collapse", 0.3)], live=True)
+    console(replace(started(), out="out/my run"))
+    console(RunFinished(trained=True, seconds=7000))
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert (
+        last.startswith("next: `stagerun report 'out/my run'`, `stagerun eval 'out/my run'`") and "own images" in last
+    )
+    console(RunFinished(trained=False, seconds=0))
+    assert "next:" not in capsys.readouterr().out
+
+
 def test_ensembles_stand_in_the_order_of_the_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     def tested(name: str) -> events.EnsembleTested:
         return events.EnsembleTested(

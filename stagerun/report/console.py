@@ -1,6 +1,7 @@
 """What rank 0 shows while it runs: one live line on a terminal, plain lines elsewhere."""
 
 import os
+import shlex
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -164,6 +165,11 @@ class Console:
                 self.say(results_table(sorted(self.results, key=lambda r: order.index(r.stage)), self.parents))
                 if self.ensembles:
                     self.say("\n" + ensembles_table(ordered(self.ensembles, self.started)))
+                if event.trained and self.started and self.live:  # for a person: what programs read ends with the table
+                    out = shlex.quote(self.started.out)
+                    self.say(
+                        f"next: `stagerun report {out}`, `stagerun eval {out}`; for other images: `stagerun help own images`"
+                    )
 
     def _iterated(self, event: Iterated) -> None:
         self.window.append(event)
