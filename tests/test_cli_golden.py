@@ -131,6 +131,7 @@ def test_every_option_is_a_decision() -> None:
         ],
         "diff": ["--json", "--plot", "--scale", "--x"],
         "explain": ["--set"],
+        "new": ["--from", "--list", "--train", "--val"],
         "plan": [
             "--budget",
             "--csv",

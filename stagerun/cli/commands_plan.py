@@ -144,6 +144,41 @@ def plan(
 
 
 @click.command()
+@click.argument("folder", metavar="[NAME]", required=False)
+@click.option(
+    "--from",
+    "base",
+    metavar="SCHEDULE",
+    default="fashion_collapse",
+    show_default=True,
+    help="One of the gallery, or a folder.",
+)
+@click.option("--train", metavar="LMDB", help="The training images.")
+@click.option("--val", metavar="LMDB", help="The images to evaluate with.")
+@click.option("--list", "as_list", is_flag=True, help="Show the gallery.")
+@guarded
+def new(folder: str | None, base: str, train: str | None, val: str | None, as_list: bool) -> None:
+    """Makes the folder NAME: the stages of a schedule of the gallery, made to fit your own images.
+
+    Number of images, classes, mean, deviation, channels and paths are read from the LMDBs that `stagerun data import` has made.
+    Lengths are in epochs. A crop of padded images becomes their size; every other crop, batch and learning rate stays.
+    """
+    from stagerun.cli.new_schedule import list_text, new_schedule
+
+    if as_list:
+        click.echo(list_text())
+        return
+    missing = [
+        what for what, given in (("NAME", folder), ("--train LMDB", train), ("--val LMDB", val)) if given is None
+    ]
+    if folder is None or train is None or val is None:
+        raise UsageError(
+            f"{' and '.join(missing)}: missing", "`stagerun data import` makes an LMDB of a folder of images"
+        )
+    new_schedule(folder, base, train, val)
+
+
+@click.command()
 @schedule_options
 @click.argument("name", metavar="[NAME]", required=False)
 @guarded

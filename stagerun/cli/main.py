@@ -16,7 +16,7 @@ from stagerun.cli.commands_bench import bench
 from stagerun.cli.commands_data import data
 from stagerun.cli.commands_import import import_group
 from stagerun.cli.commands_look import snapshots, status
-from stagerun.cli.commands_plan import check, diff, explain, help_command, plan
+from stagerun.cli.commands_plan import check, diff, explain, help_command, new, plan
 from stagerun.cli.commands_preflight import preflight
 from stagerun.cli.commands_rehearse import rehearse
 from stagerun.cli.commands_report import report
@@ -62,6 +62,7 @@ def main() -> None:
     """Trains a staged schedule, written as a folder of solver files, as one job.
 
     \b
+    stagerun new NAME         a schedule for your own images, from the gallery
     stagerun check DIR        every mistake in the files at once
     stagerun plan DIR         what will run: stages, epochs, learning rate, joints
     stagerun explain DIR X.Y  where a setting came from, and what it means
@@ -87,6 +88,7 @@ def main() -> None:
 
 
 COMMANDS = (
+    new,
     check,
     plan,
     explain,

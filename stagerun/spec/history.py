@@ -68,8 +68,8 @@ def history(schedule: recipe.Schedule, overrides: Sequence[str], stage: str | No
 
 
 def of_stage_entry(schedule: recipe.Schedule, stage: str, field: str) -> Said | None:
-    """What the block of a stage says in schedule.prototxt: its `from`, `solver`, `solver_param`, `enabled`, `name`, or its entry of `sweep`. None
-    where it says nothing."""
+    """What the block of a stage says in schedule.prototxt: its `from`, `solver`, `solver_param`, `enabled`, `name`, or its entry of
+    `sweep`. None where it says nothing."""
     ignored = Problems()
     root = parse(*schedule.files[0], SCHEDULE, ignored)
     node = next(n for n in stages.nodes(root, ignored) if n.name == stage)
