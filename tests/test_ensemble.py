@@ -375,6 +375,15 @@ def test_more_iterations_of_statistics_or_other_images_are_another_evaluation() 
     assert planned(moved, result=before).why == "evaluated with other images or another transform"
 
 
+def test_other_images_at_the_same_path_are_another_evaluation_and_unknown_ones_are_not() -> None:
+    now = replace(with_ensembles(BOTH), sets={"val": "100 records, sample aa"})
+    states = {
+        images: planned(now, result=outcome(now, tested_set=images)).state
+        for images in ("", "100 records, sample aa", "100 records, sample bb")
+    }
+    assert [*states.values()] == [EnsembleState.DONE, EnsembleState.DONE, EnsembleState.READY]
+
+
 def test_results_of_before_a_transform_could_grow_still_count() -> None:
     """The text that was written then has no such field."""
     assert "rectangular=False)" in outcome(with_ensembles(BOTH)).tested_on
