@@ -324,10 +324,10 @@ class Solver:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a field of a stage got its value: `span` is None for a default."""
+    """Where a field of a stage got its value: `span` is None for a default, and for what was read from an LMDB."""
 
     text: str
-    layer: str  # "default", "schedule", "stage", "sweep" or "--set"
+    layer: str  # "default", "schedule", "stage", "sweep", "--set" or "LMDB"
     span: Span | None = None
 
 

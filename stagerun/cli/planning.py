@@ -8,6 +8,7 @@ from stagerun.errors import PermissionDenied, StorageError
 from stagerun.plan import Plan, State
 from stagerun.plan.estimate import snapshots_on_disk
 from stagerun.plan.render import csv_rows
+from stagerun.spec.layers import LMDB
 from stagerun.store import local_kind, lost_with
 from stagerun.text import size
 
@@ -19,6 +20,8 @@ def remarks(plan: Plan, damaged: Collection[str] = ()) -> list[str]:
     for field, source in (("data.train", data.train), ("data.val", data.val)):
         if source is not None and not os.path.exists(source.path):
             found.append(f"{field}: there is no LMDB at {source.path} on this machine; `run` will need it")
+        if source is not None and plan.schedule.stages[0].origins[f"{field}.images"].layer == LMDB:
+            found.append(f"{field}.images: {source.images}, read from LMDB {source.path}")
     for name in plan.unclaimed:
         found.append(f"snapshots of `{name}` count for no stage of this schedule, and are left alone")
     if data.val is None:

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from stagerun.data import jpeg
 from stagerun.data.index import Index, foreign_record, is_stale, read
-from stagerun.data.lmdb_file import open_file
 from stagerun.data.lmdb_offsets import Offsets, offsets_in
 from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.records import printable, spread
 from stagerun.data.rows import ROW, Rows, is_prepared, kinds_of, look, parse
 from stagerun.errors import DataError
+from stagerun.lmdb_file import open_file
 
 SAMPLES = 500
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stagerun.data.index import SIDE_FILE
-from stagerun.data.lmdb_file import BY_SCHEDULE, open_file
 from stagerun.errors import DataError
+from stagerun.lmdb_file import BY_SCHEDULE, open_file
 
 _ENDS = 1 << 20
 _LARGEST_HEADER = 1 << 26

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from safetensors.numpy import save as to_safetensors
 
 from stagerun.data.disk_errors import hint_for
-from stagerun.data.lmdb_file import Meta, open_file
 from stagerun.data.lmdb_offsets import key_of
 from stagerun.data.records import printable
 from stagerun.data.write import sync_folder
 from stagerun.errors import DataError, PermissionDenied, StorageError
+from stagerun.lmdb_file import Meta, open_file
 
 SIDE_FILE = "stagerun-index.safetensors"
 _VERSION = 1

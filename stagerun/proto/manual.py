@@ -304,7 +304,7 @@ COMMENTS: dict[str, str] = {
     ),
     "Source.images": (
         "Number of records. With it `check` and `plan` work where the data is not; `run` compares it with the LMDB.\n"
-        "Required. New in stagerun."
+        "Default: what the LMDB on this machine has. New in stagerun."
     ),
     "Solver": (
         "A stage: how the weights move, on what images, and how often it is looked at."

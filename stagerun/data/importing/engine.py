@@ -21,10 +21,10 @@ from stagerun.data.importing.journal import Journal, Note, entry
 from stagerun.data.importing.parallel import in_order
 from stagerun.data.importing.partial import LEFT_OUT_LINE, REPORT, Partial, identity_digest, left_out_of
 from stagerun.data.index import digest_of, save
-from stagerun.data.lmdb_file import check_file
 from stagerun.data.lmdb_offsets import offsets_of
 from stagerun.data.rows import LEFT_OUT, Look, Rows, index_of
 from stagerun.errors import DataError, PermissionDenied, ResumeRefused, StorageError
+from stagerun.lmdb_file import check_file
 from stagerun.text import count
 
 RECORDS_PER_COMMIT = 1000
