@@ -129,6 +129,7 @@ class Model:
     fc_weight_filler: Filler | None = None
     fc_bias_filler: Filler | None = None
     blur_pool: bool = False
+    spare_classes: bool = False  # of what `run` checks, not of the network: the canonical form leaves it out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from stagerun.data.disk_errors import hint_for
 from stagerun.data.importing.partial import REPORT, Partial
 from stagerun.data.jpeg import transcode
 from stagerun.data.sources.items import IMAGE_SUFFIXES
+from stagerun.lmdb_file import SIDE_FILE
 from stagerun.proto.caffe_pb2 import Datum
 
 ROOT = Path(__file__).parent.parent
@@ -180,7 +181,7 @@ def test_verify_names_every_damaged_record(copy: Path) -> None:
 
 
 def test_verify_and_info_without_a_side_file(copy: Path) -> None:
-    (copy / index.SIDE_FILE).unlink()
+    (copy / SIDE_FILE).unlink()
     verified = data("verify", copy)
     assert verified.exit_code == 0 and "no side file" in verified.stdout
     info = data("info", copy)
@@ -189,16 +190,16 @@ def test_verify_and_info_without_a_side_file(copy: Path) -> None:
 
 
 def test_index_makes_what_was_lost(copy: Path, imported: Path, tmp_path: Path) -> None:
-    (copy / index.SIDE_FILE).unlink()
+    (copy / SIDE_FILE).unlink()
     names = tmp_path / "names.txt"
     names.write_text("n00000000\nn00000001\nn00000002\n")
     assert data("index", copy, "--classes", names).exit_code == 0
-    whole = (imported / "lmdb" / index.SIDE_FILE).read_bytes()
-    assert (copy / index.SIDE_FILE).read_bytes() == whole
+    whole = (imported / "lmdb" / SIDE_FILE).read_bytes()
+    assert (copy / SIDE_FILE).read_bytes() == whole
     refused = data("index", copy)
     assert refused.exit_code == 64 and "--force" in refused.stderr
     assert data("index", copy, "--force", "--threads", 3).exit_code == 0
-    assert (copy / index.SIDE_FILE).read_bytes() == whole  # the names too
+    assert (copy / SIDE_FILE).read_bytes() == whole  # the names too
     names.write_text("one\ntwo\n")
     short = data("index", copy, "--force", "--classes", names)
     assert short.exit_code == 65 and "label 2, but 2 class names" in short.stderr
@@ -206,12 +207,12 @@ def test_index_makes_what_was_lost(copy: Path, imported: Path, tmp_path: Path) -
 
 
 def test_index_with_a_record_that_cannot_be_used(copy: Path) -> None:
-    (copy / index.SIDE_FILE).unlink()
+    (copy / SIDE_FILE).unlink()
     with lmdb.open(str(copy), map_size=1 << 30) as env, env.begin(write=True) as txn:
         whole = made_images.jpeg(0)
         txn.put(b"99999999_cut.JPEG", Datum(data=whole[:-50], encoded=True, label=1).SerializeToString())
     refused = data("index", copy)
-    assert refused.exit_code == 65 and not (copy / index.SIDE_FILE).exists()
+    assert refused.exit_code == 65 and not (copy / SIDE_FILE).exists()
     assert "record `99999999_cut.JPEG`: the image is cut off" in refused.stderr and "--max-bad 1" in refused.stderr
     made = data("index", copy, "--max-bad", 1)
     assert made.exit_code == 0 and "1 record can't be used:\n  record `99999999_cut.JPEG`: " in made.stdout
@@ -351,7 +352,7 @@ def test_killed_stopped_and_gone_on_with(tmp_path: Path) -> None:
         assert code == 75 and "goes on behind" in errors and "the same command goes on" in errors
     assert signalled(0, 0, *words)[0] == 0
     assert signalled(0, 0, *words[:2], tmp_path / "whole", "--threads", "1")[0] == 0
-    assert (tmp_path / "out" / index.SIDE_FILE).read_bytes() == (tmp_path / "whole" / index.SIDE_FILE).read_bytes()
+    assert (tmp_path / "out" / SIDE_FILE).read_bytes() == (tmp_path / "whole" / SIDE_FILE).read_bytes()
     assert data("verify", tmp_path / "out").exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out", "whole"]
 

@@ -20,6 +20,7 @@ from stagerun.data.importing.journal import Journal, Note
 from stagerun.data.importing.partial import REPORT
 from stagerun.data.rows import look
 from stagerun.errors import DataError, FolderInUseError, PermissionDenied, ResumeRefused, StorageError
+from stagerun.lmdb_file import SIDE_FILE
 from stagerun.proto.caffe_pb2 import Datum
 
 # Runs of those left out lie at the start, at commits, and at the end.
@@ -68,8 +69,8 @@ def content(out: Path) -> tuple[dict[bytes, bytes], bytes, bytes]:
     """Records, side file and report; beside them there is only data.mdb."""
     with lmdb.open(str(out), readonly=True, lock=False) as env, env.begin() as txn:
         records = dict(txn.cursor())
-    assert sorted(os.listdir(out)) == ["data.mdb", REPORT, index.SIDE_FILE]
-    return records, (out / index.SIDE_FILE).read_bytes(), (out / REPORT).read_bytes()
+    assert sorted(os.listdir(out)) == ["data.mdb", REPORT, SIDE_FILE]
+    return records, (out / SIDE_FILE).read_bytes(), (out / REPORT).read_bytes()
 
 
 @pytest.fixture
@@ -372,7 +373,7 @@ def test_somebody_elses_file_beside_the_records_stops_the_end(
     run(Numbers(), str(tmp_path / "out"), job(stop=iter([False] * 100 + [True]).__next__))
     lmdb_folder = tmp_path / "out.partial" / "lmdb"
     (lmdb_folder / "thesis.tex").write_text("years of work")
-    for name in ("lock.mdb", REPORT, f"{REPORT}.partial", f"{index.SIDE_FILE}.partial-{'0' * 32}"):
+    for name in ("lock.mdb", REPORT, f"{REPORT}.partial", f"{SIDE_FILE}.partial-{'0' * 32}"):
         (lmdb_folder / name).touch()  # what a look into it, and an end that was killed, leave
     with pytest.raises(DataError, match=r"holds `thesis\.tex`"):
         run(Numbers(), str(tmp_path / "out"), job())

@@ -427,3 +427,10 @@ def test_where_there_is_no_lmdb_no_number_is_made_up(tmp_path: Path) -> None:
     assert problem.message == "Source lacks `images`, and the LMDB can't be counted: /val: no such folder"
     assert problem.span.line == 3 and "write `images: N`" in problem.hint and not re.search("[0-9]", problem.hint)
     assert spec.load(tmp_path, ["data.val.images=2"]).data.train.images == 3
+
+
+def test_spare_classes_are_no_part_of_what_a_snapshot_is_made_from() -> None:
+    spare = read(SCHEDULE.replace("num_classes: 10", "num_classes: 10 spare_classes: true"))
+    assert spare.model.spare_classes and spec.canonical(spare) == spec.canonical(read())
+    assert spec.digest(spare) == spec.digest(read())
+    assert [s.identity for s in spare.stages] == [s.identity for s in read().stages]

@@ -11,10 +11,11 @@ import click
 from stagerun.cli.data_progress import Shown, threads_here
 from stagerun.cli.ending import tell
 from stagerun.data.describe import Description, Size, describe, schedule_line
-from stagerun.data.index import SIDE_FILE, read, save
+from stagerun.data.index import read, save
 from stagerun.data.indexing import build_with, shortened
 from stagerun.data.verify import Verified, verify
 from stagerun.errors import DataError, ExitCode, PermissionDenied, UsageError
+from stagerun.lmdb_file import SIDE_FILE
 from stagerun.text import columns, count, size
 
 _SHOWN = 20

@@ -8,6 +8,7 @@ from stagerun.errors import PermissionDenied, StorageError
 from stagerun.plan import Plan, State
 from stagerun.plan.estimate import snapshots_on_disk
 from stagerun.plan.render import csv_rows
+from stagerun.spec import look_at_classes
 from stagerun.spec.layers import LMDB
 from stagerun.store import local_kind, lost_with
 from stagerun.text import size
@@ -22,6 +23,8 @@ def remarks(plan: Plan, damaged: Collection[str] = ()) -> list[str]:
             found.append(f"{field}: there is no LMDB at {source.path} on this machine; `run` will need it")
         if source is not None and plan.schedule.stages[0].origins[f"{field}.images"].layer == LMDB:
             found.append(f"{field}.images: {source.images}, read from LMDB {source.path}")
+    if (problem := look_at_classes(plan.schedule)) is not None:
+        found.append(f"{problem.message} ({problem.span}): `run` will refuse this; {problem.hint}")
     for name in plan.unclaimed:
         found.append(f"snapshots of `{name}` count for no stage of this schedule, and are left alone")
     if data.val is None:

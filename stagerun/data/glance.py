@@ -1,17 +1,13 @@
 """What of an LMDB can be known within a few reads, however large it is: enough to see that two hosts have different ones."""
 
 import hashlib
-import json
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
-from stagerun.data.index import SIDE_FILE
 from stagerun.errors import DataError
-from stagerun.lmdb_file import BY_SCHEDULE, open_file
+from stagerun.lmdb_file import BY_SCHEDULE, open_file, side_facts
 
 _ENDS = 1 << 20
-_LARGEST_HEADER = 1 << 26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,19 +34,5 @@ def glance(folder: str) -> Glance:
         ) from None
     finally:
         os.close(fd)
-    fingerprint = _fingerprint(Path(folder) / SIDE_FILE, meta.file_size, meta.transaction)
+    fingerprint = str(side_facts(folder, meta).get("fingerprint", ""))
     return Glance(records=meta.entries, size=meta.file_size, fingerprint=fingerprint, ends=digest.hexdigest())
-
-
-def _fingerprint(file: Path, size: int, transaction: int) -> str:
-    """Of the side file's header alone, which is before its arrays: 106 MB for ILSVRC12. A damaged one is told when it is opened."""
-    try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(min(length, _LARGEST_HEADER)))
-        facts = json.loads(header["__metadata__"]["stagerun"].partition(" ")[2])
-        if (facts["file_size"], facts["transaction"]) != (size, transaction):
-            return ""
-        return str(facts["fingerprint"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return ""

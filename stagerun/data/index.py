@@ -26,9 +26,8 @@ from stagerun.data.lmdb_offsets import key_of
 from stagerun.data.records import printable
 from stagerun.data.write import sync_folder
 from stagerun.errors import DataError, PermissionDenied, StorageError
-from stagerun.lmdb_file import Meta, open_file
+from stagerun.lmdb_file import SIDE_FILE, Meta, open_file
 
-SIDE_FILE = "stagerun-index.safetensors"
 _VERSION = 1
 _MADE_AGAIN = "make it again with `stagerun data index --force {folder}`"
 

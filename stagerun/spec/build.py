@@ -51,6 +51,7 @@ def model(view: View) -> recipe.Model:
         fc_weight_filler=_filler(view.view("fc_weight_filler")),
         fc_bias_filler=_filler(view.view("fc_bias_filler")),
         blur_pool=view.flag("blur_pool"),
+        spare_classes=view.flag("spare_classes"),
     )
 
 

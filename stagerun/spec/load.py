@@ -7,7 +7,8 @@ from pathlib import Path
 
 from stagerun import recipe
 from stagerun.errors import DataError, Problem, RecipeError, Span
-from stagerun.lmdb_file import check_file
+from stagerun.lmdb_file import check_file, class_names
+from stagerun.spec.model import classes_problem
 from stagerun.spec.parse import LARGEST
 from stagerun.spec.resolve import SCHEDULE_FILE, Text, Unreadable, read, stage_files
 
@@ -32,6 +33,13 @@ def _records(path: str) -> int:
     if not found:
         raise DataError(f"{path}: the LMDB is empty")
     return found
+
+
+def look_at_classes(schedule: recipe.Schedule) -> Problem | None:
+    """As `classes_problem`, for the LMDBs that are on this machine."""
+    paths = [source.path for source in (schedule.data.train, schedule.data.val) if source is not None]
+    named = [(path, class_names(path)) for path in paths]
+    return classes_problem(schedule, *max(named, key=lambda pair: len(pair[1])))
 
 
 def _no_folder(shown: str) -> Problem:

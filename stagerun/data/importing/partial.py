@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from stagerun.data.importing.journal import NOTES, ROWS
-from stagerun.data.index import SIDE_FILE
 from stagerun.data.regular import regular
 from stagerun.data.write import sync_folder
 from stagerun.errors import DataError, FolderInUseError, ResumeRefused, StorageError
+from stagerun.lmdb_file import SIDE_FILE
 
 IDENTITY, LOCK, LMDB = "import.json", "lock", "lmdb"
 # The report of a complete import, in OUT; its second line holds the identity.
