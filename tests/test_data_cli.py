@@ -11,8 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cv2
 import lmdb
 import made_images
+import numpy as np
 import pytest
 import small
 from click.testing import CliRunner, Result
@@ -22,8 +24,11 @@ from stagerun.cli import commands_data, data_progress
 from stagerun.cli.main import main
 from stagerun.data import index, sources
 from stagerun.data.disk_errors import hint_for
+from stagerun.data.importing import engine
+from stagerun.data.importing.images import ImportOptions, ImportWork
 from stagerun.data.importing.partial import REPORT, Partial
 from stagerun.data.jpeg import transcode
+from stagerun.data.sources import SourceOptions, open_source
 from stagerun.data.sources.items import IMAGE_SUFFIXES
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.proto.caffe_pb2 import Datum
@@ -73,6 +78,21 @@ def test_import_says_what_it_made_and_what_to_write(imported: Path, tmp_path: Pa
     assert other.exit_code == 65 and "exists already" in other.stderr
 
 
+def test_images_beside_the_class_folders_are_named_or_refused(tmp_path: Path) -> None:
+    source = made_images.class_folders(tmp_path / "images", 4, 2)
+    for i in range(4):
+        (source / f"loose{i}.jpg").write_bytes(made_images.jpeg(i))
+    done = data("import", source, tmp_path / "out")
+    said = "beside the class folders, not taken: 4 files (loose0.jpg, loose1.jpg, loose2.jpg, ...)"
+    assert done.exit_code == 0 and said in done.stderr and said in done.stdout
+    assert f"\n{said}\nloose0.jpg\n" in (tmp_path / "out" / REPORT).read_text()
+    (source / "loose4.jpg").write_bytes(made_images.jpeg(4))
+    refused = data("import", source, tmp_path / "other")
+    assert refused.exit_code == 65 and "5 files lie beside the class folders (loose0.jpg" in refused.stderr
+    assert "and 4 images in them" in refused.stderr and "a list of `path label` lines" in refused.stderr
+    assert not (tmp_path / "other.partial").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -88,12 +108,49 @@ def test_import_says_what_it_made_and_what_to_write(imported: Path, tmp_path: Pa
         (["--split", "train"], "--split means nothing for the format `folder`"),
         (["--labels", "x"], "--labels means nothing"),
         (["--root", "x"], "--root means nothing"),
+        (["--background", "wite"], "--background `wite` is not an opaque colour"),
+        (["--background", "#11223344"], "--background `#11223344` is not an opaque colour"),
     ],
 )
 def test_mistakes_on_the_command_line(imported: Path, tmp_path: Path, words: list[str], said: str) -> None:
     result = data("import", imported / "images", tmp_path / "out", *words)
     assert result.exit_code == 64 and said in result.stderr
     assert os.listdir(tmp_path) == []
+
+
+def test_transparent_images_are_counted_with_what_is_behind_them(tmp_path: Path) -> None:
+    source = made_images.class_folders(tmp_path / "images", 6, 2)
+    holes = np.dstack([made_images.picture(1), np.zeros((40, 56), np.uint8)])
+    for name, alpha in (("clear", 0), ("half", 128), ("opaque", 255)):
+        holes[:, :, 3] = alpha
+        cv2.imwrite(str(source / "n00000000" / f"{name}.png"), holes)
+    white = data("import", source, tmp_path / "white")
+    assert "2 images had transparency, composited on white; --background takes another" in white.stdout
+    again = data("import", source, tmp_path / "white", "--background", "#FFF")
+    assert again.exit_code == 0 and "nothing to do" in again.stdout
+    other = data("import", source, tmp_path / "white", "--background", "teal")
+    assert other.exit_code == 65 and "exists already" in other.stderr
+    teal = data("import", source, tmp_path / "teal", "--background", "teal")
+    assert "2 images had transparency, composited on #008080" in teal.stdout
+    prints = [index.load(str(tmp_path / name)).facts.fingerprint for name in ("white", "teal")]  # type: ignore[union-attr]
+    assert prints[0] != prints[1]
+    shown = data("show", tmp_path / "teal", "--output", tmp_path / "sheet.png")
+    assert "2 images had transparency, composited on #008080" in shown.stdout
+    plain = data(
+        "import", made_images.class_folders(tmp_path / "plain", 6, 2), tmp_path / "lmdb", "--background", "teal"
+    )
+    assert "transparency" not in plain.stdout
+
+
+def test_an_import_does_not_go_on_with_another_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "RECORDS_PER_COMMIT", 4)
+    source = made_images.class_folders(tmp_path / "images")
+    work = ImportWork(open_source(str(source), SourceOptions()), str(source), ImportOptions())
+    stop = iter([False] * 20 + [True]).__next__
+    assert not engine.run(work, str(tmp_path / "out"), engine.Job(threads=1, stop=stop)).complete
+    assert data("import", source, tmp_path / "out", "--background", "red").exit_code == 78
+    done = data("import", source, tmp_path / "out", "--background", "white")
+    assert done.exit_code == 0 and "goes on behind" in done.stderr
 
 
 def test_import_says_which_files_it_ignored(imported: Path, tmp_path: Path) -> None:

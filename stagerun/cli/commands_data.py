@@ -77,6 +77,11 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     metavar="Q",
     help="Encode every image anew, as JPEG of this quality.  [default: only those that are resized, with 95]",
 )
+@click.option(
+    "--background",
+    metavar="COLOUR",
+    help="What shows where an image is transparent: a colour's name as in CSS, or #rrggbb.  [default: white]",
+)
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), metavar="N", help="Of the shuffle.  [default: 1]")
 @click.option("--no-shuffle", is_flag=True, help="Keep the source's order.")
 @click.option(
@@ -99,8 +104,8 @@ def import_command(**given: Any) -> None:
 
     JPEGs and PNGs of 8 bits keep their bytes unless they are resized. Resizing uses area interpolation to shrink and linear to
     grow. What is odd is taken by rule, counted, and listed in OUT/stagerun-import.txt: CMYK becomes JPEG in B, G, R; palettes,
-    16 bits, transparency (dropped), GIF, BMP, TIFF, WebP and PPM become PNG of 8 bits; EXIF rotation is not applied, as in
-    Caffe. What can't be used is left out: empty, cut off, damaged, not an image, above 100 million pixels. CIFAR and IDX are
+    16 bits, alpha channels (composited on white, or --background), GIF, BMP, TIFF, WebP and PPM become PNG of 8 bits; EXIF rotation
+    is not applied, as in Caffe. What can't be used is left out: empty, cut off, damaged, not an image, above 100 million pixels. CIFAR and IDX are
     stored as pixels.
 
     Interrupted, by whatever means, the same command goes on where it was, and the result is the same.

@@ -13,7 +13,7 @@ from stagerun.data.describe import schedule_line
 from stagerun.data.importing.engine import Job, Result, Work, run
 from stagerun.data.importing.ignored import ignored_text
 from stagerun.data.importing.images import ImportOptions, ImportWork
-from stagerun.data.importing.partial import REPORT
+from stagerun.data.importing.partial import REPORT, transparency_of
 from stagerun.data.prepare import PrepareWork
 from stagerun.data.sources import SourceOptions, open_source
 from stagerun.data.sources.detect import detect
@@ -64,6 +64,7 @@ def _options(
     seed: int | None,
     no_shuffle: bool,
     limit: int | None,
+    background: str | None,
 ) -> ImportOptions:
     """UsageError for options that exclude each other."""
     exact = None
@@ -82,7 +83,9 @@ def _options(
         raise UsageError("--seed is for the shuffle, which --no-shuffle turns off", "leave one of them out")
     if seed is None and not no_shuffle:
         seed = 1
-    return ImportOptions(seed=seed, limit=limit, raw=raw, shorter=resize_shorter, exact=exact, quality=quality)
+    return ImportOptions(
+        seed=seed, limit=limit, raw=raw, shorter=resize_shorter, exact=exact, quality=quality, background=background
+    )
 
 
 def _make(work: Work, out: str, what: str, threads: int | None, max_bad: int, restart: bool) -> None:
@@ -113,6 +116,8 @@ def _text(result: Result, ignored: tuple[str, ...], out: str, shown: Shown) -> s
     if result.counts:
         lines.append(f"{out}/{REPORT} lists what was odd:")
         lines += [f"  {n} {what}" for what, n in result.counts]
+    if said := transparency_of(out):
+        lines.append(f"{said}; --background takes another colour")
     if result.bad:
         lines.append(f"left out: {count(result.bad, 'image')}")
     if ignored:
