@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -218,11 +219,21 @@ def test_verify_and_info_of_what_was_imported(imported: Path) -> None:
     info = data("info", imported / "lmdb")
     for words in ("30 baseline JPEG", "smallest 70 x 30", "largest 50 x 50", "classes: 3, from 10 to 10", "up to date"):
         assert words in info.stdout
+    assert re.search(r"mean pixel .*\ndeviation +([0-9.]+, ){2}[0-9.]+ \(B, G, R\)\n", info.stdout)
     found = json.loads(data("info", imported / "lmdb", "--json").stdout)
     assert found["records"] == 30 and found["labels"] == [[0, 10], [1, 10], [2, 10]]
     assert len(found["mean_bgr"]) == 3 and found["decoders"] and not found["prepared"]
     full = data("info", imported / "lmdb", "--classes").stdout
     assert "  2      10      n00000002\n" in full
+
+
+def test_classes_without_names_are_counted_by_their_labels(tmp_path: Path) -> None:
+    images = made_images.class_folders(tmp_path / "images", 6, 2)
+    lines = [f"{path.relative_to(images)} {3 * int(path.stem)}\n" for path in sorted(images.rglob("*.JPEG"))]
+    (images / "list.txt").write_text("".join(lines))
+    assert data("import", images / "list.txt", tmp_path / "lmdb").exit_code == 0
+    info = data("info", tmp_path / "lmdb").stdout
+    assert "classes: 6 without names (labels 0 to 15), from 1 to 1 images each" in info
 
 
 def test_verify_names_every_damaged_record(copy: Path) -> None:

@@ -39,6 +39,7 @@ class Description:
     classes: tuple[str, ...]
     labels: tuple[tuple[int, int], ...]  # (label, records of it), by label, every class that has a name too
     mean_bgr: tuple[float, ...]
+    deviation_bgr: tuple[float, ...]
     smallest: Size | None  # by their number of pixels
     median: Size | None  # of widths, and of heights
     largest: Size | None
@@ -75,6 +76,7 @@ def describe(path: str) -> Description:
         classes=index.facts.classes if index else (),
         labels=_labels(index) if index else (),
         mean_bgr=index.facts.mean_bgr if index else (),
+        deviation_bgr=index.facts.deviation_bgr if index else (),
         smallest=sizes[0],
         median=sizes[1],
         largest=sizes[2],

@@ -59,6 +59,7 @@ class Facts:
     kinds: tuple[
         tuple[str, int], ...
     ] = ()  # ("baseline JPEG", 1281145), ("PNG", 1) ...: how the images are stored, most first
+    deviation_bgr: tuple[float, ...] = ()  # standard deviation of all pixels, as mean_bgr; () in an older side file
     restart_interval: int = 0  # 4 where the JPEGs (99 % of them) are as `prepare` makes them, 0 else
 
 
@@ -211,7 +212,9 @@ def _parse(data: memoryview) -> Index:
     arrays = {name: _array(data[8 + size :], header[name], *kind) for name, kind in _ARRAYS.items()}
     if _digest(text, arrays) != digest:
         raise ValueError("its bytes are not those that were written")
-    facts = Facts(**{field.name: _value(said[field.name]) for field in fields(Facts)})
+    facts = Facts(
+        **{f.name: _value(said[f.name]) for f in fields(Facts) if f.name in said or f.name != "deviation_bgr"}
+    )
     per_record = {name: len(array) for name, array in arrays.items() if name not in ("keys", "key_ends")}
     if set(per_record.values()) != {facts.records} or len(arrays["key_ends"]) != facts.records + 1:
         raise ValueError("its arrays are not of one length")

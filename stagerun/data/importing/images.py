@@ -23,7 +23,7 @@ from stagerun.data.datum import Image
 from stagerun.data.importing.engine import Made
 from stagerun.data.importing.journal import Note
 from stagerun.data.pixels import Draw
-from stagerun.data.rows import look
+from stagerun.data.rows import Statistics, look
 from stagerun.data.sources import Item, Pixels, Source
 from stagerun.data.sources.files import state_of
 from stagerun.data.sources.folder import Files
@@ -79,7 +79,7 @@ class ImportWork:
         self.title = f"stagerun data import: {source.kind} {path}"
         self.classes = source.classes
         self.ignored = source.ignored
-        self.mean_bgr: tuple[float, ...] | None = None
+        self.statistics: Statistics | None = None
         self.identity: Mapping[str, Any] = {
             "version": VERSION,
             "format": source.kind,

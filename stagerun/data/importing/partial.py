@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stagerun.data.importing.journal import NOTES, ROWS
+from stagerun.data.importing.journal import NOTES, OLD_ROWS, ROWS
 from stagerun.data.regular import regular
 from stagerun.data.write import sync_folder
 from stagerun.errors import DataError, FolderInUseError, ResumeRefused, StorageError
@@ -37,7 +37,7 @@ _COUNT_LINE = re.compile(rf"{LEFT_OUT_LINE}: ([0-9]+)\n".encode())
 _ALPHA_LINE = re.compile(rb"  alpha: ([0-9]{1,18})\n")
 _LONGEST_LINE = 1 << 16
 
-_OURS = {IDENTITY, LOCK, ROWS, NOTES, REPORT}
+_OURS = {IDENTITY, LOCK, ROWS, OLD_ROWS, NOTES, REPORT}
 _OURS_IN_LMDB = {"data.mdb", "lock.mdb", SIDE_FILE, REPORT}  # a tool that looked into it made the lock
 # What `write` below, and `index.save`, are killed over.
 _UNFINISHED = re.compile(r"(?P<name>.+)\.partial(-[0-9a-f]{32})?")
