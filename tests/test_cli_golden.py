@@ -74,6 +74,7 @@ def test_every_option_is_a_decision() -> None:
         ],
         "check": ["--lint", "--set"],
         "data import": [
+            "--background",
             "--format",
             "--ground-truth",
             "--labels",

@@ -116,7 +116,7 @@ def _info(found: Description, all_classes: bool) -> list[str]:
         ("sizes", _sizes(found.smallest, found.median, found.largest) + looked_at),
         ("prepared", _prepared(found)),
         ("mean pixel", _per_channel(found.mean_bgr)),
-        ("deviation", _per_channel(found.deviation_bgr)),
+        ("deviation", _per_channel(found.deviation_bgr) + _remeasured(found)),
         ("side file", found.index_state),
     ]
     if found.fingerprint:
@@ -139,6 +139,11 @@ def _prepared(found: Description) -> str:
     if not any("JPEG" in kind for kind, _ in found.kinds):
         return "no, there are no JPEGs to prepare"
     return "no; `stagerun data prepare` makes a copy that decodes faster"
+
+
+def _remeasured(found: Description) -> str:
+    older = found.mean_bgr and not found.deviation_bgr
+    return f"; `stagerun data index --force {found.path}` measures it" if older else ""
 
 
 def _per_channel(values: tuple[float, ...]) -> str:
