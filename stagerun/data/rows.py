@@ -197,20 +197,12 @@ def _kind(header: jpeg.Header) -> str:
 
 def _with_sums(found: Look, image: Image) -> Look:
     channels = 1 if image.ndim == 2 or image.shape[2] == 1 else 3
-    planes = cv2.split(image)
     # In double, exact far beyond 100 million pixels.
-    sums = [round(cv2.sumElems(plane)[0]) for plane in planes]
+    sums = [round(value) for value in cv2.sumElems(image)[:channels]]
+    planes = (cv2.extractChannel(image, c) for c in range(channels))
     squares = [round(cv2.norm(plane, cv2.NORM_L2SQR)) for plane in planes]
-    b, g, r = range(3) if channels == 3 else (0, 0, 0)
-    return Look(
-        found.kind,
-        found.height,
-        found.width,
-        found.interval,
-        channels,
-        (sums[b], sums[g], sums[r]),
-        (squares[b], squares[g], squares[r]),
-    )
+    (b, g, r), (b2, g2, r2) = (values if channels == 3 else values * 3 for values in (sums, squares))
+    return Look(found.kind, found.height, found.width, found.interval, channels, (b, g, r), (b2, g2, r2))
 
 
 def _statistics(rows: Rows) -> Statistics:
