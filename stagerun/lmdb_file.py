@@ -87,7 +87,10 @@ def side_facts(folder: str, meta: Meta) -> Mapping[str, Any]:
     """`data.index.Facts` as its JSON in the side file's header, which is before its arrays: 106 MB for ILSVRC12. Empty without a side
     file, or where that is of another state of the LMDB or can't be read; a damaged one is reported when it is opened."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        with (Path(folder) / SIDE_FILE).open("rb") as stream:
+        file = Path(folder) / SIDE_FILE
+        if not file.is_file():  # to open a FIFO would wait for a writer
+            return {}
+        with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(min(length, _LARGEST_HEADER)))
         facts: dict[str, Any] = json.loads(header["__metadata__"]["stagerun"].partition(" ")[2])

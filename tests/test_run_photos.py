@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from stagerun.cli.main import main
 from stagerun.errors import DataError, RecipeError
 from stagerun.runner.images import preflight
-from stagerun.spec import load
+from stagerun.spec import canonical, load
 
 SCHEDULE = """
 name: "photos"
@@ -166,3 +166,15 @@ def test_each_cause_has_its_hint_once(tmp_path: Path, data: Path) -> None:
     assert f"{data}/train_lmdb: record" in said and f"{data}/val_lmdb: record" in said
     assert said.count("hint: ") == 2 and said.count("`stagerun data import --resize-height N --resize-width N`") == 1
     assert said.count("write `num_classes: 3`") == 1 and "the label is" not in said
+
+
+def test_images_that_are_not_written_are_read_and_said_to_be(tmp_path: Path, data: Path) -> None:
+    folder = schedule(tmp_path / "s", data)
+    whole = canonical(load(folder))
+    text = (folder / "schedule.prototxt").read_text()
+    (folder / "schedule.prototxt").write_text(re.sub(r" images: \d+", "", text))
+    assert canonical(load(folder)) == whole and looked_at(folder) == ""
+    planned = CliRunner().invoke(main, ["plan", str(folder)]).output
+    assert f"note: data.val.images: 24, read from LMDB {data}/val_lmdb" in planned
+    explained = CliRunner().invoke(main, ["explain", str(folder), "data.train.images"]).output
+    assert explained.startswith("data.train.images   72\n\nnot written: read from the LMDB")

@@ -21,7 +21,8 @@ def remarks(plan: Plan, damaged: Collection[str] = ()) -> list[str]:
     for field, source in (("data.train", data.train), ("data.val", data.val)):
         if source is not None and not os.path.exists(source.path):
             found.append(f"{field}: there is no LMDB at {source.path} on this machine; `run` will need it")
-        if source is not None and plan.schedule.stages[0].origins[f"{field}.images"].layer == LMDB:
+        origin = plan.schedule.stages[0].origins.get(f"{field}.images")
+        if source is not None and origin is not None and origin.layer == LMDB:
             found.append(f"{field}.images: {source.images}, read from LMDB {source.path}")
     if (problem := look_at_classes(plan.schedule)) is not None:
         found.append(f"{problem.message} ({problem.span}): `run` will refuse this; {problem.hint}")
