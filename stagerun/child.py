@@ -10,8 +10,8 @@ _PR_SET_PDEATHSIG = 1
 _RUN = "import runpy, sys; del sys.path[:sys.path[:1] == ['']]; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
 
 
-def program(module: str) -> list[str]:
-    """What this interpreter is to be started with to run a module of this package as a program.
+def program(module: str, any_version: bool = False) -> list[str]:
+    """What this interpreter is to be started with to run a module of this package as a program; with `any_version` another host's.
 
     The current folder is where the user's own files are, and one named `selectors.py` is no module of ours. It is searched only where it is
     for this very process, started by `python -m` (or `-c`) in it: there the package itself may be found in no other place.
@@ -20,7 +20,7 @@ def program(module: str) -> list[str]:
     # A process that _RUN or -P has started is one by module, too, and its path begins elsewhere.
     if "" in sys.path or (by_module and sys.path[:1] == [os.getcwd()]):
         return ["-m", module]
-    if sys.version_info >= (3, 11):
+    if sys.version_info >= (3, 11) and not any_version:
         return ["-P", "-m", module]
     return ["-c", _RUN.format(module=module)]
 

@@ -61,12 +61,19 @@ def how_far(ref: SnapshotRef) -> tuple[int, int, int]:
     return ref.skipped, ref.iter, ref.attempt
 
 
+def passed_over(name: str) -> str:
+    """Of one of `Inventory.forbidden`."""
+    return f"snapshot {name} may not be read by this user, and is passed over here; `run` would refuse to"
+
+
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The complete snapshots of an output folder, oldest first by (attempt, serial), and the names of damaged ones."""
+    """The complete snapshots of an output folder, oldest first by (attempt, serial), and the names of damaged ones. `forbidden`: of those
+    that this user may not read, where somebody only looks."""
 
     snapshots: tuple[SnapshotRef, ...] = ()
     damaged: tuple[str, ...] = ()
+    forbidden: tuple[str, ...] = ()
 
     def of(self, stage: str) -> tuple[SnapshotRef, ...]:
         return tuple(s for s in self.snapshots if s.stage == stage)

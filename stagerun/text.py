@@ -1,6 +1,15 @@
 """Numbers and rows as people read them."""
 
+import re
 from collections.abc import Sequence
+
+# C0 but tab and newline, DEL, C1; what turns the direction of writing; line separators; halves of a pair, as in a name that isn't UTF-8.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def shown(text: str) -> str:
+    """`text` with U+FFFD for each character that would command a terminal, as long as before: a caret still points at its place."""
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:

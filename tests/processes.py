@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import ipaddress
 import os
 import random
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,6 +92,25 @@ def is_monitor(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return b"stagerun.watch.monitor" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
+
+
+def listening(pids: Iterable[int]) -> set[tuple[str, int]]:
+    """The addresses and ports at which these processes listen, each in its own network."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            held = set()
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    held.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+            for table in ("tcp", "tcp6"):
+                for row in map(str.split, Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]):
+                    if row[3] == "0A" and f"socket:[{row[9]}]" in held:
+                        digits, _, port = row[1].partition(":")
+                        words = bytes.fromhex(digits)
+                        address = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
+                        found.add((str(ipaddress.ip_address(address)), int(port, 16)))
+    return found
 
 
 def kill(run: Run, what: str, rng: random.Random) -> None:

@@ -20,6 +20,7 @@ import torch
 from engine_help import CPU, SOLVER, ConvNet, arithmetic, assert_same, cut, dataset, tensors
 
 from stagerun.comm import Comm, SoloComm, TorchComm, elastic, make_reducer, reduce, runs_of
+from stagerun.comm.group import serve
 from stagerun.engine.codec import decode, encode
 from stagerun.engine.state import TrainState, make_state, momentum, restore, weights
 from stagerun.engine.update import update
@@ -294,6 +295,15 @@ def test_a_killed_peer_is_told_to_the_others_at_once(out, where):
         assert "\n" not in seen["message"]
         assert "same command" in seen["hint"]
         assert seen["seconds"] < 5
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PeerError, match=f"can't meet at 127.0.0.1, port {port}: Address already in use"):
+            serve("127.0.0.1", port)
+    with pytest.raises(PeerError, match=r"can't meet at 192.0.2.1, port 1: Cannot assign"):
+        serve("192.0.2.1", 1)
 
 
 if __name__ == "__main__":

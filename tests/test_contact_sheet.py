@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import ImageFont
 
-from stagerun.cli import showing
+from stagerun import store
 from stagerun.cli.main import main
 from stagerun.cli.showing import ShowOptions, _show
 from stagerun.data import contact_sheet, datum, index, indexing
@@ -306,9 +306,9 @@ def test_a_sheet_that_cannot_be_written_is_told_of(lmdb: Path, tmp_path: Path, m
     def full(path: Path, data: bytes) -> None:
         raise StorageError("no space")
 
-    monkeypatch.setattr(showing.store, "write_atomic", lambda disk, path, data: full(path, data))
+    monkeypatch.setattr(store, "write_atomic", lambda disk, path, data: full(path, data))
     shown = show(lmdb, "--output", tmp_path / "sheet.png")
-    assert shown.exit_code == 74 and "choose another file with --output" in shown.output
+    assert shown.exit_code == 74 and "choose another place with --output" in shown.output
 
 
 def test_looking_at_images_does_not_import_torch() -> None:

@@ -460,7 +460,7 @@ def test_bytes_and_what_others_do_are_told_apart(
 
 def test_a_bar_takes_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal; braces and brackets in a folder's name are no markup."""
-    monkeypatch.setattr(data_progress, "Console", lambda stderr: Console(file=written, force_terminal=True, width=200))
+    monkeypatch.setattr(data_progress, "Terminal", lambda stderr: Console(file=written, force_terminal=True, width=200))
     written = io.StringIO()
     with data_progress.Shown("copying to /x [b] {y}", data_progress.BYTES) as shown:
         shown.progress(5 * 10**8, 10**9, "another process has copied")

@@ -244,6 +244,7 @@ def test_who_takes_nothing_or_never_says_who_it_is_is_let_go(
     nodes: list[Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving, "SILENT_S", 0.3)
+    monkeypatch.setattr(serving, "HELLO_S", 0.3)
     server, place = nodes[0].server, nodes[0].place
     mute, deaf = (socket.create_connection((place.address, place.port)) for _ in range(2))
     deaf.sendall(b'{"token": "token"}\n{"try": 1073741824}\n')
@@ -256,6 +257,27 @@ def test_who_takes_nothing_or_never_says_who_it_is_is_let_go(
         assert time.monotonic() < begun + 10
     mute.close()
     deaf.close()
+
+
+def test_strangers_leave_room_for_the_jobs_own_nodes_and_files(
+    tmp_path: Path, original: Original, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "HELLO_S", 600.0)
+    monkeypatch.setattr(serving.resource, "getrlimit", lambda which: (100, 4096))
+    node = Node(tmp_path, 0, original)
+    strangers, known = [], []
+    for _ in range(60):
+        strangers.append(socket.create_connection((node.place.address, node.place.port)))
+        until(lambda: len(node.server._strangers) == min(len(strangers), 12) == len(node.server._open))
+    for _ in range(25):
+        known.append(Neighbour(node.place, "token", lambda: False))
+        assert known[-1].ask("another", [0]) == 0
+    assert not node.server._strangers and len(node.server._open) == 25, "a quarter of the files it may have open"
+    with pytest.raises(Lost):
+        Neighbour(node.place, "token", lambda: False).ask("another", [0])
+    for connection in (*strangers, *known):
+        connection.close()
+    node.server.close()
 
 
 def test_an_address_that_is_not_this_hosts_own_is_known_to_the_others_alone() -> None:

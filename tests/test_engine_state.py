@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import os
 import struct
+import tempfile
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +18,7 @@ from stagerun.comm import SoloComm
 from stagerun.engine.codec import decode, encode
 from stagerun.engine.images import Normalise
 from stagerun.engine.state import Capture, make_state, momentum, restore, weights
+from stagerun.errors import PermissionDenied
 from stagerun.recipe import Precision, Transform
 
 FP32 = replace(SOLVER, precision=Precision.FP32)
@@ -179,3 +182,25 @@ def test_one_channel_takes_one_mean():
     assert torch.equal(x, torch.from_numpy(images.transpose(0, 3, 1, 2).astype(np.float64)) - 5)
     labels = np.array([3, 1])
     assert Normalise(Transform(), 1, CPU, torch.float32, True).labels(labels).dtype == torch.int64
+
+
+def test_compiled_code_is_kept_where_nobody_else_may_write(tmp_path, monkeypatch):
+    compiled = replace(FP32, compile=True)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # so that it is taken away again afterwards
+    make_state(ConvNet(), compiled, CPU)
+    folder = tmp_path / f"stagerun-compiled-{os.getuid()}"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder) and folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    folder.chmod(0o777)
+    with pytest.raises(PermissionDenied, match=r"others may write to it \(mode 0777\), so its compiled kernels"):
+        make_state(ConvNet(), compiled, CPU)
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(PermissionDenied, match="belongs to another user, or is no folder") as error:
+        make_state(ConvNet(), compiled, CPU)
+    assert error.value.hint == "remove it, or set TORCHINDUCTOR_CACHE_DIR"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/their/own")
+    make_state(ConvNet(), compiled, CPU)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/their/own"

@@ -3,6 +3,7 @@
 `reliability.hostile` loads many more, in every way that stagerun has and under an audit hook; a few of these are tried here.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import made_up_runs
 import pytest
 import stored_help
 import torch
@@ -374,3 +376,38 @@ def test_a_signed_manifest_of_no_place_is_damage_and_no_bug(base: Path, snapshot
         done = stored_help.stagerun(*words)
         assert done.exit_code == 0, done.stderr
     assert used(keeper_of(base, snapshot)) is None
+
+
+# ---- without permission
+
+
+@pytest.mark.parametrize("file", ["MANIFEST.json", "state.json"])
+def test_a_snapshot_without_permission_is_named_by_who_looks_and_stops_who_trains(
+    base: Path, snapshot: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    out = snapshot.parents[1]
+    newer = stored_help.make_snapshot(out, stored_help.load(base / "dir"), iter=3)
+    made_up_runs.Story(out).begin(["only"])
+    open_file = store.LocalDisk.read
+
+    def read(disk: store.LocalDisk, path: Path, limit: int) -> bytes:
+        if path == newer / file:  # as root these tests could read anything
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return open_file(disk, path, limit)
+
+    monkeypatch.setattr(store.LocalDisk, "read", read)
+    listed = stored_help.stagerun("snapshots", base / "dir", "--out", out)
+    assert listed.exit_code == 0 and f"no permission: {newer.name}: can't read {file} of" in listed.output
+    assert "1 complete snapshot," in listed.output
+    verified = stored_help.stagerun("snapshots", out, "--verify")
+    assert verified.exit_code == 77 and "1 snapshot may not be read\n  hint: ask the owner" in verified.output
+    if file != "MANIFEST.json":  # that is enough to plan with
+        return
+    words = f"snapshot {newer.name} may not be read by this user, and is passed over here; `run` would refuse to"
+    for command in (["status", out], ["report", out], ["plan", base / "dir", "--out", out], ["status", out, "--json"]):
+        done = stored_help.stagerun(*command)
+        assert done.exit_code == 0 and (words in done.output or f'"{newer.name}"' in done.output), done.output
+    assert snapshot.name in stored_help.stagerun("status", out).output
+    for command in (["run", base / "dir", "--out", out, "--nproc", 1], ["snapshots", out, "--drop", snapshot.name]):
+        done = stored_help.stagerun(*command)
+        assert done.exit_code == 77 and f"can't read MANIFEST.json of snapshot {newer.name}" in done.output, done.output

@@ -2,6 +2,8 @@
 
 import os
 import random
+import struct
+import tracemalloc
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagerun.data import index
+from stagerun.data import index, lmdb_offsets
 from stagerun.data.datum import decode
 from stagerun.data.describe import describe
 from stagerun.data.index import load, save
@@ -105,6 +107,65 @@ def test_a_damaged_file_is_an_error_or_gives_places_inside_it(
     except DataError:
         return
     assert (offsets.offsets >= 0).all() and (offsets.offsets + offsets.lengths <= len(data)).all()
+
+
+PAGE = 65536
+
+
+def one_leaf(folder: Path, nodes: list[tuple[int, int, int]], entries: int) -> str:
+    """An LMDB of 192 kB: two meta pages and a leaf. `nodes`: where each lies, the bytes of its key and of its value."""
+    lower = 16 + 2 * len(nodes)
+    leaf = bytearray(struct.pack("<QHHHH", 2, 0, 0x02, lower, 0) + bytes(PAGE - 16))
+    for i, (at, key, value) in enumerate(nodes):
+        struct.pack_into("<H", leaf, 16 + 2 * i, at)
+        struct.pack_into("<HHHH", leaf, at, value, 0, 0, key)
+    metas = b""
+    for number in range(2):
+        tree = struct.pack("<4xHHQQQQQ", 0, 1, 0, 1, 0, entries, 2)  # flags, depth; pages by kind; entries, root
+        free = struct.pack("<I44x", PAGE)
+        meta = struct.pack("<QHHI", number, 0, 0x08, 0) + struct.pack("<IIQQ", 0xBEEFC0DE, 1, 0, 1 << 30) + free + tree
+        metas += (meta + struct.pack("<QQ", 2, number + 1)).ljust(PAGE, b"\0")
+    folder.mkdir()
+    (folder / "data.mdb").write_bytes(metas + leaf)
+    return str(folder)
+
+
+def test_nodes_that_share_bytes_do_not_make_gigabytes(tmp_path: Path) -> None:
+    good = [(PAGE - 40 * (i + 1), 20, 12) for i in range(100)]
+    assert len(offsets_of(one_leaf(tmp_path / "good", good, 100))) == 100
+    many = [(16 + 2 * 6000, 511, 0)] * 6000
+    hostile = {
+        "more nodes than it has room for": [(PAGE - 8, 0, 0)] * 7000,
+        "a key has 33000 bytes, and LMDB allows 511": [(20000, 33000, 0)],
+        "overlap": many,
+        "reaches over the end of its page": [(PAGE - 100, 93, 0)],
+        "overlap, though they have no keys": [(PAGE - 40, 0, 32)] * 6000,
+    }
+    for number, (why, nodes) in enumerate(hostile.items()):
+        path = one_leaf(tmp_path / f"bad{number}", nodes, len(nodes))
+        tracemalloc.start()
+        with pytest.raises(DataError, match=why.partition(",")[0]) as error:
+            offsets_of(path)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert "data.mdb: is damaged" in error.value.message and most < 8 << 20
+
+
+def test_reading_ends_where_there_are_more_records_than_the_header_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "db", {b"%06d" % i: bytes(900) for i in range(400)})
+    file = Path(path) / "data.mdb"
+    data, read = bytearray(file.read_bytes()), []
+    for page in (0, 4096):
+        struct.pack_into("<Q", data, page + 16 + 24 + 48 + 32, 7)
+    file.write_bytes(data)
+    leaves = lmdb_offsets._read_leaves
+    monkeypatch.setattr(lmdb_offsets, "_PAGES_AT_ONCE", 2)
+    monkeypatch.setattr(lmdb_offsets, "_read_leaves", lambda *args: read.append(1) or leaves(*args))
+    with pytest.raises(DataError, match="its header says 7 records, but there are more"):
+        offsets_of(path)
+    assert len(read) <= 2, "of about a hundred"
 
 
 def test_a_tree_that_names_a_page_again_and_again_ends(tmp_path: Path) -> None:

@@ -103,3 +103,19 @@ def test_only_what_no_launcher_holds_any_more_is_swept(tmp_path: Path, monkeypat
     os.close(held)  # as the kernel does when it ends
     local._sweep()
     assert not folder.exists() and young.exists()
+
+
+def test_a_link_is_not_followed_by_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may write to /tmp can make one, to any file or device of ours."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder, link = tmp_path / f"{local.FOLDER_PREFIX}one", tmp_path / f"{local.FOLDER_PREFIX}two"
+    beside = tmp_path / "beside"
+    for made in (folder, beside):
+        made.mkdir()
+    link.symlink_to(beside)
+    (beside / "launcher").touch()
+    (folder / "launcher").symlink_to(beside / "launcher")
+    opened: list[object] = []
+    monkeypatch.setattr("fcntl.flock", lambda *_: opened.append(1))
+    local._sweep()
+    assert folder.exists() and not opened

@@ -78,6 +78,15 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base
 
 
+def test_nothing_that_comes_over_the_network_is_unpickled(tmp_path: Path) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text("from stagerun.launch.folder import enter, report\nenter(0)\nreport(0, 0, '')\n")
+    launcher = LAUNCHER.format(worker=str(worker), out="").replace(", 2, 1,", ", 1, 1,")
+    launcher = launcher.replace("print", "import pickle\npickle.loads = pickle.load = pickle.Unpickler = None\nprint")
+    done = subprocess.run([sys.executable, "-c", launcher], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "(<ExitCode.DONE: 0>, '')\n", done.stderr
+
+
 def test_files_in_the_current_folder_are_not_executed(base: Path, tmp_path: Path) -> None:
     """Nor do the threads of libraries, as there are where the environment doesn't limit them, take the launcher's signals."""
     for name in ("selectors", "json", "logging"):

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import small
 from click.testing import CliRunner
 
 from stagerun import spec
@@ -307,6 +308,12 @@ def test_the_command(tmp_path: Path) -> None:
     assert "1 finding\n  hint: what is meant is silenced by a comment" in wrong.output
     told = CliRunner().invoke(main, ["help", "lint"])
     assert told.exit_code == 0 and all(id in told.output for id in RULES)
+
+
+def test_a_long_list_in_a_comment_is_read_in_time_in_proportion(tmp_path: Path) -> None:
+    """In minutes where each of its numbers is read to the end of the list."""
+    long = f"max_iter: 100  # {','.join(['111'] * 75_000)}\n"
+    small.stagerun("check", write(tmp_path, a=A.replace("max_iter: 100\n", long)), "--lint", timeout=60)
 
 
 @pytest.mark.parametrize("folder", sorted(p.name for p in SOLVERS.iterdir() if (p / "schedule.prototxt").exists()))

@@ -157,7 +157,7 @@ finally: print(json.dumps([m for m in sys.modules if m.split(".")[0] in ("torch"
             )
             assert done.returncode == 0, done.stderr
             assert done.stdout.splitlines()[-1] == "[]"
-    assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == before
+        assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == before
 
 
 @pytest.mark.parametrize("command", ["status", "snapshots"])
@@ -434,8 +434,8 @@ def test_a_snapshot_that_a_run_deletes_meanwhile_is_not_called_damaged(
     shutil.copytree(base / "out", out)
     inventory = store.inventory
 
-    def then_delete(disk: store.Disk, folder: Path) -> store.Inventory:
-        found = inventory(disk, folder)
+    def then_delete(disk: store.Disk, folder: Path, looking: bool) -> store.Inventory:
+        found = inventory(disk, folder, looking)
         shutil.rmtree(out / "snapshots" / "init-00000002-a0001")
         return found
 

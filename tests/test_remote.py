@@ -1,5 +1,6 @@
 """Connections to other hosts, as far as one machine shows them: tests/cluster has the rest."""
 
+import json
 import os
 import subprocess
 import sys
@@ -101,7 +102,7 @@ def test_a_bundle_of_some_megabytes_leaves_in_time(tmp_path: Path, monkeypatch: 
         f"head -c {len(data)} >/dev/null",
         """echo '{"is": "answer", "question": "port", "port": 1}'; cat >/dev/null""",
     )
-    assert lost(ssh, "port", Bundle("/x", data, False), "abc") == {}
+    assert lost(ssh, "port", Bundle("/x", data), "abc") == {}
 
 
 def test_a_host_that_hangs_while_it_says_that_it_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,6 +201,69 @@ def test_what_is_copied_arrives_and_nothing_else_is_read(tmp_path: Path) -> None
     barred, _ = bundle(str(made / "schedule.prototxt" / "below"), str(made), code=False)
     done = unpacked(barred.data, barred.unpack(sys.executable))
     assert done.stdout == f"{CANT_WRITE}\n".encode() and b"Not a directory" in done.stderr
+
+
+def test_a_folder_that_others_could_write_to_is_not_trusted(tmp_path: Path) -> None:
+    made, there = tmp_path / "made", tmp_path / "there"
+    made.mkdir()
+    (made / "schedule.prototxt").touch()
+    sent, _ = bundle(str(there), str(made), code=True)
+    command = sent.unpack(sys.executable)
+    there.mkdir()
+    for folder, mode in (("", 0o777), ("", 0o720), (sent.code, 0o702)):
+        (there / folder).mkdir(exist_ok=True)
+        (there / folder).chmod(mode)
+        done = unpacked(sent.data, command)
+        told = f"{there / folder}: others may write to it (mode {mode:04o}); `chmod go-w` it if no one did\n".encode()
+        assert (done.stdout, done.stderr) == (f"{CANT_WRITE}\n".encode(), told)
+        assert not list(there.glob("*/*")), "nothing is written"
+        (there / folder).chmod(0o755)
+    if os.getuid() == 0:
+        os.chown(there, 1234, 1234)
+        assert b"belongs to another user" in unpacked(sent.data, command).stderr
+        os.chown(there, 0, 0)
+        os.symlink(there, tmp_path / "link")
+        os.chown(tmp_path / "link", 1234, 1234, follow_symlinks=False)
+        linked, _ = bundle(str(tmp_path / "link"), str(made), code=True)
+        assert b"belongs to another user" in unpacked(linked.data, linked.unpack(sys.executable)).stderr
+    assert unpacked(sent.data, command).stdout == b"0\n"
+    assert (there / sent.code / "stagerun" / "cli" / "main.py").exists()
+
+
+def test_code_that_another_stagerun_left_is_not_on_the_search_path(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / ".stagerun-code").mkdir()
+    (tmp_path / ".stagerun-code" / "selectors.py").touch()
+    sent, _ = bundle(str(tmp_path), str(tmp_path / "made"), code=True)
+    assert unpacked(sent.data, sent.unpack(sys.executable)).stdout == b"0\n"
+    assert os.listdir(tmp_path / sent.code) == ["stagerun"]
+    assert f"PYTHONPATH={tmp_path}/{sent.code}$" in Way(bundle=sent).agent(Host("localhost"))[-1]
+
+
+def test_only_what_was_copied_before_is_deleted(tmp_path: Path) -> None:
+    made, there, beside = tmp_path / "made", tmp_path / "there", tmp_path / "beside"
+    for folder in (made, there, beside, there / "made"):
+        folder.mkdir()
+    for victim in (there / "mine", beside / "one", beside / "two", beside / "three", there / "made" / "old"):
+        victim.touch()
+    (there / "made" / "link").symlink_to(beside)
+    names = ["mine", "../beside/one", "made/../../beside/one", str(beside / "two"), "made/link/three", 3, "made/old"]
+    (there / ".stagerun-sync.made").write_text(json.dumps(names))
+    (made / "schedule.prototxt").touch()
+    sent, _ = bundle(str(there), str(made), code=False)
+    assert unpacked(sent.data, sent.unpack(sys.executable)).stdout == b"0\n"
+    assert sorted(os.listdir(beside)) == ["one", "three", "two"] and (there / "mine").exists()
+    assert sorted(os.listdir(there / "made")) == ["link", "schedule.prototxt"]
+
+
+def test_an_agents_interpreter_may_be_older_than_the_launchers(tmp_path: Path) -> None:
+    old = tmp_path / "python3.10"
+    old.write_text(f'#!/bin/sh\n[ "$1" = -P ] && echo "Unknown option: -P" >&2 && exit 2\nexec {sys.executable} "$@"\n')
+    old.chmod(0o755)
+    words = Way(python=str(old), folder=str(tmp_path)).agent(Host("localhost"))
+    (tmp_path / "selectors.py").write_text("raise SystemExit('executed')\n")
+    done = subprocess.run([*words[:-1], f"{words[-1]} --help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "agent" in done.stdout, done.stderr
 
 
 def test_images_are_not_copied(tmp_path: Path) -> None:

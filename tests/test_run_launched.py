@@ -4,6 +4,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import processes
@@ -20,8 +21,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base
 
 
-def launch(schedules: list[Path], out: Path, *arguments: str) -> list[tuple[int, str]]:
-    """(exit code, all output) of one worker per schedule folder."""
+def start(schedules: list[Path], out: Path, *arguments: str) -> list[processes.Run]:
+    """One worker per schedule folder."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -33,7 +34,12 @@ def launch(schedules: list[Path], out: Path, *arguments: str) -> list[tuple[int,
             {**world, "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"},
         )
         workers.append(run.start())
-    return [run.wait(timeout=120) for run in workers]
+    return workers
+
+
+def launch(schedules: list[Path], out: Path, *arguments: str) -> list[tuple[int, str]]:
+    """(exit code, all output) of one worker per schedule folder."""
+    return [run.wait(timeout=120) for run in start(schedules, out, *arguments)]
 
 
 @pytest.mark.slow
@@ -78,3 +84,19 @@ def test_a_launcher_that_says_nonsense(base: Path, tmp_path: Path, world: dict[s
         env=world, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 69 and text in done.stderr and done.stderr.count("\n") <= 2
+
+
+@pytest.mark.parametrize("by", ["nproc", "hosts", "environment"])
+def test_a_run_on_one_host_listens_on_its_loopback_device_alone(base: Path, tmp_path: Path, by: str) -> None:
+    if by == "environment":
+        runs = start([base / "schedule"] * 2, tmp_path / "out")
+    else:
+        words = ["--nproc", "2"] if by == "nproc" else ["--hosts", "localhost:2"]
+        run = processes.Run(["run", str(base / "schedule"), "--out", str(tmp_path / "out"), "--threads", "1", *words])
+        runs = [run.start()]
+    found: set[tuple[str, int]] = set()
+    while any(run.process.poll() is None for run in runs):
+        found |= processes.listening([pid for run in runs for pid in run.pids()])
+        time.sleep(0.02)
+    assert [run.wait()[0] for run in runs] == [0] * len(runs)
+    assert {address for address, _ in found} == {"127.0.0.1"}

@@ -2,6 +2,7 @@
 tests/cluster/test_sbatch.py."""
 
 import dataclasses
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -223,6 +224,16 @@ def test_numbers_that_do_not_go_together_are_told_all_at_once(schedule: Path) ->
 def test_mistakes(schedule: Path, words: list[object], part: str) -> None:
     code, text, told = sbatch("schedule", *words)
     assert (code, text) == (64, "") and part in told, told
+
+
+@pytest.mark.parametrize("name", ["a\n#SBATCH --wrap=x", "a\rb", os.fsdecode(b"a\xff")])
+def test_a_current_folder_whose_name_would_not_stay_in_its_line(
+    schedule: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(name).mkdir()
+    monkeypatch.chdir(name)
+    code, text, told = sbatch(schedule.resolve(), "--nodes", 2, "--time", "4h")
+    assert (code, text) == (64, "") and "the name of the current folder must be text of one line" in told, told
 
 
 def test_a_file_is_not_overwritten(schedule: Path) -> None:

@@ -3,15 +3,19 @@
 import errno
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from stagerun import store
+from stagerun.cli.status import _holder as status_holder
 from stagerun.errors import ExitCode, FolderInUseError, PermissionDenied, StorageError
 from stagerun.store import LocalDisk, Lock
 
@@ -172,6 +176,79 @@ def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pyt
         pass
 
 
+@pytest.mark.parametrize("folder, lock", [(0o755, 0o600), (0o777, 0o660), (0o2775, 0o660), (0o700, 0o600)])
+@pytest.mark.parametrize("before", [None, 0o644, 0o666])
+def test_who_may_not_write_to_the_folder_cannot_hold_its_lock(
+    tmp_path: Path, folder: int, lock: int, before: int | None
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out").chmod(folder)
+    if before is not None:
+        (tmp_path / "out" / "lock").touch(before)
+    mask = os.umask(0o027)
+    try:
+        with Lock(tmp_path / "out"):
+            assert (tmp_path / "out" / "lock").stat().st_mode & 0o777 == lock
+        assert (tmp_path / "out" / "lock").read_bytes() == b"", "the next holder must not be taken for this one"
+    finally:
+        os.umask(mask)
+
+
+def test_a_holder_without_a_name_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
+    process, _ = start_holder(tmp_path)
+    kill(process)
+    assert f"process {process.pid} on" in (tmp_path / "lock").read_text()
+    with open(tmp_path / "lock", "rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        found = store.holder(tmp_path)
+        assert found is not None and found.text == "" and found.pid is None
+        with pytest.raises(FolderInUseError) as caught:
+            Lock(tmp_path).acquire()
+        assert re.fullmatch(
+            rf"another run holds \S+: no name yet \(the last one, process {process.pid} on .*, has ended\)",
+            caught.value.message,
+        )
+
+
+def as_nobody(work: Callable[[], object]) -> str:
+    """What `work` gives, or the error that it raises, in a child process of a user who owns nothing."""
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        if os.getuid() == 0:
+            os.setgid(65534)
+            os.setuid(65534)
+        try:
+            text = str(work())
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(writing, text.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        return stream.read()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs a second user")
+def test_another_user_learns_from_the_lives_who_holds_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as base:
+        os.chmod(base, 0o777)  # one that everybody reaches
+        out = Path(base)
+        lock, lease = Lock(out), store.Lease(LocalDisk(), out, LocalDisk())
+        with lock:
+            assert as_nobody(Lock(out).acquire).startswith("PermissionDenied: can't lock the output folder")
+            lease.wait(True, print)
+            lease.take("", [])
+            me = f"process {os.getpid()} on {os.uname().nodename}, since 20"
+            said = as_nobody(Lock(out).acquire)
+            assert said.startswith(f"FolderInUseError: another run holds {out}: {me}")
+            assert me in as_nobody(lambda: status_holder(out)[0])
+            lease.release(75)
+        said = as_nobody(Lock(out).acquire)
+        assert said.startswith("PermissionDenied: ") and me in said and "has ended with exit code 75" in said
+        assert as_nobody(lambda: status_holder(out)) == "(None, None)"
+
+
 def test_a_link_in_place_of_the_lock_file_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_bytes(b"x")
     (tmp_path / "lock").symlink_to(tmp_path / "precious")
@@ -189,6 +266,19 @@ def test_prepare_makes_the_folders_and_leaves_no_trace(tmp_path: Path) -> None:
         store.prepare(LocalDisk(), out)
         assert os.listdir(out) == ["snapshots"]
         assert os.listdir(out / "snapshots") == []
+
+
+def test_prepare_beside_one_that_is_always_faster(tmp_path: Path) -> None:
+    """Of two runs that start at once it is the lock that lets one of them in, and the other ends with 73."""
+
+    class Overtaken(LocalDisk):
+        def mkdir(self, path: Path) -> None:
+            if path.parent.exists():
+                path.mkdir()
+            super().mkdir(path)
+
+    store.prepare(Overtaken(), tmp_path / "a" / "b" / "out")
+    assert os.listdir(tmp_path / "a" / "b" / "out") == ["snapshots"]
 
 
 def test_prepare_does_not_disturb_a_run(tmp_path: Path) -> None:

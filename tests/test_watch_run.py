@@ -134,6 +134,24 @@ def test_a_workers_stack(rank: int, stopped: bool, answers: bool) -> None:
             child.kill()
 
 
+def test_a_number_that_another_process_has_by_now_is_not_killed() -> None:
+    with subprocess.Popen(["sleep", "60"]) as ended, subprocess.Popen(["sleep", "60"]) as other:
+        try:
+            worker = Worker(1, ended.pid, 0, 0, 0)
+            if worker._fd is None:
+                pytest.skip("the kernel has no descriptors of processes")
+            ended.kill()
+            ended.wait()
+            worker.pid = other.pid  # as if the kernel had given the first one's number to it
+            worker.kill()
+            assert worker.stack() == ""
+            time.sleep(0.1)
+            assert other.poll() is None
+        finally:
+            ended.kill()
+            other.kill()
+
+
 # Two ranks as NCCL has them: nobody notices that a peer is gone. Rank 1 comes to rank 0's monitor before rank 0 goes on.
 PAIR = """
 import os, signal, sys, time

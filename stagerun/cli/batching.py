@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 
 import click
 
@@ -47,6 +48,7 @@ _MOST_TIME_S = 365 * 86400
 # Of `run`'s options, those that say how its workers are started: here Slurm does.
 _PER_NODE = "--workers-per-node, before the `--`, says how many"
 _HINTS = {"nproc": _PER_NODE, "per_node": _PER_NODE}
+_NO_TEXT = ("Cc", "Cs")  # Unicode's categories of control characters, and of bytes that are no UTF-8
 _NOT_UNDER_SLURM = ("nproc", "hosts", "per_node", "least", "restarts", "python", "ssh", "sync", "sync_code")
 
 
@@ -116,8 +118,12 @@ def _require_sense(options: SbatchOptions) -> None:
         if name in options.chosen:
             text = "left out after `--`: in an allocation Slurm starts the workers"
             found.append((options.chosen[name], text, _HINTS.get(name, "")))
-    lines = (("--partition", options.partition), ("--account", options.account), ("--out", options.run["out"]))
-    found += [(option, "one line, without a line break", "") for option, value in lines if "\n" in (value or "")]
+    lines = {"--partition": options.partition, "--account": options.account, "--out": options.run["out"]}
+    lines["the name of the current folder"] = os.getcwd()
+    text = "text of one line, without control characters"
+    found += [
+        (option, text, "") for option, value in lines.items() if any(category(c) in _NO_TEXT for c in value or "")
+    ]
     if found:
         raise RecipeError(
             Problem(f"{option} must be {text}", Span("argument", number, 1), hint=hint)

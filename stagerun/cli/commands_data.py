@@ -61,6 +61,17 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def resize_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for name, help_text in (
+        ("--resize-width", "... and this width."),
+        ("--resize-height", "Resize: to exactly this height ..."),
+        ("--resize-shorter", "Resize: the shorter side to N pixels."),
+    ):
+        command = click.option(name, type=click.IntRange(1), metavar="N", help=help_text)(command)
+    text = "What shows where an image is transparent: a colour's name as in CSS, or #rrggbb.  [default: white]"
+    return click.option("--background", metavar="COLOUR", help=text)(command)
+
+
 @click.command("import", short_help="Makes an LMDB from folders, lists, archives, CIFAR, IDX, TFRecord or RecordIO.")
 @click.argument("source", metavar="SOURCE")
 @click.argument("out", metavar="OUT")
@@ -68,19 +79,12 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--raw", is_flag=True, help="Store pixels (channels x height x width, B, G, R) in place of encoded images."
 )
-@click.option("--resize-shorter", type=click.IntRange(1), metavar="N", help="Resize: the shorter side to N pixels.")
-@click.option("--resize-height", type=click.IntRange(1), metavar="N", help="Resize: to exactly this height ...")
-@click.option("--resize-width", type=click.IntRange(1), metavar="N", help="... and this width.")
+@resize_options
 @click.option(
     "--quality",
     type=click.IntRange(1, 100),
     metavar="Q",
     help="Encode every image anew, as JPEG of this quality.  [default: only those that are resized, with 95]",
-)
-@click.option(
-    "--background",
-    metavar="COLOUR",
-    help="What shows where an image is transparent: a colour's name as in CSS, or #rrggbb.  [default: white]",
 )
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), metavar="N", help="Of the shuffle.  [default: 1]")
 @click.option("--no-shuffle", is_flag=True, help="Keep the source's order.")

@@ -124,12 +124,12 @@ def plan(
             return watch(picture)
     schedule = load(folder, overrides)
     target = output_folder(schedule.name, out)
-    found = inventory(LocalDisk(), target)
+    found = inventory(LocalDisk(), target, looking=True)
     planned = make_plan(schedule, found, redo, keep, only, until)
     job = job_of(planned, target, workers, link, latency, images_per_second)
     if csv_file is not None:
         write_csv(planned, csv_file)
-    notes = [*remarks(planned, found.damaged), *place_remark(target, several_hosts=link is not None)]
+    notes = [*remarks(planned, found.damaged, found.forbidden), *place_remark(target, several_hosts=link is not None)]
     more = beside(planned, target, images_per_second, allocation, job)
     click.echo(render_json(planned, notes, more.record) if as_json else render_text(planned, notes, more.blocks))
     if picture is not None:

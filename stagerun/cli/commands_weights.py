@@ -1,10 +1,25 @@
-"""`stagerun eval` and `export`: what a snapshot is worth, and its weights for other programs."""
+"""`stagerun eval`, `predict` and `export`: what a snapshot is worth, what it says of pictures, its weights for other programs."""
 
 import click
 
+from stagerun.cli.commands_data import resize_options
 from stagerun.cli.ending import guarded, tell
 from stagerun.cli.options import at_least
+from stagerun.errors import UsageError
 
+VIEWS = click.option(
+    "--views",
+    type=click.Choice(["one", "flip", "10crop"]),
+    default="one",
+    show_default=True,
+    help="What is averaged for an image: nothing; it and its mirror; four corners, centre, and their mirrors.",
+)
+BATCH = click.option(
+    "--device-batch", type=int, metavar="N", help="Images per forward pass.  [default: test_batch_size]"
+)
+THREADS = click.option(
+    "--threads", type=int, metavar="N", help="Threads.  [default: OMP_NUM_THREADS, or one per processor]"
+)
 EMA = click.option("--ema", is_flag=True, help="The averaged weights (`ema_decay`) in place of the trained ones.")
 
 
@@ -18,16 +33,16 @@ EMA = click.option("--ema", is_flag=True, help="The averaged weights (`ema_decay
     "--set", "overrides", metavar="STAGE.FIELD=VALUE", multiple=True, help="Change a field of DIR for this command."
 )
 @click.option("--data", metavar="LMDB", help="Evaluate on these images, all of them, in place of the recipe's.")
-@click.option(
-    "--views",
-    type=click.Choice(["one", "flip", "10crop"]),
-    default="one",
-    show_default=True,
-    help="What is averaged for an image: nothing; it and its mirror; four corners, centre, and their mirrors.",
-)
-@click.option("--device-batch", type=int, metavar="N", help="Images per forward pass.  [default: test_batch_size]")
-@click.option("--threads", type=int, metavar="N", help="Threads.  [default: OMP_NUM_THREADS, or one per processor]")
+@VIEWS
+@BATCH
+@THREADS
 @EMA
+@click.option("--per-class", is_flag=True, help="Also the accuracy of each class, and what it is taken for.")
+@click.option(
+    "--output",
+    metavar="FOLDER",
+    help="With --per-class: the whole confusion matrix (.csv, .png) and the worst mistakes as a contact sheet.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @guarded
 def eval_command(
@@ -40,6 +55,8 @@ def eval_command(
     device_batch: int | None,
     threads: int | None,
     ema: bool,
+    per_class: bool,
+    output: str | None,
     as_json: bool,
 ) -> None:
     """Evaluates a snapshot: top-1, top-5 and loss over the validation images.
@@ -52,18 +69,88 @@ def eval_command(
     taken from the image as it is before the centre crop. Without views, with as many threads and the same device batch,
     the numbers are those that `run` printed; a stage with `compile` may differ in the last digits. Rectangles are those of
     batches of test_batch_size with any --device-batch.
+
+    With --per-class the names of classes are those of the side file of the images.
     """
     from stagerun.cli.choosing import choose
     from stagerun.cli.evaluating import EvalOptions, evaluate_all
 
     at_least(1, device_batch=device_batch, threads=threads)
+    if output is not None and not per_class:
+        raise UsageError("--output without --per-class", "add --per-class, or leave --output out")
     chosen = choose(what, overrides, out, stage)
     for note in chosen.notes:
         tell(f"note: {note}")
     evaluate_all(
         chosen,
-        EvalOptions(data=data, views=views, device_batch=device_batch, threads=threads, ema=ema, as_json=as_json),
+        EvalOptions(
+            data=data,
+            views=views,
+            device_batch=device_batch,
+            threads=threads,
+            ema=ema,
+            as_json=as_json,
+            per_class=per_class,
+            output=output,
+        ),
     )
+
+
+@click.command()
+@click.argument("snapshot", metavar="SNAPSHOT")
+@click.argument("images", metavar="FOLDER|IMAGE...", nargs=-1, required=True)
+@click.option("--out", metavar="FOLDER", help="Output folder, where SNAPSHOT is a name.")
+@click.option("--top", type=click.IntRange(1), metavar="K", default=5, show_default=True, help="Answers per picture.")
+@click.option("--classes", metavar="FILE", help="Names of the classes, one per line, by label.  [default: the LMDBs']")
+@resize_options
+@VIEWS
+@BATCH
+@THREADS
+@EMA
+@click.option("--csv", metavar="FILE", help="Also a row for each picture and answer, with all digits.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@guarded
+def predict(
+    snapshot: str,
+    images: tuple[str, ...],
+    out: str | None,
+    top: int,
+    classes: str | None,
+    resize_shorter: int | None,
+    resize_height: int | None,
+    resize_width: int | None,
+    background: str | None,
+    views: str,
+    device_batch: int | None,
+    threads: int | None,
+    ema: bool,
+    csv: str | None,
+    as_json: bool,
+) -> None:
+    """What a snapshot's network says of pictures: names of classes and probabilities.
+
+    SNAPSHOT is a snapshot's directory, or its name with --out. Of a FOLDER every picture at any depth is taken. Files become
+    records as by `data import`, and are cropped and normalised as in the stage's evaluations: a network that was trained on
+    images resized by `data import` needs the same --resize options here, and the same --background.
+    """
+    from stagerun.cli.choosing import choose_snapshot
+    from stagerun.cli.data_making import resizing
+    from stagerun.cli.predict import PredictOptions, predict_images
+
+    at_least(1, device_batch=device_batch, threads=threads)
+    options = PredictOptions(
+        images=images,
+        resize=resizing(resize_shorter, resize_height, resize_width, background),
+        classes=classes,
+        top=top,
+        views=views,
+        device_batch=device_batch,
+        threads=threads,
+        ema=ema,
+        csv=csv,
+        as_json=as_json,
+    )
+    predict_images(choose_snapshot(snapshot, out), options)
 
 
 @click.command()

@@ -23,7 +23,7 @@ _ENDS = 3  # classes shown at each end of the histogram, and mistakes
 
 
 def make_index(folder: str, classes: str | None, pixels: bool, force: bool, max_bad: int, threads: int | None) -> None:
-    names = _names(classes) if classes is not None else ()
+    names = class_names(classes) if classes is not None else ()
     if os.path.lexists(Path(folder) / SIDE_FILE):
         if not force:
             raise UsageError(f"{folder}/{SIDE_FILE} exists already", "add --force to make it again")
@@ -47,7 +47,8 @@ def make_index(folder: str, classes: str | None, pixels: bool, force: bool, max_
         )
 
 
-def _names(path: str) -> tuple[str, ...]:
+def class_names(path: str) -> tuple[str, ...]:
+    """The lines of a text file: a name for each label. UsageError, PermissionDenied."""
     try:
         lines = Path(path).read_text().splitlines()
     except PermissionError:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,25 +68,27 @@ def _options(
     background: str | None,
 ) -> ImportOptions:
     """UsageError for options that exclude each other."""
-    exact = None
-    if resize_height is not None and resize_width is not None:
-        exact = resize_height, resize_width
-    elif resize_height is not None or resize_width is not None:
-        raise UsageError(
-            "--resize-height and --resize-width go together",
-            "give both, or --resize-shorter, which keeps the picture's shape",
-        )
-    if exact is not None and resize_shorter is not None:
-        raise UsageError("--resize-shorter, and an exact size too", "give one of them")
+    resize = resizing(resize_shorter, resize_height, resize_width, background)
     if raw and quality is not None:
         raise UsageError("--quality is for encoded images, --raw stores pixels", "leave one of them out")
     if no_shuffle and seed is not None:
         raise UsageError("--seed is for the shuffle, which --no-shuffle turns off", "leave one of them out")
     if seed is None and not no_shuffle:
         seed = 1
-    return ImportOptions(
-        seed=seed, limit=limit, raw=raw, shorter=resize_shorter, exact=exact, quality=quality, background=background
-    )
+    return replace(resize, seed=seed, limit=limit, raw=raw, quality=quality)
+
+
+def resizing(shorter: int | None, height: int | None, width: int | None, background: str | None) -> ImportOptions:
+    """In the source's order. UsageError for options that exclude each other."""
+    if (height is None) != (width is None):
+        raise UsageError(
+            "--resize-height and --resize-width go together",
+            "give both, or --resize-shorter, which keeps the picture's shape",
+        )
+    exact = (height, width) if height is not None and width is not None else None
+    if exact is not None and shorter is not None:
+        raise UsageError("--resize-shorter, and an exact size too", "give one of them")
+    return ImportOptions(seed=None, shorter=shorter, exact=exact, background=background)
 
 
 def _make(work: Work, out: str, what: str, threads: int | None, max_bad: int, restart: bool) -> None:

@@ -4,10 +4,10 @@ import os
 import time
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from stagerun.cli.ending import tell
+from stagerun.report.console import Terminal
 from stagerun.text import duration, size
 
 BYTES = "bytes"
@@ -22,7 +22,7 @@ class Shown:
     """
 
     def __init__(self, what: str, noun: str = "images") -> None:
-        console = Console(stderr=True)
+        console = Terminal(stderr=True)
         self._what, self._noun = what, noun
         self._begun: tuple[float, int] | None = None
         self._next = 0.0

@@ -2,10 +2,12 @@
 
 import errno
 import functools
+import io
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -13,6 +15,39 @@ import click
 
 import stagerun
 from stagerun.errors import ExitCode, StagerunError
+from stagerun.text import shown
+
+
+class Printable:
+    """A text stream that gets what a terminal may get: names, keys and messages come from files that others have made."""
+
+    def __init__(self, stream: TextIO) -> None:
+        # Where rich looks: its own commands go there, and `report.console.Terminal` sees to its words.
+        self.rich_proxied_file = stream
+        if not (stream.encoding or "utf-8").lower().startswith("utf") and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+    def write(self, text: str) -> int:
+        return self.rich_proxied_file.write(shown(text))
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        self.rich_proxied_file.writelines(map(shown, lines))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "buffer":  # click would go round this
+            raise AttributeError(name)
+        return getattr(self.rich_proxied_file, name)
+
+
+@contextmanager
+def printable() -> Iterator[None]:
+    """All that is printed inside is made `shown`. A stream that is closed from the start is None, and stays so."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (Printable(stream) if stream else stream for stream in before)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
 
 
 def tell(text: str) -> None:

@@ -3,8 +3,9 @@
 import json
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,15 @@ import click
 
 from stagerun.cli.choosing import Chosen
 from stagerun.cli.ending import tell
-from stagerun.errors import StagerunError
+from stagerun.errors import StagerunError, UsageError
 from stagerun.world import World, default_threads
 
 if TYPE_CHECKING:
+    from stagerun.data.lmdb_source import LmdbSource
     from stagerun.engine.images import Batch
+    from stagerun.report.confusion import Confusion
+
+_MOST_MISTAKES, _TILE = 60, 112  # pictures of a sheet, and the side of one in pixels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,31 @@ class EvalOptions:
     threads: int | None
     ema: bool
     as_json: bool
+    per_class: bool = False
+    output: str | None = None  # folder for the files of `per_class`
+
+
+class Answers:
+    """The first answer to each image of an evaluation, batch by batch."""
+
+    def __init__(self) -> None:
+        self.parts: list[Any] = []
+
+    def add(self, records: Sequence[int], labels: Any, logits: Any) -> None:
+        """`labels` int64 [N] and `logits` [N, classes]: torch tensors. Answers are those that top-1 counts."""
+        import torch
+
+        from stagerun.engine.evaluate import best_of
+
+        best = best_of(logits)[:, 0]
+        sure = logits.double().softmax(1).gather(1, best[:, None])[:, 0]
+        self.parts.append((torch.tensor(records), labels.cpu(), best.cpu(), sure.cpu()))
+
+    def arrays(self) -> tuple[Any, ...]:
+        """numpy arrays of equal length: record numbers, labels, answers (int64), probabilities of the answers (float64)."""
+        import torch
+
+        return tuple(torch.cat(column).numpy() for column in zip(*self.parts, strict=True))
 
 
 def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
@@ -35,6 +65,10 @@ def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
     Of several, one that can't be evaluated keeps nobody from the numbers of the others: what is wrong with it is shown, and
     the command ends with the code of the first such error.
     """
+    if options.output is not None and find_spec("matplotlib") is None:
+        raise UsageError(
+            "--output draws with matplotlib, which is not installed", "pip install 'stagerun[plots]', or leave it out"
+        )
     import torch
 
     from stagerun.engine.device import choose_device
@@ -53,7 +87,8 @@ def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
             continue
         rows.append(row)
         if not options.as_json:
-            click.echo(_line(row))
+            click.echo("\n".join([_line(row), *row["lines"]]))
+        del row["lines"]
     if options.as_json and rows:
         failed = [{"snapshot": name, "error": error.message} for name, error in errors.items()]
         click.echo(json.dumps({"evaluations": rows, "failed": failed}, indent=1))
@@ -66,33 +101,84 @@ def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -
     from stagerun.runner.evaluating import Wanted, score, use_schedule
     from stagerun.runner.stored import open_snapshot
 
-    begun = time.monotonic()
+    started = time.monotonic()
     stored = open_snapshot(folder)
     stage = chosen.stages.get(folder.name, stored.ref.stage)
     if chosen.schedule is not None:
         stored = use_schedule(stored, chosen.schedule, stage)
     val = stored.schedule.data.val
     wanted = Wanted(views=Views(options.views), data=options.data, batch=options.device_batch, ema=options.ema)
-    found = score(stored, wanted, device, lambda batches, n: _shown(batches, n, stored.ref.name))
+    answers = Answers()
+    answered = answers.add if options.per_class else None
+    found = score(stored, wanted, device, lambda batches, n: _shown(batches, n, stored.ref.name), answered)
+    data = options.data if options.data is not None else val.path if val else ""
+    per_class: dict[str, Any] = {"lines": []}
+    if options.per_class:
+        per_class = _per_class(stored.ref.name, data, stored.schedule.model.num_classes, answers, options.output)
     return {
         "snapshot": stored.ref.name,
         "id": stored.ref.id,
         "stage": stage,
         "iter": stored.ref.iter,
-        "data": options.data if options.data is not None else val.path if val else "",
+        "data": data,
         "views": options.views,
         "ema": options.ema,
         **asdict(found),
-        "seconds": time.monotonic() - begun,
+        "seconds": time.monotonic() - started,
+        **per_class,
     }
+
+
+def _per_class(name: str, data: str, classes: int, answers: Answers, output: str | None) -> dict[str, Any]:
+    """`lines` for a terminal and `classes` for JSON; with `output` the files NAME-confusion.csv, .png and NAME-mistakes.png."""
+    from stagerun.cli.showing import classes_of
+    from stagerun.data.lmdb_source import LmdbSource
+    from stagerun.report import confusion
+    from stagerun.report.whole_file import write_output
+
+    _, labels, best, _ = answers.arrays()
+    records = LmdbSource(data)
+    found = confusion.confusion_of(labels, best, classes, classes_of(records))
+    lines = confusion.lines(found)
+    if output is not None:
+        files = {
+            "confusion.csv": confusion.as_csv(found).encode(),
+            "confusion.png": confusion.picture(found, name),
+        }
+        if (labels != best).any():
+            files["mistakes.png"] = _mistakes(name, records, found, answers)
+        for suffix, content in files.items():
+            write_output(Path(output) / f"{name}-{suffix}", content)
+        lines.append(f"  wrote {', '.join(files)} of {name} into {output}")
+    return {"lines": lines, "classes": found.rows()}
+
+
+def _mistakes(name: str, records: "LmdbSource", found: "Confusion", answers: Answers) -> bytes:
+    """A contact sheet, as a PNG, of the wrong answers with the highest probability."""
+    import numpy as np
+
+    from stagerun.cli.showing import stored_tile
+    from stagerun.data import contact_sheet
+
+    numbers, labels, best, sure = answers.arrays()
+    wrong = [n for n in np.lexsort((numbers, -sure)).tolist() if labels[n] != best[n]]
+    tiles = []
+    for n in wrong[:_MOST_MISTAKES]:
+        tile = stored_tile(records, int(numbers[n]), ())
+        answer, label = found.named(int(best[n])), found.named(int(labels[n]))
+        lines = (f"label: {label}", f"{100 * sure[n]:.1f} %: {answer}", tile.lines[0])
+        tiles.append(replace(tile, lines=lines))
+    heading = f"{name}: {len(tiles)} of {len(wrong)} mistakes, those with the highest probability first"
+    return contact_sheet.png(contact_sheet.sheet(tiles, (heading,), _TILE))
 
 
 def _shown(batches: "Iterable[Batch]", count: int, name: str) -> "Iterable[Batch]":
     """The batches, and on a terminal a bar while they are computed."""
-    from rich.console import Console
     from rich.progress import Progress
 
-    console = Console(stderr=True)
+    from stagerun.report.console import Terminal
+
+    console = Terminal(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         yield from bar.track(batches, total=count, description=name)
 

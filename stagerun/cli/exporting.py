@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from stagerun import store
-from stagerun.errors import PermissionDenied, StorageError, UsageError
+from stagerun.errors import UsageError
+from stagerun.report.whole_file import write_output
 from stagerun.text import size
 
 SUFFIX = {"safetensors": ".safetensors", "torch": ".pth", "onnx": ".onnx"}
@@ -36,10 +36,7 @@ def export_snapshot(folder: Path, options: ExportOptions) -> None:
     wanted = Wanted(format=Format(SUFFIX[kind]), ema=options.ema, rgb=options.rgb, side=options.side)
     data, lines = export(open_snapshot(folder), wanted)
     _require_free(path, options.force)
-    try:
-        store.write_atomic(store.LocalDisk(), path, data)
-    except (StorageError, PermissionDenied) as error:
-        raise type(error)(error.message, "choose another file with --output") from error
+    write_output(path, data)
     click.echo("\n".join([f"wrote {path}, {size(len(data))}", *(f"  {line}" for line in lines)]))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stagerun import store
 from stagerun.cli.options import output_folder
-from stagerun.errors import ResumeRefused, StagerunError, StorageError, UsageError
+from stagerun.errors import PermissionDenied, ResumeRefused, StagerunError, StorageError, UsageError
 from stagerun.events import EnsembleTested, StageFinished
 from stagerun.plan import make_plan
 from stagerun.recipe import Schedule, Stage
@@ -29,6 +29,7 @@ from stagerun.store.layout import MANIFEST, snapshots_folder
 from stagerun.text import columns, count, size
 
 LOG = "log.jsonl"
+_FORBIDDEN = "no permission"
 DISK = store.LocalDisk()
 
 
@@ -69,7 +70,7 @@ def find_target(folder: str, overrides: Sequence[str], out: str | None) -> Targe
 class Found:
     """A snapshot as `snapshots` shows it. `epoch` is that of the whole schedule along the path of ancestors.
 
-    `state`: complete, damaged, unreadable (the disk fails at it), or set aside. `end` whether its stage ends with it; `started` the
+    `state`: complete, damaged, unreadable (the disk fails at it), no permission, or set aside. `end` whether its stage ends with it; `started` the
     stages that started from it, `kept_for` those that the schedule lets start there, before the stage's end. `written`: seconds
     since the epoch, by the file system, for people. `pinned`: nothing deletes it.
     """
@@ -96,11 +97,11 @@ def list_snapshots(out: Path, verify: bool = False, schedule: Schedule | None = 
 
     Errors as of `store.inventory`.
     """
-    inventory = store.inventory(DISK, out)
+    inventory = known = store.inventory(DISK, out, looking=True)
     if schedule is not None:
         inventory = make_plan(schedule, inventory).inventory
     found = [_complete(out, ref, inventory, verify) for ref in inventory.snapshots]
-    found += [_damaged(out, name) for name in inventory.damaged]
+    found += [_damaged(out, name) for name in (*inventory.damaged, *known.forbidden)]
     found += _set_aside(out)
     # A run that goes on may have deleted some while they were looked at.
     found = [f for f in found if f.state == "complete" or os.path.exists(snapshots_folder(out) / f.name)]
@@ -151,7 +152,10 @@ def snapshots_text(out: Path, found: Sequence[Found]) -> str:
     whole = [f for f in found if f.state == "complete"]
     lines = [*columns(rows), f"{count(len(whole), 'complete snapshot')}, {size(sum(f.bytes or 0 for f in whole))}"]
     return "\n".join(
-        [*lines, *(f"{f.state}: {f.name}: {f.reason}" for f in found if f.state in ("damaged", "unreadable"))]
+        [
+            *lines,
+            *(f"{f.state}: {f.name}: {f.reason}" for f in found if f.state in ("damaged", "unreadable", _FORBIDDEN)),
+        ]
     )
 
 
@@ -170,11 +174,16 @@ def snapshots_json(out: Path, found: Sequence[Found]) -> str:
 
 
 def refuse_damaged(out: Path, found: Sequence[Found]) -> None:
-    """ResumeRefused if any of them is damaged; one that was set aside is out of the way already. StorageError if the disk fails."""
+    """ResumeRefused if any of them is damaged; one that was set aside is out of the way already. StorageError if the disk fails,
+    PermissionDenied."""
     if unreadable := [f for f in found if f.state == "unreadable"]:
         raise StorageError(
             f"{count(len(unreadable), 'snapshot')} can't be read",
             "they may be well: see that the disk is (dmesg), and look again",
+        )
+    if forbidden := [f for f in found if f.state == _FORBIDDEN]:
+        raise PermissionDenied(
+            f"{count(len(forbidden), 'snapshot')} may not be read", "ask the owner for read permission, and look again"
         )
     if damaged := [f for f in found if f.state == "damaged"]:
         names = " ".join(f"--drop {f.name}" for f in damaged) + " --force" * any(f.end or f.started for f in damaged)
@@ -270,6 +279,8 @@ def _complete(out: Path, ref: SnapshotRef, inventory: Inventory, verify: bool) -
         epoch = position / ref.whole("data.train.images", 0)
     except store.Damaged as error:
         state, reason = _state_of(error), error.reason
+    except PermissionDenied as error:
+        state, reason = _FORBIDDEN, error.message
     except (ValueError, KeyError, ZeroDivisionError, ResumeRefused):
         pass  # made by something else than `run`: its epoch is not known
     return Found(
@@ -296,6 +307,8 @@ def _damaged(out: Path, name: str) -> Found:
         store.read_file(DISK, out, name, STATE, MOST_STATE)
     except store.Damaged as error:
         state, reason = _state_of(error), error.reason
+    except PermissionDenied as error:
+        state, reason = _FORBIDDEN, error.message
     return Found(name=name, **place._asdict(), state=state, reason=reason, written=written(out, name))
 
 

@@ -24,7 +24,8 @@ from stagerun.cli.commands_run import run
 from stagerun.cli.commands_sbatch import sbatch
 from stagerun.cli.commands_topology import topology
 from stagerun.cli.commands_verify import verify_resume
-from stagerun.cli.commands_weights import eval_command, export
+from stagerun.cli.commands_weights import eval_command, export, predict
+from stagerun.cli.ending import printable
 from stagerun.errors import EXIT_MEANINGS, ExitCode
 
 EXIT_CODES = "\b\nExit codes:\n" + "\n".join(f"  {int(code):3}  {text}" for code, text in EXIT_MEANINGS.items())
@@ -37,15 +38,16 @@ class Group(click.Group):
         """None: the text of `main` lists them, in the order of their use."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().main(*args, **{**kwargs, "standalone_mode": False})
-        except click.ClickException as error:
-            error.show()
-            sys.exit(ExitCode.RECIPE)
-        except click.exceptions.Exit as error:
-            sys.exit(error.exit_code)
-        except click.Abort:
-            sys.exit(ExitCode.INTERRUPTED)
+        with printable():
+            try:
+                return super().main(*args, **{**kwargs, "standalone_mode": False})
+            except click.ClickException as error:
+                error.show()
+                sys.exit(ExitCode.RECIPE)
+            except click.exceptions.Exit as error:
+                sys.exit(error.exit_code)
+            except click.Abort:
+                sys.exit(ExitCode.INTERRUPTED)
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
@@ -68,6 +70,7 @@ def main() -> None:
     stagerun status DIR       whether a run is alive, how far it is, its warnings
     stagerun snapshots DIR    what is saved, whole or damaged, and what started from it
     stagerun eval SNAPSHOT    top-1, top-5 and loss of what was trained
+    stagerun predict SNAPSHOT IMAGE...  what it says of pictures
     stagerun export SNAPSHOT  its network as safetensors, for torch, or as ONNX
     stagerun report OUT       tables and curves of one run or several
     stagerun bench ...        speed and efficiency by number of workers
@@ -92,6 +95,7 @@ COMMANDS = (
     status,
     snapshots,
     eval_command,
+    predict,
     export,
     report,
     bench,

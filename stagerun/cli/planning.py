@@ -8,16 +8,18 @@ from stagerun.errors import PermissionDenied, StorageError
 from stagerun.plan import Plan, State
 from stagerun.plan.estimate import snapshots_on_disk
 from stagerun.plan.render import csv_rows
+from stagerun.snapshots import passed_over
 from stagerun.spec import look_at_classes
 from stagerun.spec.layers import LMDB
 from stagerun.store import local_kind, lost_with
 from stagerun.text import size
 
 
-def remarks(plan: Plan, damaged: Collection[str] = ()) -> list[str]:
-    """One sentence each: what is missing here or `damaged`, and what disk it will take as far as that was measured."""
+def remarks(plan: Plan, damaged: Collection[str] = (), forbidden: Collection[str] = ()) -> list[str]:
+    """One sentence each: what is missing here, `damaged` or `forbidden`, and what disk it will take as far as that was measured."""
     data = plan.schedule.data
     found = [f"snapshot {name} is damaged and is passed over" for name in damaged]
+    found += [passed_over(name) for name in forbidden]
     for field, source in (("data.train", data.train), ("data.val", data.val)):
         if source is not None and not os.path.exists(source.path):
             found.append(f"{field}: there is no LMDB at {source.path} on this machine; `run` will need it")

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.text import Text
 
 from stagerun.cli.ending import tell
@@ -20,6 +19,7 @@ from stagerun.plan import make_plan
 from stagerun.plan.hours import seconds_at
 from stagerun.plan.picture import Picture, Unit, make_picture
 from stagerun.recipe import Schedule
+from stagerun.report.console import Terminal
 from stagerun.report.plots.scale import make_scale
 from stagerun.spec import load
 
@@ -167,7 +167,9 @@ def _picture(options: PlotOptions, schedule: Schedule) -> Picture:
     from stagerun.store import LocalDisk, inventory
 
     target = output_folder(schedule.name, options.out)
-    hours = find_hours(make_plan(schedule, inventory(LocalDisk(), target)), target, options.images_per_second)
+    hours = find_hours(
+        make_plan(schedule, inventory(LocalDisk(), target, looking=True)), target, options.images_per_second
+    )
     if hours is None:
         raise UsageError("--x hours needs to know how fast training is, and nothing was measured here", HINT)
     unknown = [stage.name for stage in schedule.stages if stage.name not in hours.speeds]
@@ -197,7 +199,7 @@ def _show(text: Text, foot: str = "") -> None:
     """Colours where the terminal has them. `foot`: drawn again and again, so a terminal is cleared first."""
     from stagerun.report.plots.terminal import ascii_only
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Terminal(highlight=False, soft_wrap=True)
     try:
         "┊⣿─→".encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):

@@ -21,7 +21,7 @@ from stagerun.report.runs import Run, notes
 from stagerun.report.tables import Table
 from stagerun.report.written import document, separated
 from stagerun.runner.results import read_result
-from stagerun.snapshots import Inventory, SnapshotRef
+from stagerun.snapshots import Inventory, SnapshotRef, passed_over
 from stagerun.spec.upgraded import completed
 
 
@@ -114,7 +114,10 @@ def _labels(outs: Sequence[str]) -> list[str]:
 
 def _look(out: Path, label: str) -> Run:
     past = history(read_log(out))
-    inventory = under(store.inventory(store.LocalDisk(), out), past.names)
+    found = store.inventory(store.LocalDisk(), out, looking=True)
+    for name in found.forbidden:
+        tell(f"note: {out}: {passed_over(name)}")
+    inventory = under(found, past.names)
     past = replace(past, stages=tuple(_with_result(out, stage, inventory) for stage in past.stages))
     past = replace(past, ensembles=tuple(_ensembles(out, past, inventory)))
     ends = {stage.name: ref for stage in past.stages if (ref := _end(inventory, stage)) is not None}

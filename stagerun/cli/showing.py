@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from stagerun import order, store
+from stagerun import order
 from stagerun.cli.ending import tell
 from stagerun.cli.targets import is_schedule
 from stagerun.data import contact_sheet, datum
@@ -19,9 +19,10 @@ from stagerun.data.loader import Loader
 from stagerun.data.loaders import evaluation_loader, training_loader
 from stagerun.data.records import printable
 from stagerun.data.rectangle import Rectangle
-from stagerun.errors import DataError, PermissionDenied, StorageError, UsageError, listing, nearest
+from stagerun.errors import DataError, UsageError, listing, nearest
 from stagerun.plan import make_plan
 from stagerun.recipe import ChannelOrder, OnBadRecord, Schedule, Solver, Stage, Transform
+from stagerun.report.whole_file import write_output
 from stagerun.snapshots import Inventory
 from stagerun.spec import load
 from stagerun.text import count
@@ -65,7 +66,7 @@ def show_images(options: ShowOptions) -> None:
     if not os.path.isdir(path.parent):
         raise UsageError(f"there is no folder {path.parent}", "make it, or give another file with --output")
     show = _show(options)
-    _write(path, contact_sheet.png(contact_sheet.sheet(show.tiles, show.heading, options.box)))
+    write_output(path, contact_sheet.png(contact_sheet.sheet(show.tiles, show.heading, options.box)))
     click.echo("\n".join((*show.heading, f"wrote {path}: {count(len(show.tiles), 'picture')}")))
     if len(show.replaced) <= show.allowed:
         for bad in show.replaced:
@@ -127,12 +128,13 @@ def _choose(
 def _stored(records: LmdbSource, options: ShowOptions) -> Show:
     """The records as they are."""
     chosen, words = _choose(options, len(records), "records")
-    classes = _classes(records)
-    tiles = [_stored_tile(records, i, classes) for i in chosen]
+    classes = classes_of(records)
+    tiles = [stored_tile(records, i, classes) for i in chosen]
     return Show((f"{records.name}: {words}", *_transparency(records)), tiles)
 
 
-def _stored_tile(records: LmdbSource, i: int, classes: Sequence[str]) -> Tile:
+def stored_tile(records: LmdbSource, i: int, classes: Sequence[str]) -> Tile:
+    """Record `i` as it is stored: its key, its label and its shape."""
     key = printable(records.key(i))
     try:
         fields = datum.parse(records.get(i)[1])
@@ -141,7 +143,7 @@ def _stored_tile(records: LmdbSource, i: int, classes: Sequence[str]) -> Tile:
     except DataError as error:
         return Tile(None, (key,), f"{records.name}: record `{key}`: {error.message}")
     shape = f"{image.shape[0]} high, {image.shape[1]} wide"
-    return Tile(image, (key, _label(fields.label, classes), shape))
+    return Tile(image, (key, label_text(fields.label, classes), shape))
 
 
 def _staged(schedule: Schedule, stage: Stage, records: LmdbSource, options: ShowOptions) -> Show:
@@ -159,7 +161,7 @@ def _staged(schedule: Schedule, stage: Stage, records: LmdbSource, options: Show
     replaces = train and schedule.data.on_bad_record is OnBadRecord.REPLACE
     bad = BadRecords(len(records)) if replaces else None
     loader = _loader(schedule, solver, records, train, bad, start)
-    classes, zero = _classes(records), _zero(transform)
+    classes, zero = classes_of(records), _zero(transform)
     tiles = [_staged_tile(records, loader, start + i, classes, zero) for i in chosen]
     replaced = bad.all() if bad is not None else []
     headings = (heading, *_approximations(solver, transform, train), *_transparency(records))
@@ -204,7 +206,7 @@ def _staged_tile(
         None if batch.cutout is None else Rectangle(*batch.cutout[0].tolist()),
         zero,
     )
-    label = _label(int(batch.labels[0]), classes)
+    label = label_text(int(batch.labels[0]), classes)
     if taken != wanted:
         return Tile(image.copy(), (printable(records.key(taken)), label, f"for {key}, which is bad"))
     return Tile(image.copy(), (key, label))
@@ -230,16 +232,10 @@ def _approximations(solver: Solver, transform: Transform, train: bool) -> list[s
     return ["; ".join(told)] if told else []
 
 
-def _classes(records: LmdbSource) -> Sequence[str]:
+def classes_of(records: LmdbSource) -> Sequence[str]:
+    """Names by label; () where there is no side file, or it doesn't know them."""
     return records.index.facts.classes if records.index is not None else ()
 
 
-def _label(label: int, classes: Sequence[str]) -> str:
+def label_text(label: int, classes: Sequence[str]) -> str:
     return f"{label} {classes[label]}" if 0 <= label < len(classes) else f"label {label}"
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        store.write_atomic(store.LocalDisk(), path, data)
-    except (StorageError, PermissionDenied) as error:
-        raise type(error)(error.message, "choose another file with --output") from error

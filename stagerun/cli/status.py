@@ -103,6 +103,7 @@ class Status:
     warnings: tuple[Warned, ...]
     unreadable_lines: int
     not_finite: int = 0  # iterations of this process life whose loss or gradients were not finite
+    forbidden: tuple[str, ...] = ()  # snapshots that this user may not read
     stuck: bool = False
     not_chosen: tuple[str, ...] = ()  # of one that finished: stages that it left out, and that are still to be trained
 
@@ -114,7 +115,7 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
     life = read_last_life(target.out / LOG)
     if holder is None:
         holder, away = _holder(target.out)  # or one that starts in between
-    inventory = found = store.inventory(DISK, target.out)
+    inventory = found = store.inventory(DISK, target.out, looking=True)
     run = started(life) if life else None
     state, said = _state(holder, life)
     unlogged = _before_the_log(target.out) if state == "nothing" else None
@@ -152,6 +153,7 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
         ensembles=ensembles(target.out, plan, life, inventory),
         warnings=_warnings(life) if life else (),
         unreadable_lines=life.unreadable if life else 0,
+        forbidden=found.forbidden,
         not_finite=sum(1 for _ in life.of(NotFinite)) if life else 0,
         stuck=state in ("failed", "killed") and _stuck(target, found),
         not_chosen=last[1].not_chosen if last and isinstance(last[1], RunFinished) else (),

@@ -9,6 +9,7 @@ from stagerun.cli.status import Status
 from stagerun.errors import ExitCode
 from stagerun.report.table import ensembles_table
 from stagerun.runner.restarts import LIMIT
+from stagerun.snapshots import passed_over
 from stagerun.text import columns, count, duration, size
 
 MOST_WARNINGS = 10
@@ -51,6 +52,7 @@ def status_text(status: Status, now: float) -> str:
         lines += ["", *_table(status)]
     if status.ensembles:
         lines += ["", ensembles_table(status.ensembles)]
+    lines += [passed_over(name) for name in status.forbidden]
     lines += _warnings(status, ago)
     return "\n".join(lines)
 

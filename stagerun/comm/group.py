@@ -5,8 +5,11 @@ A peer that is gone becomes PeerError. No objects are pickled: what crosses the 
 """
 
 import copy
+import ipaddress
 import json
+import os
 import re
+import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -26,6 +29,7 @@ TIMEOUT = timedelta(minutes=30)
 # Where the monitors (`stagerun.watch`) see to it, which know more: they may have learned to wait for longer, and a job that was
 # suspended over a weekend goes on. Also where the user wants no time-outs. Below what milliseconds in 32 bits can hold.
 PATIENT = timedelta(days=7)
+_AGAIN = "run the same command again: it goes on from the newest snapshot"
 
 
 class Comm(Protocol):
@@ -115,6 +119,38 @@ class SoloComm:
         pass
 
 
+def serve(address: str, port: int) -> dist.TCPStore:
+    """Starts the server of a job's store, which lives as long as what is returned; `port` 0: any. PeerError.
+
+    It listens at `address` alone; torch's own would listen on all interfaces. `multi_tenant` has torch's rendezvous use it: a process
+    has one server per port.
+    """
+    try:
+        family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(place[:2], family=family)
+        port = listener.getsockname()[1]
+        return dist.TCPStore(
+            address, port, None, True, wait_for_workers=False, multi_tenant=True, master_listen_fd=listener.detach()
+        )
+    except (OSError, RuntimeError) as error:
+        why = getattr(error, "strerror", None) or _first_words(error)
+        raise PeerError(f"the workers can't meet at {address}, port {port}: {why}", _AGAIN) from error
+
+
+def _served(world: World) -> dist.TCPStore | None:
+    """On rank 0, where no launcher serves the store and this host has the address that the others reach; else None, and torch's own
+    server listens on all interfaces. A name may mean another address on another host."""
+    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if world.rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or not port.isdecimal():
+        return None
+    try:
+        if world.local_size < world.size:
+            ipaddress.ip_address(address)
+        return serve(address, int(port))
+    except (ValueError, PeerError):
+        return None
+
+
 class TorchComm:
     """torch.distributed's default group: gloo for tensors on the CPU, NCCL for those on a GPU."""
 
@@ -128,6 +164,7 @@ class TorchComm:
         self.group: dist.ProcessGroup | None = None  # the default group
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         with _peers("meet the other workers", self.pulse):
+            self._served = _served(world)
             dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=timeout)
 
     def first(self, size: int) -> "TorchComm | SoloComm | None":
@@ -216,7 +253,7 @@ class TorchComm:
 _PLACE, _ADVICE = re.compile(r"\[\S+:\d+\]\s*"), ". This is typically caused by"
 
 
-def _first_words(error: RuntimeError) -> str:
+def _first_words(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return _PLACE.sub("", lines[0]).partition(_ADVICE)[0]
 
@@ -238,5 +275,5 @@ class _peers:
         if isinstance(error, RuntimeError):
             raise PeerError(
                 f"lost the other workers while trying to {self.doing}: {_first_words(error)}",
-                "run the same command again: it goes on from the newest snapshot",
+                _AGAIN,
             ) from error

@@ -26,6 +26,7 @@ _BRANCH, _LEAF = 0x01, 0x02
 _BIG = 0x01  # a node's flag: the value is in overflow pages
 _NO_PAGE = 2**64 - 1
 _DEEPEST = 32  # LMDB's own limit
+_LONGEST_KEY = 511  # LMDB's own limit, too, as it is built everywhere
 _PAGES_AT_ONCE = 512
 
 
@@ -68,7 +69,13 @@ def offsets_in(fd: int, meta: Meta, path: str) -> Offsets:
     """As `offsets_of`, of the LMDB that `open_file` has opened."""
     pages = _Pages(fd, meta, data_file(path))
     leaves = _leaves(pages)
-    parts = [_read_leaves(pages, leaves[i : i + _PAGES_AT_ONCE]) for i in range(0, len(leaves), _PAGES_AT_ONCE)]
+    parts: list[_Columns] = []
+    found = 0
+    for i in range(0, len(leaves), _PAGES_AT_ONCE):
+        parts.append(_read_leaves(pages, leaves[i : i + _PAGES_AT_ONCE]))
+        found += len(parts[-1][0])
+        if found > meta.entries:
+            raise pages.damaged(f"its header says {meta.entries} records, but there are more")
     offsets, lengths, keys, sizes = (np.concatenate(column) for column in zip(_NOTHING, *parts, strict=True))
     if len(offsets) != meta.entries:
         raise pages.damaged(f"its header says {meta.entries} records, but there are {len(offsets)}")
@@ -137,15 +144,16 @@ def _leaves(pages: _Pages) -> NDArray[np.int64]:
     for _ in range(pages.depth - 1):
         parts = [level[i : i + _PAGES_AT_ONCE] for i in range(0, len(level), _PAGES_AT_ONCE)]
         level = np.concatenate([_children(pages, part) for part in parts])
-        if len(level) > pages.last:  # a page that is named twice; without this a few of them could name billions
-            raise pages.damaged("its tree has more pages than the file")
+        if len(np.unique(level)) < len(level):  # without this a few pages could name billions
+            raise pages.damaged("its tree names a page twice")
     return level
 
 
 def _children(pages: _Pages, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     read = pages.read(numbers, _BRANCH)
     page, at = _nodes(pages, read)
-    low, high, top = (_u16(pages, read, page, at + 2 * i) for i in range(3))
+    low, high, top, key_size = (_u16(pages, read, page, at + 2 * i) for i in range(4))
+    _require_room(pages, page, at, key_size)
     return low | high << 16 | top << 32
 
 
@@ -162,8 +170,7 @@ def _read_leaves(pages: _Pages, numbers: NDArray[np.int64]) -> _Columns:
         )
     big = flags == _BIG
     value_at = at + _NODE_HEADER + key_size
-    if (value_at + np.where(big, 8, lengths) > pages.page_size).any():
-        raise pages.damaged("a record reaches over the end of its page")
+    _require_room(pages, page, at, key_size, np.where(big, 8, lengths))
     offsets = numbers[page] * pages.page_size + value_at
     words = [_u16(pages, read, page[big], value_at[big] + 2 * i) for i in range(4)]
     first = words[0] | words[1] << 16 | words[2] << 32 | words[3] << 48
@@ -175,11 +182,26 @@ def _read_leaves(pages: _Pages, numbers: NDArray[np.int64]) -> _Columns:
     return offsets, lengths, _stretches(read, page * pages.page_size + at + _NODE_HEADER, key_size), key_size
 
 
+def _require_room(
+    pages: _Pages, page: NDArray[np.int64], at: NDArray[np.int64], key_size: NDArray[np.int64], value: Any = 0
+) -> None:
+    """DataError unless each node lies in its page, and those of a page would fit into it side by side. Where nodes share bytes, one page
+    makes thousands of keys that are as long as the page."""
+    if (key_size > _LONGEST_KEY).any():
+        raise pages.damaged(f"a key has {key_size.max()} bytes, and LMDB allows {_LONGEST_KEY}")
+    sizes = _NODE_HEADER + key_size + value
+    if (at + sizes > pages.page_size).any():
+        raise pages.damaged("a record reaches over the end of its page")
+    if (np.bincount(page, sizes + 2) > pages.page_size - _PAGE_HEADER).any():
+        raise pages.damaged("the records of a page overlap")
+
+
 def _nodes(pages: _Pages, read: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(row of `read`, place within the page) of each node, page by page in order."""
     lower = _numbers(read, 12, "<u2")
     counts = (lower - _PAGE_HEADER) // 2
-    if (lower < _PAGE_HEADER).any() or (lower > pages.page_size).any() or (counts < 1).any():
+    most = (pages.page_size - _PAGE_HEADER) // (2 + _NODE_HEADER)
+    if (lower < _PAGE_HEADER).any() or (counts > most).any() or (counts < 1).any():
         raise pages.damaged("a page says that it has more nodes than it has room for, or none")
     page = np.repeat(np.arange(len(read), dtype=np.int64), counts)
     number = np.arange(len(page), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)

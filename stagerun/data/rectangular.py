@@ -63,6 +63,9 @@ class RectangularLoader(Loader):
         self._order = np.argsort(ratios, kind="stable")
         self._ratios = ratios[self._order]
 
+    def record(self, position: int) -> int:
+        return int(self._order[position])
+
     def plan(self, position: int, count: int) -> Job:
         """ValueError for images of two of the batches."""
         first = position - position % self._batch_size

@@ -33,6 +33,11 @@ def evaluate(
     stop: Callable[[], bool],
 ) -> Score | None:
     """The Score of a network; as `score`."""
+    return score(answers(model, normalise, precision), batches, num_batches, normalise, comm, stop)
+
+
+def answers(model: nn.Module, normalise: Normalise, precision: Precision) -> Callable[[Batch], Tensor]:
+    """A network in evaluation mode, as a function of a batch: logits [N, classes] in the dtype of `normalise`."""
     model.eval()
 
     def answer(batch: Batch) -> Tensor:
@@ -40,7 +45,12 @@ def evaluate(
             logits: Tensor = model(normalise(batch.images))
         return logits.to(normalise.dtype)
 
-    return score(answer, batches, num_batches, normalise, comm, stop)
+    return answer
+
+
+def best_of(logits: Tensor) -> Tensor:
+    """int64 [N, 1 to 5]: the classes with the highest logits, the first answer first."""
+    return logits.topk(min(5, logits.shape[1]), dim=1).indices
 
 
 @torch.no_grad()
@@ -65,8 +75,7 @@ def score(
             table[-1, 0] = 1
             break
         logits, labels = answer(batch), normalise.labels(batch.labels)
-        best = logits.topk(min(5, logits.shape[1]), dim=1).indices
-        right = best == labels[:, None]
+        right = best_of(logits) == labels[:, None]
         table[number, 0] = len(labels)
         table[number, 1] = right[:, 0].sum()
         table[number, 2] = right.any(dim=1).sum()

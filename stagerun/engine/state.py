@@ -1,8 +1,11 @@
 """The mutable state of training, and what of it goes into a snapshot."""
 
 import math
+import os
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,6 +17,8 @@ from stagerun.engine.ema import Average
 from stagerun.engine.parameters import trained_parameters
 from stagerun.engine.solvers import WeightUpdate, make_update
 from stagerun.engine.statistics import BatchStatistics
+from stagerun.errors import StorageError
+from stagerun.private import private_folder
 from stagerun.recipe import Solver
 from stagerun.schedule.plateau import FRESH, PlateauState
 
@@ -48,10 +53,25 @@ def make_state(model: nn.Module, solver: Solver, device: torch.device) -> TrainS
     if solver.ema_decay is not None:
         state.average = Average(model, solver.ema_decay, solver.ema_interval)
     if solver.compile:
+        _give_cache()
         # In place: names and tensors stay. Images that grow have code for each of their sizes: what torch makes for any size,
         # when it meets the second, a run that goes on with that one would not have, and other bits.
         model.compile(dynamic=False if solver.transform.crop_size_ramp else None)
     return state
+
+
+def _give_cache() -> None:
+    """Where torch keeps compiled code, which it loads and runs: a folder of this user's alone, unless the user says which. Torch's own has
+    a name in /tmp that others can take before. PermissionDenied, StorageError."""
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        return
+    instead = "set TORCHINDUCTOR_CACHE_DIR"
+    try:
+        folder = Path(tempfile.gettempdir()) / f"stagerun-compiled-{os.getuid()}"
+        private_folder(folder, "compiled kernels", instead)
+    except OSError as error:
+        raise StorageError(f"there is no folder for compiled code: {error.strerror}", instead) from None
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 
 def weights(state: TrainState) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import time
@@ -126,6 +127,8 @@ def _elastic(command: Sequence[str], nproc: int, life: Life, saves: bool, node: 
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from stagerun.comm.group import serve
+
     _silence("torch.distributed.elastic")
     if life.relay.asked is not None:
         return {}
@@ -133,24 +136,22 @@ def _elastic(command: Sequence[str], nproc: int, life: Life, saves: bool, node: 
     # started to ignore.
     options: dict[str, Any] = {"signals_to_handle": ""}
     known = {field.name for field in dataclasses.fields(LaunchConfig)}
-    if node is None:
-        options |= {
-            "run_id": uuid.uuid4().hex,
-            "rdzv_backend": "c10d",
-            "rdzv_endpoint": "localhost:0",
-            "local_addr": "localhost",
-        }
-    else:
-        # Ranks in the order of the hosts: rank 0 is where the output folder may be.
-        options |= {"run_id": node.job, "rdzv_backend": "static", "rdzv_endpoint": node.endpoint}
-        options |= {
-            "rdzv_configs": {"rank": node.index, "timeout": _MEET_S},
-            "local_addr": node.endpoint.rpartition(":")[0],
-        }
-    count = node.count if node is not None else 1
+    # All workers of this host alone meet on the loopback device.
+    node = node or Node(0, 1, 0, "127.0.0.1:0", uuid.uuid4().hex)
+    address, _, port = node.endpoint.rpartition(":")
+    served = serve(address, int(port)) if node.index == 0 else None
+    # `static`, since `c10d` unpickles what it finds in its store. It has ranks in the order of the hosts: rank 0 is where the output
+    # folder may be.
+    options |= {
+        "run_id": node.job,
+        "rdzv_backend": "static",
+        "rdzv_endpoint": f"{address}:{served.port if served is not None else port}",
+        "rdzv_configs": {"rank": node.index, "timeout": _MEET_S},
+        "local_addr": address,
+    }
     config = LaunchConfig(
-        min_nodes=count,
-        max_nodes=count,
+        min_nodes=node.count,
+        max_nodes=node.count,
         nproc_per_node=nproc,
         max_restarts=0,
         logs_specs=DefaultLogsSpecs(log_dir=str(life.folder / "logs")),
@@ -231,17 +232,19 @@ def _claim(folder: Path) -> int:
 
 
 def _sweep() -> None:
-    """Removes the report folders of launchers of this user that were killed. One without a lock is just being made."""
-    for held in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*/{_HELD}"):
+    """Removes the report folders of launchers of this user that were killed. One without a lock is just being made. Others can make
+    such a folder, too, and a link in it: neither is followed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         try:
-            if held.stat().st_uid != os.getuid():
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
                 continue
-            lock = os.open(held, os.O_RDWR)
+            lock = os.open(folder / _HELD, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             continue  # another launcher was faster
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(held.parent, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
         except OSError:
             continue  # its launcher lives
         finally:

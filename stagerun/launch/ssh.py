@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from stagerun.child import program
 from stagerun.launch.hostfile import Host
-from stagerun.launch.sync import BAD_STREAM, CANT_WRITE, CODE, Bundle
+from stagerun.launch.sync import BAD_STREAM, CANT_WRITE, Bundle
 from stagerun.topology import BATCH_JOBS
 
 CONNECT_S = 10
@@ -58,13 +58,13 @@ class Way:
 
     def agent(self, host: Host) -> list[str]:
         """The command that becomes a host's agent. It reads the bundle first."""
-        python, module = shlex.quote(self.python), shlex.join(program("stagerun"))
+        python, module = shlex.quote(self.python), shlex.join(program("stagerun", any_version=True))
         words = [f"command -v {python} >/dev/null || exit {_NO_PYTHON};"]
         folder, path = shlex.quote(self.folder), ""
         if self.bundle is not None:
             words.append(f"{self.bundle.unpack(python)} || exit;")
             folder = self.bundle.place
-            path = f"PYTHONPATH={folder}/{CODE}${{PYTHONPATH:+:$PYTHONPATH}} " if self.bundle.code else ""
+            path = f"PYTHONPATH={folder}/{self.bundle.code}${{PYTHONPATH:+:$PYTHONPATH}} " if self.bundle.code else ""
         words += [f"cd {folder} 2>/dev/null || exit {_NO_FOLDER};", f"{path}exec {python} {module} agent"]
         return self.start(host, words)
 

@@ -21,11 +21,12 @@ BAD_STREAM, CANT_WRITE = 202, 203  # exit codes of what unpacks
 
 # Runs in the other host's interpreter, which may be another one, before any package is there. It reads its own bytes of the stream and no
 # more, writes each file aside and renames it, since hosts may share the folder, and deletes what an earlier copy of the same
-# folder brought and this one doesn't.
+# folder brought and this one doesn't. Who else could write there could run code as this user, so that is refused, as for scratch. The
+# package goes into a folder that is new, or that an unpacking of the same files has made.
 _UNPACK = (
-    f"BAD_STREAM, CANT_WRITE = {BAD_STREAM}, {CANT_WRITE}"
+    f"BAD_STREAM, CANT_WRITE, CODE = {BAD_STREAM}, {CANT_WRITE}, {CODE!r}"
     + """
-import hashlib, io, json, os, sys, tarfile
+import hashlib, io, json, os, stat, sys, tarfile
 want, digest, folder = int(sys.argv[1]), sys.argv[2], os.path.expanduser(sys.argv[3])
 data = bytearray()
 while len(data) < want:
@@ -36,10 +37,21 @@ while len(data) < want:
 if hashlib.sha256(data).hexdigest() != digest:
     print("what arrived is not what was sent", file=sys.stderr)
     sys.exit(BAD_STREAM)
+def require_private(folder):
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    for found in (os.lstat(folder), os.stat(folder)):
+        mode = 0 if stat.S_ISLNK(found.st_mode) else stat.S_IMODE(found.st_mode)
+        if found.st_uid != os.getuid() or mode & 0o022:
+            why = "others may write to it (mode %04o); `chmod go-w` it if no one did" % mode if found.st_uid == os.getuid() else "belongs to another user"
+            print("%s: %s" % (folder, why), file=sys.stderr)
+            sys.exit(CANT_WRITE)
 try:
-    os.makedirs(folder, exist_ok=True)
-    names = []
+    require_private(folder)
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        names = tar.getnames()
+        code = {name.partition("/")[0] for name in names if name.startswith(CODE)}
+        for name in code:
+            require_private(os.path.join(folder, name))
         for member in tar:
             path = os.path.join(folder, member.name)
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -47,8 +59,7 @@ try:
             with open(aside, "wb") as file:
                 file.write(tar.extractfile(member).read())
             os.replace(aside, path)
-            names.append(member.name)
-    for tree in {name.partition("/")[0] for name in names}:
+    for tree in {name.partition("/")[0] for name in names} - code:
         record = os.path.join(folder, ".stagerun-sync." + tree)
         sent = [name for name in names if name.startswith(tree + "/")]
         try:
@@ -56,10 +67,13 @@ try:
                 before = json.load(file)
         except (OSError, ValueError):
             before = []
-        for name in set(before) - set(sent):
+        top = os.path.realpath(os.path.join(folder, tree))
+        for name in before if isinstance(before, list) else ():
             try:
-                os.unlink(os.path.join(folder, name))
-            except OSError:
+                path = os.path.join(folder, name)
+                if name not in sent and (os.path.realpath(os.path.dirname(path)) + "/").startswith(top + "/"):
+                    os.unlink(path)
+            except (OSError, TypeError, ValueError):
                 pass
         with open(record, "w") as file:
             json.dump(sent, file)
@@ -72,11 +86,11 @@ except OSError as error:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """`folder`: the working directory on each host; `~/` is its user's home there."""
+    """`folder`: the working directory on each host; `~/` is its user's home there. `code`: where in it the package comes, or ''."""
 
     folder: str
     data: bytes
-    code: bool
+    code: str = ""
 
     @property
     def place(self) -> str:
@@ -98,8 +112,12 @@ def bundle(folder: str, schedule: str, code: bool) -> tuple[Bundle, str]:
             f"--sync {folder} is no whole path", "hosts have no current folder: begin with `/`, or with `~/`"
         )
     name = Path(schedule).resolve().name
-    trees = {name: Path(schedule)} | ({f"{CODE}/stagerun": Path(stagerun.__file__).parent} if code else {})
-    return Bundle(folder, _packed(trees), code), name
+    trees, place = {name: Path(schedule)}, ""
+    if code:
+        package = Path(stagerun.__file__).parent
+        place = f"{CODE}-{hashlib.sha256(_packed({'': package})).hexdigest()[:16]}"
+        trees[f"{place}/stagerun"] = package
+    return Bundle(folder, _packed(trees), place), name
 
 
 def _packed(trees: Mapping[str, Path]) -> bytes:

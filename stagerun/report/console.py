@@ -3,11 +3,13 @@
 import os
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console as RichConsole
 from rich.live import Live
+from rich.segment import Segment
 from rich.text import Text
 
 from stagerun.events import (
@@ -31,11 +33,19 @@ from stagerun.pace import WINDOW, progress_line
 from stagerun.recipe import OnNan
 from stagerun.report.failed import failed_line
 from stagerun.report.table import ensembles_table, ordered, results_table
-from stagerun.text import duration, size
+from stagerun.text import duration, shown, size
 from stagerun.world import relayed
 
 
-class _Terminal(RichConsole):
+class Terminal(RichConsole):
+    """rich's console, for words as of `cli.ending.Printable`."""
+
+    def render(self, *args: Any, **kwargs: Any) -> Iterator[Segment]:
+        for segment in super().render(*args, **kwargs):
+            yield segment if segment.control else segment._replace(text=shown(segment.text))
+
+
+class _Terminal(Terminal):
     """rich ends the program when nobody reads its output any more; training doesn't end with its audience."""
 
     def on_broken_pipe(self) -> None:

@@ -18,6 +18,14 @@ def require_writable(file: str) -> None:
         raise StorageError(f"can't write {file}: {error.strerror}") from error
 
 
+def write_output(path: Path, data: bytes) -> None:
+    """A file that the user asked for, old bytes or new; its folder is made. PermissionDenied, StorageError."""
+    try:
+        store.write_atomic(store.LocalDisk(), path, data)
+    except (StorageError, PermissionDenied) as error:
+        raise type(error)(error.message, "choose another place with --output") from error
+
+
 class WholeFile:
     """A small text file. Rank 0 only. It is written aside and renamed, so that readers and killed runs see the old lines or the new, none cut
     short, and lines that a resumed run makes void can go.

@@ -1,18 +1,21 @@
-"""One snapshot, evaluated by itself in one process: `stagerun eval`."""
+"""One snapshot by itself in one process, over its validation images or over any pictures: `stagerun eval` and `predict`."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stagerun.comm import SoloComm
 from stagerun.data.crops import CROPS, CropLoader
 from stagerun.data.lmdb_source import LmdbSource, data_file
 from stagerun.data.loader import Loader
 from stagerun.data.loaders import evaluation_loader
+from stagerun.data.records import Records
 from stagerun.engine.device import dtype_of
-from stagerun.engine.evaluate import Score, evaluate
+from stagerun.engine.evaluate import Score, answers
+from stagerun.engine.evaluate import score as score_of
 from stagerun.engine.images import Batch, Normalise
 from stagerun.engine.views import Averaged, Views
 from stagerun.errors import DataError, UsageError
@@ -21,6 +24,9 @@ from stagerun.runner.images import default_loader_threads
 from stagerun.runner.stored import Stored, load_network
 
 DATA_HINT = "name the folder of an LMDB with --data"
+
+# The records of a batch by number, their labels int64 [N], and the logits [N, classes].
+Answered = Callable[[Sequence[int], Tensor, Tensor], None]
 
 # Shown while it goes on: batches done come out of it as they went in.
 Watch = Callable[[Iterable[Batch], int], Iterable[Batch]]
@@ -49,32 +55,69 @@ def use_schedule(stored: Stored, schedule: Schedule, stage: str) -> Stored:
     )
 
 
-def score(stored: Stored, wanted: Wanted, device: torch.device, watch: Watch) -> Score:
+def score(
+    stored: Stored, wanted: Wanted, device: torch.device, watch: Watch, answered: Answered | None = None
+) -> Score:
     """Top-1, top-5 and loss over every image. Without views, and with as many threads, those that `run` gave the snapshot,
     but for rounding where the stage has `compile`: one evaluation is not worth compiling for.
 
-    UsageError, DataError, ResumeRefused, PermissionDenied.
+    `answered` sees each batch's answers. UsageError, DataError, ResumeRefused, PermissionDenied.
     """
-    solver, loader = stored.stage.solver, _loader(stored, wanted, device)
+    solver = stored.stage.solver
+    loader = _loader(stored, _records(stored, wanted), wanted.views, device)
     asked = _cut(len(loader.records), wanted.batch or solver.test_batch_size, solver)
     loader.preflight()
+    answer, normalise = _network(stored, wanted, device)
+
+    def seen(batch: Batch) -> Tensor:
+        logits = answer(batch)
+        if answered is not None:
+            records = [loader.record(int(position)) for position in batch.positions]
+            answered(records, normalise.labels(batch.labels), logits)
+        return logits
+
+    with _memory_explained(max(n for _, n in asked)), loader.stream(asked) as batches:
+        numbered = enumerate(watch(batches, len(asked)))
+        found = score_of(seen, numbered, len(asked), normalise, SoloComm(), lambda: False)
+    assert found is not None  # no one asked it to stop
+    return found
+
+
+def classifier(stored: Stored, wanted: Wanted, device: torch.device) -> Callable[[Records], Tensor]:
+    """The network as a function of records, as many as a forward pass may have: float64 [N, classes], probabilities on the CPU.
+
+    The records are cropped and normalised as in the stage's evaluation. ResumeRefused; the function raises UsageError, DataError.
+    """
+    answer, _ = _network(stored, wanted, device)
+
+    @torch.no_grad()
+    def classify(records: Records) -> Tensor:
+        with _memory_explained(len(records)):
+            batch = _loader(stored, records, wanted.views, device).batch(0, len(records))
+            return answer(batch).double().softmax(1).cpu()
+
+    return classify
+
+
+def _network(stored: Stored, wanted: Wanted, device: torch.device) -> tuple[Callable[[Batch], Tensor], Normalise]:
+    solver = stored.stage.solver
     model: nn.Module = load_network(stored, device, wanted.ema)
     if wanted.views is not Views.ONE:
         model = Averaged(model, CROPS if wanted.views is Views.TEN_CROP else 1)
     normalise = Normalise(
         solver.test_transform, stored.schedule.model.channels, device, dtype_of(solver.precision), solver.channels_last
     )
+    return answers(model, normalise, solver.precision), normalise
+
+
+@contextmanager
+def _memory_explained(images: int) -> Iterator[None]:
     try:
-        with loader.stream(asked) as batches:
-            numbered = enumerate(watch(batches, len(asked)))
-            found = evaluate(model, numbered, len(asked), normalise, solver.precision, SoloComm(), lambda: False)
+        yield
     except torch.OutOfMemoryError as error:
         raise UsageError(
-            f"out of memory on the GPU with {max(n for _, n in asked)} images at a time",
-            "give a smaller --device-batch",
+            f"out of memory on the GPU with {images} images at a time", "give a smaller --device-batch"
         ) from error
-    assert found is not None  # nobody asked it to stop
-    return found
 
 
 def _cut(images: int, size: int, solver: Solver) -> list[tuple[int, int]]:
@@ -96,11 +139,10 @@ def _cut(images: int, size: int, solver: Solver) -> list[tuple[int, int]]:
     return asked
 
 
-def _loader(stored: Stored, wanted: Wanted, device: torch.device) -> Loader:
+def _loader(stored: Stored, records: Records, views: Views, device: torch.device) -> Loader:
     model, solver = stored.schedule.model, stored.stage.solver
-    records = _records(stored, wanted)
     threads = default_loader_threads(device.type, torch.get_num_threads())
-    if wanted.views is Views.TEN_CROP:
+    if views is Views.TEN_CROP:
         return CropLoader(
             records,
             solver.test_transform,

@@ -5,7 +5,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -183,7 +183,8 @@ def make_folder(disk: Disk, path: Path) -> None:
         return
     except FileNotFoundError:
         make_folder(disk, path.parent)
-        disk.mkdir(path)
+        with suppress(FileExistsError):  # another run that starts at this moment was faster
+            disk.mkdir(path)
     disk.sync_folder(path.parent)
 
 

@@ -5,6 +5,7 @@ judge by age or process number. On NFS it reaches the other hosts too. Where a f
 without `flock`), `acquire` refuses, or, where the caller has a `Lease` besides, leaves it to that.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -15,14 +16,19 @@ from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
-from stagerun.errors import FolderInUseError, StorageError
+from stagerun.errors import FolderInUseError, PermissionDenied, StagerunError, StorageError
+from stagerun.private import gone, open_lock
+from stagerun.store.disk import LocalDisk
 from stagerun.store.faults import reporting
 from stagerun.store.layout import lock_file
+from stagerun.store.lives import newest_life, this_process
 
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 # `holder` has the lock for an instant, to see whether it can be had. A run that starts just then tries again.
 _TRIES, _PAUSE = 6, 0.02
+
+_WAIT = "wait for it, stop it, or choose another folder with --out"
 
 _NAME = re.compile(r"process (\d+) on (\S+), since (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4})")
 
@@ -31,8 +37,8 @@ _NAME = re.compile(r"process (\d+) on (\S+), since (\d{4}-\d\d-\d\d \d\d:\d\d:\d
 class Holder:
     """Who holds a lock: `text` as it wrote it; the others are None where that is not to be read.
 
-    A holder that has just started may not have written its name yet; then it is its predecessor's. `since` is in seconds
-    since the epoch, to the second, of the holder's clock. `beat`: of one that is known by its lease alone.
+    A holder that has just started may not have written its name yet; then `text` is empty. `since` is in seconds since the epoch, to
+    the second, of the holder's clock. `beat`: of one that is known by its lease alone.
     """
 
     text: str
@@ -43,12 +49,13 @@ class Holder:
 
 
 def holder(out: Path) -> Holder | None:
-    """Who holds the output folder now; None if nobody does. Changes nothing. StorageError, PermissionDenied."""
+    """Who holds the output folder now; None if nobody does, or its lock is not for this user: then its lives tell (`last_word`). Changes
+    nothing. StorageError."""
     path = lock_file(out)
     with reporting("see who holds the output folder", path):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):
             return None
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -61,7 +68,10 @@ def holder(out: Path) -> Holder | None:
             raise
         finally:
             os.close(fd)
-    return holder_named(text)
+    found = holder_named(text)
+    if found.pid is not None and found.host is not None and gone(found.pid, found.host):
+        return Holder("", since=time.time())  # whose name will come
+    return found
 
 
 def holder_named(text: str, beat: int | None = None) -> Holder:
@@ -90,6 +100,7 @@ class Lock:
     def __init__(self, out: Path, optional: bool = False) -> None:
         self.out, self.optional = out, optional
         self._fd: int | None = None
+        self._writer = 0  # the process whose name is in the file
 
     @property
     def held(self) -> bool:
@@ -99,7 +110,10 @@ class Lock:
         """Doesn't wait for a holder to end. FolderInUseError names it; StorageError, PermissionDenied."""
         path = lock_file(self.out)
         with reporting("lock the output folder", path):
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+            try:
+                self._fd = open_lock(path)
+            except PermissionError:
+                raise _anothers(self.out) from None
         _open.add(self)
         try:
             if not self._take(self._fd):
@@ -109,6 +123,7 @@ class Lock:
                 # The file of an output folder is never deleted: whoever opened it before would hold a lock on a file without a name.
                 os.ftruncate(self._fd, 0)
                 os.pwrite(self._fd, _myself().encode(), 0)
+                self._writer = os.getpid()
         except BaseException:
             self.release()
             raise
@@ -128,6 +143,10 @@ class Lock:
         fd, self._fd = self._fd, None
         _open.discard(self)
         if fd is not None:
+            if self._writer == os.getpid():  # no forked child
+                with contextlib.suppress(OSError):
+                    os.ftruncate(fd, 0)  # or the next holder would be taken for this one
+            self._writer = 0
             os.close(fd)
 
     def __enter__(self) -> "Lock":
@@ -145,10 +164,11 @@ class Lock:
             if _try(fd):
                 return True
             # A holder that has just started may not have written its name yet; then the line is its predecessor's.
-            raise FolderInUseError(
-                f"another run holds {self.out}: {_written(fd) or 'no name yet'}",
-                "wait for it, stop it, or choose another folder with --out",
-            )
+            text = _written(fd)
+            named = holder_named(text)
+            if named.pid is not None and named.host is not None and gone(named.pid, named.host):
+                text = f"no name yet (the last one, {text}, has ended)"
+            raise FolderInUseError(f"another run holds {self.out}: {text or 'no name yet'}", _WAIT)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 with reporting("lock the output folder", lock_file(self.out)):
@@ -160,6 +180,24 @@ class Lock:
                 "choose a folder on another file system with --out, or have this one mounted with locks "
                 "(Lustre: `flock`; NFS: a running lock service)",
             ) from error
+
+
+def _anothers(out: Path) -> StagerunError:
+    """Where the lock is another user's: what the process lives tell. StorageError, PermissionDenied."""
+    seen = newest_life(LocalDisk(), out)
+    if seen is not None and seen.life is not None and seen.life.code is None:
+        process = seen.life.process
+        if process.same_machine(this_process()) and process.alive():
+            return FolderInUseError(f"another run holds {out}: {seen}, of another user", _WAIT)
+        last = f"; its last run, {seen}, has not said that it ended"
+    elif seen is not None and seen.life is not None:
+        last = f"; its last run, {seen}, has ended with exit code {seen.life.code}"
+    else:
+        last = ""
+    return PermissionDenied(
+        f"can't lock the output folder in {lock_file(out)}: it belongs to another user{last}",
+        "choose another folder with --out, or ask its owner for permission",
+    )
 
 
 def _try(fd: int) -> bool:

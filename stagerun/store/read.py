@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from stagerun.errors import ResumeRefused
+from stagerun.errors import PermissionDenied, ResumeRefused
 from stagerun.snapshots import Inventory, SnapshotRef
 from stagerun.store.disk import Disk, rename
 from stagerun.store.faults import Damaged, TooLarge, only_one, reading, reporting
@@ -33,15 +33,16 @@ _T = TypeVar("_T")
 OTHER = 16_000_000  # bytes of a file that the caller says nothing about
 
 
-def inventory(disk: Disk, out: Path) -> Inventory:
+def inventory(disk: Disk, out: Path, looking: bool = False) -> Inventory:
     """The snapshots of an output folder, empty if it isn't there yet. Other names than those of snapshots are ignored.
 
     ResumeRefused if one is of a newer format. StorageError, PermissionDenied if the folder, or a manifest, can't be
-    read: a snapshot that may be good is not passed over.
+    read: a snapshot that may be good is not passed over, except by who is only `looking`, and names those without permission.
     """
     root = snapshots_folder(out)
     found: list[SnapshotRef] = []
     damaged: list[str] = []
+    forbidden: list[str] = []
     for name in sorted(_names(disk, root)):
         if parse_name(name) is None:
             continue
@@ -49,6 +50,10 @@ def inventory(disk: Disk, out: Path) -> Inventory:
             found.append(inspect(disk, out, name).ref())
         except Damaged:
             damaged.append(name)
+        except PermissionDenied:
+            if not looking:
+                raise
+            forbidden.append(name)
     if damaged:
         # A run that holds the lock may have deleted it while we looked.
         still_there = set(_names(disk, root))
@@ -56,7 +61,7 @@ def inventory(disk: Disk, out: Path) -> Inventory:
     # In one process life by the order in which they were written: after a rollback iterations come a second time. Snapshots of
     # versions that did not count them have 0.
     found.sort(key=lambda ref: (ref.attempt, ref.serial, ref.iter, ref.stage))
-    return Inventory(tuple(found), tuple(damaged))
+    return Inventory(tuple(found), tuple(damaged), tuple(forbidden))
 
 
 def answers_now(disk: Disk, out: Path, found: Inventory, stages: Collection[str]) -> bool:

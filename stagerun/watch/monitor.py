@@ -218,8 +218,9 @@ def main() -> None:
     # It sees that the worker has ended, and tells the other monitors; but not while it is stopped, as with Ctrl-Z.
     with suppress(OSError):
         die_with_parent(signal.SIGCONT)
-    if os.getppid() == setup.pid:
-        Monitor(setup).run()
+    monitor = Monitor(setup)
+    if os.getppid() == setup.pid:  # so it was when the monitor opened the process
+        monitor.run()
 
 
 if __name__ == "__main__":

@@ -32,6 +32,9 @@ class Worker:
         self.rank, self.pid, self._thread = rank, pid, thread
         self._pulse, self._stack = pulse, stack
         self._beat = Beat(moved=time.monotonic())
+        self._fd: int | None = None  # of the process: its number is another's once it has ended
+        with suppress(OSError, AttributeError):  # an old kernel, or a container that forbids it
+            self._fd = os.pidfd_open(pid)
 
     def beat(self) -> Beat:
         """The newest; the one before where a new one is just being written."""
@@ -58,9 +61,9 @@ class Worker:
         if stopped and self.rank == 0:
             return ""
         try:
-            os.kill(self.pid, STACK_SIGNAL)
+            self._send(STACK_SIGNAL)
             if stopped:
-                os.kill(self.pid, signal.SIGCONT)
+                self._send(signal.SIGCONT)
         except OSError:
             return ""
         end = time.monotonic() + _STACK_S
@@ -84,7 +87,14 @@ class Worker:
 
     def kill(self) -> None:
         with suppress(OSError):
-            os.kill(self.pid, signal.SIGKILL)
+            self._send(signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        """OSError."""
+        if self._fd is None:
+            os.kill(self.pid, number)
+        else:
+            signal.pidfd_send_signal(self._fd, number)
 
 
 def log_failure(path: str, text: str) -> threading.Thread:

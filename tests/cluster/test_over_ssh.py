@@ -209,7 +209,7 @@ def test_schedule_and_package_are_copied(
     code, said = job.end()
     assert code == 0 and processes.ends(job.out) == elastic, said
     for host in hosts.hosts:
-        copied = host.run("ls", f"/tmp/copy/{schedule.name}", "/tmp/copy/.stagerun-code/stagerun/cli")
+        copied = host.run("sh", "-c", f"ls /tmp/copy/{schedule.name} /tmp/copy/.stagerun-code-*/stagerun/cli")
         assert "collapse.prototxt" in copied.stdout and "hosting.py" in copied.stdout, copied.stderr
 
 

@@ -10,6 +10,7 @@ What is left of OUT.partial after that rename is swept away; a crash between the
 complete OUT, which the next import into OUT removes.
 """
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -27,6 +28,7 @@ from stagerun.data.regular import regular
 from stagerun.data.write import sync_folder
 from stagerun.errors import DataError, FolderInUseError, ResumeRefused, StorageError
 from stagerun.lmdb_file import SIDE_FILE
+from stagerun.private import gone, open_lock
 from stagerun.text import count
 
 IDENTITY, LOCK, LMDB = "import.json", "lock", "lmdb"
@@ -42,6 +44,7 @@ _OURS_IN_LMDB = {"data.mdb", "lock.mdb", SIDE_FILE, REPORT}  # a tool that looke
 # What `write` below, and `index.save`, are killed over.
 _UNFINISHED = re.compile(r"(?P<name>.+)\.partial(-[0-9a-f]{32})?")
 
+_HOLDER = re.compile(r"process (\d+) on (\S+)")
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -94,13 +97,15 @@ class Partial:
         return self
 
     def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._lock, 0)  # or the next holder would be taken for this one
         os.close(self._lock)
 
     def _try(self) -> int:
         """The lock's descriptor; -1 where another process finished and swept the folder away in between."""
         path = self.folder / LOCK
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = open_lock(path)
         except FileNotFoundError:
             return -1
         try:
@@ -117,6 +122,9 @@ class Partial:
         except BlockingIOError:
             holder = os.pread(fd, 200, 0).decode(errors="replace")
             os.close(fd)
+            named = _HOLDER.fullmatch(holder)
+            if named is not None and gone(int(named[1]), named[2]):
+                holder = ""  # of one that was killed before
             raise FolderInUseError(
                 f"{self.folder}: another import works on it: {holder or 'it has just begun'}",
                 "wait for it, stop it, or give another folder",

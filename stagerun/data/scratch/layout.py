@@ -15,6 +15,7 @@ from typing import Any
 from stagerun.data.write import sync_folder
 from stagerun.errors import DataError, PermissionDenied, StorageError
 from stagerun.lmdb_file import BY_SCHEDULE, SIDE_FILE, check_file, data_file
+from stagerun.private import private_folder
 
 BLOCK = 1 << 26
 DATA, MANIFEST, JOURNAL, SUSPECT = "data.mdb", "stagerun-copy.json", "blocks", "suspect"
@@ -26,9 +27,6 @@ _NAME = re.compile(r"[0-9a-f]{64}")
 _ENDS = 1 << 20
 _VERSION = 1
 _MOST_MANIFEST_BYTES = 1 << 26
-
-_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
-
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF}
 
@@ -104,20 +102,7 @@ def home_of(scratch: str, make: bool = True) -> Path:
     if not there:
         raise StorageError(f"{scratch}: no such folder", "make it on every node, or give another `scratch`")
     home = Path(scratch) / f"stagerun-{os.getuid()}"
-    if make:
-        home.mkdir(mode=0o700, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        found = home.lstat()
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and found.st_mode & _OTHERS_MAY_WRITE:
-            raise PermissionDenied(
-                f"{home}: others may write to it (mode {stat.S_IMODE(found.st_mode):04o}), so its copies can't be trusted",
-                f"`chmod 700 {home}` if nobody did, or remove it: the copies are made again",
-            )
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise PermissionDenied(
-                f"{home}: belongs to another user, or is no folder", "remove it, or give another `scratch`"
-            )
-    return home
+    return private_folder(home, "copies", "give another `scratch`", make)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

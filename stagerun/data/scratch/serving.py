@@ -14,6 +14,7 @@ import contextlib
 import hmac
 import json
 import os
+import resource
 import socket
 import threading
 import time
@@ -27,6 +28,8 @@ from stagerun.data.scratch.locks import CopyStopped
 
 # A side that has said nothing for so long has gone, or its network.
 SILENT_S = 10.0
+# Who comes has so long to show the token. While so many have not, the one that has waited longest goes for the next.
+HELLO_S, MOST_STRANGERS = 2.0, 32
 _LOOK_S = 0.5  # between two looks whether to stop
 _LONGEST_HELLO, _LONGEST_LINE, _MOST_CONNECTIONS = 512, 1 << 16, 4096
 _MOST_TRIED = 1 << 30
@@ -64,6 +67,10 @@ class Server:
         self._token, self._lock = token, threading.Lock()
         self._shelves: dict[str, _Shelf] = {}
         self._open: set[socket.socket] = set()
+        self._strangers: dict[socket.socket, None] = {}  # of `_open`, in the order in which they came
+        # The worker itself needs descriptors: files, sockets to other ranks.
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most = _MOST_CONNECTIONS if files == resource.RLIM_INFINITY else min(_MOST_CONNECTIONS, files // 4)
         self.moved = 0  # bytes that were copied or found to be there, whether they are on a shelf yet or not
         self._over = False
         self._listener = socket.socket(socket.AddressFamily(family), socket.SOCK_STREAM)
@@ -120,9 +127,13 @@ class Server:
                 continue
             thread = threading.Thread(target=self._serve, args=(connection,), name="hand on", daemon=True)
             with self._lock:
-                full = self._over or len(self._open) >= _MOST_CONNECTIONS
+                most = max(1, min(MOST_STRANGERS, self._most // 2))
+                if self._strangers and (len(self._strangers) >= most or len(self._open) >= self._most):
+                    self._dismiss()
+                full = self._over or len(self._open) >= self._most
                 if not full:
                     self._open.add(connection)
+                    self._strangers[connection] = None
                     self._threads = [t for t in self._threads if t.is_alive()] + [thread]
             if full:
                 connection.close()
@@ -133,9 +144,18 @@ class Server:
                 self._threads.remove(thread)
                 self._forget(connection)
 
+    def _dismiss(self) -> None:
+        """Ends the connection of the stranger that has waited longest; its thread then closes it."""
+        first = next(iter(self._strangers))
+        del self._strangers[first]
+        self._open.discard(first)
+        with contextlib.suppress(OSError):
+            first.shutdown(socket.SHUT_RDWR)
+
     def _forget(self, connection: socket.socket) -> None:
         with self._lock:
             self._open.discard(connection)
+            self._strangers.pop(connection, None)
         connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
@@ -144,6 +164,8 @@ class Server:
             token = _parsed(_first_line(connection)).get("token")
             if not isinstance(token, str) or not hmac.compare_digest(token.encode(), self._token.encode()):
                 return
+            with self._lock:
+                self._strangers.pop(connection, None)
             with connection.makefile("rb") as lines:
                 while not self._over:
                     connection.settimeout(None)  # between two blocks the other side may be busy
@@ -292,7 +314,7 @@ def _send(connection: socket.socket, message: dict[str, Any]) -> None:
 
 def _first_line(connection: socket.socket) -> bytes:
     """Of somebody who may be anybody: short, and whole in a short time."""
-    line, end = b"", time.monotonic() + SILENT_S
+    line, end = b"", time.monotonic() + HELLO_S
     while not line.endswith(b"\n") and len(line) < _LONGEST_HELLO:
         connection.settimeout(max(1e-3, end - time.monotonic()))
         byte = connection.recv(1)

@@ -15,7 +15,8 @@ from stagerun.units import epochs
 # Images that may be lost: six epochs of ImageNet, or more than two hours of a GPU that does a thousand in a second.
 UNSAVED = 8_000_000
 
-_NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
+# No more groups than a length has: after each comma of a long list another number may begin, and each would be read to the list's end.
+_NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,6}|[0-9]+)(?:\.[0-9]+)?"
 _LENGTH = re.compile(
     rf"(?P<about>(?:\babout|\bsome|\bnearly|\baround|\bcirca|\bca\.?|~|≈)\s*)?(?<![\w./])(?P<low>{_NUMBER})"
     rf"(?:\s*(?:to|-|–)\s*(?P<high>{_NUMBER}))?[\s-]*(?P<unit>epochs?|ep|iterations?|iters?|updates?)\b\.?",

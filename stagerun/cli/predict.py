@@ -1,0 +1,210 @@
+"""`stagerun predict`: picture files through a snapshot's network, taken in as `data import` takes them."""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from stagerun.cli.data_looking import class_names
+from stagerun.cli.ending import tell
+from stagerun.cli.showing import classes_of
+from stagerun.data import datum
+from stagerun.data.importing.images import ImportOptions, ImportWork
+from stagerun.data.lmdb_source import LmdbSource
+from stagerun.data.records import ListRecords
+from stagerun.data.sources.folder import Files, files_below, is_image
+from stagerun.data.sources.items import IMAGE_SUFFIXES, Names
+from stagerun.errors import DataError, StagerunError
+from stagerun.report.whole_file import write_output
+from stagerun.text import count
+
+if TYPE_CHECKING:
+    from stagerun.runner.stored import Stored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictOptions:
+    images: tuple[str, ...]
+    resize: ImportOptions
+    classes: str | None
+    top: int
+    views: str
+    device_batch: int | None
+    threads: int | None
+    ema: bool
+    csv: str | None
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """`answers`: (label, name or '', probability 0..1), the highest first."""
+
+    image: str
+    answers: tuple[tuple[int, str, float], ...]
+
+
+def predict_images(folder: Path, options: PredictOptions) -> None:
+    """A line for each picture as soon as it is known. A picture that can't be used is named; the exit code is then that of DataError."""
+    paths = _paths(options.images)
+    import torch
+
+    from stagerun.engine.device import choose_device
+    from stagerun.engine.views import Views
+    from stagerun.runner.evaluating import Wanted, classifier
+    from stagerun.runner.stored import open_snapshot
+    from stagerun.world import World, default_threads
+
+    torch.set_num_threads(options.threads or default_threads(1))
+    stored = _not_rectangular(open_snapshot(folder))
+    names = _class_names(stored, options.classes)
+    classify = classifier(stored, Wanted(views=Views(options.views), ema=options.ema), choose_device(World()))
+    batch = options.device_batch or stored.stage.solver.test_batch_size
+    found: list[Prediction] = []
+    bad: list[str] = []
+    for images, records in _records(stored, paths, options.resize, batch, bad):
+        for image, shares in zip(images, classify(records).numpy(), strict=True):
+            order = np.argsort(-shares, kind="stable")[: options.top].tolist()
+            answers = tuple((n, names[n] if n < len(names) else "", float(shares[n])) for n in order)
+            found.append(Prediction(image, answers))
+            if not options.as_json:
+                click.echo(_line(found[-1]))
+    if options.as_json:
+        click.echo(
+            json.dumps({"snapshot": stored.ref.name, "predictions": [_json(p) for p in found], "failed": bad}, indent=1)
+        )
+    if options.csv is not None:
+        write_output(Path(options.csv), _csv(found).encode(errors="surrogateescape"))
+    if bad:
+        raise DataError(f"{count(len(bad), 'picture')} can't be used, named above", "get them again, or leave them out")
+
+
+def _paths(given: Sequence[str]) -> list[str]:
+    """The files, and those of folders at any depth that are named as images. DataError with all that is missing."""
+    paths: list[str] = []
+    missing = []
+    for name in given:
+        if os.path.isdir(name):
+            below = [path.removeprefix("./") for path in files_below(name, ".")]
+            found = [os.path.join(name, path) for path in below if is_image(path.rpartition("/")[2])]
+            if not found:
+                missing.append(f"{name}: no images in it")
+            paths += found
+        elif os.path.exists(name):
+            paths.append(name)
+        else:
+            missing.append(f"{name}: no such file or folder")
+    if missing:
+        raise DataError("\n".join(missing), f"give picture files, or folders of them ({', '.join(IMAGE_SUFFIXES)})")
+    return paths
+
+
+def _not_rectangular(stored: "Stored") -> "Stored":
+    """Rectangles belong to batches of images of like shape: single pictures are cropped to the square in their place."""
+    solver = stored.stage.solver
+    if not solver.test_transform.rectangular:
+        return stored
+    tell("note: the stage's evaluations are `rectangular`; single pictures are cropped to squares of crop_size")
+    solver = replace(solver, test_transform=replace(solver.test_transform, rectangular=False))
+    return replace(stored, stage=replace(stored.stage, solver=solver))
+
+
+def _class_names(stored: "Stored", file: str | None) -> Sequence[str]:
+    """By label: those of a file, else those of the recipe's LMDBs where they are here; () if no one knows them."""
+    if file is not None:
+        return class_names(file)
+    for records in _own_records(stored):
+        if names := classes_of(records):
+            return names
+    tell("note: the names of the classes are not known here; --classes FILE gives them")
+    return ()
+
+
+def _own_records(stored: "Stored") -> Iterator[LmdbSource]:
+    data = stored.schedule.data
+    for source in (data.val, data.train):
+        if source is not None and os.path.exists(source.path):
+            try:
+                yield LmdbSource(source.path)
+            except StagerunError:  # only asked for what would be good to know
+                continue
+
+
+def _records(
+    stored: "Stored", paths: Sequence[str], resize: ImportOptions, batch: int, bad: list[str]
+) -> Iterator[tuple[list[str], ListRecords]]:
+    """The pictures as records, `batch` at a time; of one size where the network's evaluation doesn't crop. Bad ones are told
+    and added to `bad`."""
+    files = Files("folder", "", (), Names(paths), np.zeros(len(paths), np.int32))
+    work = ImportWork(files, paths[0], resize)
+    channels = stored.schedule.model.channels
+    cropped = stored.stage.solver.test_transform.crop_size is not None
+    size = None if cropped else _own_size(stored)
+    images: list[str] = []
+    values: list[bytes] = []
+    for i, path in enumerate(paths):
+        try:
+            record, found = _taken(work, i, channels)
+        except DataError as error:
+            bad.append(f"{path}: {error.message}")
+            tell(bad[-1])
+            continue
+        size = size or found
+        if not cropped and found != size:
+            raise DataError(
+                f"{path}: {found[0]} x {found[1]} pixels (height x width), and the network was evaluated on {size[0]} x {size[1]}: "
+                "its transform neither crops nor resizes",
+                f"--resize-height {size[0]} --resize-width {size[1]}, as `data import` has them",
+            )
+        images.append(path)
+        values.append(record)
+        if len(images) == batch:
+            yield images, ListRecords(values, "the pictures")
+            images, values = [], []
+    if images:
+        yield images, ListRecords(values, "the pictures")
+
+
+def _taken(work: ImportWork, i: int, channels: int) -> tuple[bytes, tuple[int, int]]:
+    """The record of picture `i`, and its (height, width). DataError if the network can't take it."""
+    made = work.make(i)
+    if made.record is None:
+        raise DataError(made.notes[0].text)
+    picture = datum.picture_of(datum.parse(made.record), channels)
+    return made.record, (picture.height, picture.width)
+
+
+def _own_size(stored: "Stored") -> tuple[int, int] | None:
+    """(height, width) of the first record of the recipe's LMDBs, where one is here."""
+    for records in _own_records(stored):
+        picture = datum.picture_of(datum.parse(records.get(0)[1]), stored.schedule.model.channels)
+        return picture.height, picture.width
+    return None
+
+
+def _line(found: Prediction) -> str:
+    said = (f"{name or f'class {label}'} {100 * share:.2f} %" for label, name, share in found.answers)
+    return "  ".join([found.image, *said])
+
+
+def _json(found: Prediction) -> dict[str, Any]:
+    answers = [{"label": label, "name": name, "probability": share} for label, name, share in found.answers]
+    return {"image": found.image, "answers": answers}
+
+
+def _csv(found: Sequence[Prediction]) -> str:
+    """A row for each picture and answer: image, rank, label, name, probability."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["image", "rank", "label", "name", "probability"])
+    for one in found:
+        for rank, (label, name, share) in enumerate(one.answers, 1):
+            writer.writerow([one.image, rank, label, name, share])
+    return text.getvalue()
