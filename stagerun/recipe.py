@@ -129,6 +129,7 @@ class Model:
     fc_weight_filler: Filler | None = None
     fc_bias_filler: Filler | None = None
     blur_pool: bool = False
+    spare_classes: bool = False  # of what `run` checks, not of the network: the canonical form leaves it out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,10 +325,10 @@ class Solver:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a field of a stage got its value: `span` is None for a default."""
+    """Where a field of a stage got its value: `span` is None for a default, and for what was read from an LMDB."""
 
     text: str
-    layer: str  # "default", "schedule", "stage", "sweep" or "--set"
+    layer: str  # "default", "schedule", "stage", "sweep", "--set" or "LMDB"
     span: Span | None = None
 
 

@@ -74,6 +74,7 @@ def test_every_option_is_a_decision() -> None:
         ],
         "check": ["--lint", "--set"],
         "data import": [
+            "--background",
             "--format",
             "--ground-truth",
             "--labels",
@@ -152,6 +153,7 @@ def test_every_option_is_a_decision() -> None:
             "--x",
         ],
         "predict": [
+            "--background",
             "--classes",
             "--csv",
             "--device-batch",

@@ -5,14 +5,17 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import cv2
 import lmdb
 import made_images
+import numpy as np
 import pytest
 import small
 from click.testing import CliRunner, Result
@@ -22,9 +25,13 @@ from stagerun.cli import commands_data, data_progress
 from stagerun.cli.main import main
 from stagerun.data import index, sources
 from stagerun.data.disk_errors import hint_for
+from stagerun.data.importing import engine
+from stagerun.data.importing.images import ImportOptions, ImportWork
 from stagerun.data.importing.partial import REPORT, Partial
 from stagerun.data.jpeg import transcode
+from stagerun.data.sources import SourceOptions, open_source
 from stagerun.data.sources.items import IMAGE_SUFFIXES
+from stagerun.lmdb_file import SIDE_FILE
 from stagerun.proto.caffe_pb2 import Datum
 
 ROOT = Path(__file__).parent.parent
@@ -72,6 +79,21 @@ def test_import_says_what_it_made_and_what_to_write(imported: Path, tmp_path: Pa
     assert other.exit_code == 65 and "exists already" in other.stderr
 
 
+def test_images_beside_the_class_folders_are_named_or_refused(tmp_path: Path) -> None:
+    source = made_images.class_folders(tmp_path / "images", 4, 2)
+    for i in range(4):
+        (source / f"loose{i}.jpg").write_bytes(made_images.jpeg(i))
+    done = data("import", source, tmp_path / "out")
+    said = "beside the class folders, not taken: 4 files (loose0.jpg, loose1.jpg, loose2.jpg, ...)"
+    assert done.exit_code == 0 and said in done.stderr and said in done.stdout
+    assert f"\n{said}\nloose0.jpg\n" in (tmp_path / "out" / REPORT).read_text()
+    (source / "loose4.jpg").write_bytes(made_images.jpeg(4))
+    refused = data("import", source, tmp_path / "other")
+    assert refused.exit_code == 65 and "5 files lie beside the class folders (loose0.jpg" in refused.stderr
+    assert "and 4 images in them" in refused.stderr and "a list of `path label` lines" in refused.stderr
+    assert not (tmp_path / "other.partial").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -87,12 +109,49 @@ def test_import_says_what_it_made_and_what_to_write(imported: Path, tmp_path: Pa
         (["--split", "train"], "--split means nothing for the format `folder`"),
         (["--labels", "x"], "--labels means nothing"),
         (["--root", "x"], "--root means nothing"),
+        (["--background", "wite"], "--background `wite` is not an opaque colour"),
+        (["--background", "#11223344"], "--background `#11223344` is not an opaque colour"),
     ],
 )
 def test_mistakes_on_the_command_line(imported: Path, tmp_path: Path, words: list[str], said: str) -> None:
     result = data("import", imported / "images", tmp_path / "out", *words)
     assert result.exit_code == 64 and said in result.stderr
     assert os.listdir(tmp_path) == []
+
+
+def test_transparent_images_are_counted_with_what_is_behind_them(tmp_path: Path) -> None:
+    source = made_images.class_folders(tmp_path / "images", 6, 2)
+    holes = np.dstack([made_images.picture(1), np.zeros((40, 56), np.uint8)])
+    for name, alpha in (("clear", 0), ("half", 128), ("opaque", 255)):
+        holes[:, :, 3] = alpha
+        cv2.imwrite(str(source / "n00000000" / f"{name}.png"), holes)
+    white = data("import", source, tmp_path / "white")
+    assert "2 images had transparency, composited on white; --background takes another" in white.stdout
+    again = data("import", source, tmp_path / "white", "--background", "#FFF")
+    assert again.exit_code == 0 and "nothing to do" in again.stdout
+    other = data("import", source, tmp_path / "white", "--background", "teal")
+    assert other.exit_code == 65 and "exists already" in other.stderr
+    teal = data("import", source, tmp_path / "teal", "--background", "teal")
+    assert "2 images had transparency, composited on #008080" in teal.stdout
+    prints = [index.load(str(tmp_path / name)).facts.fingerprint for name in ("white", "teal")]  # type: ignore[union-attr]
+    assert prints[0] != prints[1]
+    shown = data("show", tmp_path / "teal", "--output", tmp_path / "sheet.png")
+    assert "2 images had transparency, composited on #008080" in shown.stdout
+    plain = data(
+        "import", made_images.class_folders(tmp_path / "plain", 6, 2), tmp_path / "lmdb", "--background", "teal"
+    )
+    assert "transparency" not in plain.stdout
+
+
+def test_an_import_does_not_go_on_with_another_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "RECORDS_PER_COMMIT", 4)
+    source = made_images.class_folders(tmp_path / "images")
+    work = ImportWork(open_source(str(source), SourceOptions()), str(source), ImportOptions())
+    stop = iter([False] * 20 + [True]).__next__
+    assert not engine.run(work, str(tmp_path / "out"), engine.Job(threads=1, stop=stop)).complete
+    assert data("import", source, tmp_path / "out", "--background", "red").exit_code == 78
+    done = data("import", source, tmp_path / "out", "--background", "white")
+    assert done.exit_code == 0 and "goes on behind" in done.stderr
 
 
 def test_import_says_which_files_it_ignored(imported: Path, tmp_path: Path) -> None:
@@ -160,11 +219,21 @@ def test_verify_and_info_of_what_was_imported(imported: Path) -> None:
     info = data("info", imported / "lmdb")
     for words in ("30 baseline JPEG", "smallest 70 x 30", "largest 50 x 50", "classes: 3, from 10 to 10", "up to date"):
         assert words in info.stdout
+    assert re.search(r"mean pixel .*\ndeviation +([0-9.]+, ){2}[0-9.]+ \(B, G, R\)\n", info.stdout)
     found = json.loads(data("info", imported / "lmdb", "--json").stdout)
     assert found["records"] == 30 and found["labels"] == [[0, 10], [1, 10], [2, 10]]
     assert len(found["mean_bgr"]) == 3 and found["decoders"] and not found["prepared"]
     full = data("info", imported / "lmdb", "--classes").stdout
     assert "  2      10      n00000002\n" in full
+
+
+def test_classes_without_names_are_counted_by_their_labels(tmp_path: Path) -> None:
+    images = made_images.class_folders(tmp_path / "images", 6, 2)
+    lines = [f"{path.relative_to(images)} {3 * int(path.stem)}\n" for path in sorted(images.rglob("*.JPEG"))]
+    (images / "list.txt").write_text("".join(lines))
+    assert data("import", images / "list.txt", tmp_path / "lmdb").exit_code == 0
+    info = data("info", tmp_path / "lmdb").stdout
+    assert "classes: 6 without names (labels 0 to 15), from 1 to 1 images each" in info
 
 
 def test_verify_names_every_damaged_record(copy: Path) -> None:
@@ -180,7 +249,7 @@ def test_verify_names_every_damaged_record(copy: Path) -> None:
 
 
 def test_verify_and_info_without_a_side_file(copy: Path) -> None:
-    (copy / index.SIDE_FILE).unlink()
+    (copy / SIDE_FILE).unlink()
     verified = data("verify", copy)
     assert verified.exit_code == 0 and "no side file" in verified.stdout
     info = data("info", copy)
@@ -189,16 +258,16 @@ def test_verify_and_info_without_a_side_file(copy: Path) -> None:
 
 
 def test_index_makes_what_was_lost(copy: Path, imported: Path, tmp_path: Path) -> None:
-    (copy / index.SIDE_FILE).unlink()
+    (copy / SIDE_FILE).unlink()
     names = tmp_path / "names.txt"
     names.write_text("n00000000\nn00000001\nn00000002\n")
     assert data("index", copy, "--classes", names).exit_code == 0
-    whole = (imported / "lmdb" / index.SIDE_FILE).read_bytes()
-    assert (copy / index.SIDE_FILE).read_bytes() == whole
+    whole = (imported / "lmdb" / SIDE_FILE).read_bytes()
+    assert (copy / SIDE_FILE).read_bytes() == whole
     refused = data("index", copy)
     assert refused.exit_code == 64 and "--force" in refused.stderr
     assert data("index", copy, "--force", "--threads", 3).exit_code == 0
-    assert (copy / index.SIDE_FILE).read_bytes() == whole  # the names too
+    assert (copy / SIDE_FILE).read_bytes() == whole  # the names too
     names.write_text("one\ntwo\n")
     short = data("index", copy, "--force", "--classes", names)
     assert short.exit_code == 65 and "label 2, but 2 class names" in short.stderr
@@ -206,12 +275,12 @@ def test_index_makes_what_was_lost(copy: Path, imported: Path, tmp_path: Path) -
 
 
 def test_index_with_a_record_that_cannot_be_used(copy: Path) -> None:
-    (copy / index.SIDE_FILE).unlink()
+    (copy / SIDE_FILE).unlink()
     with lmdb.open(str(copy), map_size=1 << 30) as env, env.begin(write=True) as txn:
         whole = made_images.jpeg(0)
         txn.put(b"99999999_cut.JPEG", Datum(data=whole[:-50], encoded=True, label=1).SerializeToString())
     refused = data("index", copy)
-    assert refused.exit_code == 65 and not (copy / index.SIDE_FILE).exists()
+    assert refused.exit_code == 65 and not (copy / SIDE_FILE).exists()
     assert "record `99999999_cut.JPEG`: the image is cut off" in refused.stderr and "--max-bad 1" in refused.stderr
     made = data("index", copy, "--max-bad", 1)
     assert made.exit_code == 0 and "1 record can't be used:\n  record `99999999_cut.JPEG`: " in made.stdout
@@ -351,7 +420,7 @@ def test_killed_stopped_and_gone_on_with(tmp_path: Path) -> None:
         assert code == 75 and "goes on behind" in errors and "the same command goes on" in errors
     assert signalled(0, 0, *words)[0] == 0
     assert signalled(0, 0, *words[:2], tmp_path / "whole", "--threads", "1")[0] == 0
-    assert (tmp_path / "out" / index.SIDE_FILE).read_bytes() == (tmp_path / "whole" / index.SIDE_FILE).read_bytes()
+    assert (tmp_path / "out" / SIDE_FILE).read_bytes() == (tmp_path / "whole" / SIDE_FILE).read_bytes()
     assert data("verify", tmp_path / "out").exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out", "whole"]
 

@@ -14,6 +14,7 @@ from stagerun.data import fashion, idx
 from stagerun.data.fashion import Unavailable
 from stagerun.data.lmdb_source import LmdbSource
 from stagerun.errors import DataError, PeerError
+from stagerun.lmdb_file import SIDE_FILE
 from stagerun.proto.caffe_pb2 import Datum
 
 FIRST = np.load(Path(__file__).parent / "golden" / "fashion_9664.npz")
@@ -102,10 +103,13 @@ def test_fashion_from_a_named_folder_and_again(small: Path, tmp_path: Path, monk
     fashion.make(str(tmp_path / "out"), said.append)
     assert "is ready" in said[-1]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["test_lmdb", "train_lmdb"]
-    assert len(LmdbSource(str(tmp_path / "out" / "train_lmdb"))) == 30
+    made = LmdbSource(str(tmp_path / "out" / "train_lmdb"))
+    assert len(made) == 30 and made.index is not None
+    assert made.index.facts.classes[2] == "Pullover" and len(made.index.facts.classes) == 10
+    (tmp_path / "out" / "test_lmdb" / SIDE_FILE).unlink()  # as an older stagerun left it
     monkeypatch.setenv(fashion.ENVIRONMENT, "/nowhere")
     fashion.make(str(tmp_path / "out"), said.append)
-    assert "nothing to do" in said[-1]
+    assert "nothing to do" in said[-1] and (tmp_path / "out" / "test_lmdb" / SIDE_FILE).exists()
 
 
 def test_fashion_takes_what_a_killed_run_left(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

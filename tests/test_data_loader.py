@@ -205,7 +205,7 @@ def test_preflight_passes_good_records_and_lists_every_mistake_it_sees() -> None
     with pytest.raises(DataError) as error:
         loader(bad).preflight(samples=3)
     text = error.value.render()
-    assert "3 of 3 records looked at" in text
+    assert text.count("hint: ") == 3 and "num_classes" in text
     assert "`00000000`: the record is empty" in text and "`00000999`: the label is 12" in text and "`00000500`" in text
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from stagerun.data.index import SIDE_FILE
 from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.scratch import (
     Copy,
@@ -36,6 +35,7 @@ from stagerun.data.scratch import (
 )
 from stagerun.data.write import write_lmdb
 from stagerun.errors import DataError, PermissionDenied, StagerunError, StorageError
+from stagerun.lmdb_file import SIDE_FILE
 
 BLOCK = 1 << 16
 SMALL_BLOCKS = f"from stagerun.data.scratch import *; from stagerun.data.scratch import blocks, layout; blocks.BLOCK = layout.BLOCK = {BLOCK}\n"

@@ -23,6 +23,7 @@ from stagerun.data.indexing import build
 from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.sources import Item, Pixels, SourceOptions, open_source
 from stagerun.errors import DataError, FolderInUseError, ResumeRefused, UsageError
+from stagerun.lmdb_file import SIDE_FILE
 from stagerun.proto.caffe_pb2 import Datum
 
 
@@ -259,9 +260,9 @@ def test_the_side_file_is_the_one_that_index_makes(tmp_path: Path, options: dict
     ]
     images = [(f"{i}.jpg", i % 3, data) for i, data in enumerate(files)]
     made(Given(*images), tmp_path / "out", **options)
-    stored = (tmp_path / "out" / index.SIDE_FILE).read_bytes()
+    stored = (tmp_path / "out" / SIDE_FILE).read_bytes()
     index.save(build(str(tmp_path / "out"), threads=2, classes=Given.classes), str(tmp_path / "out"))
-    assert (tmp_path / "out" / index.SIDE_FILE).read_bytes() == stored
+    assert (tmp_path / "out" / SIDE_FILE).read_bytes() == stored
 
 
 def test_a_run_can_read_it(tmp_path: Path) -> None:

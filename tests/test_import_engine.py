@@ -20,6 +20,7 @@ from stagerun.data.importing.journal import Journal, Note
 from stagerun.data.importing.partial import REPORT
 from stagerun.data.rows import look
 from stagerun.errors import DataError, FolderInUseError, PermissionDenied, ResumeRefused, StorageError
+from stagerun.lmdb_file import SIDE_FILE
 from stagerun.proto.caffe_pb2 import Datum
 
 # Runs of those left out lie at the start, at commits, and at the end.
@@ -31,7 +32,7 @@ class Numbers:
 
     title = "numbers"
     classes = ("even", "odd")
-    mean_bgr = None
+    statistics = None
     prepared_from = ""
     ignored = ()
 
@@ -69,8 +70,8 @@ def content(out: Path) -> tuple[dict[bytes, bytes], bytes, bytes]:
     """Records, side file and report; beside them there is only data.mdb."""
     with lmdb.open(str(out), readonly=True, lock=False) as env, env.begin() as txn:
         records = dict(txn.cursor())
-    assert sorted(os.listdir(out)) == ["data.mdb", REPORT, index.SIDE_FILE]
-    return records, (out / index.SIDE_FILE).read_bytes(), (out / REPORT).read_bytes()
+    assert sorted(os.listdir(out)) == ["data.mdb", REPORT, SIDE_FILE]
+    return records, (out / SIDE_FILE).read_bytes(), (out / REPORT).read_bytes()
 
 
 @pytest.fixture
@@ -199,7 +200,7 @@ def test_the_journal_alone_is_ahead_after_a_crash_and_is_cut_back(
         patch.setattr(Journal, "append", fail)
         run(Numbers(), str(out), job())
     with (
-        (tmp_path / "out.partial" / "rows").open("ab") as rows,
+        (tmp_path / "out.partial" / "rows2").open("ab") as rows,
         (tmp_path / "out.partial" / "notes.jsonl").open("ab") as n,
     ):
         rows.write(b"\1torn")
@@ -316,7 +317,7 @@ def test_two_at_once(tmp_path: Path) -> None:
 def test_what_somebody_changed_is_not_built_upon(tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     run(Numbers(), out, job(stop=iter([False] * 100 + [True]).__next__))
-    os.truncate(tmp_path / "out.partial" / "rows", 72 * 3)
+    os.truncate(tmp_path / "out.partial" / "rows2", 72 * 3)
     with pytest.raises(DataError, match="the journal doesn't know them all") as error:
         run(Numbers(), out, job())
     assert "--restart" in error.value.hint
@@ -349,19 +350,19 @@ def test_somebody_elses_files_are_never_deleted(tmp_path: Path) -> None:
     assert (tmp_path / "out.partial" / "thesis.tex").exists() and (tmp_path / "out.partial" / "lmdb").exists()
 
 
-@pytest.mark.parametrize("name", ["thesis.tex", "rows/1", "lmdb/thesis.tex", "lmdb/data.mdb/1", "lmdb/sub/data.mdb"])
+@pytest.mark.parametrize("name", ["thesis.tex", "rows2/1", "lmdb/thesis.tex", "lmdb/data.mdb/1", "lmdb/sub/data.mdb"])
 @pytest.mark.parametrize("whole", [True, False])
 def test_nor_are_those_in_its_folders(tmp_path: Path, name: str, whole: bool) -> None:
     """`out.partial` may be somebody's own, or have got a file of theirs since."""
     partial = tmp_path / "out.partial"
     if whole:
         run(Numbers(), str(tmp_path / "out"), job(stop=iter([False] * 100 + [True]).__next__))
-        for path in (partial / "rows", partial / "lmdb" / "data.mdb"):
+        for path in (partial / "rows2", partial / "lmdb" / "data.mdb"):
             path.unlink()
     (partial / name).parent.mkdir(parents=True, exist_ok=True)
     (partial / name).write_text("years of work")
     before = sorted(partial.rglob("*"))
-    with pytest.raises(DataError, match=r"holds `(thesis\.tex|rows|lmdb/(thesis\.tex|data\.mdb|sub))`"):
+    with pytest.raises(DataError, match=r"holds `(thesis\.tex|rows2|lmdb/(thesis\.tex|data\.mdb|sub))`"):
         run(Numbers(), str(tmp_path / "out"), job(restart=whole))
     assert (partial / name).read_text() == "years of work"
     assert set(partial.rglob("*")) - set(before) <= {partial / "lock"} and set(before) <= set(partial.rglob("*"))
@@ -373,7 +374,7 @@ def test_somebody_elses_file_beside_the_records_stops_the_end(
     run(Numbers(), str(tmp_path / "out"), job(stop=iter([False] * 100 + [True]).__next__))
     lmdb_folder = tmp_path / "out.partial" / "lmdb"
     (lmdb_folder / "thesis.tex").write_text("years of work")
-    for name in ("lock.mdb", REPORT, f"{REPORT}.partial", f"{index.SIDE_FILE}.partial-{'0' * 32}"):
+    for name in ("lock.mdb", REPORT, f"{REPORT}.partial", f"{SIDE_FILE}.partial-{'0' * 32}"):
         (lmdb_folder / name).touch()  # what a look into it, and an end that was killed, leave
     with pytest.raises(DataError, match=r"holds `thesis\.tex`"):
         run(Numbers(), str(tmp_path / "out"), job())

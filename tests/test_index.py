@@ -5,6 +5,7 @@ import random
 import re
 import struct
 import tracemalloc
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import cv2
@@ -19,6 +20,7 @@ from stagerun.data import index, lmdb_offsets
 from stagerun.data.datum import decode
 from stagerun.data.describe import describe
 from stagerun.data.fingerprint import set_of
+from stagerun.data.index import load, save
 from stagerun.data.indexing import build, build_with
 from stagerun.data.lmdb_offsets import offsets_of
 from stagerun.data.lmdb_source import LmdbSource
@@ -227,9 +229,21 @@ def test_the_mean_is_that_of_all_pixels(tmp_path: Path) -> None:
     path = write(tmp_path / "db", {b"%d" % i: value for i, value in enumerate(datums)})
     pixels = np.concatenate([np.broadcast_to(i, (*i.shape[:2], 3)).reshape(-1, 3) for i in images]).astype(float)
     assert build(path).facts.mean_bgr == pytest.approx(tuple(pixels.mean(axis=0)), abs=1e-9)
-    assert build(path, pixels=False).facts.mean_bgr == ()
+    assert build(path).facts.deviation_bgr == pytest.approx(tuple(pixels.std(axis=0)), rel=1e-12)
+    assert build(path, pixels=False).facts.mean_bgr == build(path, pixels=False).facts.deviation_bgr == ()
     grey = write(tmp_path / "grey", {b"0": datums[2]})
     assert build(grey).facts.mean_bgr == pytest.approx((images[2].mean(),), abs=1e-9)
+    assert build(grey).facts.deviation_bgr == pytest.approx((images[2].std(),), rel=1e-12)
+
+
+def test_a_side_file_without_the_deviation_is_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "db", {b"0": datum(0)})
+    made = build(path)
+    older = {name: value for name, value in asdict(made.facts).items() if name != "deviation_bgr"}
+    monkeypatch.setattr(index, "asdict", lambda facts: older)
+    save(made, path)
+    loaded = load(path)
+    assert loaded is not None and loaded.facts == replace(made.facts, deviation_bgr=())
 
 
 def test_the_fingerprint_is_the_records_alone(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent / "stagerun"
 # policy is one class and one row there, and `check` knows its fields from it.
 FLOORS = [
     {"errors", "nodelist", "text", "units", "knobs", "proto", "signals", "child", "cgroups"},
-    {"world", "private", "events", "pulse", "topology", "spans", "recipe", "snapshots"},
+    {"world", "private", "events", "pulse", "topology", "spans", "recipe", "snapshots", "lmdb_file"},
     {"schedule", "order", "pace", "logged", "binding"},
     {"spec"},
     {"plan", "store", "data", "caffe_import"},

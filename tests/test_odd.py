@@ -136,15 +136,75 @@ ALPHA = Image.merge("RGBA", [*rgb().split(), Image.fromarray(np.where(GREY > 120
 WIDE = np.maximum(BGR.astype(np.int64) * 257 - 100, 0).astype(np.uint16)
 SIXTEEN = cv2.imencode(".png", WIDE)[1].tobytes()
 
+SOME_ALPHA = cv2.resize(np.random.default_rng(4).integers(0, 256, (5, 4), dtype=np.uint8), (60, 40))
+
+
+def on(background: tuple[int, ...], image: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+    """Composited in floating point; `background` as the image's channels are."""
+    part = (alpha if image.ndim == 2 else alpha[:, :, None]) / 255
+    return np.rint(image * part + np.array(background if image.ndim == 3 else background[0]) * (1 - part)).astype(
+        np.uint8
+    )
+
+
+WHITE = (255, 255, 255)
+HOLES = np.where(GREY > 120, 0, 255)
+KEY = tuple(int(v) for v in BGR[5, 7, ::-1])
+KEYED = np.where((BGR[5, 7] == BGR).all(axis=2), 0, 255)
+WIDE_KEY = b"\0" + struct.pack(">6H", 0x1233, 2, 3, 0x1234, 2, 3)
+
 CONVERTED: list[tuple[str, Callable[[], bytes], np.ndarray, set[str]]] = [
-    ("alpha", lambda: pillow(ALPHA, "PNG"), BGR, {"alpha"}),
-    ("grey and alpha", lambda: pillow(Image.merge("LA", [Image.fromarray(GREY)] * 2), "PNG"), GREY, {"alpha"}),
-    ("one transparent colour", lambda: pillow(rgb(), "PNG", transparency=(1, 2, 3)), BGR, {"alpha"}),
+    ("alpha", lambda: pillow(ALPHA, "PNG"), on(WHITE, BGR, HOLES), {"alpha"}),
+    ("opaque alpha", lambda: pillow(rgb().convert("RGBA"), "PNG"), BGR, set()),
+    (
+        "soft alpha",
+        lambda: pillow(Image.merge("RGBA", [*rgb().split(), Image.fromarray(SOME_ALPHA)]), "PNG"),
+        on(WHITE, BGR, SOME_ALPHA),
+        {"alpha"},
+    ),
+    (
+        "grey and alpha",
+        lambda: pillow(Image.merge("LA", [Image.fromarray(GREY), Image.fromarray(SOME_ALPHA)]), "PNG"),
+        on(WHITE, GREY, SOME_ALPHA),
+        {"alpha"},
+    ),
+    (
+        "16 bits and alpha",
+        lambda: cv2.imencode(".png", np.dstack([WIDE, SOME_ALPHA.astype(np.uint16) * 257]))[1].tobytes(),
+        on(WHITE, (WIDE >> 8).astype(np.uint8), SOME_ALPHA),
+        {"16 bits", "alpha"},
+    ),
+    ("one transparent colour", lambda: pillow(rgb(), "PNG", transparency=KEY), on(WHITE, BGR, KEYED), {"alpha"}),
+    ("a transparent colour that isn't there", lambda: pillow(rgb(), "PNG", transparency=(1, 2, 3)), BGR, set()),
+    (
+        "one transparent colour of 16 bits",
+        lambda: png(2, 1, WIDE_KEY, 16, 2, chunk(b"tRNS", struct.pack(">3H", 0x1234, 2, 3))),
+        np.array([[[0, 0, 0x12], WHITE]]),
+        {"16 bits", "alpha"},
+    ),
+    (
+        "one transparent grey of 16 bits",
+        lambda: png(2, 1, b"\0\x12\x33\x12\x34", 16, 0, chunk(b"tRNS", b"\x12\x34")),
+        np.array([[0x12, 255]]),
+        {"16 bits", "alpha"},
+    ),
+    (
+        "one transparent grey of 2 bits",
+        lambda: png(4, 1, b"\0\x1b", 2, 0, chunk(b"tRNS", b"\0\1")),
+        np.array([[0, 255, 170, 255]]),
+        {"fewer than 8 bits", "alpha"},
+    ),
+    (
+        "one transparent grey of 1 bit",
+        lambda: png(2, 1, b"\0\x40", 1, 0, chunk(b"tRNS", b"\0\0")),
+        np.array([[255, 255]]),
+        {"fewer than 8 bits", "alpha"},
+    ),
     ("palette", lambda: pillow(palette(), "PNG"), of_palette(), {"palette"}),
     (
         "transparent palette",
         lambda: pillow(palette(), "PNG", transparency=bytes(16)),
-        of_palette(),
+        np.full((40, 60, 3), 255),
         {"palette", "alpha"},
     ),
     ("16 bits", lambda: SIXTEEN, (WIDE >> 8).astype(np.uint8), {"16 bits"}),
@@ -159,9 +219,19 @@ CONVERTED: list[tuple[str, Callable[[], bytes], np.ndarray, set[str]]] = [
     ("TIFF of 16 bits", lambda: pillow(grey16(), "TIFF"), GREY, {"TIFF", "16 bits"}),
     ("CMYK TIFF", lambda: pillow(rgb().convert("CMYK"), "TIFF"), BGR, {"TIFF", "CMYK TIFF"}),
     ("WebP", lambda: pillow(rgb(), "WEBP", lossless=True), BGR, {"WebP"}),
-    ("transparent WebP", lambda: pillow(ALPHA, "WEBP", lossless=True, exact=True), BGR, {"WebP", "alpha"}),
+    (
+        "transparent WebP",
+        lambda: pillow(ALPHA, "WEBP", lossless=True, exact=True),
+        on(WHITE, BGR, HOLES),
+        {"WebP", "alpha"},
+    ),
     ("GIF", lambda: pillow(palette(), "GIF"), of_palette(), {"GIF", "palette"}),
-    ("transparent GIF", lambda: pillow(palette(), "GIF", transparency=3), of_palette(), {"GIF", "palette", "alpha"}),
+    (
+        "transparent GIF",
+        lambda: pillow(palette(), "GIF", transparency=3),
+        on(WHITE, of_palette(), np.where(GREY // 16 == 3, 0, 255)),
+        {"GIF", "palette", "alpha"},
+    ),
     (
         "animated GIF",
         lambda: pillow(palette(), "GIF", save_all=True, append_images=[Image.new("RGB", (60, 40), "red")]),
@@ -192,6 +262,16 @@ def test_odd_formats_become_png_without_loss(make: Callable[[], bytes], pixels: 
     np.testing.assert_array_equal(opencv(found.data), found.image)
     again = judge(found.data, "a.png")
     assert again.oddities == () and again.data is found.data and again.kind == found.kind
+
+
+def test_another_background_shows_through() -> None:
+    red = judge(pillow(ALPHA, "PNG"), background=(200, 30, 10))
+    np.testing.assert_array_equal(red.image, on((10, 30, 200), BGR, HOLES))
+    grey = pillow(Image.merge("LA", [Image.fromarray(GREY), Image.fromarray(SOME_ALPHA)]), "PNG")
+    assert judge(grey, background=(7, 7, 7)).kind == "grey PNG"
+    coloured = judge(grey, background=(200, 30, 10))
+    np.testing.assert_array_equal(coloured.image, on((10, 30, 200), np.dstack([GREY] * 3), SOME_ALPHA))
+    assert coloured.kind == "PNG"
 
 
 def test_the_name_counts_only_where_it_says_another_format() -> None:

@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 import pytest
 import stored_help
+from PIL import Image
 
 from stagerun.data import index, indexing
 from stagerun.report import confusion
@@ -169,3 +170,12 @@ def test_many_classes_are_shown_from_the_worst() -> None:
     assert text[1].split() == ["0", "first", "10", "50.00", "%", "class", "99", "50.0", "%"]
     assert len(text) == 22 and "20 classes with the lowest top-1 of 101" in text[-1]
     assert found.top1(100) is None and confusion.picture(found, "all").startswith(b"\x89PNG")
+
+
+def test_transparent_pictures_are_seen_on_the_background(snapshot: Path, tmp_path: Path) -> None:
+    """As `data import` stores them."""
+    Image.new("L", (28, 31), 200).save(tmp_path / "grey.png")
+    Image.new("LA", (28, 31), (90, 0)).save(tmp_path / "clear.png")
+    found = said("predict", snapshot, tmp_path / "grey.png", tmp_path / "clear.png", "--background", "#c8c8c8")
+    one, other = (prediction["answers"] for prediction in found["predictions"])
+    assert one == other and found["failed"] == []

@@ -89,7 +89,8 @@ def test_the_same_records_with_the_same_pixels(tmp_path: Path) -> None:
     facts, old_facts = index.load(str(tmp_path / "out")), index.load(source)
     assert facts is not None and old_facts is not None
     assert (facts.facts.restart_interval, old_facts.facts.restart_interval) == (4, 0)
-    assert facts.facts.classes == old_facts.facts.classes and facts.facts.mean_bgr == old_facts.facts.mean_bgr
+    assert facts.facts.classes == old_facts.facts.classes and facts.facts.mean_bgr == old_facts.facts.mean_bgr != ()
+    assert facts.facts.deviation_bgr == old_facts.facts.deviation_bgr != ()
     assert dict(facts.facts.kinds) == {"baseline JPEG": 396, "grey JPEG": 1, "raw": 1, "PNG": 1, "CMYK JPEG": 1}
     # The same pixels: training goes on with either, also when the copy's side file was made again.
     assert set_of(str(tmp_path / "out")) == set_of(source) != ""

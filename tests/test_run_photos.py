@@ -1,6 +1,7 @@
 """From a folder of JPEGs to a trained network: imported, indexed, and trained with everything that can be done to an image."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,9 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file
 
 from stagerun.cli.main import main
+from stagerun.errors import DataError, RecipeError
+from stagerun.runner.images import preflight
+from stagerun.spec import canonical, load
 
 SCHEDULE = """
 name: "photos"
@@ -119,3 +123,58 @@ def test_what_the_side_files_know_is_found_before_the_first_iteration(tmp_path: 
     assert "label 0 is `class0` in" in done.stderr and "and `class1` in" in done.stderr
     assert "_class1/005.jpg`: the image is 24 x 54 pixels" in done.stderr, done.stderr
     assert not list((tmp_path / "out" / "snapshots").iterdir())
+
+
+def looked_at(folder: str | Path, *changes: str) -> str:
+    """What `run` says before anything is started; '' where nothing is wrong."""
+    try:
+        preflight(load(folder, changes))
+    except (RecipeError, DataError) as error:
+        assert error.exit_code == (64 if isinstance(error, RecipeError) else 65)
+        return error.render()
+    return ""
+
+
+def test_another_number_of_classes_than_the_side_file_names(tmp_path: Path, data: Path) -> None:
+    folder = str(schedule(tmp_path / "s", data))
+    assert looked_at(folder) == ""
+    assert looked_at(folder, "model.num_classes=10", "model.spare_classes=true") == ""
+    spare = looked_at(folder, "model.num_classes=10")
+    assert spare.startswith(
+        f"--set:1:19: `num_classes` is 10, but {data}/train_lmdb has 3 classes: class0, class1, class2"
+    )
+    assert "write `num_classes: 3`; if outputs without a class are meant, add `spare_classes: true`" in spare
+    few = looked_at(folder, "model.num_classes=2", "model.spare_classes=true")
+    assert "`num_classes` is 2" in few and "spare" not in few and "the label is 2" not in few
+
+    text = Path(folder, "schedule.prototxt").read_text()
+    Path(folder, "schedule.prototxt").write_text(text.replace("num_classes: 3", "num_classes: 4"))
+    place = f"{folder}/schedule.prototxt:3:43"
+    assert looked_at(folder).startswith(f"{place}: `num_classes` is 4") and "      ^" in looked_at(folder)
+    for words, said in (
+        (["check", folder], f"no mistakes, digest [0-9a-f]*\nnote: .*\n{place}"),
+        (["plan", folder], place),
+    ):
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == 0 and re.search(said, done.output), done.output
+
+
+def test_each_cause_has_its_hint_once(tmp_path: Path, data: Path) -> None:
+    folder = schedule(tmp_path / "s", data)
+    changes = ["model.num_classes=2", "collapse.transform_param={ mirror: true }", "collapse.test_transform_param={ }"]
+    said = looked_at(folder, *changes)
+    assert f"{data}/train_lmdb: record" in said and f"{data}/val_lmdb: record" in said
+    assert said.count("hint: ") == 2 and said.count("`stagerun data import --resize-height N --resize-width N`") == 1
+    assert said.count("write `num_classes: 3`") == 1 and "the label is" not in said
+
+
+def test_images_that_are_not_written_are_read_and_said_to_be(tmp_path: Path, data: Path) -> None:
+    folder = schedule(tmp_path / "s", data)
+    whole = canonical(load(folder))
+    text = (folder / "schedule.prototxt").read_text()
+    (folder / "schedule.prototxt").write_text(re.sub(r" images: \d+", "", text))
+    assert canonical(load(folder)) == whole and looked_at(folder) == ""
+    planned = CliRunner().invoke(main, ["plan", str(folder)]).output
+    assert f"note: data.val.images: 24, read from LMDB {data}/val_lmdb" in planned
+    explained = CliRunner().invoke(main, ["explain", str(folder), "data.train.images"]).output
+    assert explained.startswith("data.train.images   72\n\nnot written: read from the LMDB")

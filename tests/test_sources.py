@@ -44,7 +44,7 @@ def test_a_folder_is_in_the_order_of_torchvisions_imagefolder(tmp_path: Path) ->
     )
     source = open_source(str(root), NONE)
     assert source.kind == "folder" and source.classes == ("C", "a", "b")
-    assert source.ignored == ("a/notes.txt", "b/jpg")
+    assert source.ignored == ("readme.jpg", "a/notes.txt", "b/jpg")
     assert items(source) == [
         ("C/9.Tiff", 0), ("a/with space.jpg", 1), ("b/10.JPEG", 2), ("b/2.jpg", 2), ("b/deep/1.png", 2),
         ("b/deep-er/0.bmp", 2), ("b/deep/a/x.webp", 2),

@@ -1,6 +1,7 @@
 """From texts to a Schedule: inheritance, pairs, --set, defaults, order, identity."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stagerun import recipe, spec
+from stagerun.data.write import write_lmdb
 from stagerun.errors import RecipeError, UsageError
 from stagerun.schedule import learning_rate
 from stagerun.spec import ranges, tree
@@ -390,3 +392,45 @@ def test_mutated_files_give_a_schedule_or_mistakes_with_places(
         for stage in found.stages:
             assert learning_rate(stage.solver)(stage.solver.max_iter - 1) >= 0
         assert spec.canonical(found) and len(spec.digest(found)) == 64
+
+
+UNCOUNTED = SCHEDULE.replace(" images: 1000", "").replace(" images: 200", "")
+
+
+def test_images_that_are_not_written_are_those_of_the_lmdb() -> None:
+    texts = {"schedule.prototxt": UNCOUNTED, "a.prototxt": A, "b.prototxt": B}
+    counts = {"/runs/small/train": 1000, "/val": 200}
+    counted = spec.read(texts, "/runs/small", (), "", counts.__getitem__)
+    assert spec.canonical(counted) == spec.canonical(read())
+    assert spec.digest(counted) == spec.digest(read())
+    assert counted.stage("a").identity == read().stage("a").identity
+    origin = counted.stage("a").origins["data.train.images"]
+    assert (origin.text, origin.layer, origin.span) == ("1000", "LMDB", None)
+
+
+def test_what_is_written_is_not_looked_up() -> None:
+    def never(path: str) -> int:
+        raise AssertionError(path)
+
+    texts = {"schedule.prototxt": SCHEDULE, "a.prototxt": A, "b.prototxt": B}
+    assert spec.read(texts, "/runs/small", (), "", never).data.train.images == 1000
+
+
+def test_where_there_is_no_lmdb_no_number_is_made_up(tmp_path: Path) -> None:
+    assert messages(schedule=UNCOUNTED) == ["Source lacks `images`"] * 2
+    for name, text in (("schedule", UNCOUNTED), ("a", A), ("b", B)):
+        (tmp_path / f"{name}.prototxt").write_text(text)
+    write_lmdb(str(tmp_path / "train"), [b"a", b"b", b"c"])
+    with pytest.raises(RecipeError) as caught:
+        spec.load(tmp_path)
+    (problem,) = caught.value.problems
+    assert problem.message == "Source lacks `images`, and the LMDB can't be counted: /val: no such folder"
+    assert problem.span.line == 3 and "write `images: N`" in problem.hint and not re.search("[0-9]", problem.hint)
+    assert spec.load(tmp_path, ["data.val.images=2"]).data.train.images == 3
+
+
+def test_spare_classes_are_no_part_of_what_a_snapshot_is_made_from() -> None:
+    spare = read(SCHEDULE.replace("num_classes: 10", "num_classes: 10 spare_classes: true"))
+    assert spare.model.spare_classes and spec.canonical(spare) == spec.canonical(read())
+    assert spec.digest(spare) == spec.digest(read())
+    assert [s.identity for s in spare.stages] == [s.identity for s in read().stages]

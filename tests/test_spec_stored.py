@@ -30,6 +30,7 @@ NOT_IN_THE_TEXT = {
     recipe.Schedule: {"files": st.just(()), "sets": st.just({})},
     recipe.Stage: {"identity": st.just({}), "origins": st.just({}), "span": st.just(SPAN)},
     recipe.Ensemble: {"span": st.just(NOWHERE)},
+    recipe.Model: {"spare_classes": st.just(False)},
 }
 
 

@@ -68,7 +68,8 @@ def resize_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ("--resize-shorter", "Resize: the shorter side to N pixels."),
     ):
         command = click.option(name, type=click.IntRange(1), metavar="N", help=help_text)(command)
-    return command
+    text = "What shows where an image is transparent: a colour's name as in CSS, or #rrggbb.  [default: white]"
+    return click.option("--background", metavar="COLOUR", help=text)(command)
 
 
 @click.command("import", short_help="Makes an LMDB from folders, lists, archives, CIFAR, IDX, TFRecord or RecordIO.")
@@ -107,8 +108,8 @@ def import_command(**given: Any) -> None:
 
     JPEGs and PNGs of 8 bits keep their bytes unless they are resized. Resizing uses area interpolation to shrink and linear to
     grow. What is odd is taken by rule, counted, and listed in OUT/stagerun-import.txt: CMYK becomes JPEG in B, G, R; palettes,
-    16 bits, transparency (dropped), GIF, BMP, TIFF, WebP and PPM become PNG of 8 bits; EXIF rotation is not applied, as in
-    Caffe. What can't be used is left out: empty, cut off, damaged, not an image, above 100 million pixels. CIFAR and IDX are
+    16 bits, alpha channels (composited on white, or --background), GIF, BMP, TIFF, WebP and PPM become PNG of 8 bits; EXIF rotation
+    is not applied, as in Caffe. What can't be used is left out: empty, cut off, damaged, not an image, above 100 million pixels. CIFAR and IDX are
     stored as pixels.
 
     Interrupted, by whatever means, the same command goes on where it was, and the result is the same.

@@ -28,7 +28,7 @@ SLOWEST, FASTEST = 1e-3, 10**9
 @guarded
 def check(folder: str, overrides: tuple[str, ...], lint: bool) -> None:
     """Finds every mistake in a schedule's files at once, in a fraction of a second. Trains nothing."""
-    from stagerun.spec import digest, load
+    from stagerun.spec import digest, load, look_at_classes
     from stagerun.text import count
 
     schedule = load(folder, overrides)
@@ -42,6 +42,8 @@ def check(folder: str, overrides: tuple[str, ...], lint: bool) -> None:
         f"{count(sum(s.solver.max_iter for s in schedule.stages), 'iteration')}, no mistakes{', no findings' * lint}, "
         f"digest {digest(schedule)[:12]}"
     )
+    if (problem := look_at_classes(schedule)) is not None:
+        click.echo(f"note: `run` will refuse this:\n{problem.render()}")
 
 
 @click.command()

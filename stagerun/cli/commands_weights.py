@@ -119,6 +119,7 @@ def predict(
     resize_shorter: int | None,
     resize_height: int | None,
     resize_width: int | None,
+    background: str | None,
     views: str,
     device_batch: int | None,
     threads: int | None,
@@ -130,7 +131,7 @@ def predict(
 
     SNAPSHOT is a snapshot's directory, or its name with --out. Of a FOLDER every picture at any depth is taken. Files become
     records as by `data import`, and are cropped and normalised as in the stage's evaluations: a network that was trained on
-    images resized by `data import` needs the same --resize options here.
+    images resized by `data import` needs the same --resize options here, and the same --background.
     """
     from stagerun.cli.choosing import choose_snapshot
     from stagerun.cli.data_making import resizing
@@ -139,7 +140,7 @@ def predict(
     at_least(1, device_batch=device_batch, threads=threads)
     options = PredictOptions(
         images=images,
-        resize=resizing(resize_shorter, resize_height, resize_width),
+        resize=resizing(resize_shorter, resize_height, resize_width, background),
         classes=classes,
         top=top,
         views=views,

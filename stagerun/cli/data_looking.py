@@ -11,10 +11,11 @@ import click
 from stagerun.cli.data_progress import Shown, threads_here
 from stagerun.cli.ending import tell
 from stagerun.data.describe import Description, Size, describe, schedule_line
-from stagerun.data.index import SIDE_FILE, Index, read, save
+from stagerun.data.index import Index, read, save
 from stagerun.data.indexing import build_with, shortened
 from stagerun.data.verify import Verified, verify
 from stagerun.errors import DataError, ExitCode, PermissionDenied, UsageError
+from stagerun.lmdb_file import SIDE_FILE
 from stagerun.text import columns, count, size
 
 _SHOWN = 20
@@ -118,10 +119,8 @@ def _info(found: Description, all_classes: bool) -> list[str]:
         ("images", (", ".join(f"{n} {kind}" for kind, n in found.kinds) or "none that can be used") + looked_at),
         ("sizes", _sizes(found.smallest, found.median, found.largest) + looked_at),
         ("prepared", _prepared(found)),
-        (
-            "mean pixel",
-            ", ".join(f"{v:.3f}" for v in found.mean_bgr) + _channels(found) if found.mean_bgr else "unknown",
-        ),
+        ("mean pixel", _per_channel(found.mean_bgr)),
+        ("deviation", _per_channel(found.deviation_bgr) + _remeasured(found)),
         ("side file", found.index_state),
     ]
     if found.fingerprint:
@@ -146,8 +145,15 @@ def _prepared(found: Description) -> str:
     return "no; `stagerun data prepare` makes a copy that decodes faster"
 
 
-def _channels(found: Description) -> str:
-    return " (B, G, R)" if len(found.mean_bgr) == 3 else " (grey)"
+def _remeasured(found: Description) -> str:
+    older = found.mean_bgr and not found.deviation_bgr
+    return f"; `stagerun data index --force {found.path}` measures it" if older else ""
+
+
+def _per_channel(values: tuple[float, ...]) -> str:
+    if not values:
+        return "unknown"
+    return ", ".join(f"{v:.3f}" for v in values) + (" (B, G, R)" if len(values) == 3 else " (grey)")
 
 
 def _sizes(smallest: Size | None, median: Size | None, largest: Size | None) -> str:
@@ -169,7 +175,9 @@ def _histogram(found: Description, all_classes: bool) -> list[str]:
         return columns([("  class", "images", "name"), *(line(*pair) for pair in found.labels)])
     by_count = sorted((pair for pair in found.labels if pair[1]), key=lambda pair: (-pair[1], pair[0]))
     empty = [label for label, n in found.labels if not n]
-    lines = [f"classes: {len(by_count)}, from {by_count[-1][1]} to {by_count[0][1]} images each (--classes shows all)"]
+    names = "" if found.classes else f" without names (labels {found.labels[0][0]} to {found.labels[-1][0]})"
+    each = f"from {by_count[-1][1]} to {by_count[0][1]} images each (--classes shows all)"
+    lines = [f"classes: {len(by_count)}{names}, {each}"]
     if len(by_count) <= 2 * _ENDS:
         lines += columns([line(*pair) for pair in by_count])
     elif by_count[0][1] != by_count[-1][1]:

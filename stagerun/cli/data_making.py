@@ -14,7 +14,7 @@ from stagerun.data.describe import schedule_line
 from stagerun.data.importing.engine import Job, Result, Work, run
 from stagerun.data.importing.ignored import ignored_text
 from stagerun.data.importing.images import ImportOptions, ImportWork
-from stagerun.data.importing.partial import REPORT
+from stagerun.data.importing.partial import REPORT, transparency_of
 from stagerun.data.prepare import PrepareWork
 from stagerun.data.sources import SourceOptions, open_source
 from stagerun.data.sources.detect import detect
@@ -65,9 +65,10 @@ def _options(
     seed: int | None,
     no_shuffle: bool,
     limit: int | None,
+    background: str | None,
 ) -> ImportOptions:
     """UsageError for options that exclude each other."""
-    resize = resizing(resize_shorter, resize_height, resize_width)
+    resize = resizing(resize_shorter, resize_height, resize_width, background)
     if raw and quality is not None:
         raise UsageError("--quality is for encoded images, --raw stores pixels", "leave one of them out")
     if no_shuffle and seed is not None:
@@ -77,7 +78,7 @@ def _options(
     return replace(resize, seed=seed, limit=limit, raw=raw, quality=quality)
 
 
-def resizing(shorter: int | None, height: int | None, width: int | None) -> ImportOptions:
+def resizing(shorter: int | None, height: int | None, width: int | None, background: str | None) -> ImportOptions:
     """In the source's order. UsageError for options that exclude each other."""
     if (height is None) != (width is None):
         raise UsageError(
@@ -87,7 +88,7 @@ def resizing(shorter: int | None, height: int | None, width: int | None) -> Impo
     exact = (height, width) if height is not None and width is not None else None
     if exact is not None and shorter is not None:
         raise UsageError("--resize-shorter, and an exact size too", "give one of them")
-    return ImportOptions(seed=None, shorter=shorter, exact=exact)
+    return ImportOptions(seed=None, shorter=shorter, exact=exact, background=background)
 
 
 def _make(work: Work, out: str, what: str, threads: int | None, max_bad: int, restart: bool) -> None:
@@ -118,6 +119,8 @@ def _text(result: Result, ignored: tuple[str, ...], out: str, shown: Shown) -> s
     if result.counts:
         lines.append(f"{out}/{REPORT} lists what was odd:")
         lines += [f"  {n} {what}" for what, n in result.counts]
+    if said := transparency_of(out):
+        lines.append(f"{said}; --background takes another colour")
     if result.bad:
         lines.append(f"left out: {count(result.bad, 'image')}")
     if ignored:

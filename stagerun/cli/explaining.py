@@ -18,7 +18,7 @@ from stagerun.errors import Problem, UsageError, listing, nearest
 from stagerun.recipe import Origin, Schedule, Stage
 from stagerun.spec import help_text, load, tree
 from stagerun.spec.history import Said, history
-from stagerun.spec.layers import PAIRS
+from stagerun.spec.layers import LMDB, PAIRS
 from stagerun.spec.tree import SCHEDULE, SOLVER, is_message
 from stagerun.spec.values import NONE, leaves, shown, text
 from stagerun.text import columns
@@ -190,6 +190,8 @@ def _default(schedule: Schedule, asked: Asked) -> str:
     value = dict(_values(schedule, asked.stage)).get(asked.key)
     origin = (asked.stage or schedule.stages[0]).origins.get(asked.key)
     said = origin.text if origin is not None else NONE
+    if origin is not None and origin.layer == LMDB:
+        return "not written: read from the LMDB"
     if value in (None, NONE, "[]") and said in (NONE, "[]"):
         return "not set"
     if value != said:

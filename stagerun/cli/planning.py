@@ -12,6 +12,8 @@ from stagerun.plan.render import csv_rows
 from stagerun.plan.tested import other_set
 from stagerun.runner import results
 from stagerun.snapshots import passed_over
+from stagerun.spec import look_at_classes
+from stagerun.spec.layers import LMDB
 from stagerun.store import local_kind, lost_with
 from stagerun.text import size
 
@@ -22,6 +24,12 @@ def remarks(plan: Plan, damaged: Collection[str] = (), forbidden: Collection[str
     found = [f"snapshot {name} is damaged and is passed over" for name in damaged]
     found += [passed_over(name) for name in forbidden]
     found += missing_data(data)
+    for field, source in (("data.train", data.train), ("data.val", data.val)):
+        origin = plan.schedule.stages[0].origins.get(f"{field}.images")
+        if source is not None and origin is not None and origin.layer == LMDB:
+            found.append(f"{field}.images: {source.images}, read from LMDB {source.path}")
+    if (problem := look_at_classes(plan.schedule)) is not None:
+        found.append(f"{problem.message} ({problem.span}): `run` will refuse this; {problem.hint}")
     for name in plan.unclaimed:
         found.append(f"snapshots of `{name}` count for no stage of this schedule, and are left alone")
     if data.val is None:

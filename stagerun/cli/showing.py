@@ -13,6 +13,7 @@ from stagerun.cli.targets import is_schedule
 from stagerun.data import contact_sheet, datum
 from stagerun.data.bad_records import Bad, BadRecords, allowed, check
 from stagerun.data.contact_sheet import Tile
+from stagerun.data.importing.partial import transparency_of
 from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.loader import Loader
 from stagerun.data.loaders import evaluation_loader, training_loader
@@ -129,7 +130,7 @@ def _stored(records: LmdbSource, options: ShowOptions) -> Show:
     chosen, words = _choose(options, len(records), "records")
     classes = classes_of(records)
     tiles = [stored_tile(records, i, classes) for i in chosen]
-    return Show((f"{records.name}: {words}",), tiles)
+    return Show((f"{records.name}: {words}", *_transparency(records)), tiles)
 
 
 def stored_tile(records: LmdbSource, i: int, classes: Sequence[str]) -> Tile:
@@ -163,7 +164,13 @@ def _staged(schedule: Schedule, stage: Stage, records: LmdbSource, options: Show
     classes, zero = classes_of(records), _zero(transform)
     tiles = [_staged_tile(records, loader, start + i, classes, zero) for i in chosen]
     replaced = bad.all() if bad is not None else []
-    return Show((heading, *_approximations(solver, transform, train)), tiles, replaced, allowed(len(records)))
+    headings = (heading, *_approximations(solver, transform, train), *_transparency(records))
+    return Show(headings, tiles, replaced, allowed(len(records)))
+
+
+def _transparency(records: LmdbSource) -> list[str]:
+    said = transparency_of(records.name)
+    return [said] if said else []
 
 
 def _loader(

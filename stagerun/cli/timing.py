@@ -8,8 +8,8 @@ from pathlib import Path
 
 from stagerun.cli.log_tail import Life, read_last_life
 from stagerun.cli.looking import LOG
-from stagerun.data.lmdb_file import data_file
 from stagerun.errors import StagerunError, UsageError
+from stagerun.lmdb_file import data_file
 from stagerun.pace import pace
 from stagerun.plan import Plan
 from stagerun.plan.budget import Budget, budget

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from stagerun.data import jpeg
 from stagerun.data.index import Index, foreign_record, is_stale, read
-from stagerun.data.lmdb_file import open_file
 from stagerun.data.lmdb_offsets import Offsets, offsets_in
 from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.records import printable, spread
 from stagerun.data.rows import ROW, Rows, decode_any, is_prepared, kinds_of, look, parse
 from stagerun.errors import DataError
+from stagerun.lmdb_file import open_file
 
 SAMPLES = 500
 
@@ -40,6 +40,7 @@ class Description:
     classes: tuple[str, ...]
     labels: tuple[tuple[int, int], ...]  # (label, records of it), by label, every class that has a name too
     mean_bgr: tuple[float, ...]
+    deviation_bgr: tuple[float, ...]
     smallest: Size | None  # by their number of pixels
     median: Size | None  # of widths, and of heights
     largest: Size | None
@@ -76,6 +77,7 @@ def describe(path: str) -> Description:
         classes=index.facts.classes if index else (),
         labels=_labels(index) if index else (),
         mean_bgr=index.facts.mean_bgr if index else (),
+        deviation_bgr=index.facts.deviation_bgr if index else (),
         smallest=sizes[0],
         median=sizes[1],
         largest=sizes[2],

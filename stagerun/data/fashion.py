@@ -1,7 +1,7 @@
 """Fashion-MNIST as two LMDBs, for the quickstart and for trying things out: `python -m stagerun.data.fashion DIR`.
 
 Zalando's 60,000 + 10,000 pictures of clothes, 28 x 28, grey, 10 classes (MIT licence). DIR/train_lmdb and
-DIR/test_lmdb hold them in the order of the published files, as Caffe's own converter writes them. May be run again,
+DIR/test_lmdb hold them in the order of the published files, as Caffe's own converter writes them, each with a side file. May be run again,
 and killed, at any time: what is complete stays, what isn't is made anew.
 """
 
@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stagerun.data.idx import import_idx, read_idx
+from stagerun.data.index import save
+from stagerun.data.indexing import build
 from stagerun.data.lmdb_source import LmdbSource
 from stagerun.errors import DataError, PeerError, PermissionDenied, StagerunError, StorageError
 
@@ -54,6 +56,12 @@ PARTS = (
 )
 
 
+# By label, as Zalando names them.
+CLASSES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+
+
 class Unavailable(Exception):
     """A place that the files can't be had from, and why; the next one is tried."""
 
@@ -83,7 +91,12 @@ def make(folder: str, say: Say = print) -> None:
     except OSError as error:
         raise StorageError(f"{error.filename or folder}: {error.strerror}", "check the disk") from None
     for part in PARTS:
-        LmdbSource(str(target / part.folder), part.count)
+        folder = str(target / part.folder)
+        if LmdbSource(folder, part.count).index is None:
+            try:
+                save(build(folder, classes=CLASSES), folder)
+            except PermissionDenied as error:
+                say(f"no names of classes, no mean: {error.message}")
     say(f"{target}: Fashion-MNIST is " + ("ready" if missing else "there already; nothing to do"))
 
 

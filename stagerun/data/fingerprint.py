@@ -1,22 +1,17 @@
 """Which images an LMDB holds, as a short text that is compared between process lives. A few reads, no numpy: `plan` asks, too."""
 
 import hashlib
-import json
 import os
 import re
 import struct
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
-from stagerun.data.lmdb_file import Meta, open_file
 from stagerun.errors import StagerunError
+from stagerun.lmdb_file import Meta, open_file, side_facts
 from stagerun.recipe import Schedule
 
-SIDE_FILE = "stagerun-index.safetensors"
 _SAMPLES = 32
 _LARGEST_VALUE = 1 << 20  # bytes of a sampled record that are digested, beside its length
-_LARGEST_HEADER = 1 << 26
 _DEEPEST = 32  # LMDB's own limit
 
 
@@ -41,7 +36,7 @@ def set_of(folder: str) -> str:
     except StagerunError:
         return ""
     try:
-        facts = side_facts(Path(folder) / SIDE_FILE, meta)
+        facts = side_facts(folder, meta)
         if re.fullmatch(r"\d+ records(, (sample|index) \w+)+", source := str(facts.get("prepared_from"))):
             return source
         digest = hashlib.sha256(b"%d" % meta.entries)
@@ -79,17 +74,3 @@ def _record(fd: int, meta: Meta, place: float) -> bytes:
         value = os.pread(fd, min(length, _LARGEST_VALUE), begin)
         return hashlib.sha256(b"%d %d " % (key_size, length) + page[at : at + key_size] + value).digest()
     raise ValueError("not a tree of records")
-
-
-def side_facts(file: Path, meta: Meta) -> Mapping[str, object]:
-    """The facts of a side file (`index.Facts`), from its header alone: its arrays are 106 MB for ILSVRC12. {} without one, and where it is
-    of another state of the LMDB or damaged, which is reported when it is opened."""
-    try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(min(length, _LARGEST_HEADER)))
-        facts = json.loads(header["__metadata__"]["stagerun"].partition(" ")[2])
-        same = (facts["file_size"], facts["transaction"]) == (meta.file_size, meta.transaction)
-        return facts if same and isinstance(facts["fingerprint"], str) else {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}

@@ -3,11 +3,9 @@
 import hashlib
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
-from stagerun.data.fingerprint import SIDE_FILE, side_facts
-from stagerun.data.lmdb_file import BY_SCHEDULE, open_file
 from stagerun.errors import DataError
+from stagerun.lmdb_file import BY_SCHEDULE, open_file, side_facts
 
 _ENDS = 1 << 20
 
@@ -36,5 +34,5 @@ def glance(folder: str) -> Glance:
         ) from None
     finally:
         os.close(fd)
-    fingerprint = str(side_facts(Path(folder) / SIDE_FILE, meta).get("fingerprint", ""))
+    fingerprint = str(side_facts(folder, meta).get("fingerprint", ""))
     return Glance(records=meta.entries, size=meta.file_size, fingerprint=fingerprint, ends=digest.hexdigest())

@@ -22,12 +22,11 @@ from numpy.typing import NDArray
 from safetensors.numpy import save as to_safetensors
 
 from stagerun.data.disk_errors import hint_for
-from stagerun.data.fingerprint import SIDE_FILE
-from stagerun.data.lmdb_file import Meta, open_file
 from stagerun.data.lmdb_offsets import key_of
 from stagerun.data.records import printable
 from stagerun.data.write import sync_folder
 from stagerun.errors import DataError, PermissionDenied, StorageError
+from stagerun.lmdb_file import SIDE_FILE, Meta, open_file
 
 _VERSION = 1
 _MADE_AGAIN = "make it again with `stagerun data index --force {folder}`"
@@ -60,6 +59,7 @@ class Facts:
     kinds: tuple[
         tuple[str, int], ...
     ] = ()  # ("baseline JPEG", 1281145), ("PNG", 1) ...: how the images are stored, most first
+    deviation_bgr: tuple[float, ...] = ()  # standard deviation of all pixels, as mean_bgr; () in an older side file
     restart_interval: int = 0  # 4 where the JPEGs (99 % of them) are as `prepare` makes them, 0 else
     prepared_from: str = (
         ""  # `fingerprint.set_of` the LMDB that `prepare` made this one from, which has the same pixels

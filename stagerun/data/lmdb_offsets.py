@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.data.lmdb_file import Meta, data_file, open_file
 from stagerun.errors import DataError
+from stagerun.lmdb_file import Meta, data_file, open_file
 
 _PAGE_HEADER, _NODE_HEADER = 16, 8
 _BRANCH, _LEAF = 0x01, 0x02

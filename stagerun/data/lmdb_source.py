@@ -10,10 +10,10 @@ import os
 import weakref
 
 from stagerun.data import index
-from stagerun.data.lmdb_file import BY_COMMAND, BY_SCHEDULE, check_file, data_file, open_file, transaction_of
 from stagerun.data.lmdb_offsets import offsets_in
 from stagerun.data.records import Room, printable
 from stagerun.errors import DataError, StorageError
+from stagerun.lmdb_file import BY_COMMAND, BY_SCHEDULE, check_file, data_file, open_file, transaction_of
 
 __all__ = ["LmdbSource", "check_file", "data_file"]
 

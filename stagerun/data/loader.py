@@ -5,7 +5,7 @@ replayed, and it is the same for any number of workers and threads, for any way 
 damaged JPEGs `jpeg.decoder` says how far that was tried.)
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -232,11 +232,17 @@ class Loader:
             raise DataError(
                 f"{self._pictures.place(i)}: the image is {shape[0]} x {shape[1]} pixels (height x width), others are "
                 f"{expected[0]} x {expected[1]}",
-                "images of different sizes need `crop_size` in transform_param",
+                "make them of one size with `stagerun data import --resize-height N --resize-width N`, or cut squares of one size "
+                "out of them with `crop_size` in transform_param",
             )
 
     def preflight(self, samples: int = 32) -> None:
-        """Looks at some records: the first, the last and evenly spaced ones. DataError with all mistakes found.
+        """Looks at some records: the first, the last and evenly spaced ones. DataError with all mistakes found."""
+        if found := self.mistakes(samples):
+            raise together(found)
+
+    def mistakes(self, samples: int = 32) -> list[DataError]:
+        """What `preflight` finds, one for each cause.
 
         Where bad records are replaced, one of those looked at is no mistake. Two of so few: there are far more than the one of a
         thousand that a run puts up with.
@@ -255,10 +261,10 @@ class Loader:
                 mistakes.append(mistake)
         if self._bad is not None and sum(isinstance(mistake, Undecodable) for mistake in mistakes) <= _BAD_SAMPLES:
             mistakes = [mistake for mistake in mistakes if not isinstance(mistake, Undecodable)]
-        if len(mistakes) == 1:
-            raise mistakes[0]
-        if mistakes:
-            raise _together(mistakes, len(looked_at))
+        causes: dict[str, list[DataError]] = {}
+        for one in mistakes:
+            causes.setdefault(one.hint, []).append(one)
+        return [_counted(of_one, len(looked_at)) for of_one in causes.values()]
 
     def _smallest(self) -> list[int]:
         """The least high and the least wide image, where the side file knows: if one is too small for a crop, it is."""
@@ -288,11 +294,23 @@ class Loader:
         return self._pictures.finish(i, picture, draw).shape[:2]
 
 
-def _together(mistakes: list[DataError], looked_at: int) -> DataError:
+def _counted(mistakes: list[DataError], looked_at: int) -> DataError:
+    """Those of one cause, as one."""
+    if len(mistakes) == 1:
+        return mistakes[0]
     shown = [mistake.message for mistake in mistakes[:_MOST_MISTAKES_SHOWN]]
     if len(mistakes) > len(shown):
         shown.append(f"and {len(mistakes) - len(shown)} more")
-    hints = dict.fromkeys(mistake.hint for mistake in mistakes if mistake.hint)
-    return DataError(
-        f"{len(mistakes)} of {looked_at} records looked at can't be used:\n  " + "\n  ".join(shown), "; ".join(hints)
-    )
+    text = f"{len(mistakes)} of {looked_at} records looked at can't be used:\n  " + "\n  ".join(shown)
+    return DataError(text, mistakes[0].hint)
+
+
+def together(mistakes: Sequence[DataError]) -> DataError:
+    """One error of several (at least one): each hint once, below all that it is for."""
+    if len(mistakes) == 1:
+        return mistakes[0]
+    causes: dict[str, dict[str, None]] = {}
+    for mistake in mistakes:
+        causes.setdefault(mistake.hint, {})[mistake.message] = None
+    *above, last = (DataError("\n".join(messages), hint) for hint, messages in causes.items())
+    return DataError("\n\n".join([*(error.render() for error in above), last.message]), last.hint)

@@ -33,7 +33,7 @@ ODDITIES = {
     "EXIF rotation": "not applied, as in Caffe and torchvision; the bytes are kept",
     "JPEG with warnings": "damage, or an unusual kind, that OpenCV and Pillow both decode all the same, as in Caffe and torchvision; the bytes are kept",
     "palette": "to RGB, as PNG",
-    "alpha": "dropped, the colours stay, whatever was transparent; as PNG",
+    "alpha": "composited on the background, white unless --background says otherwise; as PNG; opaque alpha is dropped and not counted",
     "16 bits": "the upper 8 of the 16 bits, as PNG",
     "fewer than 8 bits": "grey of 1, 2 or 4 bits to 8 bits, as PNG",
     "animated": "the first frame, as PNG",
@@ -72,6 +72,8 @@ _PILLOW: dict[str, Callable[[io.BytesIO], ImageFile.ImageFile]] = {
 }
 
 QUALITY = 95
+Colour = tuple[int, int, int]  # R, G, B
+WHITE: Colour = (255, 255, 255)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +104,9 @@ class BadImage(DataError):
         self.reason = reason
 
 
-def judge(data: bytes, name: str = "", limits: Limits = LIMITS) -> Judged:
-    """BadImage if the image can't be used. `name` is only looked at for its suffix. Memory: some 10 bytes per pixel."""
+def judge(data: bytes, name: str = "", limits: Limits = LIMITS, background: Colour = WHITE) -> Judged:
+    """BadImage if the image can't be used. `name` is only looked at for its suffix; `background` shows where the image is transparent.
+    Memory: some 10 bytes per pixel."""
     found = look(data, limits)
     odd = list(found.oddities)
     suffix = PurePosixPath(name).suffix
@@ -115,7 +118,7 @@ def judge(data: bytes, name: str = "", limits: Limits = LIMITS) -> Judged:
         _check_png(data, found)
         image = _with_opencv(data, found)
         return _judged(found.kind, odd, data, image)
-    image = _with_pillow(data, found, odd, limits)
+    image = _with_pillow(data, found, odd, limits, background)
     kind = "PNG" if image.shape[2] == 3 else "grey PNG"
     return _judged(kind, odd, encode_png(image), image)
 
@@ -203,7 +206,9 @@ def _with_opencv(data: bytes, found: Header) -> NDArray[np.uint8]:
     return np.asarray(image, np.uint8).reshape(found.height, found.width, channels)
 
 
-def _with_pillow(data: bytes, found: Header, odd: list[str], limits: Limits) -> NDArray[np.uint8]:
+def _with_pillow(
+    data: bytes, found: Header, odd: list[str], limits: Limits, background: Colour = WHITE
+) -> NDArray[np.uint8]:
     if found.family == "PNG":
         _check_png(data, found)  # Pillow leaves the rest black where a PNG is too short
     try:
@@ -214,7 +219,18 @@ def _with_pillow(data: bytes, found: Header, odd: list[str], limits: Limits) -> 
                 odd.append("animated")
             picture.seek(0)
             picture.load()
-            return _eight_bits(picture, odd)
+            still: Image.Image = picture
+            if picture.mode in ("La", "RGBa"):
+                still = picture.convert(picture.mode.upper())
+            alpha = _alpha(still, data if found.family == "PNG" else b"")
+            if "alpha" in odd:  # the header says that it has some, not whether it shows
+                odd.remove("alpha")
+            still.info.pop("transparency", None)  # else convert() would mix it in
+            image = _eight_bits(still, odd)
+            if alpha is None or alpha.min() == 255:
+                return image
+            odd.append("alpha")
+            return _composite(image, alpha, background)
     except (BadImage, MemoryError):
         raise
     except Image.DecompressionBombError:
@@ -235,9 +251,6 @@ def _eight_bits(picture: Image.Image, odd: list[str]) -> NDArray[np.uint8]:
         if oddity not in odd:
             odd.append(oddity)
 
-    if picture.mode in ("LA", "La", "PA", "RGBA", "RGBa", "RGBX") or "transparency" in picture.info:
-        note("alpha")
-        picture.info.pop("transparency", None)  # else convert() would mix it in
     if picture.mode in ("I;16", "I;16B", "I;16L", "I;16N"):
         note("16 bits")
         return np.asarray(np.asarray(picture) >> 8, np.uint8)[:, :, None]
@@ -254,6 +267,35 @@ def _eight_bits(picture: Image.Image, odd: list[str]) -> NDArray[np.uint8]:
     if picture.mode == "RGBA":  # convert() would do the same; said here, since it is the rule: the colours stay
         picture = Image.merge("RGB", picture.split()[:3])
     return np.asarray(picture.convert("RGB"))[:, :, ::-1].copy()
+
+
+def _alpha(picture: Image.Image, png: bytes) -> NDArray[np.uint8] | None:
+    """uint8[height, width], 0 where the picture is transparent; None where nothing can be. `png` is the file if it is one."""
+    if picture.mode in ("LA", "PA", "RGBA"):
+        return np.asarray(picture.getchannel("A"))
+    key = picture.info.get("transparency")
+    if key is None:
+        return None
+    if picture.mode == "P" or not png:
+        return np.asarray(picture.convert("RGBA").getchannel("A"))
+    # One colour of a PNG, in its own number of bits, which Pillow compares with pixels that it has brought to 8.
+    bits = png[24]
+    if picture.mode == "RGB" and bits == 16:
+        wide = np.asarray(cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_UNCHANGED), np.uint16)
+        return np.asarray(wide[:, :, 3] >> 8, np.uint8)
+    if picture.mode == "L":
+        key = (key & ((1 << bits) - 1)) * 255 // ((1 << bits) - 1)
+    same = np.asarray(picture.convert("L") if picture.mode == "1" else picture) == key
+    return np.where(same.all(axis=2) if same.ndim == 3 else same, 0, 255).astype(np.uint8)
+
+
+def _composite(image: NDArray[np.uint8], alpha: NDArray[np.uint8], background: Colour) -> NDArray[np.uint8]:
+    """B, G, R or grey over the background, to the nearest of 256 steps. A grey image stays grey on a grey background."""
+    if len(set(background)) > 1 and image.shape[2] == 1:
+        image = np.repeat(image, 3, axis=2)
+    behind = np.array(background[::-1], np.uint32)[: image.shape[2]]
+    part = alpha.astype(np.uint32)[:, :, None]
+    return np.asarray((image * part + behind * (255 - part) + 127) // 255, np.uint8)
 
 
 def encode_png(image: NDArray[np.uint8]) -> bytes:

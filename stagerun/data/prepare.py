@@ -16,7 +16,7 @@ from stagerun.data.jpeg import transcode
 from stagerun.data.lmdb_offsets import offsets_of
 from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.records import printable
-from stagerun.data.rows import look, parse
+from stagerun.data.rows import Statistics, look, parse
 from stagerun.errors import DataError, UsageError
 from stagerun.proto import caffe_pb2
 
@@ -39,8 +39,10 @@ class PrepareWork:
                 f"{path}: holds no JPEGs, so there is nothing to prepare", "train on it as it is; it decodes as fast"
             )
         self.classes = index.facts.classes if index is not None else ()
-        # The pixels stay the same, so does their mean.
-        self.mean_bgr = index.facts.mean_bgr or None if index is not None else None
+        # The pixels stay the same, so do their mean and deviation.
+        self.statistics: Statistics | None = None
+        if index is not None and index.facts.deviation_bgr:
+            self.statistics = index.facts.mean_bgr, index.facts.deviation_bgr
         self.prepared_from = set_of(path)
         self.identity: Mapping[str, Any] = {"version": VERSION, "prepared from": _signature(path)}
 
@@ -76,7 +78,7 @@ class PrepareWork:
             except DataError as error:
                 # A loader takes it as it is, so it stays: a progressive one without its last scans, for example.
                 notes = (Note(printable(key), "copied as it is", error.message),)
-        return Made(key, record, datum.label, look(datum, self.mean_bgr is None), notes)
+        return Made(key, record, datum.label, look(datum, self.statistics is None), notes)
 
 
 def _signature(path: str) -> str:

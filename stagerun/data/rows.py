@@ -1,5 +1,6 @@
 """What the side file knows about one record: read from its header, and, where the mean is wanted, from its pixels."""
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +26,7 @@ ROW = np.dtype(
         ("width", "<i4"),
         ("digest", "<u8"),
         ("sums", "<u8", (3,)),
+        ("squares", "<u8", (3,)),
         ("kind", "S32"),
     ]
 )
@@ -40,8 +42,8 @@ UNUSABLE = "unusable"  # the kind of an image that can't be used
 class Look:
     """How an image is stored: its kind in words, size in pixels as stored, and restart interval (JPEG; 0: none).
 
-    `sums` are those of B, G and R over all pixels, three times the same for a grey image; `channels` is how many there
-    really are, 1 or 3, or 0 where nobody decoded it.
+    `sums` are those of B, G and R over all pixels, three times the same for a grey image, `squares` those of their squares; `channels`
+    is how many there really are, 1 or 3, or 0 where it was not decoded.
     """
 
     kind: str
@@ -50,6 +52,7 @@ class Look:
     interval: int = 0
     channels: int = 0
     sums: tuple[int, int, int] = (0, 0, 0)
+    squares: tuple[int, int, int] = (0, 0, 0)
 
     def row(self, label: int, digest: int) -> bytes:
         values = (
@@ -61,6 +64,7 @@ class Look:
             self.width,
             digest,
             self.sums,
+            self.squares,
             self.kind.encode(),
         )
         return np.array([values], ROW).tobytes()
@@ -120,14 +124,19 @@ def decode_any(stored: Stored) -> Image:
     return coded_picture(data, channels, jpeg.Decoder).decode()
 
 
+# Mean and standard deviation of all pixels, per channel.
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+
+
 def index_of(
     offsets: Offsets,
     rows: Rows,
     classes: tuple[str, ...],
-    mean_bgr: tuple[float, ...] | None = None,
+    known: Statistics | None = None,
     prepared_from: str = "",
 ) -> Index:
-    """The side file's content: rows of the stored records, in key order. `mean_bgr` where somebody knows it already."""
+    """The side file's content: rows of the stored records, in key order. `known`: the statistics, where they need not be computed."""
+    mean_bgr, deviation_bgr = known or _statistics(rows)
     digests = rows["digest"].astype(np.uint64)
     facts = Facts(
         records=len(rows),
@@ -135,7 +144,8 @@ def index_of(
         transaction=offsets.transaction,
         fingerprint=fingerprint_of(offsets.keys, offsets.key_ends, digests),
         classes=classes,
-        mean_bgr=_mean(rows) if mean_bgr is None else mean_bgr,
+        mean_bgr=mean_bgr,
+        deviation_bgr=deviation_bgr,
         kinds=kinds_of(rows),
         restart_interval=4 if is_prepared(rows) else 0,
         prepared_from=prepared_from,
@@ -194,18 +204,24 @@ def _kind(header: jpeg.Header) -> str:
 
 def _with_sums(found: Look, image: Image) -> Look:
     channels = 1 if image.ndim == 2 or image.shape[2] == 1 else 3
-    sums = [round(value) for value in cv2.sumElems(image)[:3]]  # in double, exact far beyond 100 million pixels
-    b, g, r = sums if channels == 3 else sums[:1] * 3
-    return Look(found.kind, found.height, found.width, found.interval, channels, (b, g, r))
+    # In double, exact far beyond 100 million pixels.
+    sums = [round(value) for value in cv2.sumElems(image)[:channels]]
+    planes = (cv2.extractChannel(image, c) for c in range(channels))
+    squares = [round(cv2.norm(plane, cv2.NORM_L2SQR)) for plane in planes]
+    (b, g, r), (b2, g2, r2) = (values if channels == 3 else values * 3 for values in (sums, squares))
+    return Look(found.kind, found.height, found.width, found.interval, channels, (b, g, r), (b2, g2, r2))
 
 
-def _mean(rows: Rows) -> tuple[float, ...]:
+def _statistics(rows: Rows) -> Statistics:
     rows = rows[rows["kind"] != UNUSABLE.encode()]
     if not len(rows) or not rows["channels"].all():
-        return ()
+        return (), ()
     pixels = int((rows["height"].astype(np.int64) * rows["width"]).sum())
-    mean = tuple(int(total) / pixels for total in rows["sums"].sum(axis=0))
-    return mean if (rows["channels"] == 3).any() else mean[:1]
+    totals = [(int(s), int(q)) for s, q in zip(rows["sums"].sum(axis=0), rows["squares"].sum(axis=0), strict=True)]
+    totals = totals if (rows["channels"] == 3).any() else totals[:1]
+    # The variance in whole numbers: a difference of two large ones that are nearly equal.
+    deviation = tuple(math.sqrt(pixels * q - s * s) / pixels for s, q in totals)
+    return tuple(s / pixels for s, _ in totals), deviation
 
 
 def kinds_of(rows: Rows) -> tuple[tuple[str, int], ...]:

@@ -117,7 +117,8 @@ def _crop(side: int | None, numbers: UInt64 | None, height: int, width: int) -> 
             height,
             width,
             f"crop_size: {side}",
-            "lower `crop_size`, resize first (`random_resize_param`), or leave such images out of the LMDB",
+            f"lower `crop_size`, resize first (`random_resize_param`, or `stagerun data import --resize-shorter {side}`), or leave "
+            "such images out of the LMDB",
         )
     if numbers is None:
         return Rectangle((height - side) // 2, (width - side) // 2, side, side)

@@ -11,8 +11,8 @@ from pathlib import Path
 import lmdb
 
 from stagerun.data.disk_errors import hint_for
-from stagerun.data.lmdb_file import check_file
 from stagerun.errors import DataError, PermissionDenied, StorageError
+from stagerun.lmdb_file import check_file
 
 _FIRST_MAP_SIZE = 1 << 26
 _RECORDS_PER_COMMIT = 1000

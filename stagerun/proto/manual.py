@@ -140,7 +140,8 @@ COMMENTS: dict[str, str] = {
         "  wide_resnet50_2 wide_resnet101_2"
     ),
     "Model.num_classes": (
-        "Number of classes; labels are 0 .. num_classes-1. Required."
+        "Number of classes; labels are 0 .. num_classes-1. Where the LMDB's side file names the classes, `run` takes no other number\n"
+        "(see spare_classes). Required."
     ),
     "Model.channels": (
         "Colour channels of the images: 1 or 3. With 1 the first convolution is smaller, and starts by the network's own rule."
@@ -165,6 +166,9 @@ COMMENTS: dict[str, str] = {
         "each strided convolution of 16 or more input channels, those of shortcuts too, and after the max pooling, which then\n"
         "goes in single steps. The weights keep their names. For torchvision's ResNets, ResNeXts and Wide ResNets and for\n"
         "resnet50_intel_caffe. New in stagerun."
+    ),
+    "Model.spare_classes": (
+        "true: num_classes may be more than the images have classes; the spare outputs are for classes to come. New in stagerun."
     ),
     "ZeroGamma.AS_PUBLISHED": (
         "What the network's authors did: nowhere in torchvision's, LAST in resnet50_intel_caffe, ALL in resnet_small."
@@ -317,7 +321,7 @@ COMMENTS: dict[str, str] = {
     ),
     "Source.images": (
         "Number of records. With it `check` and `plan` work where the data is not; `run` compares it with the LMDB.\n"
-        "Required. New in stagerun."
+        "Default: what the LMDB on this machine has. New in stagerun."
     ),
     "Solver": (
         "A stage: how the weights move, on what images, and how often it is looked at."

@@ -3,13 +3,14 @@
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 
 import torch
 
 from stagerun.comm import Comm
 from stagerun.data.lmdb_source import LmdbSource
-from stagerun.data.loader import Loader
+from stagerun.data.loader import Loader, together
 from stagerun.data.loaders import evaluation_loader, training_loader
 from stagerun.data.memory import Decoded, make_memory
 from stagerun.data.records import Records
@@ -17,12 +18,13 @@ from stagerun.data.rectangular import evenly
 from stagerun.data.scratch import copies_of
 from stagerun.engine.augment import make_augment
 from stagerun.engine.resident import Resident
-from stagerun.errors import DataError, StagerunError
+from stagerun.errors import DataError, Problem, RecipeError, StagerunError
 from stagerun.events import Note
 from stagerun.recipe import Cache, Data, Schedule, Stage, Transform
 from stagerun.runner.copying import Copying
 from stagerun.runner.replacing import Replacing
 from stagerun.runner.together import everyone
+from stagerun.spec.model import classes_problem
 from stagerun.world import World
 
 _CPU = torch.device("cpu")
@@ -144,23 +146,36 @@ class Images:
         return evaluation_loader(self.val, self.schedule, stage.solver, threads=self._threads)
 
     def preflight(self) -> None:
-        """Looks at some records of each LMDB as each stage would. DataError with all that is wrong."""
-        mistakes: dict[str, DataError] = {}
+        """Looks at some records of each LMDB as each stage would. RecipeError where `num_classes` is wrong and nothing else is, DataError
+        with all that is wrong."""
+        mistakes: list[DataError] = []
         if (other := _other_classes(self.train, self.val)) is not None:
-            mistakes[other.message] = other
+            mistakes.append(other)
+        looking, problem = self, self._wrong_number()
+        if problem is not None:  # that each label is out of range then needs no saying
+            looking = copy(self)
+            model = replace(self.schedule.model, num_classes=len(self._classes()[1]))
+            looking.schedule = replace(self.schedule, model=model)
         for stage in self.schedule.stages:
-            for loader in (self.loader(stage), self.test_loader(stage)):
-                if loader is None:
-                    continue
+            for make in (looking.loader, looking.test_loader):
                 try:
-                    loader.preflight()
+                    mistakes += loader.mistakes() if (loader := make(stage)) is not None else []
                 except DataError as error:
-                    mistakes[error.message] = error
-        if len(mistakes) == 1:
-            raise next(iter(mistakes.values()))
+                    mistakes.append(error)
+        if problem is not None and not mistakes:
+            raise RecipeError([problem])
+        if problem is not None:
+            mistakes.insert(0, DataError(replace(problem, hint="").render(), problem.hint))
         if mistakes:
-            hints = dict.fromkeys(e.hint for e in mistakes.values() if e.hint)
-            raise DataError("\n".join(mistakes), "; ".join(hints))
+            raise together(mistakes)
+
+    def _classes(self) -> tuple[str, tuple[str, ...]]:
+        """(LMDB, its classes) of the one that names most."""
+        known = [(r.name, r.index.facts.classes if r.index else ()) for r in (self.train, self.val) if r is not None]
+        return max(known, key=lambda pair: len(pair[1]))
+
+    def _wrong_number(self) -> Problem | None:
+        return classes_problem(self.schedule, *self._classes())
 
 
 def preflight(schedule: Schedule) -> None:

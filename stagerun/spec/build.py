@@ -51,6 +51,7 @@ def model(view: View) -> recipe.Model:
         fc_weight_filler=_filler(view.view("fc_weight_filler")),
         fc_bias_filler=_filler(view.view("fc_bias_filler")),
         blur_pool=view.flag("blur_pool"),
+        spare_classes=view.flag("spare_classes"),
     )
 
 
@@ -86,8 +87,12 @@ def data(view: View, root: str) -> recipe.Data:
 
 def _source(view: View, root: str) -> recipe.Source:
     source = _text(view, "source")
-    path = posixpath.normpath(posixpath.join(root, source))
-    return recipe.Source(source=source, path=path, images=whole(view, "images"))
+    return recipe.Source(source=source, path=path_of(root, source), images=whole(view, "images"))
+
+
+def path_of(root: str, source: str) -> str:
+    """The folder that `source` means in a schedule whose folder is `root`."""
+    return posixpath.normpath(posixpath.join(root, source))
 
 
 def solver(view: View, seed: int, images: int) -> recipe.Solver:
@@ -183,7 +188,8 @@ def _facts(
             yield from _facts(field.message_type, inner, key + ".", counts, derived, schedule)
         elif entry:
             span: Span = entry.place
-            origin = recipe.Origin(_written(entry), layers.layer_of(span, schedule), span)
+            layer = layers.layer_of(span, schedule)
+            origin = recipe.Origin(_written(entry), layer, None if layer == layers.LMDB else span)
             yield Fact(key, _canonical(entry), counts, origin)
         else:
             text = derived.get(key) or default_text(field)

@@ -28,7 +28,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "Schedule": ("model", "data", "stage"),
     "Model": ("name", "num_classes"),
     "Data": ("train",),
-    "Source": ("source", "images"),
+    "Source": ("source",),
     "StageEntry": ("name",),
     "Sweep": ("name",),
     "Ensemble": ("name", "members"),
@@ -39,7 +39,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 
 EXAMPLES = {
     "model": 'model { name: "resnet50" num_classes: 1000 }',
-    "data": 'data { train { source: "/path/to/lmdb" images: 1281167 } }',
+    "data": 'data { train { source: "/path/to/lmdb" } }',
     "stage": 'stage { name: "init" }',
     "Model.name": 'name: "resnet50"',
     "StageEntry.name": 'name: "init"',
@@ -48,8 +48,7 @@ EXAMPLES = {
     "members": 'members: ["STAGE", "STAGE"]',
     "num_classes": "num_classes: 1000",
     "source": 'source: "/path/to/lmdb"',
-    "train": 'train { source: "/path/to/lmdb" images: 1281167 }',
-    "images": "images: 1281167",
+    "train": 'train { source: "/path/to/lmdb" }',
     "base_lr": "base_lr: 0.1",
     "lr_policy": 'lr_policy: "poly"',
     "max_iter": "max_iter: 1000` or `max_epoch: 10",

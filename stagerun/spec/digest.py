@@ -50,6 +50,8 @@ def _field(name: str, value: Any) -> list[str]:
     if dataclasses.is_dataclass(value):
         lines = [f"{name} {{"]
         for field in dataclasses.fields(value):
+            if field.name == "spare_classes":  # it only says what `run` lets pass
+                continue
             lines += [f"  {line}" for line in _field(NAMES.get(field.name, field.name), getattr(value, field.name))]
         return [*lines, "}"]
     return [f"{name}: {_scalar(value)}"]

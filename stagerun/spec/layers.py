@@ -32,6 +32,7 @@ DURATIONS = (
 )
 PAIRS = (*DURATIONS, ("device_batch_size", "iter_size"))
 SET = "--set"  # the path of a place in an argument
+LMDB = "LMDB"  # that of a value which was read from the LMDB itself
 PARTNER = dict(PAIRS) | {b: a for a, b in PAIRS}
 
 
@@ -175,11 +176,11 @@ def divisors(number: int, near: int) -> str:
 
 
 def layer_of(span: Span | None, schedule: str) -> str:
-    """Which layer a place belongs to: `default`, `schedule`, `stage` or `--set`."""
+    """Which layer a place belongs to: `default`, `schedule`, `stage`, `--set` or `LMDB`."""
     if span is None:
         return "default"
-    if span.path == SET:
-        return "--set"
+    if span.path in (SET, LMDB):
+        return span.path
     return "schedule" if span.path == schedule else "stage"
 
 

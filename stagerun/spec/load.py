@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stagerun import recipe
-from stagerun.errors import Problem, RecipeError, Span
+from stagerun.errors import DataError, Problem, RecipeError, Span
+from stagerun.lmdb_file import check_file, class_names
+from stagerun.spec.model import classes_problem
 from stagerun.spec.parse import LARGEST
 from stagerun.spec.resolve import SCHEDULE_FILE, Text, Unreadable, read, stage_files
 
 
 def load(folder: str | Path, overrides: Sequence[str] = ()) -> recipe.Schedule:
     """The schedule in a folder, with the changes of `--set`. RecipeError with every mistake of every file, sorted by
-    place; paths in it start with `folder` as it was given.
+    place; paths in it start with `folder` as it was given. Where `images` is not written, the LMDB's own count is read.
     """
     shown = os.path.normpath(folder)
     if not os.path.isdir(shown):
@@ -22,7 +24,22 @@ def load(folder: str | Path, overrides: Sequence[str] = ()) -> recipe.Schedule:
     first = texts[SCHEDULE_FILE]
     if not isinstance(first, Unreadable):
         texts |= {name: _text(shown, name) for name in stage_files(first) if name != SCHEDULE_FILE}
-    return read(texts, os.path.abspath(shown), overrides, "" if shown == "." else shown)
+    return read(texts, os.path.abspath(shown), overrides, "" if shown == "." else shown, _records)
+
+
+def _records(path: str) -> int:
+    """The records of the LMDB in a folder, by its two meta pages. DataError, PermissionDenied."""
+    found = check_file(path)
+    if not found:
+        raise DataError(f"{path}: the LMDB is empty")
+    return found
+
+
+def look_at_classes(schedule: recipe.Schedule) -> Problem | None:
+    """As `classes_problem`, for the LMDBs that are on this machine."""
+    paths = [source.path for source in (schedule.data.train, schedule.data.val) if source is not None]
+    named = [(path, class_names(path)) for path in paths]
+    return classes_problem(schedule, *max(named, key=lambda pair: len(pair[1])))
 
 
 def _no_folder(shown: str) -> Problem:

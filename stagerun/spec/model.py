@@ -1,12 +1,15 @@
 """Settings of Model that mean nothing for its network, and images that the network does not take. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from stagerun.errors import listing
+from stagerun import recipe
+from stagerun.errors import Problem, listing
 from stagerun.spec.networks import FILLER_FIELDS, NETWORKS, Network
 from stagerun.spec.problems import Problems
 from stagerun.spec.view import Doubtful, View
+
+_MOST_NAMES = 6
 
 
 def check_model(schedule: View, stages: Iterable[View], problems: Problems) -> None:
@@ -21,6 +24,24 @@ def check_model(schedule: View, stages: Iterable[View], problems: Problems) -> N
                     check(name, network, model, problems)
             for stage in stages:
                 _sizes(name, network, stage, problems)
+
+
+def classes_problem(schedule: recipe.Schedule, lmdb: str, classes: Sequence[str]) -> Problem | None:
+    """What is wrong with `num_classes` where the images in folder `lmdb` have these `classes`; () where they have no names."""
+    number, known = schedule.model.num_classes, len(classes)
+    if number == known or not known or (number > known and schedule.model.spare_classes):
+        return None
+    stage = schedule.stages[0]
+    origin, problems = stage.origins.get("model.num_classes"), Problems()
+    for path, text in schedule.files:
+        problems.file(path, text)
+    names = ", ".join(classes[:_MOST_NAMES]) + ", ..." * (known > _MOST_NAMES)
+    hint = f"write `num_classes: {known}`"
+    if number > known:
+        hint += "; if outputs without a class are meant, add `spare_classes: true`"
+    span = origin.span if origin is not None and origin.span is not None else stage.span
+    problems.add(span, f"`num_classes` is {number}, but {lmdb} has {known} class{'es' * (known > 1)}: {names}", hint)
+    return problems.all()[0]
 
 
 def _batch_norm(name: str, network: Network, model: View, problems: Problems) -> None:

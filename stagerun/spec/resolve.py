@@ -2,18 +2,18 @@
 
 import contextlib
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stagerun import recipe
-from stagerun.errors import RecipeError, Span
+from stagerun.errors import RecipeError, Span, StagerunError
 from stagerun.spec import build, check, ensembles, layers, override, ranges, stages, tree, unreached, values
 from stagerun.spec.model import check_model
 from stagerun.spec.override import Override
 from stagerun.spec.parse import parse
 from stagerun.spec.problems import Problems
 from stagerun.spec.stages import Node
-from stagerun.spec.tree import SCHEDULE, SOLVER, Block
+from stagerun.spec.tree import SCHEDULE, SOLVER, Block, Entry, Value
 from stagerun.spec.view import Doubtful, View
 
 SCHEDULE_FILE = "schedule.prototxt"
@@ -29,14 +29,22 @@ class Unreadable:
 MISSING = Unreadable("there is no such file")
 
 Text = bytes | str | Unreadable
+Records = Callable[[str], int]  # the folder of an LMDB -> its number of records; StagerunError
 
 
-def read(texts: Mapping[str, Text], root: str, overrides: Sequence[str] = (), shown: str = "") -> recipe.Schedule:
+def read(
+    texts: Mapping[str, Text],
+    root: str,
+    overrides: Sequence[str] = (),
+    shown: str = "",
+    records: Records | None = None,
+) -> recipe.Schedule:
     """The schedule that the files say. RecipeError with all mistakes of all files.
 
     `texts` has schedule.prototxt and the stages' files by their path below the folder (`stage_files` says which); a
     file that is not in it does not exist. `root` is the folder's absolute path, `shown` the same as the user wrote it,
-    for messages. `overrides` are the arguments of `--set`.
+    for messages. `overrides` are the arguments of `--set`. `records` counts the LMDB of a Source without `images`; None
+    where no LMDB may be looked at.
     """
     problems = Problems()
     path = posixpath.join(shown, SCHEDULE_FILE)
@@ -50,7 +58,7 @@ def read(texts: Mapping[str, Text], root: str, overrides: Sequence[str] = (), sh
     found = stages.nodes(schedule, problems)
     names = dict.fromkeys([*(n.name for n in found), *stages.groups(found)])
     changes = _sound_changes(override.read(overrides, list(names), problems), problems)
-    schedule = _change_schedule(schedule, changes)
+    schedule = _counted(_change_schedule(schedule, changes), root, records, problems)
     files = _stage_blocks(found, texts, shown, problems)
     settings = _settings(schedule, found, files, changes, problems)
     found = stages.check_branches(found, _lengths(settings), problems)
@@ -114,6 +122,30 @@ def _change_schedule(schedule: Block, changes: Sequence[Override]) -> Block:
             if change.path == () and "solver" in change.leaf.kind.fields_by_name and "solver" in change.leaf.entries:
                 continue  # `--set solver={...}` is a layer, as `--set solver.FIELD=...` is
             schedule = layers.edit(schedule, change.path, change.leaf)
+    return schedule
+
+
+def _counted(schedule: Block, root: str, records: Records | None, problems: Problems) -> Block:
+    """Schedule with `images` in every Source that names an LMDB and doesn't say how many records it has."""
+    for name in ("train", "val"):
+        with contextlib.suppress(Doubtful):
+            source = View(schedule).inside("data").view(name)
+            folder = source.text("source") if source and not source.has("images") else None
+            if source is None or folder is None:
+                continue
+            message, hint = "Source lacks `images`", "write `images: N` with the number of its records"
+            try:
+                if records is not None:
+                    found = records(build.path_of(root, folder))
+                    value = Value(found, str(found), Span(layers.LMDB, 1, 1))
+                    field = source.block.kind.fields_by_name["images"]
+                    leaf = Block(source.block.kind, source.block.place, {"images": Entry(field, value.span, (value,))})
+                    schedule = layers.edit(schedule, ("data", name), leaf)
+                    continue
+            except StagerunError as error:
+                message += f", and the LMDB can't be counted: {error.message}"
+                hint = "check `source`; where the LMDB is on another machine, write `images: N` with the number of its records"
+            problems.add(source.block.place, message, hint)
     return schedule
 
 

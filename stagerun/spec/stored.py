@@ -23,6 +23,7 @@ _LEFT_OUT = {
     recipe.Schedule: {"files", "sets"},
     recipe.Stage: {"identity", "origins", "span"},
     recipe.Ensemble: {"span"},
+    recipe.Model: {"spare_classes"},
 }
 
 # What divides, or is stepped by: a snapshot need not be ours, and `check` has not seen its recipe.

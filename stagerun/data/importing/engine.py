@@ -21,10 +21,10 @@ from stagerun.data.importing.journal import Journal, Note, entry
 from stagerun.data.importing.parallel import in_order
 from stagerun.data.importing.partial import LEFT_OUT_LINE, REPORT, Partial, identity_digest, left_out_of
 from stagerun.data.index import digest_of, save
-from stagerun.data.lmdb_file import check_file
 from stagerun.data.lmdb_offsets import offsets_of
-from stagerun.data.rows import LEFT_OUT, Look, Rows, index_of
+from stagerun.data.rows import LEFT_OUT, Look, Rows, Statistics, index_of
 from stagerun.errors import DataError, PermissionDenied, ResumeRefused, StorageError
+from stagerun.lmdb_file import check_file
 from stagerun.text import count
 
 RECORDS_PER_COMMIT = 1000
@@ -72,7 +72,7 @@ class Work(Protocol):
         """Files of the source that were no images by their names, for the report."""
 
     @property
-    def mean_bgr(self) -> tuple[float, ...] | None:
+    def statistics(self) -> Statistics | None:
         """The mean pixel where it is known before; None: from the sums of every `look`."""
 
     @property
@@ -369,7 +369,7 @@ def _finish(work: Work, partial: Partial, journal: Journal, max_bad: int, begun_
             "something changed its files; add --restart to begin anew",
         )
     partial.only_records()  # an earlier end may have been interrupted
-    index = index_of(offsets, kept, work.classes, work.mean_bgr, work.prepared_from)
+    index = index_of(offsets, kept, work.classes, work.statistics, work.prepared_from)
     save(index, str(partial.lmdb))
     partial.write(f"{partial.lmdb.name}/{REPORT}", _report(work, len(kept), notes, dict(index.facts.kinds)))
     return Result(

@@ -8,12 +8,14 @@ Sizes shrink with OpenCV's INTER_AREA, which looks at all pixels, and grow with 
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
+from PIL import ImageColor
 
 from stagerun import order
 from stagerun.data import odd, pixels
@@ -21,7 +23,7 @@ from stagerun.data.datum import Image
 from stagerun.data.importing.engine import Made
 from stagerun.data.importing.journal import Note
 from stagerun.data.pixels import Draw
-from stagerun.data.rows import look
+from stagerun.data.rows import Statistics, look
 from stagerun.data.sources import Item, Pixels, Source
 from stagerun.data.sources.files import state_of
 from stagerun.data.sources.folder import Files
@@ -30,7 +32,7 @@ from stagerun.proto import caffe_pb2
 from stagerun.recipe import InterpMode
 
 # What decides the records besides source and options: it changes with the rules here and in `odd`.
-VERSION = 1
+VERSION = 2
 DEFAULT_QUALITY = 95
 LONGEST_KEY = 511  # LMDB's limit, bytes
 _MOST = 10**8  # keys have eight digits
@@ -46,6 +48,7 @@ class ImportOptions:
     shorter: int | None = None  # pixels of the shorter side
     exact: tuple[int, int] | None = None  # (height, width)
     quality: int | None = None  # 1 .. 100, of JPEGs
+    background: str | None = None  # what shows through transparent images: a name or #rrggbb; None: white
 
 
 class ImportWork:
@@ -61,7 +64,12 @@ class ImportWork:
                 f"--quality is for encoded images; {source.kind} holds pixels, which are stored as they are",
                 "leave --quality out",
             )
+        if source.kind in _PIXEL_FORMATS and options.background is not None:
+            raise UsageError(
+                f"--background is for transparent images; {source.kind} has none", "leave --background out"
+            )
         self._source, self._options = source, options
+        self._background, self.background = _colour(options.background or "white")
         # Files of their own; the state of an archive, or its content, is in the signature.
         self._files = source if isinstance(source, Files) else None
         count = min(len(source), options.limit or len(source))
@@ -71,7 +79,7 @@ class ImportWork:
         self.title = f"stagerun data import: {source.kind} {path}"
         self.classes = source.classes
         self.ignored = source.ignored
-        self.mean_bgr: tuple[float, ...] | None = None
+        self.statistics: Statistics | None = None
         self.prepared_from = ""
         self.identity: Mapping[str, Any] = {
             "version": VERSION,
@@ -82,6 +90,7 @@ class ImportWork:
             "pixels": "raw" if options.raw else "encoded",
             "size": _size_text(options),
             "quality": options.quality or "as it is",
+            "background": self.background,
         }
 
     def __len__(self) -> int:
@@ -127,7 +136,7 @@ class ImportWork:
         if isinstance(content, Pixels):
             image, data, family, oddities = content.array, None, "", ()
         else:
-            judged = odd.judge(content, item.name)
+            judged = odd.judge(content, item.name, background=self._background)
             image, data, oddities = judged.image, judged.data, judged.oddities
             family = "JPEG" if judged.kind.endswith("JPEG") else "PNG"
         image, same = self._resized(image)
@@ -163,6 +172,16 @@ class ImportWork:
         return bytes(
             simplejpeg.encode_jpeg(np.ascontiguousarray(image), self._options.quality or DEFAULT_QUALITY, *colours)
         )
+
+
+def _colour(text: str) -> tuple[odd.Colour, str]:
+    """(R, G, B) of a colour, and one name for it: `white` or #rrggbb. UsageError."""
+    with suppress(ValueError):
+        red, green, blue, *more = ImageColor.getrgb(text)
+        if not more:  # a fourth number would be the colour's own alpha
+            name = f"#{red:02x}{green:02x}{blue:02x}"
+            return (red, green, blue), "white" if name == "#ffffff" else name
+    raise UsageError(f"--background `{text}` is not an opaque colour", "give a name as in CSS, or #rrggbb")
 
 
 def _size_text(options: ImportOptions) -> str:

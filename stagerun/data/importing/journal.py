@@ -1,6 +1,6 @@
 """What is known about each position of an unfinished import: fixed rows, and a line of text for each that is odd.
 
-    rows         per position, in order, those that were left out too: its `ROW`, and the state of the file it was made from
+    rows2        per position, in order, those that were left out too: its `ROW`, and the state of the file it was made from
     notes.jsonl  {"at": position, "name": ..., "what": ..., "text": ..., "bad": true or false}, in order
 
 Both are appended to and on disk *before* the LMDB's commit of the same records. So whatever is killed, or loses power:
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from stagerun.data.rows import ROW, Rows
 
-ROWS, NOTES = "rows", "notes.jsonl"
+ROWS, NOTES = "rows2", "notes.jsonl"
+OLD_ROWS = "rows"  # of an unfinished import by an older stagerun, whose rows were shorter; nothing goes on from them
 _ENTRY = np.dtype([("row", ROW), ("state", "<u8")])
 
 

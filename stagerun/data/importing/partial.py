@@ -19,24 +19,27 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stagerun.data.importing.journal import NOTES, ROWS
-from stagerun.data.index import SIDE_FILE
+from stagerun.data.importing.journal import NOTES, OLD_ROWS, ROWS
 from stagerun.data.regular import regular
 from stagerun.data.write import sync_folder
 from stagerun.errors import DataError, FolderInUseError, ResumeRefused, StorageError
+from stagerun.lmdb_file import SIDE_FILE
 from stagerun.private import gone, open_lock
+from stagerun.text import count
 
 IDENTITY, LOCK, LMDB = "import.json", "lock", "lmdb"
 # The report of a complete import, in OUT; its second line holds the identity.
 REPORT = "stagerun-import.txt"
 LEFT_OUT_LINE = "left out"  # : how many
 _COUNT_LINE = re.compile(rf"{LEFT_OUT_LINE}: ([0-9]+)\n".encode())
+_ALPHA_LINE = re.compile(rb"  alpha: ([0-9]{1,18})\n")
 _LONGEST_LINE = 1 << 16
 
-_OURS = {IDENTITY, LOCK, ROWS, NOTES, REPORT}
+_OURS = {IDENTITY, LOCK, ROWS, OLD_ROWS, NOTES, REPORT}
 _OURS_IN_LMDB = {"data.mdb", "lock.mdb", SIDE_FILE, REPORT}  # a tool that looked into it made the lock
 # What `write` below, and `index.save`, are killed over.
 _UNFINISHED = re.compile(r"(?P<name>.+)\.partial(-[0-9a-f]{32})?")
@@ -62,6 +65,20 @@ def left_out_of(out: Path, identity: Mapping[str, Any]) -> int | None:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, DataError):  # none, or no file
         pass
     return None
+
+
+def transparency_of(folder: str) -> str:
+    """`92 images had transparency, composited on white`, as the report of the import that made the LMDB says; '' where it says none, or
+    there is no report."""
+    background = b""
+    with suppress(OSError, DataError), open(Path(folder) / REPORT, "rb", opener=regular) as stream:
+        while line := stream.readline(_LONGEST_LINE):
+            if line.startswith(b"background: "):
+                background = line[12:-1]
+            elif found := _ALPHA_LINE.fullmatch(line):
+                number, colour = int(found[1]), background.decode(errors="replace")
+                return f"{count(number, 'image')} had transparency, composited on {colour}"
+    return ""
 
 
 class Partial:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import stagerun
-from stagerun.data.index import SIDE_FILE
 from stagerun.data.scratch.blocks import BlockCopy, Progress, Tally, known_blocks, worth_keeping
 from stagerun.data.scratch.layout import (
     DATA,
@@ -39,6 +38,7 @@ from stagerun.data.scratch.room import take_room
 from stagerun.data.scratch.sharing import Exchange, Share
 from stagerun.data.write import sync_folder
 from stagerun.errors import StorageError
+from stagerun.lmdb_file import SIDE_FILE
 
 GIGABYTE = 10**9
 

@@ -3,7 +3,7 @@
 Class folders sorted by name are labels 0, 1, ...; within a class, folders sorted by path, files sorted by name. Hidden
 files and folders are left out. Links to files and folders are followed, but for those that lead back to where they are.
 What has an image's name and is no folder is an item, also a link that leads nowhere, or a pipe: reading it says what it is.
-Files of other names are no items; `Files.ignored` has them.
+Files of other names are no items, nor is what lies beside the class folders; `Files.ignored` has them.
 """
 
 import errno
@@ -19,6 +19,7 @@ from stagerun.data.sources.files import can_not_open, read_with_state
 from stagerun.data.sources.items import IMAGE_SUFFIXES, SPLITS, Item, Names, signature
 from stagerun.data.sources.truth import read_synsets
 from stagerun.errors import DataError, UsageError
+from stagerun.text import count
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +61,8 @@ def is_image(name: str) -> bool:
 
 
 def open_folder(root: str, synsets: str | None = None) -> Files:
-    """DataError if there are no class folders, or one of them has no images; UsageError if they are `train` and `val`.
+    """DataError if there are no class folders, one of them has no images, or more files lie beside them than images in them; UsageError if
+    they are `train` and `val`.
 
     With a synsets file, labels are as there, and the classes are all of its.
     """
@@ -75,16 +77,24 @@ def open_folder(root: str, synsets: str | None = None) -> Files:
             for path in files_below(root, name):
                 (names if is_image(path.rpartition("/")[2]) else ignored).append(path)
             counts.append(len(names) - before)
+        beside = sorted(entry.name for entry in os.scandir(root) if not is_folder(entry) and entry.name[0] != ".")
     except OSError as error:
         can_not_open(error.filename or root, error)
-    if empty := [name for name, count in zip(folders, counts, strict=True) if count == 0]:
+    if empty := [name for name, images in zip(folders, counts, strict=True) if images == 0]:
         shown = ", ".join(empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
         raise DataError(
             f"{root}: no images in the class folder{'s' if len(empty) > 1 else ''} {shown}",
             f"remove what is no class; images end in {', '.join(IMAGE_SUFFIXES)}",
         )
+    if len(beside) > len(names):
+        shown = ", ".join(beside[:3]) + ", ..." * (len(beside) > 3)
+        raise DataError(
+            f"{root}: {count(len(beside), 'file')} lie beside the class folders ({shown}), and {count(len(names), 'image')} in them",
+            "put the images of each class into a folder of its own, or give a list of `path label` lines; move other files elsewhere",
+        )
     classes, labels = classes_and_labels(root, folders, synsets)
-    return Files("folder", root, classes, Names(names), np.repeat(np.array(labels, np.int32), counts), tuple(ignored))
+    labels_of = np.repeat(np.array(labels, np.int32), counts)
+    return Files("folder", root, classes, Names(names), labels_of, (*beside, *ignored))
 
 
 def check_classes(root: str, classes: list[str]) -> None:

@@ -77,7 +77,7 @@ class Source(Protocol):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Relative paths of the files in class folders that are no items because of their names, hidden ones left out.
+        """Relative paths of the files that are no items because of their names, or lie beside the class folders; hidden ones left out.
 
         They decide nothing, so the signature knows nothing of them. () in the other formats.
         """

@@ -1,11 +1,19 @@
 """The file of an LMDB, looked at before anybody maps or reads it: is it there, is it whole, how many records has it."""
 
+import json
 import os
 import struct
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from stagerun.errors import DataError, PermissionDenied
+from stagerun.errors import DataError, PermissionDenied, StagerunError
+
+# What is known of the LMDB beforehand: `data.index` reads and writes it.
+SIDE_FILE = "stagerun-index.safetensors"
+_LARGEST_HEADER = 1 << 26
 
 # LMDB's file starts with two meta pages, of which the one with the larger transaction number counts. All little-endian
 # here, as written by a 64-bit machine (LMDB/lmdb: libraries/liblmdb/mdb.c, MDB_meta): 16 bytes of page header, then magic,
@@ -73,6 +81,32 @@ def open_file(path: str, hint: str = BY_COMMAND) -> tuple[int, Meta]:
         raise PermissionDenied(f"{file}: may not be read", "ask its owner for read permission") from None
     except OSError as error:
         raise DataError(f"{file}: can't be read: {error.strerror}", "check the disk or the file server") from None
+
+
+def side_facts(folder: str, meta: Meta) -> Mapping[str, Any]:
+    """`data.index.Facts` as its JSON in the side file's header, which is before its arrays: 106 MB for ILSVRC12. Empty without a side
+    file, or where that is of another state of the LMDB or can't be read; a damaged one is reported when it is opened."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        file = Path(folder) / SIDE_FILE
+        if not file.is_file():  # to open a FIFO would wait for a writer
+            return {}
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(min(length, _LARGEST_HEADER)))
+        facts: dict[str, Any] = json.loads(header["__metadata__"]["stagerun"].partition(" ")[2])
+        if (facts["file_size"], facts["transaction"]) == (meta.file_size, meta.transaction):
+            return facts
+    return {}
+
+
+def class_names(folder: str) -> tuple[str, ...]:
+    """The classes that the side file names, by label; () where they aren't known, or there is no LMDB."""
+    with suppress(StagerunError):
+        fd, meta = open_file(folder)
+        os.close(fd)
+        names = side_facts(folder, meta).get("classes")
+        return tuple(map(str, names)) if isinstance(names, list) else ()
+    return ()
 
 
 def _checked(fd: int, file: Path) -> Meta:
