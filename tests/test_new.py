@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from stagerun.cli.main import main
 from stagerun.cli.new_schedule import gallery
-from stagerun.data.describe import deviation_bgr
+from stagerun.data.index import load as load_index
 from stagerun.errors import RecipeError
 from stagerun.plan.lint import lint
 from stagerun.recipe import Schedule
@@ -71,10 +71,12 @@ def test_colour_pictures_in_the_stages_of_fashion_collapse(tmp_path: Path, train
     assert (schedule.name, schedule.model.num_classes, schedule.model.channels) == ("clothes", 3, 3)
     assert schedule.data.val is not None
     assert [(s.path, s.images) for s in (schedule.data.train, schedule.data.val)] == [(str(train), 400), (str(val), 30)]
+    index = load_index(str(train))
+    assert index is not None
     for stage in schedule.stages:
         solver = stage.solver
         assert solver.transform.crop_size in (24, None) and solver.transform.scale == 1
-        assert solver.transform.std_value == pytest.approx(deviation_bgr(str(train)), rel=1e-3)
+        assert solver.transform.std_value == pytest.approx(index.facts.deviation_bgr, rel=1e-3)
         assert solver.transform.mean_value == pytest.approx((127, 127, 127), abs=9)
     assert epochs(schedule) == pytest.approx(epochs(load(gallery() / "fashion_collapse")), abs=0.5 * 128 / 400 + 0.01)
     text = (out / "schedule.prototxt").read_text()

@@ -14,7 +14,6 @@ from stagerun.caffe_import import refuse_existing, write_folder
 from stagerun.cli.data_progress import Shown, threads_here
 from stagerun.cli.ending import tell
 from stagerun.cli.linting import Suspicious, require_nothing_found
-from stagerun.data.describe import deviation_bgr
 from stagerun.data.index import Index
 from stagerun.data.index import load as load_index
 from stagerun.data.indexing import build_with
@@ -110,7 +109,7 @@ def _base(base: str) -> Path:
 def _index(path: str, pixels: bool) -> Index:
     """What is known of each record: the side file, or, where there is none, the same from the records. DataError, StorageError."""
     index = load_index(path)
-    if index is None or (pixels and not index.facts.mean_bgr):
+    if index is None or (pixels and not index.facts.deviation_bgr):
         with Shown(f"reading {path}", "records") as shown:
             index = build_with(path, shown.progress, threads=threads_here(None), pixels=pixels).index
     if not len(index):
@@ -135,7 +134,7 @@ def _fitted(
         classes=_number_of_classes(train),
         side=int(min(sides)),
         mean=train.facts.mean_bgr,
-        deviation=deviation_bgr(paths[0]),
+        deviation=train.facts.deviation_bgr,
     )
     about = (
         f"{count(len(train), 'image')} of {images.classes} classes, trained in the stages of {folder.name}. Its lengths in iterations stand here in "

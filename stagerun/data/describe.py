@@ -1,7 +1,6 @@
 """What is in an LMDB, for `stagerun data info`: from its side file, or, without one, from some of its records."""
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from stagerun.data.index import Index, foreign_record, is_stale, read
 from stagerun.data.lmdb_offsets import Offsets, offsets_in
 from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.records import printable, spread
-from stagerun.data.rows import ROW, Rows, decode_any, is_prepared, kinds_of, look, parse
+from stagerun.data.rows import ROW, Rows, is_prepared, kinds_of, look, parse
 from stagerun.errors import DataError
 from stagerun.lmdb_file import open_file
 
@@ -120,22 +119,6 @@ def _sample(path: str) -> tuple[Rows, tuple[str, ...]]:
         except DataError as error:
             mistakes.append(f"record `{printable(key)}`: {error.message}")
     return np.frombuffer(bytes(rows), ROW), tuple(mistakes)
-
-
-def deviation_bgr(path: str) -> tuple[float, ...]:
-    """The standard deviation of the pixels (0..255) of SAMPLES records, evenly spread, as one set: of B, G and R, or of grey images.
-    DataError if the LMDB can't be read; records that can't be used are passed over.
-    """
-    source = LmdbSource(path, side_file=False)
-    count, sums, squares, channels = 0, np.zeros(3), np.zeros(3), 1
-    for i in spread(len(source), SAMPLES):
-        with suppress(DataError):
-            image = decode_any(parse(source.get(i)[1]))
-            pixels = image.reshape(-1, 1 if image.ndim == 2 else image.shape[2]).astype(np.float64)
-            count, channels = count + len(pixels), max(channels, pixels.shape[1])
-            sums, squares = sums + pixels.sum(axis=0), squares + np.square(pixels).sum(axis=0)
-    variance = squares / max(1, count) - np.square(sums / max(1, count))
-    return tuple(np.sqrt(np.maximum(variance, 0))[:channels].tolist())
 
 
 def _sizes(heights: NDArray[np.int32], widths: NDArray[np.int32]) -> tuple[Size | None, Size | None, Size | None]:
