@@ -113,7 +113,7 @@ def of_surroundings(error: BaseException) -> StagerunError | None:
             )
     if isinstance(error, RuntimeError) and "/dev/urandom" in text:
         return StorageError(
-            f"torch needs random numbers of the system: {text}", f"have /dev/urandom in this container {again}"
+            f"torch needs random numbers of the system: {text}", f"make or bind /dev/urandom in this container {again}"
         )
     return None
 
