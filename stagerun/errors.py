@@ -9,7 +9,8 @@
      ├─ StorageError           the disk is full, read-only or gone                                                   74
      ├─ PermissionDenied       a folder or file may not be read or written                                           77
      ├─ ResumeRefused          what is on disk was made from something else, is damaged, or shows no progress        78
-     └─ Diverged               the loss is not finite                                                                79
+     ├─ Diverged               the loss is not finite                                                                79
+     └─ RanksDiffer            workers hold other weights than others                                                80
 
 Library code raises these; only the command line turns them into text and an exit code. An exception of another kind
 that reaches the user is a bug of stagerun (70).
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 
 
 class ExitCode(enum.IntEnum):
-    """How a command ended. Only 69, 74, 75 and death by a signal are worth trying again as they are."""
+    """How a command ended. Only 69, 74, 75, 80 and death by a signal are worth trying again as they are."""
 
     DONE = 0
     RECIPE = 64
@@ -35,6 +36,7 @@ class ExitCode(enum.IntEnum):
     PERMISSION = 77
     RESUME_REFUSED = 78
     DIVERGED = 79
+    RANKS_DIFFER = 80
     INTERRUPTED = 130
 
 
@@ -50,6 +52,7 @@ EXIT_MEANINGS = {
     ExitCode.PERMISSION: "no permission for a file or folder",
     ExitCode.RESUME_REFUSED: "refused, for what is on disk: made from something else, damaged, pinned, or no progress in three lives",
     ExitCode.DIVERGED: "the loss is not finite",
+    ExitCode.RANKS_DIFFER: "a worker held other weights than the others; the same command goes on from the last snapshot",
     ExitCode.INTERRUPTED: "interrupted; nothing saved since the last snapshot",
 }
 
@@ -147,6 +150,10 @@ class ResumeRefused(StagerunError):
 
 class Diverged(StagerunError):
     exit_code = ExitCode.DIVERGED
+
+
+class RanksDiffer(StagerunError):
+    exit_code = ExitCode.RANKS_DIFFER
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -83,6 +83,12 @@ def test_the_fourth_life_is_refused_and_told_how_the_others_ended(schedule: Sche
     assert len(os.listdir(tmp_path / "lives")) == 3
 
 
+def test_ranks_that_differ_again_and_again_are_refused(schedule: Schedule, tmp_path: Path) -> None:
+    for _ in range(LIMIT):
+        live(schedule, tmp_path, ExitCode.RANKS_DIFFER)
+    assert refused(schedule, tmp_path).endswith("ended with exit code 80")
+
+
 def test_retry_goes_on_and_what_comes_of_it_counts_again(schedule: Schedule, tmp_path: Path) -> None:
     for _ in range(LIMIT):
         live(schedule, tmp_path, None)
@@ -92,7 +98,9 @@ def test_retry_goes_on_and_what_comes_of_it_counts_again(schedule: Schedule, tmp
     assert not refused(schedule, tmp_path)
 
 
-@pytest.mark.parametrize("code", [c for c in ExitCode if c not in (ExitCode.PEER, ExitCode.BUG, ExitCode.STORAGE)])
+@pytest.mark.parametrize(
+    "code", sorted({*ExitCode} - {ExitCode.PEER, ExitCode.BUG, ExitCode.STORAGE, ExitCode.RANKS_DIFFER})
+)
 def test_an_end_that_has_told_somebody_what_to_do_breaks_the_chain(
     schedule: Schedule, tmp_path: Path, code: ExitCode
 ) -> None:

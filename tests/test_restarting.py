@@ -34,6 +34,13 @@ def test_a_killed_worker_is_answered_with_another_life_so_many_times() -> None:
     assert decide(ended, replace(ALL, restarts=0)) == Finish(69, ended.text)
 
 
+def test_ranks_that_differed_go_on_from_what_was_saved_so_many_times() -> None:
+    ended = Ended(code=80, text="rank 1 has other bits\n  hint: x", hosts=ABC, answering=ABC, sees_out=SHARED)
+    step = decide(ended, ALL)
+    assert isinstance(step, Again) and step.hosts == ABC and step.failure and "rank 1 has other bits; " in step.says
+    assert decide(replace(ended, restarts=3), replace(ALL, restarts=0)) == Finish(80, ended.text)
+
+
 def test_whoever_asked_for_a_stop_gets_it() -> None:
     for code in (69, 75):
         assert decide(replace(LOST, code=code, asked=True), TWO) == Finish(code, "c is gone")

@@ -38,6 +38,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (Ended(True, None, -9), None, "SIGKILL"),
         (Ended(True, 69, 1), None, "69: a worker, host or service is gone"),
         (Ended(True, 74, 74), None, "74: disk full"),
+        (Ended(True, 80, 1), None, "80: a worker held other weights than the others"),
         (Ended(True, 79, 1), 79, ""),
         (Ended(True, 78, 78), 78, ""),
         (Ended(False, None, 64), 64, ""),

@@ -92,6 +92,7 @@ _FAKES = {
     ("code", "busy", "state", "said"),
     [
         (75, 0, "RUNNING", "queued again: exit code 75"),
+        (80, 0, "RUNNING", "queued again: exit code 80"),
         (137, 2, "RUNNING", "queued again: exit code 137"),  # Slurm's controller has much to do
         (75, 99, "RUNNING", "not queued again: Slurm does not answer"),
         (75, 0, "KILLING", "queued again: exit code 75"),  # what the job runs ends as soon as it is requeued

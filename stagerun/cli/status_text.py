@@ -17,7 +17,7 @@ MOST_HOSTS = 8
 GOES_ON = "the same `stagerun run` goes on"
 STUCK = f"the last {LIMIT} runs got no further, so `stagerun run` asks for --retry"
 # Of an error only these are worth another try as it is; with the others the next run would end in the same way.
-WORTH_ANOTHER_TRY = {ExitCode.PEER, ExitCode.STORAGE, ExitCode.SAVED}
+WORTH_ANOTHER_TRY = {ExitCode.PEER, ExitCode.STORAGE, ExitCode.SAVED, ExitCode.RANKS_DIFFER}
 
 
 def status_json(status: Status) -> str:

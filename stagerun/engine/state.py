@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from stagerun.engine.codec import Packed
 from stagerun.engine.device import dtype_of, synchronize
+from stagerun.engine.digest import digest
 from stagerun.engine.ema import Average
 from stagerun.engine.parameters import trained_parameters
 from stagerun.engine.solvers import WeightUpdate, make_update
@@ -94,14 +95,37 @@ def average(state: TrainState) -> dict[str, Tensor]:
     return dict(state.average.tensors) if state.average is not None else {}
 
 
+PARTS = (weights, momentum, average)
+
+
 @torch.no_grad()
 def finite(state: TrainState) -> bool:
-    """Whether all weights, and what is remembered of updates, are numbers. One look at the device as a rule: a sum is a number
-    only if all that it is of are, though not the other way round."""
+    """Whether all weights, and what is remembered of updates, are numbers. One look at a GPU as a rule: a sum is a number only if
+    all that it is of are, though not the other way round."""
     live = [t for part in (weights(state), momentum(state)) for t in part.values() if t.is_floating_point()]
+    if live[0].device.type == "cpu" and torch.bfloat16 not in {t.dtype for t in live}:
+        with np.errstate(all="ignore"):  # by one thread, as in `_copy`
+            return all(np.isfinite(t.numpy().sum()) or np.isfinite(t.numpy()).all() for t in live)
     if math.isfinite(float(torch.stack([t.sum(dtype=torch.float64) for t in live]).sum())):
         return True
     return all(bool(torch.isfinite(t).all()) for t in live)
+
+
+def _called(part: object, name: str) -> str:
+    """A tensor among those of all parts. The names of weights have dots, those of the momentum a slash already."""
+    return f"ema/{name}" if part is average else name
+
+
+def digests(state: TrainState) -> dict[str, int]:
+    """Of all that is equal on every rank after an update: each tensor, and what else `state` remembers. Those of averaged weights are
+    called `ema/NAME`, those of the momentum `SLOT/NAME`."""
+    found = {_called(part, name): digest(t) for part in PARTS for name, t in part(state).items()}
+    return found | _remembered(state)
+
+
+def _remembered(state: TrainState) -> dict[str, int]:
+    kept = (state.iter, state.plateau, state.skips, state.skips_in_all, state.rollbacks)
+    return {"counters": digest(torch.frombuffer(bytearray(repr(kept).encode()), dtype=torch.uint8))}
 
 
 class Capture:
@@ -109,19 +133,28 @@ class Capture:
 
     def __init__(self, state: TrainState) -> None:
         pinned = any(t.device.type == "cuda" for t in weights(state).values())
-        self.parts = {part: Packed(part(state), pinned) for part in (weights, momentum, average)}
+        self.parts = {part: Packed(part(state), pinned) for part in PARTS}
         self.weights, self.momentum, self.average = (packed.tensors for packed in self.parts.values())
 
     @torch.no_grad()
-    def take(self, state: TrainState) -> None:
-        """Copies the state in. The copy before must be on disk, or given up."""
+    def take(self, state: TrainState, found: dict[str, int] | None = None) -> None:
+        """Copies the state in. The copy before must be on disk, or given up. `found` is filled with the `digests` of the copy, which is
+        what a snapshot is made of."""
+        device = next(iter(weights(state).values())).device
+        late = []
         for part, packed in self.parts.items():
             for name, tensor in part(state).items():
-                if tensor.device.type == "cpu":
-                    _copy(packed.tensors[name], tensor)
-                else:
-                    packed.tensors[name].copy_(tensor, non_blocking=True)  # all are under way at once
-        synchronize(next(iter(weights(state).values())).device)
+                copy = packed.tensors[name]
+                if device.type != "cpu":
+                    copy.copy_(tensor, non_blocking=True)  # all are under way at once
+                    late.append((_called(part, name), copy))
+                    continue
+                _copy(copy, tensor)
+                if found is not None:  # now, while a cache has it
+                    found[_called(part, name)] = digest(copy)
+        synchronize(device)
+        if found is not None:
+            found |= {name: digest(copy) for name, copy in late} | _remembered(state)
 
     def finite(self) -> bool:
         """Whether all weights and what the solver remembers of them are numbers; a state that isn't must not replace a good one. A sum

@@ -56,8 +56,8 @@ class Again:
 
 
 def decide(ended: Ended, policy: Policy) -> Finish | Again:
-    """Worth another life: workers that were killed or lost each other (69), and a stop that was made to take a host in (75). What a
-    person has to mend is not, nor is a full disk."""
+    """Worth another life: workers that were killed or lost each other (69), or held other weights (80: what came of a bit that flipped
+    was not saved), and a stop that was made to take a host in (75). What a person has to mend is not, nor is a full disk."""
     if ended.asked or ended.code == ExitCode.DONE:
         return Finish(ended.code, ended.text)
     if ended.code == ExitCode.SAVED and not ended.lost:
@@ -70,7 +70,7 @@ def decide(ended: Ended, policy: Policy) -> Finish | Again:
     if ended.code == ExitCode.IN_USE and ended.releasing:
         says = f"{_first_line(ended.text)}; it may be what the last life has left, and saves: next try in {RELEASED_S:.0f} s"
         return Again(_ordered(ended, policy), False, says, RELEASED_S)
-    if ended.code not in (ExitCode.PEER, ExitCode.SAVED):
+    if ended.code not in (ExitCode.PEER, ExitCode.RANKS_DIFFER, ExitCode.SAVED):
         return Finish(ended.code, ended.text)
     gone = [name for name in ended.lost if name not in ended.answering]
     left = _ordered(ended, policy)

@@ -11,7 +11,7 @@ from stagerun.errors import EXIT_MEANINGS, ExitCode
 FRUITLESS = 3
 
 # Worth another allocation; and every death by a signal, which srun tells as 128 and its number.
-AGAIN = (ExitCode.PEER, ExitCode.STORAGE, ExitCode.SAVED)
+AGAIN = (ExitCode.PEER, ExitCode.STORAGE, ExitCode.SAVED, ExitCode.RANKS_DIFFER)
 
 _MOST_MARGIN_S = 20
 

@@ -21,6 +21,7 @@ GRAVEST = (
     ExitCode.IN_USE,
     ExitCode.DIVERGED,
     ExitCode.BUG,
+    ExitCode.RANKS_DIFFER,
     ExitCode.PEER,
 )
 # Of one package other versions give other bits, or none: torch's collectives and stagerun's own must be the same on both ends.

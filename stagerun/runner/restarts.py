@@ -16,7 +16,7 @@ from stagerun.store.layout import results_folder
 LIMIT = 3
 
 # Ends that a launcher, a scheduler or a batch script answers with another start. Those with another code have told somebody what to do.
-_BAD = (None, ExitCode.PEER, ExitCode.BUG, ExitCode.STORAGE)
+_BAD = (None, ExitCode.PEER, ExitCode.BUG, ExitCode.STORAGE, ExitCode.RANKS_DIFFER)
 
 _MOST_BYTES = 1 << 20  # of a result
 

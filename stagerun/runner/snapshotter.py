@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from stagerun import store
@@ -49,10 +49,13 @@ class Snapshotter:
         self.newest: SnapshotRef | None = None
         self.waited = self.told = 0.0  # seconds that training stood still since a snapshot was not on disk yet
 
-    def start(self, iter: int, progress: Progress) -> list[SnapshotWritten | SnapshotFailed | Note]:
+    def start(
+        self, iter: int, progress: Progress, agree: Callable[[Mapping[str, int]], bool] | None = None
+    ) -> list[SnapshotWritten | SnapshotFailed | Note]:
         """Copies the state and starts writing it. What became of the snapshot before, if it was still under way.
 
-        Diverged if a weight is not finite; StorageError after FAILURES_IN_A_ROW. Then `wait` says what became of it.
+        `agree` is asked with the digests of the copy, where there are other ranks: it raises if they hold another state, and says
+        whether it is finite. Diverged if a weight is not finite; StorageError after FAILURES_IN_A_ROW. Then `wait` says what became of it.
         """
         begun = time.monotonic()
         events = self.wait()
@@ -65,8 +68,14 @@ class Snapshotter:
                 self.error.hint or "the newest complete snapshot is unharmed; make room and run the same command again",
             )
         cpu = time.thread_time()
-        self.capture.take(self.state)
-        if not self.capture.finite():
+        digests: dict[str, int] | None = {} if agree is not None else None
+        self.capture.take(self.state, digests)
+        try:
+            finite = agree(digests) if agree is not None and digests is not None else self.capture.finite()
+        except StagerunError:
+            self.done = events
+            raise
+        if not finite:
             self.done = events
             raise Diverged(
                 f"a weight of stage `{self.stage.name}`, or what is remembered of its updates, is not finite after iteration {iter}",

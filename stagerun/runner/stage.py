@@ -1,17 +1,18 @@
 """One stage on one rank: the loop of the engine with images, snapshots and evaluations around it."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 
 from stagerun import order
 from stagerun.comm import Reducer, make_reducer, runs_of
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.mixture import Mixing
-from stagerun.engine.state import TrainState, finite
+from stagerun.engine.state import TrainState, digests, finite
 from stagerun.engine.update import Arithmetic
-from stagerun.errors import DataError, PeerError, PermissionDenied, StagerunError, StorageError, UsageError
+from stagerun.errors import DataError, ExitCode, PeerError, PermissionDenied, StagerunError, StorageError, UsageError
 from stagerun.events import (
     Event,
     Iterated,
@@ -30,6 +31,7 @@ from stagerun.plan import State
 from stagerun.plan.render import carried_over
 from stagerun.pulse import Section, beating
 from stagerun.recipe import OnNan
+from stagerun.runner.divergence import compare
 from stagerun.runner.environment import environment_of, promise
 from stagerun.runner.finish import finish_stage, normalise_for, test
 from stagerun.runner.keeper import Progress, progress_of
@@ -37,7 +39,7 @@ from stagerun.runner.resident import keep, training_batches
 from stagerun.runner.rollback import gone_back, keys_of
 from stagerun.runner.snapshotter import Snapshotter
 from stagerun.runner.start import StageRun, parent_id, restored
-from stagerun.runner.together import rank0
+from stagerun.runner.together import ToldByAnother, rank0
 from stagerun.schedule import make_knobs
 
 
@@ -280,29 +282,56 @@ def _retraced(event: Iterated, until: int) -> Retraced:
 
 
 def _begin_snapshot(
-    run: StageRun, state: TrainState, snapshotter: Snapshotter | None
+    run: StageRun, state: TrainState, snapshotter: Snapshotter | None, alone: bool = False
 ) -> Iterator[SnapshotWritten | SnapshotFailed | Note]:
-    run.saved = state.iter
-    if snapshotter is not None:
-        solver = run.stage.solver
-        position = run.planned.position + run.planned.skipped + state.iter * solver.batch_size
-        plateau = asdict(state.plateau) if solver.lr_policy == "plateau" else None
-        progress = Progress(
-            position,
-            run.seconds,
-            list(run.losses),
-            run.images.replacing.known(),
-            plateau,
-            skips=state.skips,
-            skips_in_all=state.skips_in_all,
-            rollbacks=state.rollbacks,
-        )
-        with run.comm.pulse.section(Section.SAVE):
+    """Collective, unless `alone`: then the other ranks may be gone, and nothing is compared with theirs."""
+    notes: list[Note] = []
+    with run.comm.pulse.section(Section.SAVE):
+        if snapshotter is not None:
+            agree = None if alone or run.comm.size == 1 else partial(_agree, run, state, notes)
             try:
-                yield from snapshotter.start(state.iter, progress)
+                yield from snapshotter.start(state.iter, _progress(run, state), agree)
             except StagerunError:
                 yield from snapshotter.wait()
                 raise
+        elif not _agree(run, state, notes, digests(state)):
+            raise ToldByAnother(ExitCode.DIVERGED)
+    run.saved = state.iter  # not before: what a peer's death keeps from being compared is still to be saved
+    yield from notes
+
+
+def _agree(run: StageRun, state: TrainState, notes: list[Note], found: Mapping[str, int]) -> bool:
+    """Whether the state, of which `found` are this rank's digests, is finite. The last rank looks, which needs no copy: so rank 0
+    stands still no longer than it would without digests. Collective; RanksDiffer if not all have the same.
+
+    Ranks that don't compute alike may round differently when they apply an update, and are only warned of.
+    """
+    last = run.comm.rank == run.comm.size - 1
+    where = f"after iteration {state.iter} of stage `{run.stage.name}`"
+    good, error = compare(run.comm, where, found, not last or finite(state))
+    if error is None:
+        return good
+    if not run.others:
+        raise error if run.comm.rank == 0 else ToldByAnother(error.exit_code)
+    if not run.drifted:
+        text = f"{error.message}; they don't compute alike ({run.others}), so it may be rounding; snapshots hold what rank 0 has"
+        notes.append(Note(text=text, warning=True))
+    run.drifted = True
+    return good
+
+
+def _progress(run: StageRun, state: TrainState) -> Progress:
+    solver = run.stage.solver
+    return Progress(
+        run.planned.position + run.planned.skipped + state.iter * solver.batch_size,
+        run.seconds,
+        list(run.losses),
+        run.images.replacing.known(),
+        asdict(state.plateau) if solver.lr_policy == "plateau" else None,
+        skips=state.skips,
+        skips_in_all=state.skips_in_all,
+        rollbacks=state.rollbacks,
+    )
 
 
 def _save_what_is_trained(
@@ -321,7 +350,7 @@ def _save_what_is_trained(
     if snapshotter is None or run.saved == state.iter or state.iter == run.planned.iter:
         return
     with suppress(StagerunError, RuntimeError), run.comm.pulse.section(Section.SAVE):
-        yield from _begin_snapshot(run, state, snapshotter)
+        yield from _begin_snapshot(run, state, snapshotter, alone=True)
         yield from snapshotter.wait()
 
 

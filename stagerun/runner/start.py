@@ -50,6 +50,7 @@ class StageRun:
     rollbacks: int | None = None  # in the stage so far, where this life has gone back; else the snapshot knows
     # Positions of iterations that failed, and were come to again since the snapshot to go back to was lost.
     again: frozenset[int] = frozenset()
+    drifted: bool = False  # it was said that ranks which don't compute alike hold other states
 
     @property
     def is_piece(self) -> bool:

@@ -1,0 +1,25 @@
+"""A 64-bit digest of each tensor of a state: the same on ranks that hold the same bits, whatever their device and memory format.
+
+XXH3 by Yann Collet (github.com/Cyan4973/xxHash). It depends on every bit and on its place, so that no two changes cancel as they may
+in a sum; by chance two states have the same one once in 2^64. It is no defence against somebody who looks for such states.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+from xxhash import xxh3_64_intdigest
+
+
+def digest(tensor: Tensor) -> int:
+    """Of the elements' bytes in the order of the indices, the last one fastest; by one thread."""
+    host = tensor.detach().cpu()
+    if host.dtype == torch.bfloat16:  # numpy doesn't know it
+        host = host.view(torch.int16)
+    return xxh3_64_intdigest(np.ascontiguousarray(host.numpy()).reshape(-1).view(np.uint8).data)
+
+
+def combined(digests: Mapping[str, int]) -> int:
+    """One of all, names included, in any order."""
+    return xxh3_64_intdigest("".join(f"{name} {digests[name]:016x}\n" for name in sorted(digests)).encode())
