@@ -92,11 +92,45 @@ def test_processes_that_are_not_counted_are_asked(launcher: str, said: str, here
         ("$ caffe train --solver a", 1),
         ("cd $CAFFE_ROOT && ./build/tools/caffe train --solver a --gpu 3", 1),
         ("mpirun -np 8 caffe train --solver a --gpu all", None),
+        # A launcher's line without a backslash, and `caffe` below it.
+        (
+            'mpiexec.hydra -PSM2 -l -n 896 -ppn 2 -f hosts -genv A 22  -genv B "f,1"  \n\t./tools/caffe train --solver a',
+            896,
+        ),
+        ("mpirun -np 4 -x PATH\nA=1 caffe train --solver a", 4),
+        ("mpirun -np 4\n\ncaffe train --solver a", 1),
+        ("mpirun -np 4 ./prepare\ncaffe train --solver a", 1),
+        ("srun -N 2 -n 4 hostname -f\ncaffe train --solver a", 1),
+        ("mpirun -np 4 ; cd ..\ncaffe train --solver a", 1),
+        ("mpirun -np 4 --what ever\ncaffe train --solver a", None),
     ],
 )
 def test_launches(line: str, number: int | None) -> None:
     (found,) = train_lines("train.sh", line)
     assert found.launch.number == number
+
+
+def test_the_448_node_folder_whose_lines_have_no_backslash(here: Path) -> None:
+    """SURFsara's: variables, launcher and program on three lines."""
+
+    def command(line: str) -> list[str]:
+        return [
+            '\tMLSL_NUM_SERVERS=2 KMP_AFFINITY="granularity=fine,compact,1,0"  ',
+            '\t\tmpiexec.hydra -PSM2 -l -n 896 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22  -genv KMP "granularity=fine,compact,1,0"  ',
+            f"\t\t./build/tools/{line}",
+        ]
+
+    folder(*command(MAIN), "", *command(COLLAPSE))
+    assert sizes() == [400 * 896, 400 * 896]
+    folder(readme="\n".join(["# Two parts", *command(MAIN), "", "Part 2.", *command(COLLAPSE)]))
+    assert sizes(out="b") == [400 * 896, 400 * 896]
+
+
+def test_a_line_above_that_may_be_a_command_of_its_own_is_asked(here: Path) -> None:
+    folder("mpirun -np 8 --what ever", MAIN)
+    questions, listed = asked()
+    assert questions == ["100 x the processes x iter_size 4?"]
+    assert "train.sh:2: `-np 8`: stage main: " in listed
 
 
 def test_one_line_has_mpirun_and_the_other_not(here: Path) -> None:

@@ -61,24 +61,64 @@ _CAFFE = re.compile(r"(?!-)(?:.*/)?caffe(?:\.bin|\.exe)?$")
 _MPI = re.compile(r"(?:.*/)?(?:mpirun|mpiexec|srun|prun|ibrun)(?:\.\w+)?$")
 _BEFORE = re.compile(r"[$%>]$|[A-Za-z_]\w*=")  # a prompt, and variables of one command
 _COUNT = ("-n", "-np", "--n", "--np", "--ntasks")
+# Options of launchers that are followed by so many words.
+_VALUES = dict.fromkeys((*_COUNT, "-ppn", "-perhost", "-f", "-x", "-H", "-N", "-c", "-p", "-t", "-wdir"), 1)
+_LONG = ("host", "hosts", "hostfile", "machinefile", "map-by", "bind-to")
+_VALUES |= {f"{dash}{name}": 1 for dash in ("-", "--") for name in _LONG}
+_VALUES |= dict.fromkeys(("-genv", "-env", "-mca", "--mca"), 2)
 
 
 def train_lines(path: str, text: str) -> list[TrainLine]:
     """The commands in the order of the file.
 
-    A command goes on in the next line after a backslash, and where the next line begins with an option, as READMEs break
-    it. It ends at `;`, `&&`, `||`, `|`, and where the next `caffe` begins. Variables that the file sets to a plain text are put
+    A command goes on in the next line after a backslash, and, as READMEs break it, where the next line begins with an option, or
+    with `caffe` when a launcher still has no program. It ends at `;`, `&&`, `||`, `|`, and where the next `caffe` begins. Variables that the file sets to a plain text are put
     in; others stay as they are.
     """
     known: dict[str, str] = {}
-    found = []
+    found: list[TrainLine] = []
+    above: list[Word] = []  # a launcher's command without a program
     for parts in _commands(text):
         if len(parts) == 1 and (match := _ASSIGNMENT.match(parts[0][1])):
             known[match[1]] = match[2].strip("\"'")
             continue
         words = [w for line, part in parts for w in _words(path, line, part, known)]
-        found += [caffe for command in _split(words) for caffe in _caffes(command)]
+        first, *more = _split(words)
+        its: list[TrainLine] = []
+        if above and _starts_caffe(first) and first[0].span.line == above[-1].span.line + 1:
+            its = [*_caffes([*above, *first])]
+            if (
+                its and _unfinished(above) is None
+            ):  # it may be a command of its own: how many workers there were is asked
+                launch = its[0].launch
+                its[0] = replace(its[0], launch=replace(launch, processes=0))
+        found += its or _caffes(first)
+        found += [caffe for command in more for caffe in _caffes(command)]
+        last = [first, *more][-1]
+        above = last if _unfinished(last) is not False else []
     return found
+
+
+def _starts_caffe(command: list[Word]) -> bool:
+    return bool((word := next((w for w in command if not _BEFORE.match(w.text)), None)) and _CAFFE.match(word.text))
+
+
+def _unfinished(command: list[Word]) -> bool | None:
+    """Whether a launcher is there, and no program behind its options. None where a word is a program or the value of an option that
+    isn't known here."""
+    words = [text for word in command for text in word.text.split()]
+    at = next((i for i, text in enumerate(words) if _MPI.match(text)), None)
+    if at is None or any(_CAFFE.match(text) for text in words):
+        return False
+    unsure, at = False, at + 1
+    while at < len(words):
+        option, equals, _ = words[at].partition("=")
+        if not option.startswith("-"):
+            if not words[at - 1].startswith("-"):
+                return False
+            unsure = True
+        at += 1 + (0 if equals else _VALUES.get(option, 0))
+    return None if unsure else True
 
 
 def _commands(text: str) -> Iterator[list[tuple[int, str]]]:
