@@ -22,6 +22,7 @@ class RunStarted:
     ensembles: tuple[str, ...] = ()
     disabled: tuple[str, ...] = ()  # stages of the schedule that are not enabled
     hosts: tuple[str, ...] = ()  # by rank
+    attempt: int = 0  # the process life, rank 0 knows; 0 in logs of before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

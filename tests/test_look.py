@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from stagerun.cli.log_tail import earlier_tests, read_last_life
 from stagerun.cli.looking import Target, list_snapshots
 from stagerun.cli.status import look
 from stagerun.cli.status_text import GOES_ON, status_text
+from stagerun.runner.keeper import Keeper
+from stagerun.spec import load
 
 LONG = 'base_lr: 0.05 lr_policy: "fixed" max_iter: 100000 snapshot: 10 test_interval: 15'
 KEPT = ("--set", "keep_snapshots=1000")  # so that a snapshot that is waited for stays
@@ -257,6 +259,21 @@ def test_a_run_that_has_taken_the_folder_and_logged_nothing_yet(tmp_path: Path) 
         status = look(Target(tmp_path), time.time())
         assert status.state == "starting" and status.progress is None
         assert f"starting, nothing logged yet: process {os.getpid()} on" in status_text(status, time.time())
+
+
+def test_a_clock_that_is_set_back_does_not_say_whose_log_it_is(tmp_path: Path) -> None:
+    """The log is that of the process life that it names, whenever it was written."""
+    schedule, an_hour = load(str(Path(__file__).parents[1] / "solvers" / "fashion_collapse"), ()), 3600
+    for attempt in (1, 2):
+        keeper = Keeper(schedule, tmp_path, retry=True)
+        keeper.open()
+        assert keeper.attempt == attempt
+        if attempt == 2:  # the one before has logged in what is the future now
+            write(tmp_path, (time.time() + an_hour, replace(run_started(), attempt=1)))
+            assert look(Target(tmp_path), time.time()).state == "starting"
+        write(tmp_path, (time.time() - an_hour, replace(run_started(), attempt=attempt)))
+        assert look(Target(tmp_path), time.time()).state == "running"
+        keeper.close(None)
 
 
 def test_the_newest_line_is_the_last_one_whatever_the_clock_said(tmp_path: Path) -> None:

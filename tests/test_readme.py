@@ -38,3 +38,16 @@ def test_commands_scripts_and_exit_codes() -> None:
         assert (ROOT / script).exists(), script
     for code, meaning in EXIT_MEANINGS.items():
         assert f"| {int(code)} | {meaning} |" in README
+
+
+def test_no_page_is_cited_that_is_not_there() -> None:
+    """A reason that the code gives can be read where the code is."""
+    there = {path.name for folder in (ROOT, ROOT / "tests" / "reliability") for path in folder.glob("*.md")}
+    cited = {
+        (str(path.relative_to(ROOT)), name)
+        for folder in ("stagerun", "scripts", "protos", "solvers")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+        for name in re.findall(r"\b[A-Z]{3,}\.md\b", path.read_text(errors="replace"))
+    }
+    assert {name for _, name in cited} <= there, cited

@@ -15,6 +15,7 @@ from stagerun.cli.options import output_folder
 from stagerun.cli.placing import Wish, place
 from stagerun.cli.throw_away import claim
 from stagerun.cli.workers import Job, check_workers, devices, join, joined, load_everywhere, say, start, work
+from stagerun.data.free_memory import whole_memory
 from stagerun.data.lmdb_source import data_file
 from stagerun.errors import DataError, ExitCode, UsageError
 from stagerun.events import EnsembleTested, Event, Note, Stopped, Tested
@@ -208,22 +209,13 @@ def room(schedule: Schedule, out: Path) -> Room:
     return Room(
         out=str(out),
         out_free=shutil.disk_usage(out).free,
-        memory=_memory(),
+        memory=whole_memory(),
         gpu_memory=_gpu_memory(),
         scratch=scratch,
         scratch_free=shutil.disk_usage(scratch).free if scratch and os.path.isdir(scratch) else None,
         data_bytes=data_bytes,
         scratch_reserve=round(schedule.data.scratch_reserve * 10**9),
     )
-
-
-def _memory() -> int:
-    """Bytes of main memory that this process and its like may use: the machine's, or less where a cgroup says so."""
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):
-            return min(whole, int(Path(path).read_text()))
-    return whole
 
 
 def _gpu_memory() -> int | None:

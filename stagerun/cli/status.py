@@ -117,7 +117,7 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
         holder, away = _holder(target.out)  # or one that starts in between
     inventory = found = store.inventory(DISK, target.out, looking=True)
     run = started(life) if life else None
-    state, said = _state(holder, life)
+    state, said = _state(target.out, holder, life)
     unlogged = _before_the_log(target.out) if state == "nothing" else None
     state = unlogged[0] if unlogged else state
     if away is not None and state in ("killed", "nothing"):
@@ -126,7 +126,7 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
         elif (heard := listen(target.out, say)) is not None:
             holder, life = heard, read_last_life(target.out / LOG)
             run = started(life) if life else None
-            state, said = _state(holder, life)
+            state, said = _state(target.out, holder, life)
     if state == "starting":
         life = None
     newest = newest_snapshot(target.out, inventory)
@@ -188,13 +188,11 @@ def _holder(out: Path) -> tuple[store.Holder | None, store.Holder | None]:
     return (who, None) if lives else (None, who)
 
 
-def _state(holder: store.Holder | None, life: Life | None) -> tuple[str, Stopped | Failed | None]:
+def _state(out: Path, holder: store.Holder | None, life: Life | None) -> tuple[str, Stopped | Failed | None]:
     """And the event that says why it ended."""
-    run_started = next((t for t, e in life.seen if isinstance(e, RunStarted)), None) if life else None
     if holder is not None:
-        # The lock is taken before the log is opened, and its time is cut to the second.
-        mine = run_started is not None and (holder.since is None or run_started >= holder.since)
-        return ("running" if mine else "starting"), None
+        begun = next(((t, e) for t, e in life.seen if isinstance(e, RunStarted)), None) if life else None
+        return ("running" if begun is not None and _of_holder(out, holder, *begun) else "starting"), None
     if life is None or life.last is None:
         return "nothing", None
     match life.last[1]:
@@ -204,6 +202,17 @@ def _state(holder: store.Holder | None, life: Life | None) -> tuple[str, Stopped
             return "stopped", stopped
     failed = list(life.of(Failed))
     return ("failed", failed[-1]) if failed else ("killed", None)
+
+
+def _of_holder(out: Path, holder: store.Holder, time: float, run: RunStarted) -> bool:
+    """Whether it is the holder's log, and not its predecessor's."""
+    if not run.attempt:  # of before, or of a rehearsal: by the clock. The lock is taken before the log is opened.
+        return holder.since is None or time >= holder.since
+    # No clock, which may be set back: the holder's life is the newest, once it has taken one, and it has not ended.
+    newest = next((seen.life for seen in store.last_lives(DISK, out, 1)), None)
+    if newest is None or newest.attempt != run.attempt or newest.code is not None:
+        return False
+    return holder.pid is None or (holder.pid, holder.host) == (newest.process.pid, newest.process.host)
 
 
 def _before_the_log(out: Path) -> tuple[str, int | None] | None:

@@ -1,4 +1,4 @@
-"""How much memory a process may still take: of the machine, and of its control groups, as a job scheduler or a container sets them.
+"""How much memory a process may take: of the machine, and of its control groups, as a job scheduler or a container sets them.
 
 Linux: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst, cgroups(7), proc(5).
 """
@@ -33,6 +33,17 @@ def available_memory(roots: Roots | None = None) -> int:
         if line.startswith("MemAvailable:"):
             free = int(line.split()[1]) * 1024
     return max(0, min([free, *_left(roots)]))
+
+
+def whole_memory(roots: Roots | None = None) -> int:
+    """Bytes that this process and its like may have in all, free or not: the machine's, or the least that its control group, and
+    every group above, allow."""
+    roots = roots or Roots()
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for version, folder in folders(roots, "memory"):
+        limit = _number(folder / (_V2 if version == 2 else _V1).limit)
+        found += [limit] if limit is not None else []
+    return min(found)
 
 
 def _left(roots: Roots) -> Iterator[int]:

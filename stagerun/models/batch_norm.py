@@ -1,4 +1,5 @@
-"""BatchNorm whose running statistics are moved from outside, once per iteration (DESIGN.md 2)."""
+"""BatchNorm whose running statistics are moved from outside, once per iteration: they follow the device batches of all workers, so
+that every rank has the same ones, and so does a job with another number of workers."""
 
 import torch
 import torch.nn.functional as F

@@ -249,6 +249,7 @@ def _opening(job: Job) -> Iterator[Event]:
         ensembles=tuple(ensemble.name for ensemble in schedule.ensembles),
         disabled=tuple(stage.name for stage in schedule.stages if not stage.enabled),
         hosts=hosts,
+        attempt=keeper.attempt if keeper is not None else 0,
     )
     if (text := only_here(comm, hosts, job.out)) and keeper is not None:
         yield Note(text=text, warning=True)
