@@ -2,7 +2,8 @@
 
 The state is a network's with momentum (ResNet-50: 205 MB). Both save it in turn to new files in one folder, and delete them. Of
 stagerun training stands still for `copy` and `check` alone; the rest, reading every byte back from the disk among it, is done by a thread
-of its own. Of a plain torch.save it stands still for all. Printed: median and quartiles of the time on the clock and of processor
+of its own. With several workers it stands still for `copy and digest` on rank 0, and meanwhile for `digest and check` on the others, and
+for one sum of some bytes. Of a plain torch.save it stands still for all. Printed: median and quartiles of the time on the clock and of processor
 time, in milliseconds; what that is of one snapshot a minute; and the ratios of the pairs. Then the time of a training step while
 snapshots are written one after the other, against that of one without, in blocks that take turns.
 """
@@ -22,7 +23,8 @@ import torch
 from bench_step import CASES, LR, MOMENTUM, make_batches, ours, seconds
 
 from stagerun import recipe, store
-from stagerun.engine.state import Capture, TrainState, make_state, momentum, weights
+from stagerun.engine.digest import combined
+from stagerun.engine.state import Capture, TrainState, digests, make_state, momentum, weights
 from stagerun.models import build
 from stagerun.store.disk import File
 from stagerun.store.read import verify
@@ -122,6 +124,14 @@ def ours_once(state: TrainState, capture: Capture, out: Path, iter: int, times: 
             verify(store.LocalDisk(), out, ref.name)
         with times.of("delete"):
             drop(store.LocalDisk(), out, ref)
+    with times.of("several: copy and digest"):
+        found: dict[str, int] = {}
+        capture.take(state, found)
+        combined(found)
+    with times.of("several: digest and check"):
+        found, good = digests(state)
+        combined(found)
+        assert good
     for kept in (times.wall, times.cpu):
         kept.setdefault("digest and the rest", []).append(kept["commit"][-1] - kept["write"][-1] - kept["sync"][-1])
 
@@ -156,7 +166,7 @@ def compare(name: str, out: Path, rounds: int) -> Capture:
     print(f"{name} with momentum, {size:.1f} MB, {torch.get_num_threads()} threads, {rounds} rounds, in {out.parent}")
     print(f"  {'milliseconds, median (quartiles)':<34} {'on the clock':<24}   of processors")
     for part in (
-        "make room (once a stage)", "copy", "check", "stands still", "digest and the rest", "write", "sync", "read back", "delete",
+        "make room (once a stage)", "copy", "check", "stands still", "several: copy and digest", "several: digest and check", "digest and the rest", "write", "sync", "read back", "delete",
         "stagerun", "torch.save and fsync", "torch.save",
     ):  # fmt: skip
         print(times.line(part))
@@ -166,6 +176,9 @@ def compare(name: str, out: Path, rounds: int) -> Capture:
         f" {100 * max(still) / MINUTE_MS:.3f} %), processor time {100 * statistics.median(cpu) / MINUTE_MS:.2f} % of one core (at most"
         f" {100 * max(cpu) / MINUTE_MS:.2f} %)"
     )
+    several = times.wall["several: copy and digest"]
+    ratios = [a / b for a, b in zip(several, still, strict=True)]
+    print(f"ratio of several workers to one, training stands still on rank 0: {spread(ratios, 3)}")
     for what, ours_, torchs in (
         ("training stands still", still, times.wall["torch.save and fsync"]),
         ("processor time", cpu, times.cpu["torch.save"]),

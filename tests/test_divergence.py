@@ -14,7 +14,7 @@ from nan_help import lives, make_data, make_schedule, same
 from processes import content
 
 from stagerun import store
-from stagerun.engine.digest import digest
+from stagerun.engine.digest import digest, digest_and_look
 from stagerun.engine.state import Capture, TrainState, average, digests, make_state, momentum, weights
 from stagerun.errors import Diverged, ExitCode, PeerError, StagerunError
 from stagerun.events import Event, Iterated, Note, NotFinite, RunFinished
@@ -57,11 +57,22 @@ def test_a_copy_has_the_digests_of_the_state() -> None:
     state = make_state(ConvNet(), replace(SOLVER, channels_last=True, ema_decay=0.9, precision=Precision.FP32), CPU)
     capture, found = Capture(state), dict[str, int]()
     capture.take(state, found)
-    assert found == digests(state)
+    assert (found, True) == digests(state)
     parts = [*weights(state), *momentum(state), *average(state)]
     assert len(found) == len(parts) + 1 and {"conv1.weight", "ema/conv1.weight", "bn1.running_var"} < found.keys()
     state.skips = 1
-    assert {name for name, its in digests(state).items() if its != found[name]} == {"counters"}
+    assert {name for name, its in digests(state)[0].items() if its != found[name]} == {"counters"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.int64])
+def test_what_is_no_number_is_seen_and_a_large_sum_is_one(dtype: torch.dtype) -> None:
+    tensor = torch.full((2, 3), 1.0).to(dtype)
+    assert digest_and_look(tensor) == (digest(tensor), True)
+    if dtype.is_floating_point:
+        assert digest_and_look(tensor.fill_(torch.finfo(dtype).max))[1]
+        for bad in (float("inf"), float("-inf"), float("nan")):
+            tensor[1, 1] = bad
+            assert digest_and_look(tensor) == (digest(tensor), False)
 
 
 # -- what is said
@@ -189,7 +200,7 @@ def test_one_worker_compares_nothing(data: Path, tmp_path: Path, monkeypatch: py
 
 
 def test_all_ranks_diverge_alike(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same infinity everywhere is no difference; the last rank finds it for all."""
+    """The same infinity everywhere is no difference; the ranks beside rank 0 find it."""
 
     def harm(state: TrainState) -> None:
         next(iter(momentum(state).values())).fill_(float("inf"))

@@ -14,10 +14,28 @@ from xxhash import xxh3_64_intdigest
 
 def digest(tensor: Tensor) -> int:
     """Of the elements' bytes in the order of the indices, the last one fastest; by one thread."""
+    return _digest(_on_host(tensor))
+
+
+def digest_and_look(tensor: Tensor) -> tuple[int, bool]:
+    """And whether all are numbers, while a cache has them. A sum is a number only if all that it is of are; where it isn't, it may have
+    overflowed."""
+    array = _on_host(tensor)
+    if tensor.dtype == torch.bfloat16:
+        return _digest(array), not (array & 0x7F80 == 0x7F80).any()  # all ones in the exponent
+    with np.errstate(all="ignore"):
+        return _digest(array), bool(np.isfinite(array.sum()) or np.isfinite(array).all())
+
+
+def _on_host(tensor: Tensor) -> np.ndarray:
     host = tensor.detach().cpu()
     if host.dtype == torch.bfloat16:  # numpy doesn't know it
         host = host.view(torch.int16)
-    return xxh3_64_intdigest(np.ascontiguousarray(host.numpy()).reshape(-1).view(np.uint8).data)
+    return np.ascontiguousarray(host.numpy()).reshape(-1)
+
+
+def _digest(array: np.ndarray) -> int:
+    return xxh3_64_intdigest(array.view(np.uint8).data)
 
 
 def combined(digests: Mapping[str, int]) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stagerun.engine.codec import Packed
 from stagerun.engine.device import dtype_of, synchronize
-from stagerun.engine.digest import digest
+from stagerun.engine.digest import digest, digest_and_look
 from stagerun.engine.ema import Average
 from stagerun.engine.parameters import trained_parameters
 from stagerun.engine.solvers import WeightUpdate, make_update
@@ -100,12 +100,9 @@ PARTS = (weights, momentum, average)
 
 @torch.no_grad()
 def finite(state: TrainState) -> bool:
-    """Whether all weights, and what is remembered of updates, are numbers. One look at a GPU as a rule: a sum is a number only if
-    all that it is of are, though not the other way round."""
+    """Whether all weights, and what is remembered of updates, are numbers. One look at the device as a rule: a sum is a number
+    only if all that it is of are, though not the other way round."""
     live = [t for part in (weights(state), momentum(state)) for t in part.values() if t.is_floating_point()]
-    if live[0].device.type == "cpu" and torch.bfloat16 not in {t.dtype for t in live}:
-        with np.errstate(all="ignore"):  # by one thread, as in `_copy`
-            return all(np.isfinite(t.numpy().sum()) or np.isfinite(t.numpy()).all() for t in live)
     if math.isfinite(float(torch.stack([t.sum(dtype=torch.float64) for t in live]).sum())):
         return True
     return all(bool(torch.isfinite(t).all()) for t in live)
@@ -116,11 +113,15 @@ def _called(part: object, name: str) -> str:
     return f"ema/{name}" if part is average else name
 
 
-def digests(state: TrainState) -> dict[str, int]:
-    """Of all that is equal on every rank after an update: each tensor, and what else `state` remembers. Those of averaged weights are
-    called `ema/NAME`, those of the momentum `SLOT/NAME`."""
-    found = {_called(part, name): digest(t) for part in PARTS for name, t in part(state).items()}
-    return found | _remembered(state)
+def digests(state: TrainState) -> tuple[dict[str, int], bool]:
+    """Of all that is equal on every rank after an update: each tensor, and what else `state` remembers; and whether it is `finite`.
+    Those of averaged weights are called `ema/NAME`, those of the momentum `SLOT/NAME`."""
+    found, good = _remembered(state), True
+    for part in PARTS:
+        for name, tensor in part(state).items():
+            found[_called(part, name)], numbers = digest_and_look(tensor)
+            good = good and (numbers or part is average)
+    return found, good
 
 
 def _remembered(state: TrainState) -> dict[str, int]:

@@ -288,27 +288,26 @@ def _begin_snapshot(
     notes: list[Note] = []
     with run.comm.pulse.section(Section.SAVE):
         if snapshotter is not None:
-            agree = None if alone or run.comm.size == 1 else partial(_agree, run, state, notes)
+            agree = None if alone or run.comm.size == 1 else partial(_agree, run, state.iter, notes)
             try:
                 yield from snapshotter.start(state.iter, _progress(run, state), agree)
             except StagerunError:
                 yield from snapshotter.wait()
                 raise
-        elif not _agree(run, state, notes, digests(state)):
+        elif not _agree(run, state.iter, notes, *digests(state)):
             raise ToldByAnother(ExitCode.DIVERGED)
     run.saved = state.iter  # not before: what a peer's death keeps from being compared is still to be saved
     yield from notes
 
 
-def _agree(run: StageRun, state: TrainState, notes: list[Note], found: Mapping[str, int]) -> bool:
-    """Whether the state, of which `found` are this rank's digests, is finite. The last rank looks, which needs no copy: so rank 0
-    stands still no longer than it would without digests. Collective; RanksDiffer if not all have the same.
+def _agree(run: StageRun, iter: int, notes: list[Note], found: Mapping[str, int], finite: bool = True) -> bool:
+    """Whether the state, of which `found` are this rank's digests, is finite. The others look, which need no copy: so rank 0 stands
+    still no longer than it would without digests. Collective; RanksDiffer if not all have the same.
 
     Ranks that don't compute alike may round differently when they apply an update, and are only warned of.
     """
-    last = run.comm.rank == run.comm.size - 1
-    where = f"after iteration {state.iter} of stage `{run.stage.name}`"
-    good, error = compare(run.comm, where, found, not last or finite(state))
+    where = f"after iteration {iter} of stage `{run.stage.name}`"
+    good, error = compare(run.comm, where, found, finite)
     if error is None:
         return good
     if not run.others:
