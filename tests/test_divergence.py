@@ -267,7 +267,10 @@ def test_a_launched_run_ends_with_80_and_goes_on_to_the_same_bits(tmp_path: Path
     assert "after iteration 4 of stage `init`: rank 1 has other bits than the other 2 workers in `conv1.weight`" in (
         ended.stderr
     )
-    assert "hint: nothing of that was saved; the same command goes on" in ended.stderr
+    assert (
+        "hint: nothing of it is saved; run the same command again: it goes on from the newest snapshot; if it names that rank again"
+        in ended.stderr
+    )
     assert [ref.name for ref in store.inventory(store.LocalDisk(), tmp_path / "out").snapshots] == [
         "init-00000002-a0001"
     ]

@@ -206,7 +206,7 @@ def _state(out: Path, holder: store.Holder | None, life: Life | None) -> tuple[s
 
 def _of_holder(out: Path, holder: store.Holder, time: float, run: RunStarted) -> bool:
     """Whether it is the holder's log, and not its predecessor's."""
-    if not run.attempt:  # of before, or of a rehearsal: by the clock. The lock is taken before the log is opened.
+    if not run.attempt:  # a log of before: by the clock. The lock is taken before the log is opened.
         return holder.since is None or time >= holder.since
     # No clock, which may be set back: the holder's life is the newest, once it has taken one, and it has not ended.
     newest = next((seen.life for seen in store.last_lives(DISK, out, 1)), None)

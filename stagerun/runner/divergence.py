@@ -45,7 +45,7 @@ def different(where: str, hosts: Sequence[str], digests: Sequence[Mapping[str, i
         again = "if it comes again, test memory and processor of each"
     return RanksDiffer(
         f"{where}: {text}",
-        f"nothing of that was saved; the same command goes on from the newest snapshot, of which all ranks had the same bits; {again}",
+        f"nothing of it is saved; run the same command again: it goes on from the newest snapshot; {again}",
     )
 
 
