@@ -197,10 +197,11 @@ def _leave(code: int) -> NoReturn:
 
     After an error the process group is still open: threads of it may be waiting for peers that are gone or have another
     error, and tearing it down would wait for them. But gloo's threads outlive a group that was destroyed, too; one that wants
-    the interpreter while it is being taken down aborts the process (SIGABRT), after all was said and done.
+    the interpreter while it is being taken down aborts the process (SIGABRT), after all was said and done. Threads of others don't
+    end by themselves: those that torch.compile has started wait for more.
     """
     for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
+        if thread.name == "snapshot":  # of `runner.snapshotter`
             thread.join()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # nobody reads any more
