@@ -60,6 +60,21 @@ def test_an_error_keeps_its_exit_code(schedule: Path, tmp_path: Path, nproc: int
     assert not list(tmp_path.glob("stagerun-bug-*"))
 
 
+def test_a_worker_waits_for_its_snapshot_and_for_no_thread_of_a_library() -> None:
+    """torch.compile leaves threads that wait for more to do; a worker of several hung there when all was done."""
+    program = """
+import threading, time
+from concurrent.futures import ThreadPoolExecutor
+from stagerun.cli.workers import _leave
+pool = ThreadPoolExecutor(1)
+pool.submit(print, "idle").result()
+threading.Thread(target=lambda: (time.sleep(0.2), print("written")), name="snapshot").start()
+_leave(3)
+"""
+    done = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, timeout=60, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (3, "idle\nwritten\n")
+
+
 def test_a_mistake_and_a_listing_that_nobody_wants_to_its_end(schedule: Path, tmp_path: Path) -> None:
     assert unread("check", "/nowhere", cwd=tmp_path) == 64
     assert unread("plan", schedule, cwd=tmp_path) == 0
@@ -228,16 +243,3 @@ def test_a_current_folder_that_is_gone_is_said_first(tmp_path: Path) -> None:
     )
     assert done.returncode == 64
     assert done.stderr == "the current folder has been deleted\n  hint: `cd` to one that is there\n"
-def test_a_worker_waits_for_its_snapshot_and_for_no_thread_of_a_library() -> None:
-    """torch.compile leaves threads that wait for more to do; a worker of several hung there when all was done."""
-    program = """
-import threading, time
-from concurrent.futures import ThreadPoolExecutor
-from stagerun.cli.workers import _leave
-pool = ThreadPoolExecutor(1)
-pool.submit(print, "idle").result()
-threading.Thread(target=lambda: (time.sleep(0.2), print("written")), name="snapshot").start()
-_leave(3)
-"""
-    done = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, timeout=60, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (3, "idle\nwritten\n")
