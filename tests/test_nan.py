@@ -381,9 +381,10 @@ def test_a_report_counts_what_stays_of_iterations_that_came_again() -> None:
 
     told = history(Log(tuple(enumerate(events())), 0, 0))
     trunk = told.stages[0]
-    assert [p.iter for p in trunk.points] == [1, 2, 3, 5, 6, 7, 8]
+    assert trunk.trained is not None
+    assert [b.iter for b in trunk.trained.bins] == [1, 2, 3, 5, 6, 7, 8]
     assert (trunk.skips, trunk.rollbacks, trunk.resumes) == (1, 1, ())
-    assert told.lives[0].again == 2 and len(told.lives[0].work) == 9
+    assert told.lives[0].again == 2 and told.lives[0].updates == 9
 
 
 def test_a_kill_right_after_a_rollback_is_a_resume_as_any_other() -> None:
@@ -400,7 +401,8 @@ def test_the_length_of_an_epoch_is_not_told_by_images_that_were_left_out() -> No
     back = replace(BACK, iter=2, back_to=2)
     first = [log_help.stage_started("trunk"), at(1, 20), at(2, 40), back, log_help.stage_started("trunk", 2)]
     told = history(Log(tuple(enumerate([log_help.run_started(), *first, at(3, 80), at(4, 100)])), 0, 0))
-    assert [p.epoch for p in told.stages[0].points] == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert told.stages[0].trained is not None
+    assert [b.epoch for b in told.stages[0].trained.bins] == pytest.approx([0.2, 0.4, 0.6, 0.8])
 
 
 def test_the_table_of_results_says_so() -> None:

@@ -343,15 +343,21 @@ def test_names_are_text_wherever_they_stand() -> None:
     assert EVIL in svg_texts(figure.svg(Picture(EVIL, stages), Unit.EPOCHS, make_scale(STEPS)))
 
 
-def test_its_values_are_the_plan_s_in_full() -> None:
+def test_its_values_are_the_plan_s() -> None:
     for drawn in data_of(page(STEPS))["stages"]:
         knobs = make_knobs(made_schedules.steps().stage(str(drawn["name"])).solver)
         points = drawn["points"]
         assert isinstance(points, list) and points
         for iter, _, _, lr, momentum, decay, size in points:
             at = knobs(iter)
-            assert (lr, momentum, decay) == (repr(at.lr), repr(at.momentum), repr(at.weight_decay))
+            assert (lr, momentum, decay) == (f"{at.lr:.6g}", f"{at.momentum:.6g}", f"{at.weight_decay:.6g}")
             assert size == "28"
+
+
+def test_a_number_is_as_short_as_people_write_it() -> None:
+    points = (replace(STEPS.stages[0].points[0], lr=0.0081 * 3),)  # 0.024300000000000002
+    (drawn,) = data_of(page(Picture("one", (replace(STEPS.stages[0], points=points, marks=()),))))["stages"]
+    assert drawn["points"][0][3] == "0.0243"  # type: ignore[index]
 
 
 def test_every_colour_has_one_for_dark_pages() -> None:
@@ -430,7 +436,7 @@ def test_hovering_shows_the_values_of_the_plan(tmp_path: Path) -> None:
         at = make_knobs(solver)(iter)
         assert title == expected
         assert shown["iteration"] == f"{iter} of {solver.max_iter}"
-        assert (shown["learning rate"], shown["weight decay"]) == (repr(at.lr), repr(at.weight_decay))
+        assert (shown["learning rate"], shown["weight decay"]) == (f"{at.lr:.6g}", f"{at.weight_decay:.6g}")
         assert shown["epoch"] == f"{BRANCHES.stage(name).x(iter, Unit.EPOCHS):.4f}"
         assert (shown["momentum"], shown["batch"], shown["image size"]) == ("0.9", "100", "28")
 

@@ -11,6 +11,8 @@ from stagerun import store
 from stagerun.events import Failed, Iterated, RunFinished, StageFinished, Stopped
 from stagerun.report.jsonl import JsonLines
 from stagerun.report.read_log import read_log
+from stagerun.report.replay import history
+from stagerun.report.thin import Updates
 
 
 @pytest.fixture
@@ -37,9 +39,41 @@ def test_process_lives(tmp_path: Path) -> None:
     assert (first["iterations"], first["done_again"], first["end"]) == ("5", "2", "broken off")
     assert (second["iterations"], second["done_again"], second["start"]) == ("3", "0", "init 3")
     assert (first["workers"], second["workers"]) == ("1", "2")
-    assert second["end"] == "at work, or broken off"
+    assert second["end"] == "killed, or ended without a word"  # as `status` says
     assert float(first["wall_seconds"]) == 5 + 2 + 2
     assert float(rows(tmp_path / "out", "--by", "run")[0]["wall_seconds"]) == 9 + 3 + 2
+
+
+def test_what_stays_of_a_log_is_thin_and_its_tables_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STAGES, "init", (3000, 0.1))
+    story = Story(tmp_path / "out").begin()
+    story.start("init", None)
+    story.train("init", 1, 2000, 0)
+    story.train("init", 1501, 3000, 0, loss=1000.0)  # killed; the line that says where it goes on is lost
+    stages = history(read_log(tmp_path / "out"), most=50)
+    (life,), init = stages.lives, stages.stages[0]
+    assert init.trained is not None and len(init.trained.bins) <= 50 and len(life.speeds) <= 50
+    assert (init.trained.updates, init.trained.images, init.trained.seconds) == (3000, 3000 * BATCH, 3000.0)
+    assert (life.updates, life.again, life.seconds) == (3500, 500, 3500.0)
+    assert [(n, span.updates) for n, span in init.trained.epochs.items()] == [(n, 4) for n in range(1, 751)]
+    assert [b.iter for b in init.trained.bins] == list(range(60, 3001, 60))
+    for b in init.trained.bins:  # of what counts alone, and of each of its iterations
+        first, base = b.iter - b.updates + 1, 2.0 if b.iter <= 1500 else 1000.0
+        assert b.loss == pytest.approx(sum(base - 0.1 * i for i in range(first, b.iter + 1)) / 60)
+        assert b.rates == ((first / 4, 0.1 / first), (b.iter / 4, 0.1 / b.iter))
+    assert init.trained.loss == pytest.approx(sum(1000 - 0.1 * i for i in range(2901, 3001)) / 100)
+
+
+@pytest.mark.parametrize("number", ["1-2", "1e", "1.2.3", "9" * 400, "1e999", "NaN", "true", '"2"'])
+def test_a_number_that_is_none_makes_its_line_a_damaged_one(tmp_path: Path, number: str) -> None:
+    story = Story(tmp_path / "out").begin()
+    story.start("init", None)
+    story.train("init", 1, 4, 0)
+    path = tmp_path / "out" / "log.jsonl"
+    path.write_text(path.read_text().replace('"loss": 1.7', f'"loss": {number}'))
+    read = history(read_log(tmp_path / "out"))
+    assert read.damaged == 1 and read.stages[0].trained is not None
+    assert [b.iter for b in read.stages[0].trained.bins] == [1, 2, 4]
 
 
 def test_damaged_lines_are_counted_and_said(tmp_path: Path) -> None:
@@ -143,7 +177,18 @@ def test_what_is_written_by_a_run_is_read(tmp_path: Path) -> None:
     with JsonLines(tmp_path / "log.jsonl", print) as log:
         for event in events:
             log(event)
-    assert [event for _, event in read_log(tmp_path).events] == events
+    assert [event for _, event in read_log(tmp_path).events][1:] == events[1:]
+    ((_, read), *_) = read_log(tmp_path).events
+    assert isinstance(read, Updates) and (read.stage, *(column[0] for column in read[2:])) == (
+        "a",
+        1,
+        0.1,
+        0.1,
+        0,
+        2,
+        4,
+        1,
+    )
 
 
 def test_it_reads_while_a_run_holds_the_folder(three: list[Path]) -> None:
@@ -165,7 +210,7 @@ def test_mean_and_spread_over_seeds(three: list[Path]) -> None:
     assert float(end["gain_mean"]) == pytest.approx((0.11 + 0.12 + 0.14) / 3)
     lead = report(*three).stdout
     assert "Top-1 92.33 % (sd 1.53 over 3 runs, seeds 1, 2, 3) at the end of collapse" in lead
-    assert "of which collapse gains +12.33" in lead
+    assert "of which collapse gains 12.33 points" in lead
 
 
 def test_only_runs_that_differ_by_the_seed_alone_are_put_together(three: list[Path], tmp_path: Path) -> None:
@@ -258,8 +303,8 @@ def test_epochs_of_stages_that_meet_in_the_middle_of_one(tmp_path: Path) -> None
     assert [float(row["seconds"]) for row in (first, second, third)] == [4, 4, 4]
     assert float(first["images_per_second"]) == BATCH
     text = report(tmp_path / "out", "--by", "epoch").stdout
-    assert "| epoch | stage          |    LR | train loss | valid accuracy | images/s |  time |" in text
-    assert "|     3 | cyc1, collapse | 0.005 |     1.7500 |        90.00 % |       25 | 4.0 s |" in text
+    assert "| epoch | stage          |    LR | train loss | valid accuracy | valid loss | images/s |  time |" in text
+    assert "|     3 | cyc1, collapse | 0.005 |     1.7500 |        90.00 % |     1.0000 |       25 | 4.0 s |" in text
 
 
 def test_epochs_over_several_runs(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 import small
 import tiny
 from made_up_runs import STAGES, Story, killed_and_resumed, refusal, report, rows, three_seeds
+
+from stagerun import store
 
 
 @pytest.fixture
@@ -81,18 +84,81 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_the_page_loads_nothing_and_escapes_what_paths_hold(three: list[Path], tmp_path: Path) -> None:
+EVIL = "</script><script>alert(1)</script><!-- $x^{2$ & \"q\" 'p'"
+
+
+def test_the_page_loads_nothing_and_escapes_what_files_hold(three: list[Path], tmp_path: Path) -> None:
+    """Names come from paths, from the log (stages, schedules, how a run ended) and from snapshots."""
     pytest.importorskip("matplotlib")
-    odd = tmp_path / "<script>alert(1) $x^{2$ & \"q\" 'p'"
+    odd = tmp_path / EVIL.replace("/", "")
     three[0].rename(odd)
+    log = odd / "log.jsonl"
+    text = log.read_text().replace("made_up", json.dumps(EVIL)[1:-1]).replace('"cyc1"', json.dumps(EVIL))
+    log.write_text(text + json.dumps({"time": 9e9, "event": "Failed", "code": 79, "text": EVIL}) + "\n")
     result = report(odd, *three[1:], "--diff", "--format", "html")
     assert result.exit_code == 0, result.output
     page = Page(result.stdout)
     assert not page.open and not page.loads
-    assert "script" not in page.tags and "img" not in page.tags and "iframe" not in page.tags
-    assert "@import" not in result.stdout and "url(http" not in result.stdout
+    assert page.tags.count("script") == 2 and "img" not in page.tags and "iframe" not in page.tags  # its data, its own
+    assert "@import" not in result.stdout and "url(http" not in result.stdout and "default-src 'none'" in result.stdout
+    assert EVIL not in result.stdout and "<!--" not in result.stdout
     assert page.text.count(odd.name) >= 4  # title, heading, legend, tables
-    assert page.tags.count("svg") == 1 and "sd 1.53 over 3 runs" in page.text
+    assert page.text.count(EVIL) >= 4  # the schedule, the stage, how it ended
+    assert page.tags.count("svg") == 2 and "sd 1.41 over 2 runs" in page.text  # for wide screens, and for narrow ones
+
+
+def sections(page: str) -> dict[str, str]:
+    """The text of each by its heading."""
+    parts = re.findall(r"<section>(.*?)</section>", page, re.DOTALL)
+    found = [(re.search(r"<(?:h2|summary)>(.*?)<", part), part) for part in parts]
+    return {m[1].strip(): " ".join(re.sub(r"<[^>]*>", " ", part).split()) for m, part in found if m}
+
+
+def drawn(page: str) -> list[str]:
+    """The panels of the wide picture that are over epochs."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    return [panel[0] for panel in json.loads(found.group(1))["panels"][0]] if found else []
+
+
+def test_the_best_stands_on_top_with_mean_and_deviation_over_seeds(three: list[Path]) -> None:
+    pytest.importorskip("matplotlib")
+    found = sections(report(*three, "--format", "html").stdout)
+    assert next(iter(found)) == "Ranking"
+    ranked = re.findall(r"(\d) (\w+) (\d) ([\d.]+) % ([\d.]+) ([\d.]+)", found["Ranking"])
+    assert ranked == [
+        ("1", "collapse", "3", "92.33", "1.53", "1.0000"), ("2", "cyc1", "3", "80.00", "0.00", "1.0000"),
+        ("3", "init", "3", "60.00", "0.00", "1.0000"),
+    ]  # fmt: skip
+
+
+def test_a_page_in_mid_run_says_what_is_done_and_has_no_empty_axes(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    story = Story(tmp_path / "out").begin()
+    story.start("init", None)
+    begun = sections(report(story.out, "--format", "html").stdout)
+    assert "No iteration was done yet." in begun["Curves"] and "Ranking" not in begun
+    story.train("init", 1, 3, 0)
+    whole = report(story.out, "--format", "html").stdout
+    assert drawn(whole) == ["loss", "lr"]  # nothing was evaluated
+    assert "killed, or ended without a word" in sections(whole)["Progress"]
+    story.test("init", 3, 0.5)
+    with store.Lock(story.out):
+        story.clock = 9e9
+        story.begin(["init", "cyc1", "collapse"])
+        story.start("init", None, iter=3)
+        story.train("init", 4, 4, 0)
+        whole = report(story.out, "--format", "html").stdout
+        text = report(story.out).stdout
+    assert "0 of 3 stages done, running" in text and "0 of 3 stages done, running; last" in sections(whole)["Progress"]
+    assert "init at 4 of 6 cyc1 not begun collapse not begun" in sections(whole)["Progress"]
+    assert "1 init at 3 of 6 50.00 % 1.0000" in sections(whole)["Ranking"]
+    assert drawn(whole) == ["top1", "loss", "lr"]
+
+
+def test_a_loss_is_not_a_gain_and_no_name_stands_twice(tmp_path: Path) -> None:
+    Story(tmp_path / "made_up").whole(0.5, 0.7575, 0.75)
+    text = report(tmp_path / "made_up").stdout
+    assert text.startswith("# made_up\n") and "of which collapse loses 0.75 points (made_up)" in text
 
 
 def test_equal_runs_give_an_equal_page(three: list[Path]) -> None:
@@ -105,7 +171,7 @@ def test_a_page_of_a_run_that_has_just_begun(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     Story(tmp_path / "out").begin()
     assert report(tmp_path / "out", "--format", "html").exit_code == 0
-    assert "0 of 3 stages done, at work or broken off" in report(tmp_path / "out").stdout
+    assert "0 of 3 stages done, killed, or ended without a word" in report(tmp_path / "out").stdout
 
 
 @pytest.mark.slow
@@ -133,15 +199,19 @@ def test_three_long_runs_give_a_small_page(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_thinning_loses_no_peak_of_the_learning_rate() -> None:
-    from stagerun.report.history import Point
-    from stagerun.report.thin import chunk_size, learning_rates
+    from stagerun.report.thin import Columns, Updates, chunk_size
 
-    points = [Point(i, i / 10, 5.0 if i == 777 else 0.1, 0.0, 1.0, 4, 1.0, float(i), 1) for i in range(1, 2001)]
-    size = chunk_size(len(points), 20)
-    epochs, rates = learning_rates(points, size)
-    assert size == 100 and len(epochs) <= 80
-    assert max(rates) == 5.0 and epochs[rates.index(5.0)] == 77.7
-    assert (epochs[0], epochs[-1]) == (0.1, 200.0) and epochs == sorted(epochs)
+    n = range(1, 2001)
+    rates = [5.0 if i == 777 else 0.1 for i in n]
+    columns, ones = Columns(), [1] * 2000
+    columns.extend(Updates("a", ones, n, ones, rates, ones, ones, ones, ones), 0, 2000, life=1)
+    size = chunk_size(2000, 20)
+    trained = columns.trained(size, 0.0, 0.1)
+    assert trained is not None
+    shown = [place for b in trained.bins for place in b.rates]
+    assert size == 100 and len(shown) <= 80
+    assert max(rate for _, rate in shown) == 5.0 and dict(shown)[777 * 0.1] == 5.0
+    assert shown[0][0] == 0.1 and shown[-1][0] == 200.0 and shown == sorted(shown)
 
 
 # -- mistakes

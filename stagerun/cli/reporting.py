@@ -1,18 +1,21 @@
 """`stagerun report`: output folders are looked at, and what was found is written as asked."""
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stagerun import store
 from stagerun.cli.ending import tell
-from stagerun.cli.looking import ensemble_on_disk
+from stagerun.cli.looking import Target, ensemble_on_disk
+from stagerun.cli.status import look
 from stagerun.errors import PermissionDenied, StorageError, UsageError
 from stagerun.events import EnsembleTested
 from stagerun.plan.renamed import under
 from stagerun.report import compare_tables, ensemble_tables, epoch_tables, tables
 from stagerun.report.compare import groups
+from stagerun.report.curves import most
 from stagerun.report.history import History, StageHistory
 from stagerun.report.lead import lead, title
 from stagerun.report.read_log import LOG, is_schedule, read_log
@@ -55,7 +58,8 @@ def report_command(options: ReportOptions) -> str:
     _check(options, form)
     options = replace(options, outs=_with_a_log(options.outs))
     _check(options, form)
-    runs = [_look(Path(out), label) for out, label in zip(options.outs, _labels(options.outs), strict=True)]
+    points = most(len(options.outs))
+    runs = [_look(Path(out), label, points) for out, label in zip(options.outs, _labels(options.outs), strict=True)]
     text = _written(runs, options, form)
     if options.output is None:
         return text
@@ -112,8 +116,10 @@ def _labels(outs: Sequence[str]) -> list[str]:
 # -- looking at a folder
 
 
-def _look(out: Path, label: str) -> Run:
-    past = history(read_log(out))
+def _look(out: Path, label: str, points: int) -> Run:
+    """`points` stay of its curves."""
+    past = history(read_log(out), points)
+    alive, word = _word(out, past)
     found = store.inventory(store.LocalDisk(), out, looking=True)
     for name in found.forbidden:
         tell(f"note: {out}: {passed_over(name)}")
@@ -129,7 +135,28 @@ def _look(out: Path, label: str) -> Run:
         identities={name: completed(ref.identity) for name, ref in ends.items()},
         environments={name: ref.environment for name, ref in ends.items()},
         stale=_stale(past, inventory, ends),
+        alive=alive,
+        word=word,
         results={ref.id: result for ref in made_from if (result := read_result(out, ref)) is not None},
+    )
+
+
+_WORDS = {
+    "running": "running",
+    "starting": "starting, nothing logged yet",
+    "killed": "killed, or ended without a word",
+    "elsewhere": "no word of an end, from a machine that this one can't see",
+}
+
+
+def _word(out: Path, past: History) -> tuple[bool, str]:
+    """Whether the run is alive, and what `status` says of it where its log doesn't: it need not be asked where nothing holds the
+    folder and the log has an end."""
+    if past.lives and past.lives[-1].end and store.holder(out) is None:
+        return False, ""
+    found = look(Target(out), time.time())
+    return found.state in ("running", "starting"), "running, but silent" if found.silent else _WORDS.get(
+        found.state, ""
     )
 
 
@@ -204,7 +231,7 @@ def _written(runs: Sequence[Run], options: ReportOptions, form: str) -> str:
     if form == "html":
         from stagerun.report.page import page
 
-        return page(title(runs), lead(runs), runs, summary, details, notes(runs))
+        return page(title(runs), lead(runs), runs, compare_tables.ranking_table(runs), summary, details, notes(runs))
     return document(title(runs), lead(runs), [*summary, *details], notes(runs))
 
 

@@ -45,6 +45,7 @@ class Group:
     last: bool  # no other stage starts from it
     top1: Spread | None
     ema_top1: Spread | None
+    test_loss: Spread | None
     gain: Spread | None
     seconds: Spread
 
@@ -72,6 +73,7 @@ def _group(members: Sequence[tuple[Run, StageHistory]]) -> Group:
         last=all(stage in run.leaves() for run, stage in members),
         top1=spread([end.top1 for _, _, end in ends if end.top1 is not None]),
         ema_top1=spread([end.ema_top1 for _, _, end in ends if end.ema_top1 is not None]),
+        test_loss=spread([end.test_loss for _, _, end in ends if end.test_loss is not None]),
         gain=spread([gain for run, stage, _ in ends if (gain := run.gain(stage)) is not None]),
         seconds=seconds,
     )
@@ -178,7 +180,7 @@ def _facts(run: Run, stage: StageHistory | None) -> dict[tuple[str, str], str]:
         }
         facts["recipe", "from"] = start_in_words(run, stage)
     facts |= {("environment", field): value for field, value in run.environments.get(stage.name, {}).items()}
-    if stage.points:
+    if stage.trained:
         facts |= {("environment", field): lived_on(run, stage, of) for field, of in _OF_LIVES.items()}
     if stage.finished and stage.finished.tested_on:
         facts["evaluation", "images"], facts["evaluation", "number, transform"] = _test_set(stage)

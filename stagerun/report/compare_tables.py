@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from stagerun.report import compare, scaling
+from stagerun.report.lead import MOST_NAMES
 from stagerun.report.runs import Run
 from stagerun.report.tables import Column, Table, Value
 
@@ -17,6 +18,7 @@ def seeds_table(runs: Sequence[Run]) -> Table:
     for key, title in (("top1", "top-1"), ("ema_top1", "EMA top-1")):
         columns += [Column(f"{key}_mean", f"{title} mean", "percent"), Column(f"{key}_sd", "sd", "spread")]
         columns += [Column(f"{key}_min", "min", "percent"), Column(f"{key}_max", "max", "percent")]
+    columns += [Column("test_loss_mean", "validation loss mean", "loss"), Column("test_loss_sd", "sd", "loss")]
     columns += [Column("gain_mean", "gain mean", "points"), Column("gain_sd", "sd", "spread")]
     columns += [Column("train_seconds_mean", "time mean", "time")]
     rows: list[tuple[Value, ...]] = []
@@ -24,13 +26,58 @@ def seeds_table(runs: Sequence[Run]) -> Table:
         spreads = [value for s in (g.top1, g.ema_top1) for value in _four(s)]
         gain = (g.gain.mean, g.gain.sd) if g.gain else (None, None)
         who = (", ".join(g.runs), len(g.runs), ", ".join(g.seeds))
-        rows.append((g.stage, *who, *spreads, *gain, g.seconds.mean))
+        loss = (g.test_loss.mean, g.test_loss.sd) if g.test_loss else (None, None)
+        rows.append((g.stage, *who, *spreads, *loss, *gain, g.seconds.mean))
     notes = [
         "sd: the sample's standard deviation (n - 1), in percentage points; only runs that have finished the stage"
     ]
     if any(len(set(g.seeds)) < len(g.seeds) for g in found):
         notes.append("where a seed stands twice, mean and sd are not over seeds alone")
     return Table("Over seeds", tuple(columns), tuple(rows), tuple(notes))
+
+
+def ranking_table(runs: Sequence[Run]) -> Table:
+    """Stages and ensembles by top-1, the best first: those of runs that are alike but for the seed as one row; of a stage in
+    training its last evaluation."""
+    found: list[tuple[Value, ...]] = []
+
+    def add(what: str, labels: Sequence[str], *numbers: compare.Spread | None) -> None:
+        top1, loss, ema = numbers
+        of = ", ".join(labels) if len(labels) <= MOST_NAMES else f"{len(labels)} runs"
+        if top1 is not None:
+            means = [(s.mean, s.sd) if s else (None, None) for s in (top1, loss)]
+            found.append((what, of, top1.n, *means[0], *means[1], ema.mean if ema else None))
+
+    for g in compare.groups(runs):
+        add(g.stage, g.runs, g.top1, g.test_loss, g.ema_top1)
+    for run in runs:
+        for stage in run.history.stages:
+            if stage.finished is None and stage.tests:
+                last = [test for _, test in stage.tests if test.iter == stage.tests[-1][1].iter]
+                own, averaged = ([t for t in last if t.ema is ema] for ema in (False, True))
+                kinds = [t.top1 for t in own], [t.loss for t in own], [t.top1 for t in averaged]
+                add(f"{stage.name} at {last[0].iter} of {stage.max_iter}", [run.label], *map(compare.spread, kinds))
+    for group in compare.ensemble_groups(runs):
+        tested, labels = [e for _, e in group], [run.label for run, _ in group]
+        losses = [e.loss for e in tested if e.loss is not None]
+        add(
+            f"ensemble {tested[0].name}", labels, compare.spread([e.top1 for e in tested]), compare.spread(losses), None
+        )
+    columns = (
+        Column("rank", "#", "count"),
+        Column("what", "stage or ensemble", "text"),
+        Column("run", "run", "text"),
+        Column("n", "n", "count", dull=1),
+        Column("top1_mean", "top-1", "percent"),
+        Column("top1_sd", "sd", "spread"),
+        Column("test_loss_mean", "validation loss", "loss"),
+        Column("test_loss_sd", "sd", "loss"),
+        Column("ema_top1_mean", "EMA top-1", "percent"),
+    )
+    ranked = sorted(found, key=lambda row: -float(row[3] or 0.0))
+    several = any(row[2] != 1 for row in ranked)
+    note = ("mean and sd (the sample's, n - 1; of top-1 in percentage points) over runs that differ by the seed alone",)
+    return Table("Ranking", columns, tuple((n, *row) for n, row in enumerate(ranked, 1)), note if several else ())
 
 
 def _four(spread: compare.Spread | None) -> tuple[Value, ...]:

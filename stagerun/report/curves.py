@@ -1,190 +1,289 @@
-"""The curves of a report, drawn by matplotlib as one SVG. Equal runs give equal bytes."""
+"""The curves of a report, drawn by matplotlib as SVG, with what its page shows of the place that is pointed at. Equal runs give
+equal bytes."""
 
-import io
-import re
-from collections.abc import Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stagerun.errors import UsageError
 from stagerun.report.history import StageHistory
+from stagerun.report.plots.colours import COLOURS, CURVES, DASHES, FILLS, GRID, INK, RULE, SOFT
 from stagerun.report.runs import Run
-from stagerun.report.thin import chunk_size, learning_rates, mean_loss, speed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-# Okabe and Ito's colours, which are told apart by people who see fewer; from the eighth run on, dashed.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222")
-DASHES = ("solid", "dashed", "dotted")
+    from matplotlib.figure import Figure
 
 POINTS = 900  # in each panel, shared by the runs
 LEAST_POINTS = 60  # of one run
+WIDE, NARROW = 11.0, 4.6  # inches; the narrow one is for phones
+LANE = 0.235  # inches of a line of stages
 
-SETTINGS: dict[Any, Any] = {
-    "svg.hashsalt": "stagerun",
-    "svg.fonttype": "path",
-    "font.family": "DejaVu Sans",  # comes with matplotlib
-    "font.size": 9.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#888888",
-    "axes.labelcolor": "#333333",
-    "axes.titlesize": 10.0,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e6e6",
-    "xtick.color": "#555555",
-    "ytick.color": "#555555",
-    "lines.linewidth": 1.3,
-}
-_RESUME: dict[str, Any] = {"marker": "^", "markersize": 7, "markeredgecolor": "white", "linestyle": "none"}
+# Panels from top to bottom: what they show, and their inches. The last is over time, the others over epochs.
+PANELS = (
+    ("top1", "Test top-1, %", 2.5),
+    ("loss", "Loss", 2.1),
+    ("lr", "Learning rate", 1.4),
+    ("speed", "Images/s", 1.4),
+)
+COLUMNS = ("top1", "loss", "lr")  # of a point, after its series, iteration and epoch; `loss` of training or validation
+_RESUME: dict[str, Any] = {"marker": "^", "markersize": 6, "linestyle": "none", "markeredgecolor": "none"}
+
+
+def most(runs: int) -> int:
+    """Points of a run's curve where so many runs share a panel."""
+    return max(LEAST_POINTS, POINTS // runs)
 
 
 def colour(number: int) -> tuple[str, str]:
-    """Colour and dashes of the run with that number, 0-based."""
-    return COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
+    """Colour and dashes of the run, or of one run's branch, with that number, 0-based."""
+    return CURVES[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
 
 
-def curves(runs: Sequence[Run]) -> tuple[str, str]:
-    """The SVG, and a caption that says how it was drawn. UsageError without matplotlib."""
-    try:
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """`svg` and, for each panel over epochs, what it shows and where: x and y each as (place, place, value, value), places in
+    points of the SVG from the top left."""
+
+    svg: str
+    panels: list[tuple[str, list[float], list[float]]]
+
+
+def lanes(run: Run) -> dict[str, int]:
+    """The line of each stage that has begun. The first to go on from its parent's end shares the parent's; 0 is the trunk's."""
+    found: dict[str, int] = {}
+    followed: set[str] = set()
+    for stage in _begun(run):
+        parent = run.history.follows(stage)
+        goes_on = parent is not None and parent.name in found and parent.name not in followed
+        found[stage.name] = found[parent.name] if parent and goes_on else max(found.values(), default=-1) + 1
+        followed |= {parent.name} if parent and goes_on else set()
+    return found
+
+
+def draw(runs: Sequence[Run], width: float, title: str) -> Drawing | None:
+    """None where no run has done anything yet. UsageError without matplotlib."""
+    from stagerun.report.plots.figure import drawing, saved_svg
+    from stagerun.report.plots.html import inline
+
+    longest = max(runs, key=lambda run: len(_begun(run)))
+    panels = [panel for panel in PANELS if _has(runs, panel[0])]
+    if not panels:
+        return None
+    with drawing():
         import matplotlib
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError("curves need matplotlib, which is not installed", "pip install 'stagerun[plots]'") from error
-    most = max(LEAST_POINTS, POINTS // len(runs))
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(SETTINGS)
-        figure = Figure(figsize=(10.5, 11.5), layout="constrained")
-        rates, losses, accuracy, work = figure.subplots(4, 1, height_ratios=(1, 1.2, 1.6, 0.9))
-        for axes in (losses, accuracy):
-            axes.sharex(rates)
-        _learning_rates(runs, rates, most)
-        smoothed = _losses(runs, losses, most)
-        hidden = _accuracies(runs, accuracy)
-        _mark_stages(_longest(runs), rates, (rates, losses, accuracy))
-        for axes in (rates, losses):
-            axes.tick_params(labelbottom=False)
+
+        # Two in one page have no names in common.
+        matplotlib.rcParams.update({"svg.hashsalt": f"stagerun{width}", "font.size": 8.5, "axes.titlesize": 9.5})
+        rows = 1 + max(lanes(longest).values(), default=0)
+        gap, left, right, top = 0.34, 0.55, 0.12, 0.3
+        height = top + sum(high + gap for *_, high in panels) + LANE * rows + 0.45
+        figure = Figure(figsize=(width, height), dpi=72, facecolor="none")
         last = max((end for run in runs for _, _, end in _extents(run)), default=0.0)
-        rates.set_xlim(0, 1.01 * last or 1.0)
-        averaged = _by_time(runs, work, most)
-        buffer = io.StringIO()
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(buffer, format="svg", metadata=nothing)
-    return _inline(buffer.getvalue()), _caption(runs, smoothed, averaged, hidden)
+        placed, at = [], top
+        for kind, name, high in panels:
+            if kind == "speed":  # beneath the lines of stages
+                _stages(longest, len(runs) == 1, _axes(figure, left, right, at + 0.06, LANE * rows), last)
+                at += LANE * rows + 0.4
+            axes = _axes(figure, left, right, at, high)
+            _DRAW[kind](runs, axes)
+            axes.set_title(name)
+            axes.grid(color=GRID)
+            axes.tick_params(length=3, color=RULE)
+            at += high + gap
+            if kind != "speed":
+                axes.set_xlim(0, 1.01 * last or 1.0)
+                placed.append((kind, axes))
+                for _, begin, _ in _extents(longest):
+                    axes.axvline(begin, color=RULE, linewidth=0.8, zorder=0.5)
+        for _, axes in placed[:-1]:
+            axes.tick_params(labelbottom=False)
+        if placed:
+            placed[-1][1].set_xlabel("epochs")
+        found = []
+        for kind, axes in placed:
+            box, x, y = axes.bbox, axes.get_xlim(), axes.get_ylim()
+            high = 72 * height
+            found.append((kind, [box.x0, box.x1, *x], [high - box.y1, high - box.y0, y[1], y[0]]))
+        label = "Top-1, loss and learning rate over epochs, and images per second over time"
+        return Drawing(inline(saved_svg(figure, title), label), found)
 
 
-def _inline(svg: str) -> str:
-    """As it stands in a page: without prolog, as wide as there is room, described for those who don't see it."""
-    svg = svg[svg.index("<svg ") :]
-    label = "Learning rate, training loss and top-1 over epochs, and images per second over time"
-    opening, rest = svg[: svg.index(">")], svg[svg.index(">") :]
-    opening = re.sub(r' (?:width|height)="[^"]*"', "", opening)
-    return opening.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1) + rest
+def _axes(figure: "Figure", left: float, right: float, top: float, high: float) -> "Axes":
+    width, height = figure.get_size_inches()
+    return figure.add_axes(
+        (left / width, 1 - (top + high) / height, (width - left - right) / width, high / height), facecolor="none"
+    )
 
 
-def _caption(runs: Sequence[Run], smoothed: int, averaged: int, hidden: float | None) -> str:
-    def each(size: int) -> str:
-        return "every iteration" if size == 1 else f"each point is the mean of {size} iterations at most"
+def points(runs: Sequence[Run]) -> tuple[list[dict[str, str]], list[list[object]]]:
+    """Series, one for each stage of each run, and what can be pointed at: [series, iteration, epoch, top-1 in percent, loss,
+    learning rate, what it is], None for what it doesn't have. Numbers are short."""
+    from stagerun.report.plots.html import variable
 
+    series: list[dict[str, str]] = []
+    found: list[list[object]] = []
+    for number, run in enumerate(runs):
+        for stage, hue, _ in _hues(run, None if len(runs) == 1 else number):
+            name = stage.name if len(runs) == 1 else f"{run.label}: {stage.name}"
+            for bin in stage.trained.bins if stage.trained else ():
+                what = "" if bin.updates == 1 else f"mean of {bin.updates} iterations"
+                rate = _short(bin.rates[-1][1])
+                found.append([len(series), bin.iter, _short(bin.epoch), None, _short(bin.loss), rate, what])
+            for epoch, test in stage.tests:
+                what = "validation" + (", averaged weights" if test.ema else "")
+                top1 = float(f"{100 * test.top1:.2f}")
+                found.append([len(series), test.iter, _short(epoch), top1, _short(test.loss), None, what])
+            series.append({"name": name, "colour": f"var({variable(hue)})"})
+    return series, found
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def caption(runs: Sequence[Run]) -> str:
+    """How they were drawn."""
+    bins = max((b.updates for run in runs for s in run.history.stages if s.trained for b in s.trained.bins), default=1)
+    each = "every iteration" if bins == 1 else f"each point is the mean of {bins} iterations at most"
     text = (
-        "Learning rate: not smoothed; runs that have the same are drawn once. "
-        f"Loss: {each(smoothed)}. "
-        "Top-1: large dots at the end of a stage, small ones inside; hollow with averaged weights. "
+        "Top-1 and validation loss: large dots at the end of a stage, small ones inside; hollow with averaged weights"
     )
-    if hidden is not None:
-        text += f"Tests below {hidden:.1f} % are not shown. "
-    text += (
-        "Epochs count along the path of ancestors. "
-        f"Images/s: {each(averaged)}, over the time that processes were alive, what was done again among it. "
-        "Triangles: a resume."
-    )
-    longest = _longest(runs)
+    text += f". Loss: the line is that of training, {each}; dots are validation. Learning rate: of as many iterations the first, the "
+    text += "least, the largest and the last"
+    if len(runs) > 1:
+        text += "; runs that have the same are drawn once"
+    if (hidden := _hidden(runs)) is not None:
+        text += f". Tests below {hidden:.1f} % are not shown"
+    text += ". Epochs count along the path of ancestors. Images/s: over the time that processes were alive, what was done again "
+    text += "among it"
+    if any(stage.resumes for run in runs for stage in run.history.stages) or any(
+        len(r.history.lives) > 1 for r in runs
+    ):
+        text += ". Triangles: a resume"
+    longest = max(runs, key=lambda run: len(_begun(run)))
     if any(set(_extents(run)) - set(_extents(longest)) for run in runs):
-        text += f" The stages are marked as in {longest.label}."
-    return text
+        text += f". The stages are marked as in {longest.label}"
+    return text + "."
+
+
+def _has(runs: Sequence[Run], kind: str) -> bool:
+    if kind == "top1":
+        return any(stage.tests for run in runs for stage in run.history.stages)
+    if kind == "speed":
+        return any(life.speeds for run in runs for life in run.history.lives)
+    return any(_begun(run) for run in runs)
+
+
+def _begun(run: Run) -> list[StageHistory]:
+    return [stage for stage in run.history.stages if stage.trained]
+
+
+def _hues(run: Run, number: int | None) -> list[tuple[StageHistory, str, str]]:
+    """Colour and dashes of each stage: its run's, or where that is the only one (None) its branch's."""
+    found = lanes(run)
+    return [(s, *colour(found.get(s.name, 0) if number is None else number)) for s in run.history.stages]
+
+
+def _lines(runs: Sequence[Run]) -> list[tuple[Run, StageHistory, str, str]]:
+    """All stages, with colour and dashes; those of the first run last, so that it lies on top."""
+    numbered = [(run, None if len(runs) == 1 else n) for n, run in enumerate(runs)]
+    return [(run, *line) for run, number in reversed(numbered) for line in _hues(run, number)]
+
+
+class _Strokes:
+    """Lines and dots of one panel; what looks the same is one object of matplotlib, which takes long for each."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[tuple[str, Any], ...], tuple[list[float], list[float]]] = {}
+
+    def add(self, pairs: Iterable[tuple[float, float]], **style: Any) -> None:
+        for x, y in (*pairs, (math.nan, math.nan)):
+            xs, ys = self._found.setdefault(tuple(style.items()), ([], []))
+            xs.append(x)
+            ys.append(y)
+
+    def tests(self, stage: StageHistory, hue: str, tests: dict[bool, list[tuple[float, float]]]) -> None:
+        for ema, found in tests.items():
+            style = {"color": hue, "markerfacecolor": "none" if ema else hue, "marker": "o", "linestyle": "none"}
+            inside, end = (found[:-1], found[-1:]) if stage.finished else (found, [])
+            self.add(inside, **style, markersize=2.5)
+            self.add(end, **style, markersize=5)
+
+    def draw(self, axes: "Axes") -> None:
+        for style, (xs, ys) in self._found.items():
+            if any(x == x for x in xs):
+                axes.plot(xs, ys, **dict(style))
 
 
 # -- over epochs
 
 
-def _learning_rates(runs: Sequence[Run], axes: "Axes", most: int) -> None:
-    drawn: dict[object, int] = {}
-    lines = []
-    for number, run in enumerate(runs):
-        size = _size(run, most)
-        found = [learning_rates(stage.points, size) for stage in run.history.stages if stage.points]
-        if drawn.setdefault(repr(found), number) == number:
-            lines.append((number, found))
-    for number, found in reversed(lines):  # the first run lies on top
-        hue, dashes = colour(number)
-        for epochs, rates in found:
-            axes.plot(epochs, rates, color=hue if len(lines) > 1 else "#444444", linestyle=dashes)
-    axes.set_title("Learning rate")
+def _rates(runs: Sequence[Run], axes: "Axes") -> None:
+    drawn, strokes = set(), _Strokes()
+    for _, stage, hue, dashes in reversed(_lines(runs)):
+        rates = [place for bin in (stage.trained.bins if stage.trained else ()) for place in bin.rates]
+        if repr(rates) not in drawn:
+            strokes.add(rates, color=hue, linestyle=dashes)
+        drawn.add(repr(rates))
+    strokes.draw(axes)
     axes.set_ylim(bottom=0)
 
 
-def _size(run: Run, most: int) -> int:
-    return chunk_size(sum(len(stage.points) for stage in run.history.stages), most)
+def _losses(runs: Sequence[Run], axes: "Axes") -> None:
+    strokes = _Strokes()
+    for _, stage, hue, dashes in _lines(runs):
+        bins = stage.trained.bins if stage.trained else ()
+        strokes.add(((b.epoch, b.loss) for b in bins), color=hue, linestyle=dashes, linewidth=1.0)
+        at = [bisect_left(bins, resume + 1, key=lambda b: b.iter) for resume in stage.resumes]
+        strokes.add(((bins[i].epoch, bins[i].loss) for i in at if i < len(bins)), color=hue, **_RESUME)
+        strokes.tests(stage, hue, {ema: [(e, t.loss) for e, t in stage.tests if t.ema is ema] for ema in (True, False)})
+    strokes.draw(axes)
+    axes.set_ylim(bottom=0)
 
 
-def _losses(runs: Sequence[Run], axes: "Axes", most: int) -> int:
-    """How many iterations a point stands for at most."""
+def _accuracies(runs: Sequence[Run], axes: "Axes") -> None:
+    ends: dict[tuple[str, str, bool], tuple[float, float]] = {}
+    strokes = _Strokes()
+    for run, stage, hue, dashes in _lines(runs):
+        tests = {ema: [(e, 100 * t.top1) for e, t in stage.tests if t.ema is ema] for ema in (True, False)}
+        parent = run.history.follows(stage) if stage.name not in run.stale else None
+        for ema, found in tests.items():
+            before = ends.get((run.label, parent.name, ema)) if parent else None
+            joined = [*([before] if before else []), *found]
+            strokes.add(joined, color=hue, linestyle=dashes, linewidth=0.6 if ema else 1.1)
+            if found:
+                ends[run.label, stage.name, ema] = found[-1]
+        strokes.tests(stage, hue, tests)
+    strokes.add([(epoch, top1) for *_, top1, epoch in _ensembles(runs)], marker="D", color=INK, linestyle="none")
+    strokes.draw(axes)
+    if (hidden := _hidden(runs)) is not None:
+        axes.set_ylim(bottom=hidden)
+
+
+def _ensembles(runs: Sequence[Run]) -> list[tuple[Run, int, str, float, float]]:
+    found = []
     for number, run in enumerate(runs):
-        hue, dashes = colour(number)
-        size = _size(run, most)
-        for stage in run.history.stages:
-            epochs, losses = mean_loss(stage.points, size)
-            axes.plot(epochs, losses, color=hue, linestyle=dashes)
-            at = [i // size for i, point in enumerate(stage.points) if point.iter - 1 in stage.resumes]
-            axes.plot([epochs[i] for i in at], [losses[i] for i in at], color=hue, **_RESUME)
-    axes.set_title("Training loss")
-    return max(_size(run, most) for run in runs)
+        for tested in run.history.ensembles:
+            stages = [stage for name in tested.members if (stage := run.history.stage(name)) and stage.trained]
+            epoch = max((stage.begin + stage.epochs for stage in stages), default=0.0)
+            found.append((run, number, tested.name, 100 * tested.top1, epoch))
+    return found
 
 
-def _accuracies(runs: Sequence[Run], axes: "Axes") -> float | None:
-    """What lies below the axis, if anything: it begins a little below the least result of a stage, since the first tests
+def _hidden(runs: Sequence[Run]) -> float | None:
+    """What lies below the axis of top-1, if anything: it begins a little below the least result of a stage, since the first tests
     of a training are far below all that is worth comparing."""
-    for number, run in enumerate(runs):
-        hue, dashes = colour(number)
-        for averaged in (True, False):
-            ends: dict[str, tuple[float, float]] = {}
-            for stage in run.history.stages:
-                tests = [(epoch, 100 * test.top1) for epoch, test in stage.tests if test.ema is averaged]
-                parent = run.history.follows(stage)
-                from_parent = parent is not None and parent.name in ends and stage.name not in run.stale
-                joined = [ends[parent.name], *tests] if from_parent and parent else tests
-                style: dict[str, Any] = {"color": hue, "markerfacecolor": "white" if averaged else hue}
-                axes.plot(*_xy(joined), color=hue, linestyle=dashes, linewidth=0.6 if averaged else 1.1)
-                inside, end = (tests[:-1], tests[-1:]) if stage.finished else (tests, [])
-                axes.plot(*_xy(inside), **style, marker="o", markersize=2.5, linestyle="none")
-                axes.plot(*_xy(end), **style, marker="o", markersize=5.5, linestyle="none")
-                if tests:
-                    ends[stage.name] = tests[-1]
-    axes.set_title("Test top-1, %")
-    axes.set_xlabel("epochs")
-    return _cut_off(runs, axes)
-
-
-def _xy(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in pairs], [y for _, y in pairs]
-
-
-def _cut_off(runs: Sequence[Run], axes: "Axes") -> float | None:
     stages = [stage for run in runs for stage in run.history.stages]
     ends = [100 * s.finished.top1 for s in stages if s.finished and s.finished.top1 is not None]
     tests = [100 * test.top1 for stage in stages for _, test in stage.tests]
     if not ends or not tests:
         return None
     low, high = min(ends), max(*ends, *tests)
-    margin = max(0.5, 0.12 * (high - low))
-    if low - margin <= min(tests):
-        return None
-    axes.set_ylim(low - margin, high + margin)
-    return low - margin
+    least = low - max(0.5, 0.12 * (high - low))
+    return least if least > min(tests) else None
 
 
 def _extents(run: Run) -> tuple[tuple[str, float, float], ...]:
@@ -193,57 +292,57 @@ def _extents(run: Run) -> tuple[tuple[str, float, float], ...]:
     def end(stage: StageHistory) -> float:
         return stage.begin + stage.epochs * stage.max_iter / stage.iter if stage.iter else stage.begin
 
-    return tuple((s.name, round(s.begin, 3), round(end(s), 3)) for s in run.history.stages if s.points)
+    return tuple((s.name, round(s.begin, 3), round(end(s), 3)) for s in _begun(run))
 
 
-def _longest(runs: Sequence[Run]) -> Run:
-    """The first of those that have begun the most stages."""
-    return max(runs, key=lambda run: len(_extents(run)))
+def _stages(run: Run, alone: bool, axes: "Axes", last: float) -> None:
+    """A line for each branch, joined to its parent's; filled as far as a stage has come."""
+    from matplotlib.patches import Rectangle
 
+    from stagerun.report.plots.strips import MARGIN, SIZE, wide
 
-def _mark_stages(run: Run, top: "Axes", panels: Sequence["Axes"]) -> None:
-    """A line where a stage begins, its name above the first panel; where names would meet, on the next line above."""
-    extents = _extents(run)
-    whole = max((end for _, _, end in extents), default=0.0) or 1.0
-    taken: list[float] = []  # how far each line of names is filled, in epochs
-    for name, begin, _ in extents:
-        for axes in panels:
-            axes.axvline(begin, color="#bbbbbb", linewidth=0.8, zorder=0.5)
-        row = next((i for i, end in enumerate(taken) if end <= begin), len(taken))
-        taken[row : row + 1] = [begin + whole * (0.012 + 0.0095 * len(name))]
-        top.annotate(
-            name, (begin, 1.0), xycoords=("data", "axes fraction"), xytext=(2, 4 + 10 * row),
-            textcoords="offset points", fontsize=8, color="#555555", parse_math=False, annotation_clip=False,
-        )  # fmt: skip
-    top.set_title(top.get_title(loc="left"), pad=10 + 10 * max(1, len(taken)))
+    found, hues = lanes(run), {stage.name: hue for stage, hue, _ in _hues(run, None)}
+    axes.set_xlim(0, 1.01 * last or 1.0)
+    axes.set_ylim(1 + max(found.values(), default=0), 0)
+    axes.axis("off")
+    inch = (axes.get_xlim()[1]) / (axes.bbox.width / 72)
+    for stage, (name, begin, end) in zip(_begun(run), _extents(run), strict=True):
+        row, done = found[name], begin + stage.epochs
+        axes.add_patch(Rectangle((begin, row + 0.08), done - begin, 0.84, facecolor=FILLS[0], edgecolor="none"))
+        axes.add_patch(
+            Rectangle((begin, row + 0.08), end - begin, 0.84, facecolor="none", edgecolor=RULE, linewidth=0.7)
+        )
+        axes.plot([begin, done], [row + 0.9] * 2, color=hues[name] if alone else SOFT, linewidth=1.8)
+        if wide(name, SIZE) + 2 * MARGIN <= (end - begin) / inch:
+            axes.annotate(
+                name, (begin, row + 0.5), (72 * MARGIN, 0), textcoords="offset points", va="center_baseline", size=SIZE
+            )
+        if stage.parent in found and found[stage.parent] != row:
+            axes.plot([begin] * 2, [found[stage.parent] + 0.92, row + 0.5], color=SOFT, linewidth=0.9, zorder=4)
 
 
 # -- over time
 
-
 _UNITS = ((7200.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 
 
-def _by_time(runs: Sequence[Run], axes: "Axes", most: int) -> int:
-    """The panel of images/s. How many iterations a point stands for at most."""
+def _speeds(runs: Sequence[Run], axes: "Axes") -> None:
     longest = max(run.history.wall_seconds for run in runs)
     _, unit, name = next(u for u in _UNITS if longest >= u[0])
-    largest, fastest = 1, 0.0
+    fastest, strokes = 0.0, _Strokes()
     for number, run in enumerate(runs):
         hue, dashes = colour(number)
-        lives = run.history.lives
-        size = chunk_size(sum(len(life.work) for life in lives), most)
-        largest = max(largest, size)
         offset = 0.0
-        for life in lives:
-            x, y = speed(life.work, size, life.begun, offset)
-            axes.plot([s / unit for s in x], y, color=hue, linestyle=dashes)
-            if life is not lives[0] and x:
-                axes.plot([x[0] / unit], [y[0]], color=hue, **_RESUME)
-            fastest = max(fastest, *y, 0.0)
+        for life in run.history.lives:
+            line = [((offset + seconds) / unit, speed) for seconds, speed in life.speeds]
+            strokes.add(line, color=hue, linestyle=dashes)
+            strokes.add(line[:1] if life.number > 1 else [], color=hue, **_RESUME)
+            fastest = max(fastest, *(speed for _, speed in line), 0.0)
             offset += life.ended - life.begun
-    axes.set_title("Images/s")
+    strokes.draw(axes)
     axes.set_xlabel(f"{name} of work")
     axes.set_ylim(0, 1.12 * fastest or 1.0)
     axes.set_xlim(0, 1.01 * longest / unit or 1.0)
-    return largest
+
+
+_DRAW = {"top1": _accuracies, "loss": _losses, "lr": _rates, "speed": _speeds}

@@ -15,7 +15,7 @@ COLUMNS = (
     Column("gain", "against the best", "points"),
     Column("gain_over_mean", "against the mean", "points"),
     Column("top5", "top-5", "percent"),
-    Column("test_loss", "loss", "loss"),
+    Column("test_loss", "validation loss", "loss"),
     Column("seconds", "time", "time"),
 )
 

@@ -13,18 +13,19 @@ _EPOCH_COLUMNS = (
     Column("lr", "LR", "rate"),
     Column("train_loss", "train loss", "loss"),
     Column("valid_accuracy", "valid accuracy", "percent"),
+    Column("valid_loss", "valid loss", "loss"),
     Column("ema_valid_accuracy", "EMA valid accuracy", "percent"),
     Column("images_per_second", "images/s", "speed"),
     Column("seconds", "time", "time"),
 )
 _EPOCH_NOTE = (
     "epochs count along the path of ancestors; train loss: mean over the epoch's iterations, each before its update; LR: "
-    "of its last iteration; valid accuracy: top-1 of the last evaluation in it; time: of training"
+    "of its last iteration; valid accuracy, valid loss: top-1 and loss of the last evaluation in it; time: of training"
 )
 
 
 def _numbers(epoch: Epoch) -> tuple[float | None, ...]:
-    return epoch.lr, epoch.loss, epoch.top1, epoch.ema_top1, epoch.images_per_second, epoch.seconds
+    return epoch.lr, epoch.loss, epoch.top1, epoch.test_loss, epoch.ema_top1, epoch.images_per_second, epoch.seconds
 
 
 def epochs_table(runs: Sequence[Run]) -> Table:

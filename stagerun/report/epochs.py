@@ -1,12 +1,10 @@
 """A run's history by epochs. Pure."""
 
-import math
 from dataclasses import dataclass
 
-from stagerun.report.history import History, Point, StageHistory
-
-# What sums of fractions may be off by: an epoch that ends with an update must not begin one more.
-_ROUNDING = 1e-6
+from stagerun.events import Tested
+from stagerun.report.history import History, Span, StageHistory
+from stagerun.report.thin import epoch_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +21,7 @@ class Epoch:
     lr: float
     loss: float
     top1: float | None
+    test_loss: float | None
     ema_top1: float | None
     images_per_second: float | None
     seconds: float
@@ -30,25 +29,17 @@ class Epoch:
 
 def epochs(history: History) -> list[Epoch]:
     """Branch after branch. Where one stage alone follows from another, an epoch may hold parts of both."""
-    pieces: dict[tuple[str, int], list[tuple[StageHistory, list[Point]]]] = {}
+    pieces: dict[tuple[str, int], list[tuple[StageHistory, Span]]] = {}
     branches = _branches(history)
     for stage in history.stages:
-        for point in stage.points:
-            held = pieces.setdefault((branches[stage.name], number_of(point.epoch)), [])
-            if not held or held[-1][0] is not stage:
-                held.append((stage, []))
-            held[-1][1].append(point)
+        for number, span in (stage.trained.epochs if stage.trained else {}).items():
+            pieces.setdefault((branches[stage.name], number), []).append((stage, span))
     return [_epoch(number, branch, held) for (branch, number), held in pieces.items()]
-
-
-def number_of(epoch: float) -> int:
-    """The epoch, 1-based, that ends at or after `epoch` epochs."""
-    return max(1, math.ceil(epoch - _ROUNDING))
 
 
 def _branches(history: History) -> dict[str, str]:
     """Stage -> the first stage of its branch: a stage alone in starting from another, at its end, goes on with its branch."""
-    begun = [s for s in history.stages if s.points]
+    begun = [s for s in history.stages if s.trained]
     parents = [parent.name for s in begun if (parent := history.follows(s)) is not None]
     found: dict[str, str] = {}
     for stage in begun:
@@ -58,22 +49,25 @@ def _branches(history: History) -> dict[str, str]:
     return found
 
 
-def _epoch(number: int, branch: str, held: list[tuple[StageHistory, list[Point]]]) -> Epoch:
-    points = [point for _, part in held for point in part]
-    seconds = sum(p.seconds for p in points)
-    top1: dict[bool, float] = {}
+def _epoch(number: int, branch: str, held: list[tuple[StageHistory, Span]]) -> Epoch:
+    spans = [span for _, span in held]
+    seconds = sum(span.seconds for span in spans)
+    tests: dict[bool, Tested] = {}
     for stage, _ in held:
-        top1 |= {test.ema: test.top1 for epoch, test in stage.tests if number_of(epoch) == number}
+        tests |= {test.ema: test for epoch, test in stage.tests if epoch_number(epoch) == number}
+    own, averaged = tests.get(False), tests.get(True)
     last = held[-1][0]
+    stopped = last.finished is None and last.iter < last.max_iter
     return Epoch(
         number=number,
         branch=branch,
-        partial=last.finished is None and last.iter < last.max_iter and points[-1] is last.points[-1],
+        partial=stopped and last.trained is not None and number == max(last.trained.epochs),
         stages=tuple(stage.name for stage, _ in held),
-        lr=points[-1].lr,
-        loss=sum(p.loss for p in points) / len(points),
-        top1=top1.get(False),
-        ema_top1=top1.get(True),
-        images_per_second=sum(p.images for p in points) / seconds if seconds else None,
+        lr=spans[-1].lr,
+        loss=sum(span.loss for span in spans) / sum(span.updates for span in spans),
+        top1=own.top1 if own else None,
+        test_loss=own.loss if own else None,
+        ema_top1=averaged.top1 if averaged else None,
+        images_per_second=sum(span.images for span in spans) / seconds if seconds else None,
         seconds=seconds,
     )

@@ -8,26 +8,56 @@ from stagerun.events import EnsembleTested, StageFinished, Tested
 from stagerun.store.layout import parse_name
 
 
-class Point(NamedTuple):
-    """One weight update. `epoch` counts along the stage's path of ancestors; `time` is when its line was written."""
+class Bin(NamedTuple):
+    """Consecutive updates of a stage as a curve shows them. `iter` is the last one's number; `epoch` and `loss` are means. `rates`
+    are (epoch, learning rate) of the first, the least, the largest and the last, in their order: no peak and no step is lost."""
+
+    iter: int
+    updates: int
+    epoch: float
+    loss: float
+    rates: tuple[tuple[float, float], ...]
+
+
+class Span(NamedTuple):
+    """Updates of a stage in one epoch or one process life: sums over all of them. `lr` is the last one's; `batches` are the
+    different numbers of images of an update."""
+
+    updates: int
+    images: int
+    seconds: float
+    loss: float
+    lr: float
+    batches: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What the updates of a stage come to. Numbers are over every update; `bins` alone are thinned, for curves. Epochs count along
+    the stage's path of ancestors; `loss` is the mean over the last updates, 100 at most. `epochs` and `lives` (1-based) are
+    in order."""
 
     iter: int
     epoch: float
-    lr: float
-    weight_decay: float
-    loss: float
+    updates: int
     images: int
     seconds: float
-    time: float
-    life: int  # 1-based
+    first_lr: float
+    last_lr: float
+    weight_decay: float
+    loss: float
+    bins: tuple[Bin, ...]
+    epochs: Mapping[int, Span]
+    lives: Mapping[int, Span]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
     """One process life, from RunStarted to its last line. Where that line is lost, workers is 0 and device ''.
 
-    `work` are its iterations, those of pieces of stages among them, which have no epoch and no weight decay. `again` of them
-    were done twice: by a later life, too, or as a piece. `end` is '' where the log doesn't say how it ended.
+    `updates`, `images` and `seconds` (of training, without evaluation) are of all its iterations, those of pieces of stages among
+    them. `again` of them were done twice: by a later life, too, or as a piece. `speeds`: (seconds since `begun`, images/s), thinned.
+    `end` is '' where the log doesn't say how it ended.
     """
 
     number: int
@@ -39,13 +69,11 @@ class Life:
     version: str
     start: str
     end: str
-    work: tuple[Point, ...]
     again: int
-
-    @property
-    def seconds(self) -> float:
-        """Of training, without evaluation."""
-        return sum(p.seconds for p in self.work)
+    updates: int
+    images: int
+    seconds: float
+    speeds: tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +89,7 @@ class StageHistory:
     begin: float = 0.0
     max_iter: int = 0
     batch_size: int = 0
-    points: tuple[Point, ...] = ()
+    trained: Trained | None = None  # where the log has updates of it
     tests: tuple[tuple[float, Tested], ...] = ()  # with the epoch, in the order of (iter, ema)
     resumes: tuple[int, ...] = ()
     finished: StageFinished | None = None
@@ -95,22 +123,21 @@ class StageHistory:
 
     @property
     def iter(self) -> int:
-        return self.points[-1].iter if self.points else 0
+        return self.trained.iter if self.trained else 0
 
     @property
     def epochs(self) -> float:
-        return self.points[-1].epoch - self.begin if self.points else 0.0
+        return self.trained.epoch - self.begin if self.trained else 0.0
 
     @property
     def seconds(self) -> float:
-        return self.finished.train_seconds if self.finished else sum(p.seconds for p in self.points)
+        return self.finished.train_seconds if self.finished else self.trained.seconds if self.trained else 0.0
 
     @property
     def images_per_second(self) -> float | None:
         if self.finished and self.finished.images_per_second:
             return self.finished.images_per_second
-        seconds = sum(p.seconds for p in self.points)
-        return sum(p.images for p in self.points) / seconds if seconds else None
+        return self.trained.images / self.trained.seconds if self.trained and self.trained.seconds else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,15 @@ from stagerun.events import EnsembleTested
 from stagerun.report.compare import Group, ensemble_groups, groups
 from stagerun.report.runs import Run
 
+# A title names so many runs.
+MOST_NAMES = 8
+
 
 def title(runs: Sequence[Run]) -> str:
-    """`fashion_collapse: seed1, seed2, seed3`."""
-    names = dict.fromkeys(run.history.schedule or "unknown schedule" for run in runs)
-    return f"{', '.join(names)}: {', '.join(run.label for run in runs)}"
+    """`fashion_collapse: seed1, seed2, seed3`; `icons32` alone where both are the same."""
+    names = ", ".join(dict.fromkeys(run.history.schedule or "unknown schedule" for run in runs))
+    labels = f"{len(runs)} runs" if len(runs) > MOST_NAMES else ", ".join(run.label for run in runs)
+    return names if names == labels else f"{names}: {labels}"
 
 
 def lead(runs: Sequence[Run]) -> list[str]:
@@ -30,7 +34,7 @@ def _sentence(group: Group) -> str:
         text += f" (sd {100 * top1.sd:.2f} over {top1.n} runs, seeds {', '.join(group.seeds)})"
     text += f" at the end of {group.stage}"
     if gain:
-        text += f", of which {group.stage} gains {100 * gain.mean:+.2f}"
+        text += f", of which {group.stage} {'loses' if gain.mean < 0 else 'gains'} {100 * abs(gain.mean):.2f} points"
     if ema:
         text += f"; with averaged weights {100 * ema.mean:.2f} %"
     return text + ("." if len(group.runs) > 1 else f" ({group.runs[0]}).")

@@ -1,41 +1,125 @@
-"""A report as one HTML file that loads nothing from anywhere."""
+"""A report as one HTML file that loads nothing from anywhere. Without its script it is the same, but for what is pointed at."""
 
 from collections.abc import Sequence
 from html import escape
 
 import stagerun
-from stagerun.report.curves import colour, curves
+from stagerun.report.curves import COLUMNS, NARROW, WIDE, caption, colour, draw, points
+from stagerun.report.plots.html import POLICY, colour_style, in_script, variable
 from stagerun.report.runs import Run
 from stagerun.report.tables import Table
-from stagerun.report.written import shown
+from stagerun.report.written import moment, shown
 
-# Rows from which a table of details is folded away.
-FOLD = 24
+# Rows from which a table of details is folded away, runs from which their stages are, and characters from which a cell has several
+# lines.
+FOLD, MANY_RUNS, LONG = 24, 6, 48
 
 STYLE = """
-:root { color-scheme: light; }
-body { margin: 0; background: #f4f5f7; color: #1d2430;
+:root { color-scheme: light dark; --paper: #f4f5f7; --card: #ffffff; }
+body { margin: 0; background: var(--paper); color: var(--ink);
        font: 15px/1.5 system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; }
-main { max-width: 1240px; margin: 0 auto; padding: 28px 24px 48px; }
+main { max-width: 1240px; margin: 0 auto; padding: 24px 20px 48px; }
 h1 { font-size: 24px; line-height: 1.25; margin: 0 0 10px; overflow-wrap: anywhere; }
 h2 { font-size: 17px; margin: 0 0 10px; }
-section { background: #fff; border: 1px solid #e1e4e8; border-radius: 8px; padding: 18px 20px; margin-top: 18px; }
-.lead p { margin: 4px 0; font-size: 16px; overflow-wrap: anywhere; }
-.legend { display: flex; flex-wrap: wrap; gap: 4px 22px; margin: 0 0 8px; padding: 0; list-style: none; }
-.legend li { overflow-wrap: anywhere; }
-.legend span { display: inline-block; width: 26px; border-top-width: 3px; vertical-align: middle; margin-right: 8px; }
+section { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: 16px 20px; margin-top: 16px; }
+p, li, summary { overflow-wrap: anywhere; }
+.lead p { margin: 4px 0; font-size: 16px; }
+.legend, .stages { display: flex; flex-wrap: wrap; gap: 4px 22px; margin: 0 0 8px; padding: 0; list-style: none; }
+.legend span { display: inline-block; width: 26px; vertical-align: middle; margin-right: 8px; }
+.state { margin: 0 0 6px; }
+.stages { gap: 8px; margin-bottom: 14px; }
+.stages li { flex: 1 1 120px; max-width: 240px; font-size: 13px; line-height: 1.35; }
+.stages i { display: block; height: 5px; border-radius: 3px; background: var(--grid); margin-bottom: 4px; overflow: hidden; }
+.stages i i { background: var(--done); }
+.stages span { display: block; color: var(--soft); }
+.picture { position: relative; touch-action: pan-x pan-y; }
+.narrow { display: none; }
 svg { display: block; width: 100%; height: auto; }
-.scroll { overflow-x: auto; }
+#values { position: absolute; top: 0; left: 0; display: none; pointer-events: none; background: var(--card); font-size: 13px;
+          border: 1px solid var(--rule); border-radius: 6px; padding: 6px 10px; max-width: 300px; overflow-wrap: anywhere;
+          box-shadow: 0 2px 8px rgba(0, 0, 0, 0.25); font-variant-numeric: tabular-nums; }
+#values td { padding: 0 12px 0 0; border: 0; }
+#values td:first-child { color: var(--soft); }
+.scroll { overflow: auto; max-height: 75vh; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
-th, td { padding: 4px 8px; text-align: left; white-space: nowrap; border-bottom: 1px solid #eceef1; }
-th { color: #5b6472; font-weight: 600; border-bottom: 2px solid #d5d9df; }
+th, td { padding: 4px 8px; text-align: left; white-space: nowrap; border-bottom: 1px solid var(--grid); }
+th { white-space: normal; vertical-align: bottom; color: var(--soft); font-weight: 600; border-bottom: 2px solid var(--rule); position: sticky; top: 0; background: var(--card); }
+td.long { white-space: normal; min-width: 260px; }
 .number { text-align: right; }
-tbody tr:hover { background: #f6f8fb; }
-tr.first td { border-top: 2px solid #d5d9df; }
-.note { color: #5b6472; font-size: 13px; margin: 10px 0 0; max-width: 125ch; }
+.best td { font-weight: 600; }
+tbody tr:hover { background: var(--grid); }
+tr.first td { border-top: 2px solid var(--rule); }
+.note { color: var(--soft); font-size: 13px; margin: 10px 0 0; max-width: 125ch; }
 summary { cursor: pointer; font-size: 17px; font-weight: 600; }
-footer { color: #7a8391; font-size: 12.5px; margin-top: 20px; }
-@media print { body { background: #fff; } section { border: 0; padding: 0; break-inside: avoid; } }
+footer { color: var(--soft); font-size: 12.5px; margin-top: 20px; }
+@media (max-width: 640px) {
+  main { padding: 12px 8px 32px; }
+  h1 { font-size: 20px; }
+  section { padding: 12px 10px; }
+  .wide { display: none; }
+  .narrow { display: block; }
+  .stages li { flex-basis: 40%; }
+}
+@media print { body { background: #fff; } section { border: 0; padding: 0; break-inside: avoid; } .scroll { max-height: none; } }
+"""
+
+SCRIPT = """
+"use strict";
+(function () {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const values = document.getElementById("values");
+  document.querySelectorAll(".picture > div").forEach(function (frame, number) {
+    const svg = frame.querySelector("svg"), dot = document.createElementNS(svg.namespaceURI, "circle");
+    dot.setAttribute("r", 3.5);
+    dot.style.pointerEvents = "none";
+    svg.appendChild(dot);
+    const place = (axis, value) => axis[0] + (value - axis[2]) / (axis[3] - axis[2]) * (axis[1] - axis[0]);
+
+    function hide() { dot.style.display = values.style.display = "none"; }
+
+    function move(event) {
+      const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+      let best = null;
+      for (const [kind, x, y] of data.panels[number]) {
+        if (at.x < x[0] - 8 || at.x > x[1] + 8 || at.y < y[0] || at.y > y[1]) continue;
+        const column = 3 + data.columns.indexOf(kind);
+        for (const point of data.points) {
+          if (point[column] === null) continue;
+          const px = place(x, point[2]), py = place(y, point[column]);
+          const far = Math.abs(px - at.x) * 3 + Math.abs(py - at.y);
+          if (py <= y[1] + 1 && (best === null || far < best.far)) best = {point, px, py, far};
+        }
+      }
+      if (best === null) { hide(); return; }
+      const [series, iter, epoch, top1, loss, rate, what] = best.point;
+      const lines = [["iteration", iter], ["epoch", epoch], ["top-1", top1 === null ? null : top1 + " %"],
+                     [rate === null ? "validation loss" : "training loss", loss], ["learning rate", rate]];
+      values.replaceChildren();
+      values.appendChild(document.createElement("b")).textContent = data.series[series].name;
+      const table = values.appendChild(document.createElement("table"));
+      for (const [name, value] of lines) {
+        if (value === null) continue;
+        const row = table.insertRow();
+        row.insertCell().textContent = name;
+        row.insertCell().textContent = String(value);
+      }
+      values.appendChild(document.createElement("span")).textContent = what;
+      dot.setAttribute("cx", best.px);
+      dot.setAttribute("cy", best.py);
+      dot.style.fill = data.series[series].colour;
+      dot.style.display = "";
+      values.style.display = "block";
+      const scale = svg.clientWidth / svg.viewBox.baseVal.width, left = best.px * scale, wide = values.offsetWidth;
+      values.style.left = Math.max(0, left + 14 + wide > frame.clientWidth ? left - 14 - wide : left + 14) + "px";
+      values.style.top = Math.max(0, Math.min(best.py * scale + 10, frame.clientHeight - values.offsetHeight)) + "px";
+    }
+
+    hide();
+    frame.addEventListener("pointermove", move);
+    frame.addEventListener("pointerdown", move);
+    frame.addEventListener("pointerleave", hide);
+  });
+})();
 """
 
 
@@ -43,22 +127,25 @@ def page(
     title: str,
     lead: Sequence[str],
     runs: Sequence[Run],
+    ranking: Table,
     summary: Sequence[Table],
     details: Sequence[Table],
     notes: Sequence[str],
 ) -> str:
-    """The whole document: `summary`, the curves, `details`. UsageError without matplotlib."""
-    svg, caption = curves(runs)
+    """The whole document: `ranking`, how far each run is, the curves, `summary`, `details`. UsageError without matplotlib."""
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en">',
         '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         f"<title>{escape(title)}</title>",
-        f"<style>{STYLE}</style></head>",
+        f"<style>{STYLE}{colour_style()}:root {{ --done: var({variable(colour(2)[0])}); }}</style></head>",
         f"<body><main>\n<h1>{escape(title)}</h1>",
         '<div class="lead">' + "".join(f"<p>{escape(line)}</p>" for line in lead) + "</div>",
+        *([_section(ranking, fold=False)] if ranking.rows else []),
+        _states(runs),
+        _curves(runs, title),
         *(_section(table, fold=False) for table in summary),
-        f'<section>\n<h2>Curves</h2>\n{_legend(runs)}\n{svg}<p class="note">{escape(caption)}</p>\n</section>',
         *(_section(table, fold=True) for table in details),
     ]
     if notes:
@@ -69,11 +156,50 @@ def page(
     return "\n".join(parts)
 
 
+def _states(runs: Sequence[Run]) -> str:
+    """Whether each run is alive, and how far each of its stages has come."""
+    items = []
+    for run in runs:
+        name = f"<b>{escape(run.label)}</b>: " if len(runs) > 1 else ""
+        logged = f"; last logged {moment(run.history.lives[-1].ended)} UTC" if run.history.lives else ""
+        items.append(f'<p class="state">{name}{escape(run.state_in_words + logged)}</p>\n<ul class="stages">')
+        for stage in run.history.stages:
+            share = 100.0 if stage.finished else min(100.0, 100 * stage.iter / (stage.max_iter or 1))
+            state = f"<b>{escape(stage.name)}</b><span>{escape(run.state(stage))}</span>"
+            items.append(f'<li><i><i style="width: {share:.1f}%"></i></i>{state}</li>')
+        items.append("</ul>")
+    body = "\n".join(items)
+    if len(runs) < MANY_RUNS:
+        return f"<section>\n<h2>Progress</h2>\n{body}\n</section>"
+    return f"<section>\n<details><summary>Progress ({len(runs)} runs)</summary>\n{body}\n</details>\n</section>"
+
+
+def _curves(runs: Sequence[Run], title: str) -> str:
+    drawn = [draw(runs, width, title) for width in (WIDE, NARROW)]
+    found = [drawing for drawing in drawn if drawing is not None]
+    if not found:
+        return '<section>\n<h2>Curves</h2>\n<p class="note">No iteration was done yet.</p>\n</section>'
+    series, places = points(runs)
+    data = {"columns": COLUMNS, "series": series, "points": places, "panels": [drawing.panels for drawing in found]}
+    pictures = "".join(
+        f'<div class="{name}">{drawing.svg}</div>\n' for name, drawing in zip(("wide", "narrow"), found, strict=True)
+    )
+    return "\n".join(
+        [
+            f'<section>\n<h2>Curves</h2>\n{_legend(runs)}\n<div class="picture">{pictures}<div id="values" role="status"></div></div>',
+            f'<p class="note">{escape(caption(runs))}</p>\n</section>',
+            f'<script type="application/json" id="data">{in_script(data)}</script>\n<script>{SCRIPT}</script>',
+        ]
+    )
+
+
 def _legend(runs: Sequence[Run]) -> str:
+    if len(runs) == 1:
+        return ""  # its stages have names and colours beneath the curves
     items = []
     for number, run in enumerate(runs):
         hue, dashes = colour(number)
-        items.append(f'<li><span style="border-top: 3px {dashes} {hue}"></span>{escape(run.label)}</li>')
+        items.append(f'<li><span style="border-top: 3px {dashes} var({variable(hue)})"></span>{escape(run.label)}</li>')
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
@@ -93,9 +219,11 @@ def _table(table: Table) -> str:
     lines = []
     by_run = bool(columns) and columns[0].key == "run"
     for i, row in enumerate(rows):
-        cells = "".join(f"<td{k}>{escape(cell)}</td>" for cell, k in zip(row, classes, strict=True))
+        kinds = [' class="long"' if len(cell) > LONG else k for cell, k in zip(row, classes, strict=True)]
+        cells = "".join(f"<td{k}>{escape(cell)}</td>" for cell, k in zip(row, kinds, strict=True))
         begins = by_run and len(rows) > len({r[0] for r in rows}) and i > 0 and row[0] != rows[i - 1][0]
-        lines.append(('<tr class="first">' if begins else "<tr>") + cells + "</tr>")
+        best = ' class="best"' if columns[0].key == "rank" and i == 0 else ""
+        lines.append(('<tr class="first">' if begins else f"<tr{best}>") + f"{cells}</tr>")
     return (
         f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n'
         + "\n".join(lines)

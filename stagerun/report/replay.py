@@ -6,8 +6,9 @@ what was done before. The time that the first took stays with its process life. 
 nobody's place, and its time is its life's.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from stagerun.events import (
     EnsembleTested,
@@ -27,20 +28,23 @@ from stagerun.events import (
     Tested,
 )
 from stagerun.recipe import OnNan
-from stagerun.report.history import History, Life, Point, StageHistory
+from stagerun.report.history import History, Life, StageHistory
 from stagerun.report.read_log import Log
+from stagerun.report.thin import Columns, Updates, Work, chunk_size
 from stagerun.store.layout import parse_name, snapshot_name
 
+MOST = 900  # points of a curve
 
-def history(log: Log) -> History:
+
+def history(log: Log, most: int = MOST) -> History:
+    """`most` points stay of a curve. UsageError, PermissionDenied, StorageError as of `read_log`."""
     reader = _Reader()
     for time, event in log.events:
         reader.take(time, event)
-    stages = _with_epochs([reader.value(name) for name in reader.order()])
     return History(
         schedule=reader.schedule,
-        stages=tuple(stages),
-        lives=tuple(reader.values()),
+        stages=tuple(reader.staged(most)),
+        lives=tuple(reader.values(most)),
         complete=reader.complete,
         damaged=log.damaged,
         unknown=log.unknown,
@@ -55,7 +59,7 @@ class _Stage:
     name: str
     started: StageStarted | None = None
     start: str = ""
-    points: list[Point] = field(default_factory=list)
+    points: Columns = field(default_factory=Columns)
     tests: dict[tuple[int, bool], Tested] = field(default_factory=dict)
     resumes: list[int] = field(default_factory=list)
     finished: StageFinished | None = None
@@ -65,14 +69,19 @@ class _Stage:
     rollbacks: int = 0
     went_back: bool = False
 
-    def value(self, gone: bool, disabled: bool) -> StageHistory:
+    @property
+    def batch_size(self) -> int:
+        return self.started.batch_size if self.started else self.points.images[-1] if self.points.iter else 0
+
+    def value(self, size: int, begin: float, step: float | None, gone: bool, disabled: bool) -> StageHistory:
         return StageHistory(
             name=self.name,
             start=self.start,
+            begin=begin,
             max_iter=self.started.max_iter if self.started else self.finished.iterations if self.finished else 0,
-            batch_size=self.started.batch_size if self.started else self.points[-1].images if self.points else 0,
-            points=tuple(self.points),
-            tests=tuple((0.0, self.tests[key]) for key in sorted(self.tests)),
+            batch_size=self.batch_size,
+            trained=self.points.trained(size, begin, step),
+            tests=tuple((begin + key[0] * (step or 0.0), self.tests[key]) for key in sorted(self.tests)),
             resumes=tuple(self.resumes),
             finished=self.finished,
             skips=self.finished.skips if self.finished else len(self.skips),
@@ -90,7 +99,7 @@ class _Life:
     run: RunStarted | None = None
     start: str = ""
     end: str = ""
-    work: list[Point] = field(default_factory=list)
+    work: Work = field(default_factory=Work)
     again: int = 0
 
 
@@ -116,12 +125,25 @@ class _Reader:
             self.stages.setdefault(name, _Stage(name))
         return [*self.planned, *off, *(name for name in others if name not in off)]
 
-    def value(self, stage: str) -> StageHistory:
-        """As the schedule of the last RunStarted has it."""
-        disabled = stage in self.disabled
-        return self.stages[stage].value(bool(self.planned) and stage not in self.planned and not disabled, disabled)
+    def staged(self, most: int) -> Iterator[StageHistory]:
+        """As the schedule of the last RunStarted has them. Epochs count along the path of ancestors, also where a stage starts at
+        the first image again (`carry { data: RESTART }`), and for tests too."""
+        names = self.order()
+        stages = [self.stages[name] for name in names]
+        images = _epoch_images(stages)
+        steps = {stage.name: stage.batch_size / images for stage in stages} if images else {}  # epochs per iteration
+        size = chunk_size(sum(len(stage.points.iter) for stage in stages), most)
+        begins: dict[str, float] = {}
+        for stage in stages:
+            place, name = parse_name(stage.start), stage.name
+            begin = begins.get(place.stage, 0.0) + place.iter * steps.get(place.stage, 0.0) if place else 0.0
+            begins[name] = begin
+            disabled = name in self.disabled
+            gone = bool(self.planned) and name not in self.planned and not disabled
+            yield stage.value(size, begin, steps.get(name), gone, disabled)
 
-    def values(self) -> Iterable[Life]:
+    def values(self, most: int) -> Iterator[Life]:
+        size = chunk_size(sum(len(life.work.time) for life in self.lives), most)
         for number, life in enumerate(self.lives, 1):
             run = life.run
             yield Life(
@@ -134,11 +156,14 @@ class _Reader:
                 version=run.version if run else "",
                 start=life.start,
                 end=life.end,
-                work=tuple(life.work),
                 again=life.again,
+                updates=len(life.work.time),
+                images=sum(life.work.images),
+                seconds=sum(life.work.seconds),
+                speeds=life.work.speeds(size, life.begun),
             )
 
-    def take(self, time: float, event: Event) -> None:
+    def take(self, time: float, event: Event | Updates) -> None:
         # A process may fail before its RunStarted.
         new = isinstance(event, RunStarted) or (isinstance(event, Failed) and self.lives and self.lives[-1].end)
         if new or not self.lives:
@@ -146,8 +171,11 @@ class _Reader:
         life = self.lives[-1]
         life.ended = max(life.ended, time)
         match event:
+            case Updates():
+                life.ended = max(life.ended, *event.time)
+                self._updates(life, event)
             case Iterated():
-                self._iterated(life, time, event)
+                self._updates(life, _one(time, event, event.epoch, event.weight_decay))
             case Retraced():
                 self._retraced(life, time, event)
             case NotFinite() if event.until is None:
@@ -239,32 +267,32 @@ class _Reader:
             best = name if tested.best == old else tested.best
             self.ensembles[key] = replace(tested, members=members, best=best)
 
-    def _iterated(self, life: _Life, time: float, event: Iterated) -> None:
-        stage = self._stage(event.stage)
-        if stage.points and stage.points[-1].iter >= event.iter:  # the line that said where it went on is lost
-            self._cut(stage, event.iter - 1)
-        life_number = len(self.lives)
-        point = Point(
-            event.iter, event.epoch, event.lr, event.weight_decay, event.loss, event.images, event.seconds, time, life_number,
-        )  # fmt: skip
-        stage.points.append(point)
-        life.work.append(point)
+    def _updates(self, life: _Life, updates: Updates) -> None:
+        stage, iters = self._stage(updates.stage), updates.iter
+        falls = [i for i in range(1, len(iters)) if iters[i] <= iters[i - 1]]
+        for begin, end in pairwise([0, *falls, len(iters)]):
+            # The line that said where it went on is lost.
+            if stage.points.iter and stage.points.iter[-1] >= iters[begin]:
+                self._cut(stage, iters[begin] - 1)
+            stage.points.extend(updates, begin, end, len(self.lives))
+        life.work.extend(updates)
 
     def _retraced(self, life: _Life, time: float, event: Retraced) -> None:
         """It is no part of the stage's history, which has the iteration already, but it took its time."""
-        point = Point(
-            event.iter, 0.0, event.lr, 0.0, event.loss, event.images, event.seconds, time, len(self.lives),
-        )  # fmt: skip
-        life.work.append(point)
+        life.work.extend(_one(time, event, 0.0, 0.0))
         life.again += 1
 
     def _cut(self, stage: _Stage, iter: int) -> None:
         """Takes back what was done after `iter`: it is done again."""
-        while stage.points and stage.points[-1].iter > iter:
-            self.lives[stage.points.pop().life - 1].again += 1
+        for life in stage.points.cut(iter):
+            self.lives[life - 1].again += 1
         stage.tests = {key: test for key, test in stage.tests.items() if key[0] <= iter}
         stage.resumes = [i for i in stage.resumes if i <= iter]
         stage.skips = {i for i in stage.skips if i < iter}
+
+
+def _one(time: float, e: Iterated | Retraced, epoch: float, decay: float) -> Updates:
+    return Updates(e.stage, (time,), (e.iter,), (epoch,), (e.lr,), (decay,), (e.loss,), (e.images,), (e.seconds,))
 
 
 def _error(event: Failed) -> str:
@@ -272,35 +300,17 @@ def _error(event: Failed) -> str:
     return f"ended with exit code {event.code}" + (f": {first}" if first else "")
 
 
-def _with_epochs(stages: list[StageHistory]) -> list[StageHistory]:
-    """With epochs counted along the path of ancestors, also where a stage starts at the first image again
-    (`carry { data: RESTART }`), and for tests too."""
-    images = _epoch_images(stages)
-    if images is None:
-        return stages
-    begins: dict[str, float] = {}
-    steps = {stage.name: stage.batch_size / images for stage in stages}  # epochs per iteration
-    found = []
-    for stage in stages:
-        place, step = parse_name(stage.start), steps[stage.name]
-        begin = begins.get(place.stage, 0.0) + place.iter * steps.get(place.stage, 0.0) if place else 0.0
-        begins[stage.name] = begin
-        points = tuple(p._replace(epoch=begin + p.iter * step) for p in stage.points)
-        tests = tuple((begin + test.iter * step, test) for _, test in stage.tests)
-        found.append(replace(stage, begin=begin, points=points, tests=tests))
-    return found
-
-
-def _epoch_images(stages: list[StageHistory]) -> int | None:
+def _epoch_images(stages: Sequence[_Stage]) -> int | None:
     """Images of an epoch, from two updates of one stage, or the first one of a stage that starts from the seed."""
     for stage in stages:
-        if len(stage.points) > 1:
-            a, b = stage.points[0], stage.points[-1]
+        iter, epoch, images = stage.points.iter, stage.points.epoch, stage.points.images
+        if len(iter) > 1:
+            a, b = 0, len(iter) - 1
             if stage.rollbacks:  # images may be left out in between, but not between the two that lie closest
-                pairs = zip(stage.points, stage.points[1:], strict=False)
-                a, b = min(pairs, key=lambda pair: (pair[1].epoch - pair[0].epoch) / (pair[1].iter - pair[0].iter))
-            if b.epoch > a.epoch:
-                return round(b.images * (b.iter - a.iter) / (b.epoch - a.epoch)) or None
-        elif stage.points and stage.parent is None and stage.points[0].epoch > 0:
-            return round(stage.points[0].images * stage.points[0].iter / stage.points[0].epoch) or None
+                b = min(range(1, len(iter)), key=lambda i: (epoch[i] - epoch[i - 1]) / (iter[i] - iter[i - 1]))
+                a = b - 1
+            if epoch[b] > epoch[a]:
+                return round(images[b] * (iter[b] - iter[a]) / (epoch[b] - epoch[a])) or None
+        elif iter and parse_name(stage.start) is None and epoch[0] > 0:
+            return round(images[0] * iter[0] / epoch[0]) or None
     return None

@@ -12,7 +12,8 @@ class Run:
     """`identities` and `environments` (`snapshots.SnapshotRef`) hold, for each stage that has a snapshot, those of its end, or
     of the newest one that counts; identities in the words of this version. `stale` are finished stages that were trained from
     another end of their parent than it has now, and what follows from them. `results` are those of the snapshots that ensembles
-    were made from, as far as they are there, by the snapshot's id.
+    were made from, as far as they are there, by the snapshot's id. `word` is what
+    `status` says of a process life whose end the log doesn't tell, whether it is `alive`.
     """
 
     label: str
@@ -21,6 +22,8 @@ class Run:
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     stale: frozenset[str] = frozenset()
     results: Mapping[str, StageFinished] = field(default_factory=dict)
+    alive: bool = False
+    word: str = ""
 
     def path(self, stage: StageHistory) -> list[StageHistory]:
         """The stage and its ancestors, itself first."""
@@ -78,7 +81,7 @@ class Run:
             return "not enabled"
         if stage.finished:
             return f"done, from an earlier {stage.parent}" if stage.name in self.stale else "done"
-        if not stage.points:
+        if not stage.trained:
             return "not begun"
         if stage.iter == stage.max_iter:
             return "trained, not evaluated"
@@ -86,7 +89,7 @@ class Run:
 
     def leaves(self) -> list[StageHistory]:
         """Stages at whose end no other starts, the ends of the schedule as it is now; as far as it has come."""
-        begun = [s for s in self.history.stages if (s.points or s.finished) and not s.left_out]
+        begun = [s for s in self.history.stages if (s.trained or s.finished) and not s.left_out]
         parents = {parent.name for s in begun if (parent := self.history.follows(s)) is not None}
         return [s for s in begun if s.name not in parents]
 
@@ -106,12 +109,15 @@ class Run:
         stages = [s for s in h.stages if not s.left_out]
         done = sum(s.finished is not None for s in stages)
         stale = [s.name for s in stages if s.name in self.stale]
-        if done == len(stages) and (h.complete or not stale):
+        if done == len(stages) and (h.complete or not stale) and not self.alive:
             return "finished"
         end = h.lives[-1].end if h.lives else ""
         if end.startswith("finished"):  # with what it was to train
             end = "the last run did all it was asked for" + end.removeprefix("finished")
-        words = [f"{done} of {len(stages)} stages done", end or "at work or broken off"]
+        words = [
+            f"{done} of {len(stages)} stages done",
+            self.word if self.alive else end or self.word or "at work or broken off",
+        ]
         if stale:
             words.insert(1, f"of them {', '.join(stale)} from an earlier parent")
         return ", ".join(words)
@@ -132,7 +138,7 @@ def _alike(one: StageFinished, other: StageFinished | None) -> bool:
 
 def lived_on(run: Run, stage: StageHistory, what: str) -> str:
     """`workers`, `threads`, `device` or `version` of the lives that trained the stage, in order: `2` or `2, 4`."""
-    used = {point.life for point in stage.points}
+    used = stage.trained.lives if stage.trained else {}
     found = dict.fromkeys(str(getattr(life, what) or "unknown") for life in run.history.lives if life.number in used)
     return ", ".join(found)
 
@@ -152,8 +158,7 @@ def notes(runs: Sequence[Run]) -> list[str]:
                 f"{run.label}: lines of log.jsonl with events that this version of stagerun doesn't know: {h.unknown}"
             )
         for stage in h.stages:
-            missing = stage.iter - len(stage.points)
-            if stage.points and missing:
+            if stage.trained and (missing := stage.iter - stage.trained.updates):
                 found.append(f"{run.label}: iterations of {stage.name} without a line in log.jsonl: {missing}")
             found += _smaller_tests(run, stage)
     return found

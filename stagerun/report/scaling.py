@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stagerun.report.history import Point
+from stagerun.report.history import Span
 from stagerun.report.runs import Run
 
 
@@ -28,17 +28,17 @@ def speeds(runs: Sequence[Run]) -> tuple[list[Speed], list[str]]:
     Stages differ in speed (image size, device batch), so only those that were trained with every number of workers
     count, each with the same weight in all rows. An iteration that was done again counts once.
     """
-    seen: dict[tuple[str, str], dict[int, dict[str, list[Point]]]] = {}
+    seen: dict[tuple[str, str], dict[int, dict[str, list[Span]]]] = {}
     sources: dict[tuple[str, str, int], dict[str, set[int]]] = {}
     for run in runs:
         lives = {life.number: life for life in run.history.lives if life.workers}
         for stage in run.history.stages:
-            for point in stage.points:
-                life = lives.get(point.life)
+            for number, span in (stage.trained.lives if stage.trained else {}).items():
+                life = lives.get(number)
                 if life is None:
                     continue
                 key = run.history.schedule, life.device
-                seen.setdefault(key, {}).setdefault(life.workers, {}).setdefault(stage.name, []).append(point)
+                seen.setdefault(key, {}).setdefault(life.workers, {}).setdefault(stage.name, []).append(span)
                 sources.setdefault((*key, life.workers), {}).setdefault(run.label, set()).add(life.threads)
     found, notes = [], []
     for (schedule, device), by_workers in sorted(seen.items()):
@@ -62,15 +62,15 @@ def speeds(runs: Sequence[Run]) -> tuple[list[Speed], list[str]]:
 def _rows(
     schedule: str,
     device: str,
-    by_workers: dict[int, dict[str, list[Point]]],
+    by_workers: dict[int, dict[str, list[Span]]],
     stages: Sequence[str],
     sources: dict[tuple[str, str, int], dict[str, set[int]]],
 ) -> list[Speed]:
     weights = {name: max(sum(p.images for p in w[name]) for w in by_workers.values()) for name in stages}
     rows: list[Speed] = []
-    for workers, points in sorted(by_workers.items()):
+    for workers, spans in sorted(by_workers.items()):
         seconds = sum(
-            weights[name] * sum(p.seconds for p in points[name]) / max(1, sum(p.images for p in points[name]))
+            weights[name] * sum(s.seconds for s in spans[name]) / max(1, sum(s.images for s in spans[name]))
             for name in stages
         )
         speed = sum(weights.values()) / seconds if seconds else 0.0
@@ -83,7 +83,7 @@ def _rows(
                 device=device,
                 workers=workers,
                 threads=tuple(sorted(set().union(*by_run.values()))),
-                batch=tuple(sorted({p.images for name in stages for p in points[name]})),
+                batch=tuple(sorted(set().union(*(span.batches for name in stages for span in spans[name])))),
                 runs=tuple(by_run),
                 images_per_second=speed,
                 speed_up=speed_up,

@@ -1,6 +1,5 @@
 """The tables of a report, as values: what stands in them, not how it is written. Here those of single runs. Pure."""
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,6 +44,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
         Column("end", "end", "text"),
         Column("epochs", "epochs", "epochs"),
         Column("top1", "top-1", "percent"),
+        Column("test_loss", "validation loss", "loss"),
         Column("ema_top1", "EMA top-1", "percent"),
         Column("train_seconds", "training", "time"),
         Column("wall_seconds", "wall", "time"),
@@ -65,8 +65,9 @@ def runs_table(runs: Sequence[Run]) -> Table:
                     run.seed(end) if end else "",
                     workers,
                     end.name if end else "",
-                    end.points[-1].epoch if end and end.points else None,
+                    end.trained.epoch if end and end.trained else None,
                     result.top1 if result else None,
+                    result.test_loss if result else None,
                     result.ema_top1 if result else None,
                     run.seconds(end) if end else None,
                     h.wall_seconds,
@@ -93,11 +94,11 @@ def stages_table(runs: Sequence[Run]) -> Table:
         Column("last_lr", "LR last", "rate"),
         Column("weight_decay", "decay", "rate"),
         Column("augmentation", "", "text"),
-        Column("loss", "loss", "loss"),
+        Column("loss", "train loss", "loss"),
         Column("top1", "top-1", "percent"),
         Column("gain", "gain", "points"),
         Column("top5", "top-5", "percent"),
-        Column("test_loss", "", "loss"),
+        Column("test_loss", "validation loss", "loss"),
         Column("ema_top1", "EMA top-1", "percent"),
         Column("ema_top5", "", "percent"),
         Column("images_per_second", "images/s", "speed"),
@@ -110,12 +111,12 @@ def stages_table(runs: Sequence[Run]) -> Table:
     rows: list[tuple[Value, ...]] = []
     for run in runs:
         for stage in run.history.stages:
-            begun = stage.finished is not None or bool(stage.points)
+            begun = stage.finished is not None or stage.trained is not None
             rows.append(
                 (run.label, stage.name, *(_stage_cells(run, stage) if begun else (*_NO_CELLS, run.state(stage))))
             )
     notes = (
-        "loss: training, mean over the last iterations, 100 at most; gain: top-1 against the stage it started from, in "
+        "train loss: mean over the last iterations, 100 at most; gain: top-1 against the stage it started from, in "
         "percentage points; time: of training, without evaluation and without what was done again",
     )
     return Table("Stages", columns, tuple(rows), notes)
@@ -126,17 +127,16 @@ _NO_CELLS: tuple[Value, ...] = (None,) * 19
 
 def _stage_cells(run: Run, stage: StageHistory) -> tuple[Value, ...]:
     """All but run and stage. What only a finished stage has is empty for one that is in training."""
-    end, points = stage.finished, stage.points
-    losses = [p.loss for p in points[-100:]]
+    end, now = stage.finished, stage.trained
     return (
         start_in_words(run, stage),
         end.iterations if end else stage.iter,
         end.epochs if end else stage.epochs,
-        end.first_lr if end else points[0].lr,
-        end.last_lr if end else points[-1].lr,
-        end.weight_decay if end else points[-1].weight_decay,
+        end.first_lr if end else now.first_lr if now else None,
+        end.last_lr if end else now.last_lr if now else None,
+        end.weight_decay if end else now.weight_decay if now else None,
         end.augmentation if end else "",
-        end.loss if end else statistics.fmean(losses),
+        end.loss if end else now.loss if now else None,
         end.top1 if end else None,
         run.gain(stage),
         end.top5 if end else None,
@@ -173,7 +173,6 @@ def lives_table(runs: Sequence[Run]) -> Table:
     for run in runs:
         for life in run.history.lives:
             last = life is run.history.lives[-1]
-            seconds = life.seconds
             rows.append(
                 (
                     run.label,
@@ -184,11 +183,11 @@ def lives_table(runs: Sequence[Run]) -> Table:
                     life.threads or None,
                     life.device,
                     life.version,
-                    len(life.work),
+                    life.updates,
                     life.again,
-                    sum(p.images for p in life.work) / seconds if seconds else None,
+                    life.images / life.seconds if life.seconds else None,
                     life.ended - life.begun,
-                    life.end or ("at work, or broken off" if last else "broken off"),
+                    life.end or (run.word or "at work, or broken off" if last else "broken off"),
                 )
             )
     note = (

@@ -2,9 +2,33 @@
 can put another in its place."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from stagerun.plan.picture import Picture, Unit
-from stagerun.report.curves import COLOURS, DASHES
+
+# Okabe and Ito's colours, which are told apart by people who see fewer; from the eighth run on, dashed.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222")
+DASHES = ("solid", "dashed", "dotted")
+
+SETTINGS: dict[Any, Any] = {
+    "svg.hashsalt": "stagerun",
+    "svg.fonttype": "path",
+    "font.family": "DejaVu Sans",  # comes with matplotlib
+    "font.size": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#888888",
+    "axes.labelcolor": "#333333",
+    "axes.titlesize": 10.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "xtick.color": "#555555",
+    "ytick.color": "#555555",
+    "lines.linewidth": 1.3,
+}
 
 INK, SOFT, RULE, GRID = "#1d2430", "#5b6472", "#c3c9d2", "#e6e8ec"
 

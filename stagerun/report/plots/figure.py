@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from stagerun.errors import UsageError
 from stagerun.plan.picture import Kind, Mark, Picture, Unit
-from stagerun.report.curves import SETTINGS
 from stagerun.report.plots.bands import MOST_ROWS, Band, Label, bands, factor_text, keyed, mark_labels, not_shown
-from stagerun.report.plots.colours import GRID, INK, RULE, SOFT, strokes
+from stagerun.report.plots.colours import GRID, INK, RULE, SETTINGS, SOFT, strokes
 from stagerun.report.plots.scale import Scale, labels
 from stagerun.report.plots.strips import Room, draw_band, wide
 

@@ -10,7 +10,7 @@ from html import escape
 import stagerun
 from stagerun.plan.picture import Picture, StagePicture, Unit
 from stagerun.report.plots.bands import leaves, size_text
-from stagerun.report.plots.colours import DARK, INK, RULE, SOFT, strokes
+from stagerun.report.plots.colours import DARK, GRID, INK, RULE, SOFT, strokes
 from stagerun.report.plots.figure import Drawn, draw, drawing, saved_svg
 from stagerun.report.plots.scale import Scale
 
@@ -122,11 +122,12 @@ def html(picture: Picture, unit: Unit, scale: Scale, watched: bool = False) -> s
     with drawing():
         drawn = draw(picture, unit, scale, paper="none")
         data = _data(picture, unit, scale, drawn)
-        body = _inline(saved_svg(drawn.figure, picture.name), picture.name)
+        label = f"Learning rate of {picture.name} over its stages, and their settings"
+        body = inline(saved_svg(drawn.figure, picture.name), label)
     parts = [
         f'<div id="picture">{body}<div id="values" role="status"></div></div>',
         f"<footer>stagerun {escape(stagerun.__version__)}</footer>",
-        f'<script type="application/json" id="data">{_in_script(data)}</script>',
+        f'<script type="application/json" id="data">{in_script(data)}</script>',
         f"<script>{SCRIPT}</script>",
     ]
     return _page(f"{picture.name}: learning rate", "\n".join(parts), watched)
@@ -151,29 +152,30 @@ def _page(title: str, body: str, watched: bool) -> str:
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
             *([_REFRESHING] if watched else []),
             f"<title>{escape(title)}</title>",
-            f"<style>{STYLE}{_dark_style()}</style></head>",
+            f"<style>{STYLE}{colour_style()}</style></head>",
             f"<body><main>\n{body}\n</main></body></html>",
             "",
         ]
     )
 
 
-def _name(colour: str) -> str:
+def variable(colour: str) -> str:
     """The style variable that stands for a colour of the light set."""
     return "--c" + colour.lstrip("#")
 
 
-def _dark_style() -> str:
-    light = "".join(f"{_name(colour)}: {colour}; " for colour in DARK)
-    dark = "".join(f"{_name(colour)}: {other}; " for colour, other in DARK.items())
+def colour_style() -> str:
+    light = "".join(f"{variable(colour)}: {colour}; " for colour in DARK)
+    dark = "".join(f"{variable(colour)}: {other}; " for colour, other in DARK.items())
     own = "--paper: #14181e; --card: #1f252d; "
     texts = "".join(
-        f"--{word}: var({_name(colour)}); " for word, colour in (("ink", INK), ("soft", SOFT), ("rule", RULE))
+        f"--{word}: var({variable(colour)}); "
+        for word, colour in (("ink", INK), ("soft", SOFT), ("rule", RULE), ("grid", GRID))
     )
     return f":root {{ {light}{texts}}}\n@media (prefers-color-scheme: dark) {{ :root {{ {own}{dark}}} }}\n"
 
 
-def _inline(svg: str, name: str) -> str:
+def inline(svg: str, label: str) -> str:
     """As it stands in a page: without prolog, namespaces and what a viewer of files wants; its colours are the page's."""
     svg = svg[svg.index("<svg ") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
@@ -182,25 +184,24 @@ def _inline(svg: str, name: str) -> str:
     )  # a viewer would show it beside the values
     opening, rest = svg[: svg.index(">")], svg[svg.index(">") :]
     opening = re.sub(r' (?:width|height|xmlns(?::\w+)?|version)="[^"]*"', "", opening)
-    label = escape(f"Learning rate of {name} over its stages, and their settings")
     # Only styles have colours; a name in the files may look like one.
     rest = re.sub(r'style="[^"]*"', lambda style: _themed(style.group()), rest)
-    return opening.replace("<svg", f'<svg role="img" aria-label="{label}"', 1) + rest
+    return opening.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1) + rest
 
 
 def _themed(style: str) -> str:
-    style = re.sub(r"#[0-9a-f]{6}", lambda m: f"var({_name(m.group())})" if m.group() in DARK else m.group(), style)
+    style = re.sub(r"#[0-9a-f]{6}", lambda m: f"var({variable(m.group())})" if m.group() in DARK else m.group(), style)
     return style.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
 
 
-def _in_script(data: object) -> str:
+def in_script(data: object) -> str:
     """JSON that ends no script and begins no comment."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _data(picture: Picture, unit: Unit, scale: Scale, drawn: Drawn) -> dict[str, object]:
-    """Places are in points of the SVG; numbers to be shown are texts, at full precision."""
+    """Places are in points of the SVG; numbers to be shown are texts, with six digits."""
     lanes, of = picture.lanes(unit), strokes(picture, unit)
     top = drawn.place(0.0, scale.at(scale.high))[1]
     return {
@@ -213,7 +214,7 @@ def _data(picture: Picture, unit: Unit, scale: Scale, drawn: Drawn) -> dict[str,
                 "name": stage.name,
                 "remark": _remark(stage),
                 "lane": lanes[stage.name],
-                "colour": f"var({_name(of[stage.name].colour)})",
+                "colour": f"var({variable(of[stage.name].colour)})",
                 "from": _place(stage, 0, unit, drawn),
                 "to": _place(stage, stage.iterations, unit, drawn),
                 "iterations": stage.iterations,
@@ -241,6 +242,6 @@ def _points(stage: StagePicture, unit: Unit, scale: Scale, drawn: Drawn) -> list
     found: list[list[object]] = []
     for p in stage.points:
         x, y = drawn.place(stage.x(p.iter, unit), scale.at(p.lr))
-        texts = [repr(p.lr), repr(p.momentum), repr(p.weight_decay), size_text(p)]
+        texts = [f"{p.lr:.6g}", f"{p.momentum:.6g}", f"{p.weight_decay:.6g}", size_text(p)]
         found.append([p.iter, round(x, 2), round(y, 2), *texts])
     return found
