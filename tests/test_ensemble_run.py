@@ -228,7 +228,7 @@ def test_status_plan_and_report_know_them(base: Path) -> None:
     assert rows[3].split(",")[:5] == ["out", "both", "", "MEAN_PROBABILITY", repr(both["top1"])]
     assert rows[1].split(",")[:3] == ["out", "both", "collapse"]
     text = said("report", out)
-    assert "## Ensembles" in text and "Ensemble soup: top-1 " in text and "against its best member" in text
+    assert "## Ensembles" in text and "Ensemble soup: top-1 " in text and " its best member" in text
     page = base / "page.html"
     said("report", out, "--output", page)
     assert "<h2>Ensembles</h2>" in page.read_text()

@@ -1,9 +1,11 @@
 """`stagerun report`: Markdown, CSV and HTML, mistakes on the command line, damaged logs, and one real run."""
 
+import html
 import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -153,6 +155,42 @@ def test_a_page_in_mid_run_says_what_is_done_and_has_no_empty_axes(tmp_path: Pat
     assert "init at 4 of 6 cyc1 not begun collapse not begun" in sections(whole)["Progress"]
     assert "1 init at 3 of 6 50.00 % 1.0000" in sections(whole)["Ranking"]
     assert drawn(whole) == ["top1", "loss", "lr"]
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+LOOK = """<iframe style="width: 360px; height: 3000px; border: 0"></iframe><script>
+const frame = document.querySelector("iframe");
+frame.addEventListener("load", () => {
+  const page = frame.contentDocument, data = JSON.parse(page.getElementById("data").textContent);
+  const svg = page.querySelector(".narrow svg"), [, x, y] = data.panels[1][1];
+  const [, , epoch, , loss] = data.points[3];
+  const place = (axis, value) => axis[0] + (value - axis[2]) / (axis[3] - axis[2]) * (axis[1] - axis[0]);
+  const at = new DOMPoint(place(x, epoch), place(y, loss)).matrixTransform(svg.getScreenCTM());
+  svg.dispatchEvent(new PointerEvent("pointerdown", {clientX: at.x, clientY: at.y, bubbles: true}));
+  const rows = [...page.querySelectorAll("#values tr")].map(r => [...r.cells].map(c => c.textContent));
+  const result = {beyond: page.documentElement.scrollWidth - page.documentElement.clientWidth, shown: Object.fromEntries(rows)};
+  document.body.appendChild(document.createElement("pre")).textContent = JSON.stringify(result);
+});
+frame.srcdoc = PAGE;</script>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+def test_a_phone_needs_no_scrolling_sideways_and_a_touch_shows_values(three: list[Path], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    whole = report(*three, "--format", "html").stdout
+    (tmp_path / "look.html").write_text(LOOK.replace("PAGE", json.dumps(whole).replace("<", "\\u003c")))
+    done = subprocess.run(
+        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile", "--dump-dom",
+         f"file://{tmp_path}/look.html"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    result = re.search(r"<pre>(.*?)</pre>", done.stdout)
+    assert result, done.stderr
+    found = json.loads(html.unescape(result[1]))
+    assert found["beyond"] == 0
+    assert found["shown"] == {"iteration": "4", "epoch": "1", "training loss": "1.6", "learning rate": "0.025"}
 
 
 def test_a_loss_is_not_a_gain_and_no_name_stands_twice(tmp_path: Path) -> None:

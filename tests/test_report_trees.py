@@ -201,10 +201,10 @@ def test_ensembles_of_other_recipes_are_not_averaged(tmp_path: Path) -> None:
     whole(Story(two, 2), better=0.1)
     whole(Story(other, 3, in_a="0.7"), better=0.2)
     text = report(one, two).stdout
-    assert "Ensemble both: top-1 80.00 %, +5.00 against its best member (mean of 2 runs)." in text
+    assert "Ensemble both: top-1 80.00 %, 5.00 points above its best member (mean of 2 runs)." in text
     text = report(one, two, other).stdout
-    assert "Ensemble both: top-1 80.00 %, +5.00 against its best member (mean of one, two)." in text
-    assert "Ensemble both: top-1 95.00 %, +5.00 against its best member (other)." in text
+    assert "Ensemble both: top-1 80.00 %, 5.00 points above its best member (mean of one, two)." in text
+    assert "Ensemble both: top-1 95.00 %, 5.00 points above its best member (other)." in text
     undone(tmp_path / "back")
     text = report(one, tmp_path / "back").stdout
     assert text.count("Ensemble both: top-1 75.00 %") == 2, "the recipe of one is not that which its stages have now"

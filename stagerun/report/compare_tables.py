@@ -56,7 +56,9 @@ def ranking_table(runs: Sequence[Run]) -> Table:
                 last = [test for _, test in stage.tests if test.iter == stage.tests[-1][1].iter]
                 own, averaged = ([t for t in last if t.ema is ema] for ema in (False, True))
                 kinds = [t.top1 for t in own], [t.loss for t in own], [t.top1 for t in averaged]
-                add(f"{stage.name} at {last[0].iter} of {stage.max_iter}", [run.label], *map(compare.spread, kinds))
+                fewer = f", {last[0].images} images" if last[0].images < _most_images(run) else ""
+                what = f"{stage.name} at {last[0].iter} of {stage.max_iter}{fewer}"
+                add(what, [run.label], *map(compare.spread, kinds))
     for group in compare.ensemble_groups(runs):
         tested, labels = [e for _, e in group], [run.label for run, _ in group]
         losses = [e.loss for e in tested if e.loss is not None]
@@ -78,6 +80,10 @@ def ranking_table(runs: Sequence[Run]) -> Table:
     several = any(row[2] != 1 for row in ranked)
     note = ("mean and sd (the sample's, n - 1; of top-1 in percentage points) over runs that differ by the seed alone",)
     return Table("Ranking", columns, tuple((n, *row) for n, row in enumerate(ranked, 1)), note if several else ())
+
+
+def _most_images(run: Run) -> int:
+    return max(test.images for stage in run.history.stages for _, test in stage.tests)
 
 
 def _four(spread: compare.Spread | None) -> tuple[Value, ...]:

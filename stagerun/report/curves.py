@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from stagerun.events import EnsembleTested
 from stagerun.report.history import StageHistory
 from stagerun.report.plots.colours import COLOURS, CURVES, DASHES, FILLS, GRID, INK, RULE, SOFT
 from stagerun.report.runs import Run
@@ -137,6 +138,11 @@ def points(runs: Sequence[Run]) -> tuple[list[dict[str, str]], list[list[object]
                 top1 = float(f"{100 * test.top1:.2f}")
                 found.append([len(series), test.iter, _short(epoch), top1, _short(test.loss), None, what])
             series.append({"name": name, "colour": f"var({variable(hue)})"})
+        for tested, epoch in _ensembles(run):
+            loss = None if tested.loss is None else _short(tested.loss)
+            name = f"ensemble {tested.name}" if len(runs) == 1 else f"{run.label}: ensemble {tested.name}"
+            found.append([len(series), None, _short(epoch), float(f"{100 * tested.top1:.2f}"), loss, None, tested.rule])
+            series.append({"name": name, "colour": f"var({variable(INK)})"})
     return series, found
 
 
@@ -257,20 +263,17 @@ def _accuracies(runs: Sequence[Run], axes: "Axes") -> None:
             if found:
                 ends[run.label, stage.name, ema] = found[-1]
         strokes.tests(stage, hue, tests)
-    strokes.add([(epoch, top1) for *_, top1, epoch in _ensembles(runs)], marker="D", color=INK, linestyle="none")
+    together = [(epoch, 100 * tested.top1) for run in runs for tested, epoch in _ensembles(run)]
+    strokes.add(together, marker="D", color=INK, markerfacecolor="none", markersize=8, linestyle="none")
     strokes.draw(axes)
     if (hidden := _hidden(runs)) is not None:
         axes.set_ylim(bottom=hidden)
 
 
-def _ensembles(runs: Sequence[Run]) -> list[tuple[Run, int, str, float, float]]:
-    found = []
-    for number, run in enumerate(runs):
-        for tested in run.history.ensembles:
-            stages = [stage for name in tested.members if (stage := run.history.stage(name)) and stage.trained]
-            epoch = max((stage.begin + stage.epochs for stage in stages), default=0.0)
-            found.append((run, number, tested.name, 100 * tested.top1, epoch))
-    return found
+def _ensembles(run: Run) -> list[tuple[EnsembleTested, float]]:
+    """With the epoch at which the last of the members ends."""
+    ends = {stage.name: stage.begin + stage.epochs for stage in run.history.stages}
+    return [(tested, max(ends.get(name, 0.0) for name in tested.members)) for tested in run.history.ensembles]
 
 
 def _hidden(runs: Sequence[Run]) -> float | None:

@@ -51,7 +51,8 @@ def _ensembles(runs: Sequence[Run]) -> list[str]:
         several = sum(other[0][1].name == name for other in together) > 1  # recipes of that name
         whose = f"mean of {', '.join(labels) if several else f'{len(labels)} runs'}" if len(labels) > 1 else labels[0]
         what = f"{name}{_earlier(group)}"
-        found.append(f"Ensemble {what}: top-1 {100 * top1:.2f} %, {100 * gain:+.2f} against its best member ({whose}).")
+        difference = f"{100 * abs(gain):.2f} points {'below' if gain < 0 else 'above'}"
+        found.append(f"Ensemble {what}: top-1 {100 * top1:.2f} %, {difference} its best member ({whose}).")
     return found
 
 

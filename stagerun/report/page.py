@@ -6,6 +6,7 @@ from html import escape
 import stagerun
 from stagerun.report.curves import COLUMNS, NARROW, WIDE, caption, colour, draw, points
 from stagerun.report.plots.html import POLICY, colour_style, in_script, variable
+from stagerun.report.plots.html import STYLE as PICTURE_STYLE
 from stagerun.report.runs import Run
 from stagerun.report.tables import Table
 from stagerun.report.written import moment, shown
@@ -14,15 +15,15 @@ from stagerun.report.written import moment, shown
 # lines.
 FOLD, MANY_RUNS, LONG = 24, 6, 48
 
+# After that of a plan's picture.
 STYLE = """
-:root { color-scheme: light dark; --paper: #f4f5f7; --card: #ffffff; }
-body { margin: 0; background: var(--paper); color: var(--ink);
-       font: 15px/1.5 system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; }
-main { max-width: 1240px; margin: 0 auto; padding: 24px 20px 48px; }
+:root { --paper: #f4f5f7; }
+body { font-size: 15px; line-height: 1.5; }
+main { max-width: 1240px; padding: 24px 20px 48px; }
 h1 { font-size: 24px; line-height: 1.25; margin: 0 0 10px; overflow-wrap: anywhere; }
 h2 { font-size: 17px; margin: 0 0 10px; }
 section { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: 16px 20px; margin-top: 16px; }
-p, li, summary { overflow-wrap: anywhere; }
+p, li, summary, #values { overflow-wrap: anywhere; }
 .lead p { margin: 4px 0; font-size: 16px; }
 .legend, .stages { display: flex; flex-wrap: wrap; gap: 4px 22px; margin: 0 0 8px; padding: 0; list-style: none; }
 .legend span { display: inline-block; width: 26px; vertical-align: middle; margin-right: 8px; }
@@ -34,12 +35,7 @@ p, li, summary { overflow-wrap: anywhere; }
 .stages span { display: block; color: var(--soft); }
 .picture { position: relative; touch-action: pan-x pan-y; }
 .narrow { display: none; }
-svg { display: block; width: 100%; height: auto; }
-#values { position: absolute; top: 0; left: 0; display: none; pointer-events: none; background: var(--card); font-size: 13px;
-          border: 1px solid var(--rule); border-radius: 6px; padding: 6px 10px; max-width: 300px; overflow-wrap: anywhere;
-          box-shadow: 0 2px 8px rgba(0, 0, 0, 0.25); font-variant-numeric: tabular-nums; }
-#values td { padding: 0 12px 0 0; border: 0; }
-#values td:first-child { color: var(--soft); }
+#values td { border: 0; white-space: normal; }
 .scroll { overflow: auto; max-height: 75vh; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 8px; text-align: left; white-space: nowrap; border-bottom: 1px solid var(--grid); }
@@ -51,7 +47,6 @@ tbody tr:hover { background: var(--grid); }
 tr.first td { border-top: 2px solid var(--rule); }
 .note { color: var(--soft); font-size: 13px; margin: 10px 0 0; max-width: 125ch; }
 summary { cursor: pointer; font-size: 17px; font-weight: 600; }
-footer { color: var(--soft); font-size: 12.5px; margin-top: 20px; }
 @media (max-width: 640px) {
   main { padding: 12px 8px 32px; }
   h1 { font-size: 20px; }
@@ -68,7 +63,7 @@ SCRIPT = """
 (function () {
   const data = JSON.parse(document.getElementById("data").textContent);
   const values = document.getElementById("values");
-  document.querySelectorAll(".picture > div").forEach(function (frame, number) {
+  document.querySelectorAll(".wide, .narrow").forEach(function (frame, number) {
     const svg = frame.querySelector("svg"), dot = document.createElementNS(svg.namespaceURI, "circle");
     dot.setAttribute("r", 3.5);
     dot.style.pointerEvents = "none";
@@ -139,7 +134,7 @@ def page(
         '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         f"<title>{escape(title)}</title>",
-        f"<style>{STYLE}{colour_style()}:root {{ --done: var({variable(colour(2)[0])}); }}</style></head>",
+        f"<style>{PICTURE_STYLE}{STYLE}{colour_style()}:root {{ --done: var({variable(colour(2)[0])}); }}</style></head>",
         f"<body><main>\n<h1>{escape(title)}</h1>",
         '<div class="lead">' + "".join(f"<p>{escape(line)}</p>" for line in lead) + "</div>",
         *([_section(ranking, fold=False)] if ranking.rows else []),
