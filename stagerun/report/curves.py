@@ -154,25 +154,24 @@ def caption(runs: Sequence[Run]) -> str:
     """How they were drawn."""
     bins = max((b.updates for run in runs for s in run.history.stages if s.trained for b in s.trained.bins), default=1)
     each = "every iteration" if bins == 1 else f"each point is the mean of {bins} iterations at most"
-    text = (
-        "Top-1 and validation loss: large dots at the end of a stage, small ones inside; hollow with averaged weights"
-    )
-    text += f". Loss: the line is that of training, {each}; dots are validation. Learning rate: of as many iterations the first, the "
-    text += "least, the largest and the last"
-    if len(runs) > 1:
-        text += "; runs that have the same are drawn once"
-    if (hidden := _hidden(runs)) is not None:
-        text += f". Tests below {hidden:.1f} % are not shown"
-    text += ". Epochs count along the path of ancestors. Images/s: over the time that processes were alive, what was done again "
-    text += "among it"
-    if any(stage.resumes for run in runs for stage in run.history.stages) or any(
-        len(r.history.lives) > 1 for r in runs
-    ):
-        text += ". Triangles: a resume"
     longest = max(runs, key=lambda run: len(_begun(run)))
+    same = "; runs that have the same are drawn once" if len(runs) > 1 else ""
+    found = [
+        "Top-1 and validation loss: large dots at the end of a stage, small ones inside; hollow with averaged weights",
+        f"Loss: the line is that of training, {each}; dots are validation",
+        f"Learning rate: of as many iterations the first, the least, the largest and the last{same}",
+        "Epochs count along the path of ancestors",
+        "Images/s: over the time that processes were alive, what was done again among it",
+    ]
+    if (hidden := _hidden(runs)) is not None:
+        found.insert(1, f"Tests below {hidden:.1f} % are not shown")
+    if any(run.history.ensembles for run in runs):
+        found.insert(1, "Diamonds: ensembles, where the last of their members ends")
+    if any(len(run.history.lives) > 1 for run in runs):
+        found.append("Triangles: a resume")
     if any(set(_extents(run)) - set(_extents(longest)) for run in runs):
-        text += f". The stages are marked as in {longest.label}"
-    return text + "."
+        found.append(f"The stages are marked as in {longest.label}")
+    return ". ".join(found) + "."
 
 
 def _has(runs: Sequence[Run], kind: str) -> bool:

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -91,11 +92,12 @@ def _parsed(block: str, log: Log) -> Iterator[tuple[float, Event | Updates]]:
 def _updates(stage: str, rows: Iterable[tuple[str, ...]]) -> Updates:
     """ValueError for what is not a finite number."""
     times, _, iters, epochs, rates, decays, losses, images, seconds, _ = zip(*rows, strict=True)
-    floats = [tuple(map(float, column)) for column in (times, epochs, rates, decays, losses, seconds)]
-    if any(math.inf in column or -math.inf in column for column in floats):
+    floats = [array("d", map(float, column)) for column in (times, epochs, rates, decays, losses, seconds)]
+    if not all(math.isfinite(sum(column)) for column in floats):
         raise ValueError("not a finite number")
     time, epoch, lr, decay, loss, long = floats
-    return Updates(stage, time, tuple(map(int, iters)), epoch, lr, decay, loss, tuple(map(int, images)), long)
+    whole = [array("q", map(int, column)) for column in (iters, images)]
+    return Updates(stage, time, whole[0], epoch, lr, decay, loss, whole[1], long)
 
 
 def _others(lines: Iterable[str], log: Log) -> Iterator[tuple[float, Event]]:
