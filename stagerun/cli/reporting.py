@@ -14,8 +14,8 @@ from stagerun.errors import PermissionDenied, StorageError, UsageError
 from stagerun.events import EnsembleTested
 from stagerun.plan.renamed import under
 from stagerun.report import compare_tables, ensemble_tables, epoch_tables, tables
+from stagerun.report.branches import most
 from stagerun.report.compare import groups
-from stagerun.report.curves import most
 from stagerun.report.history import History, StageHistory
 from stagerun.report.lead import lead, title
 from stagerun.report.read_log import LOG, is_schedule, read_log

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from html import escape
 
 import stagerun
-from stagerun.report.curves import COLUMNS, NARROW, WIDE, caption, colour, draw, points
+from stagerun.report.branches import COLUMNS, caption, colour, points
+from stagerun.report.curves import NARROW, WIDE, draw
 from stagerun.report.plots.html import POLICY, colour_style, in_script, variable
 from stagerun.report.plots.html import STYLE as PICTURE_STYLE
 from stagerun.report.runs import Run
