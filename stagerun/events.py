@@ -254,6 +254,15 @@ class RunFinished:
     not_chosen: tuple[str, ...] = ()  # stages that are still to be trained, and were left out; rank 0 knows
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexed:
+    """In log.jsonl alone, every few thousand lines: from byte `since` to this line all lines are Iterated or Retraced, except for those
+    that begin at `lines`. Who needs few lines of a long log skips the rest."""
+
+    since: int
+    lines: tuple[int, ...]
+
+
 Event = (
     RunStarted
     | Renamed
@@ -273,4 +282,5 @@ Event = (
     | Stopped
     | Failed
     | RunFinished
+    | Indexed
 )

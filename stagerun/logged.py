@@ -7,11 +7,16 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
+from typing import BinaryIO
 
 from stagerun import events
-from stagerun.events import EnsembleTested, Event, StageFinished
+from stagerun.events import EnsembleTested, Event, Indexed, StageFinished
+
+BLOCK = 1 << 12  # bytes that are read at first; four times as many with each further look
+_MOST = 1 << 20
+_INDEXED = b'"event": "Indexed"'  # as `report.jsonl` writes it; inside a text the quotes would have backslashes
 
 
 def event_of(line: bytes) -> tuple[float, Event] | None:
@@ -33,6 +38,52 @@ def ensemble_of(text: bytes) -> EnsembleTested:
     found = _MAKERS[EnsembleTested.__name__](_object(text))
     assert isinstance(found, EnsembleTested)
     return found
+
+
+class Backwards:
+    """The lines of a log from the last to the first, without their ends, but for one in the writing and those of Indexed. Once
+    `skipping` is set, they are without the Iterated and Retraced before the next Indexed."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.skipping = file, False
+
+    def __iter__(self) -> Iterator[bytes]:
+        at, rest, torn, look = self._file.seek(0, 2), b"", True, BLOCK  # `rest`: the end of the line that `at` is in
+        while at > 0:
+            start, look = max(0, at - look), min(look * 4, _MOST)
+            self._file.seek(start)
+            data = self._file.read(at - start) + rest
+            lines = data.split(b"\n")
+            at, rest, end = start, lines[0], start + len(data)
+            if torn:
+                torn, end = len(lines) == 1, end - len(lines.pop()) - 1
+            for line in reversed(lines[start > 0 :]):
+                begin, end = end - len(line), end - len(line) - 1
+                if _INDEXED not in line:
+                    yield line
+                elif self.skipping and (index := self._index(line, begin)) is not None:
+                    yield from index[1]
+                    at, rest, torn, look = index[0], b"", True, BLOCK
+                    break
+
+    def _index(self, line: bytes, begin: int) -> tuple[int, list[bytes]] | None:
+        """Where the lines begin that an Indexed is about, and those that it names, the last one first; None if it does not fit where it
+        stands, as in a log that someone has edited."""
+        try:
+            found = event_of(line)
+        except ValueError:
+            return None
+        assert found is not None and isinstance(found[1], Indexed)
+        places = [found[1].since, *found[1].lines]
+        if [*places, begin] != sorted([*places, begin]):
+            return None
+        named = []
+        for place in places:
+            self._file.seek(max(0, place - 1))
+            if place and self._file.read(1) != b"\n":
+                return None
+            named.append(self._file.readline().rstrip(b"\n"))
+        return places[0], named[:0:-1]
 
 
 def _object(text: bytes) -> Mapping[str, object]:
@@ -81,12 +132,19 @@ def _texts(value: object) -> tuple[str, ...]:
     return tuple(_text(item) for item in value)
 
 
+def _counts(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise ValueError("not a list")
+    return tuple(_count(item) for item in value)
+
+
 _READERS: dict[object, Callable[[object], object]] = {
     float: _number,
     int: _count,
     str: _text,
     bool: _flag,
     tuple[str, ...]: _texts,
+    tuple[int, ...]: _counts,
 }
 
 

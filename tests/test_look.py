@@ -1,5 +1,6 @@
 """`stagerun status` and `snapshots`: beside a living run, after its end, after a kill; with damage; in a fraction of a second."""
 
+import io
 import json
 import os
 import random
@@ -19,12 +20,13 @@ import pytest
 import small
 import tiny
 
-from stagerun import events, store
+from stagerun import events, logged, store
 from stagerun.cli import log_tail
 from stagerun.cli.log_tail import earlier_tests, read_last_life
 from stagerun.cli.looking import Target, list_snapshots
 from stagerun.cli.status import look
 from stagerun.cli.status_text import GOES_ON, status_text
+from stagerun.report.jsonl import JsonLines
 from stagerun.runner.keeper import Keeper
 from stagerun.spec import load
 
@@ -351,11 +353,11 @@ def test_lines_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
     assert "4 lines of log.jsonl can't be read" in status_text(status, NOW)
 
 
-@pytest.mark.parametrize("first_look", [16, 1000, 1 << 20])
+@pytest.mark.parametrize("block", [16, 1000, 1 << 20])
 def test_the_last_life_is_found_however_far_from_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_look: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
-    monkeypatch.setattr(log_tail, "FIRST_LOOK", first_look)
+    monkeypatch.setattr(logged, "BLOCK", block)
     old = [(NOW, run_started()), *((NOW, iterated(i)) for i in range(30))]
     new = [(NOW + 1, run_started()), (NOW + 1, stage_started("b")), *((NOW + 2, iterated(i)) for i in range(100, 130))]
     life = read_last_life(write(tmp_path, *old, *new) / "log.jsonl")
@@ -365,6 +367,49 @@ def test_the_last_life_is_found_however_far_from_the_end(
     assert whole == life
     assert read_last_life(tmp_path / "none") is None
     assert read_last_life(write(tmp_path / "empty") / "log.jsonl") is None
+
+
+class Counting(io.FileIO):
+    taken = 0
+
+    def readinto(self, buffer: Any) -> int | None:
+        Counting.taken += (count := super().readinto(buffer)) or 0
+        return count
+
+
+def test_of_a_long_life_a_bounded_number_of_bytes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same is found as in a log without an Indexed, of which all is read."""
+    log, plain = tmp_path / "log.jsonl", tmp_path / "plain.jsonl"
+    told: list[tuple[float, events.Event]] = []
+    monkeypatch.setattr(time, "time", lambda: NOW + len(told))
+    for life in (0, 1):
+        with JsonLines(log, print) as sink:
+            for event in (
+                run_started(),
+                stage_started(iter=life * 9000),
+                *(iterated(i) for i in range(life * 9000, 20_000)),
+            ):
+                told.append((NOW + len(told) + 1, event))
+                sink(event)
+                if isinstance(event, events.Iterated) and event.iter in (1500, 8000, 8001, 15_000):
+                    sink(evaluated(event.iter))
+                    sink(events.Note(text=f"at {event.iter}", warning=True))
+        with open(log, "ab") as file:
+            file.write(b'{"time": 1.0, "ev')  # what a kill left
+    plain.write_text("".join(x for x in log.read_text().splitlines(True) if '"Indexed"' not in x))
+
+    def counting(path: Path, mode: str, buffering: int) -> Any:
+        return io.BufferedReader(Counting(path, mode), buffering)
+
+    monkeypatch.setattr(log_tail, "open", counting, raising=False)
+    for read in (read_last_life, lambda log: earlier_tests(log, "a")):
+        whole = read(plain)
+        Counting.taken = 0
+        assert read(log) == whole and whole
+        assert Counting.taken < 1_500_000 < log.stat().st_size / 4
+    log.write_text(log.read_text().replace("at 8000", "edited"))  # the places are others now
+    life = read_last_life(log)
+    assert life is not None and [n.text for n in life.of(events.Note)] == ["at 15000"]
 
 
 def test_evaluations_inside_a_stage_outlive_a_kill_unless_they_are_made_again(tmp_path: Path) -> None:

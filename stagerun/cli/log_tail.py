@@ -2,7 +2,6 @@
 from now on."""
 
 import re
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from stagerun.events import Event, Iterated, PieceStarted, Renamed, Retraced, RunStarted, StageStarted, Tested
-from stagerun.logged import event_of
+from stagerun.logged import Backwards, event_of
 from stagerun.pace import WINDOW
 from stagerun.store.faults import reporting
 
-FIRST_LOOK = 1 << 18  # bytes; four times as many with each further look
-
 # As `report.jsonl` writes them. Inside a text the quotes would have backslashes.
 _STARTED, _ITERATED, _RETRACED = (b'"event": "%b"' % name for name in (b"RunStarted", b"Iterated", b"Retraced"))
+_BUFFER = 1 << 10  # bytes that are read for a line by itself
 _TESTS = re.compile(rb'"event": "(?:Tested|StageStarted)"')
 
 
@@ -69,76 +67,62 @@ def read_last_life(log: Path) -> Life | None:
     """None if there is no log, or nothing in it. StorageError, PermissionDenied."""
     with reporting("read the log", log):
         try:
-            data = _tail(log)
+            with open(log, "rb", buffering=_BUFFER) as file:
+                return _last_life(Backwards(file))
         except FileNotFoundError:
             return None
+
+
+def _last_life(lines: Backwards) -> Life | None:
     seen: list[tuple[float, Event]] = []
-    recent: deque[tuple[int, bytes]] = deque(maxlen=WINDOW)
-    again: deque[tuple[int, bytes]] = deque(maxlen=WINDOW)
-    unreadable = 0
+    window: list[Iterated] = []
+    retraced: list[Retraced] = []
     # The newest line is the last in the file: a clock may be set back.
-    last: tuple[int, tuple[float, Event] | None] = -1, None
-    lines = data.split(b"\n")
-    lines.pop()  # behind the last end of line: nothing, or a line in the writing
-    for number, line in enumerate(lines):
-        if _ITERATED in line or _RETRACED in line:
-            (recent if _ITERATED in line else again).append((number, line))
+    last: tuple[float, Event] | None = None
+    unreadable, stage_seen, piece_seen = 0, False, False  # the newest StageStarted; that or a PieceStarted
+    for line in lines:
+        window_full = stage_seen or len(window) == WINDOW
+        retraced_full = piece_seen or len(retraced) == WINDOW
+        lines.skipping = window_full or len(retraced) == WINDOW
+        if (window_full and _ITERATED in line) or (retraced_full and _RETRACED in line):
             continue
         found, damaged = _parse(line)
         unreadable += damaged
-        if found is not None:
-            seen.append(found)
-            last = number, found
-            if isinstance(found[1], StageStarted):
-                recent.clear()
-            if isinstance(found[1], StageStarted | PieceStarted):
-                again.clear()
-    window: list[Iterated] = []
-    retraced: list[Retraced] = []
-    for number, line in (*recent, *again):
-        found, damaged = _parse(line)
-        unreadable += damaged
-        if found is not None and isinstance(found[1], Iterated | Retraced):
-            if isinstance(found[1], Iterated):
-                window.append(found[1])
-            else:
-                retraced.append(found[1])
-            last = max(last, (number, found), key=lambda numbered: numbered[0])
-    return Life(tuple(seen), tuple(window), tuple(retraced), last[1], unreadable) if last[1] is not None else None
+        if found is None:
+            continue
+        last = last or found
+        match found[1]:
+            case Iterated() as event:
+                window.append(event)
+            case Retraced() as event:
+                retraced.append(event)
+            case event:
+                seen.append(found)
+                stage_seen |= isinstance(event, StageStarted)
+                piece_seen |= isinstance(event, StageStarted | PieceStarted)
+        if _STARTED in line:
+            break
+    return Life(tuple(seen[::-1]), tuple(window[::-1]), tuple(retraced[::-1]), last, unreadable) if last else None
 
 
 def earlier_tests(log: Path, stage: str) -> list[Tested]:
     """The evaluations inside a stage that count for where it is now, over all process lives: not those of iterations that
-    were trained again after a kill. Reads all of the file, and parses a few of its lines. StorageError, PermissionDenied.
+    were trained again after a kill. Reads back to the stage's start. StorageError, PermissionDenied.
     """
-    with reporting("read the log", log):
-        data = log.read_bytes()
     found: list[Tested] = []
-    for match in _TESTS.finditer(data):
-        start, end = data.rfind(b"\n", 0, match.start()) + 1, data.find(b"\n", match.end())
-        parsed, _ = _parse(data[start:end]) if end >= 0 else (None, False)
-        match parsed[1] if parsed else None:
-            case StageStarted() as begun if begun.stage == stage:
-                found = [test for test in found if test.iter <= begun.iter]
-            case Tested() as test if test.stage == stage:
-                found.append(test)
-    return found
-
-
-def _tail(log: Path) -> bytes:
-    """The bytes from the line of the last RunStarted on; all of the file if there is none."""
-    look = FIRST_LOOK
-    with open(log, "rb") as file:
-        size = file.seek(0, 2)
-        while True:
-            start = max(0, size - look)
-            file.seek(start)
-            data = file.read(size - start)
-            at = data.rfind(_STARTED)
-            line = data.rfind(b"\n", 0, at) + 1 if at >= 0 else 0
-            if start == 0 or line:
-                return data[line:]
-            look *= 4
+    with reporting("read the log", log), open(log, "rb", buffering=_BUFFER) as file:
+        lines = Backwards(file)
+        lines.skipping, last = True, None
+        for line in lines:
+            parsed, _ = _parse(line) if _TESTS.search(line) else (None, False)
+            match parsed and parsed[1]:
+                case StageStarted() as begun if begun.stage == stage:
+                    last = begun.iter if last is None else min(last, begun.iter)
+                    if last == 0:
+                        break
+                case Tested() as test if test.stage == stage and (last is None or test.iter <= last):
+                    found.append(test)
+    return found[::-1]
 
 
 def _parse(line: bytes) -> tuple[tuple[float, Event] | None, bool]:

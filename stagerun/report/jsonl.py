@@ -9,7 +9,9 @@ from pathlib import Path
 from types import TracebackType
 
 from stagerun.errors import PermissionDenied, StorageError
-from stagerun.events import Event
+from stagerun.events import Event, Indexed, Iterated, Retraced
+
+INDEX_EVERY = 2048  # lines of iterations
 
 
 class JsonLines:
@@ -27,15 +29,19 @@ class JsonLines:
             size = self._file.seek(0, os.SEEK_END)
             self._file.seek(max(0, size - 1))
             self._torn = size > 0 and self._file.read(1) != b"\n"
+            self._indexed, self._others, self._iterations = (
+                self._file.seek(0, os.SEEK_END) + self._torn,
+                dict[int, bool](),
+                0,
+            )
         except PermissionError as error:
             raise PermissionDenied(f"{path}: may not be written", "give another output folder with --out") from error
         except OSError as error:
             raise StorageError(f"{path}: can't be written: {error.strerror}", "check the disk") from error
 
     def __call__(self, event: Event) -> None:
-        record = {"time": round(time.time(), 3), "event": type(event).__name__, **asdict(event)}
-        line = b"\n" * self._torn + json.dumps(record).encode() + b"\n"
         try:
+            line = b"\n" * self._torn + self._index(event) + _line(event)
             written = self._file.write(line)
         except OSError as error:
             self._failed(error.strerror or str(error))
@@ -44,6 +50,20 @@ class JsonLines:
         self._torn = written != len(line)
         if self._torn:
             self._failed("the disk took a part of a line only")
+
+    def _index(self, event: Event) -> bytes:
+        """What comes before the line of `event`: after many iterations, an Indexed. Where a line could not be written, the next one may tell
+        wrong places, which its readers see."""
+        if not isinstance(event, Iterated | Retraced):
+            self._others[self._file.tell() + self._torn] = True
+            return b""
+        self._iterations += 1
+        if self._iterations % INDEX_EVERY:
+            return b""
+        line = _line(Indexed(since=self._indexed, lines=tuple(self._others)))
+        if self._others:  # else the next one is about these lines, too: who reads backwards meets few of them
+            self._indexed, self._others = self._file.tell() + self._torn + len(line), {}
+        return line
 
     def _failed(self, why: str) -> None:
         if not self._warned:
@@ -55,3 +75,8 @@ class JsonLines:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._file.close()
+
+
+def _line(event: Event) -> bytes:
+    record = {"time": round(time.time(), 3), "event": type(event).__name__, **asdict(event)}
+    return json.dumps(record).encode() + b"\n"
