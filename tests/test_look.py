@@ -19,11 +19,13 @@ import processes
 import pytest
 import small
 import tiny
+from click.testing import CliRunner
 
 from stagerun import events, logged, store
 from stagerun.cli import log_tail
 from stagerun.cli.log_tail import earlier_tests, read_last_life
 from stagerun.cli.looking import Target, list_snapshots
+from stagerun.cli.main import main
 from stagerun.cli.status import look
 from stagerun.cli.status_text import GOES_ON, status_text
 from stagerun.report.jsonl import JsonLines
@@ -129,6 +131,30 @@ def test_nothing_has_been_run_yet(base: Path, tmp_path: Path) -> None:
     done = small.stagerun("status", base / "schedule", "--out", tmp_path / "new")
     assert done.returncode == 0 and done.stdout == f"tiny: nothing has been run yet in {tmp_path}/new\n"
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "command, said", [("status", "tiny: nothing has been run yet in"), ("snapshots", "no snapshots in")]
+)
+def test_from_another_folder_the_outputs_that_are_near_are_named(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, said: str
+) -> None:
+    for name, schedule in (("out/kept", "tiny"), ("out/other", "other"), ("deep/down", "")):
+        (tmp_path / name).mkdir(parents=True)
+        if schedule:
+            (tmp_path / name / "log.jsonl").write_text(line(NOW, replace(run_started(), schedule=schedule)))
+    monkeypatch.chdir(tmp_path / "deep" / "down")
+    done = CliRunner().invoke(main, [command, str(base / "schedule")])
+    assert done.exit_code == 0, "status has answered: what was asked for is not there yet"
+    first, hint = done.stdout.splitlines()
+    assert first == f"{said} {tmp_path}/deep/down/out/tiny"
+    near = " or ".join(sorted(f"`{p}`" for p in (base / "out", tmp_path / "out" / "kept")))
+    assert hint == f"  hint: a run of it is in {near}: give that with --out"
+    (tmp_path / "copy").mkdir()
+    text = (base / "schedule" / "schedule.prototxt").read_text().replace('name: "tiny"', 'name: "unknown"')
+    for file in (base / "schedule").iterdir():
+        (tmp_path / "copy" / file.name).write_text(text if file.name == "schedule.prototxt" else file.read_text())
+    assert "--out" in CliRunner().invoke(main, [command, str(tmp_path / "copy")]).stdout
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,15 @@ def status(folder: str, overrides: tuple[str, ...], out: str | None, as_json: bo
     import time
 
     from stagerun.cli.looking import find_target
+    from stagerun.cli.nearby import elsewhere
     from stagerun.cli.status import look
     from stagerun.cli.status_text import status_json, status_text
 
     target = find_target(folder, overrides, out)
     now = time.time()
     found = look(target, now, tell)
-    click.echo(status_json(found) if as_json else status_text(found, now))
+    text = status_json(found) if as_json else status_text(found, now)
+    click.echo(text + (elsewhere(target) if found.state == "nothing" and not as_json else ""))
 
 
 @click.command()
@@ -68,12 +70,14 @@ def snapshots(
     written and its files have the right sizes; --verify reads the files too. --pin and --unpin work beside a run, --drop does not.
     """
     from stagerun.cli.looking import find_target, list_snapshots, refuse_damaged, snapshots_json, snapshots_text
+    from stagerun.cli.nearby import elsewhere
     from stagerun.cli.tending import Wishes, tend
 
     target = find_target(folder, overrides, out)
     if pin or unpin or drop or force:
         tell("\n".join(tend(target, Wishes(pin, unpin, drop, force))))
     found = list_snapshots(target.out, verify, target.schedule)
-    click.echo(snapshots_json(target.out, found) if as_json else snapshots_text(target.out, found))
+    text = snapshots_json(target.out, found) if as_json else snapshots_text(target.out, found)
+    click.echo(text + (elsewhere(target) if not found and not as_json else ""))
     if verify:
         refuse_damaged(target.out, found)

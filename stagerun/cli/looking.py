@@ -35,10 +35,11 @@ DISK = store.LocalDisk()
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An output folder, and the schedule it belongs to if that was named."""
+    """An output folder, and the schedule it belongs to if that was named; `folder`: the schedule's, if --out was not given."""
 
     out: Path
     schedule: Schedule | None = None
+    folder: Path | None = None
 
 
 def find_target(folder: str, overrides: Sequence[str], out: str | None) -> Target:
@@ -51,7 +52,7 @@ def find_target(folder: str, overrides: Sequence[str], out: str | None) -> Targe
         )
     if os.path.exists(path / SCHEDULE_FILE) or not os.path.isdir(path):
         schedule = load(folder, overrides)
-        return Target(output_folder(schedule.name, out), schedule)
+        return Target(output_folder(schedule.name, out), schedule, path if out is None else None)
     # `rehearse` leaves its figures in a folder in which nothing has been run.
     if not (os.path.isdir(path / "snapshots") or any(os.path.exists(p) for p in (path / LOG, figures.path_of(path)))):
         raise UsageError(
@@ -123,7 +124,7 @@ def list_snapshots(out: Path, verify: bool = False, schedule: Schedule | None = 
 def snapshots_text(out: Path, found: Sequence[Found]) -> str:
     """A table of `list_snapshots`, and how much it is in all."""
     if not found:
-        return f"no snapshots in {out}"
+        return f"no snapshots in {out.absolute()}"
     averaged = any(f.result is not None and f.result.ema_top1 is not None for f in found)
     branches = any(f.kept_for for f in found)
     header = ["snapshot", "iteration", "epoch", "size", "written", "top-1", "state", "end of", "started"]

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from stagerun.cli.looking import percent
 from stagerun.cli.status import Status
@@ -87,7 +88,7 @@ def _headline(status: Status, ago: Callable[[float], str]) -> str:
             )
         case "killed":
             return f"killed, or ended without a word, {when}{at}: {STUCK if status.stuck else GOES_ON}"
-    return f"nothing has been run yet in {status.out}"
+    return f"nothing has been run yet in {Path(status.out).absolute()}"
 
 
 def hosts_text(hosts: Sequence[str]) -> str:
