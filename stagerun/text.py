@@ -1,7 +1,9 @@
 """Numbers and rows as people read them."""
 
 import re
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 # C0 but tab and newline, DEL, C1; what turns the direction of writing; line separators; halves of a pair, as in a name that isn't UTF-8.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -12,10 +14,82 @@ def shown(text: str) -> str:
     return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells as lines, columns as wide as their widest cell, no trailing spaces."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+def no_terminal() -> int | None:
+    """Printing to a pipe or a file, where nothing is folded."""
+    return None
+
+
+# Columns of the terminal that is printed on. The command line sets it.
+terminal: Callable[[], int | None] = no_terminal
+
+_FOLDED = 32  # characters to which a long cell is folded before a table is cut
+_NARROWEST = 12
+_CARETS = re.compile(r"\s*\^+")
+_LABEL = re.compile(r"\s*\S+( \S+)* {2,}")
+
+
+def columns(rows: Sequence[Sequence[str]], indent: int = 0) -> list[str]:
+    """Rows of cells as lines, columns as wide as their widest cell, no trailing spaces. On a terminal too narrow for that long cells
+    are folded, and then the table is cut into several, one below the other. `indent`: what is put before each line."""
+    natural = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    width = terminal()
+    room = None if width is None else width - indent
+    lines: list[str] = []
+    for part in parts([min(w, _FOLDED) for w in natural], room):
+        widths = [natural[i] for i in part]
+        while room is not None and sum(widths) + 2 * len(widths) - 2 > room and max(widths) > _NARROWEST:
+            widths[widths.index(max(widths))] -= 1
+        lines += [""] * bool(lines)
+        for row in rows:
+            folded = [_folded(row[i], w) for i, w in zip(part, widths, strict=True)]
+            for cells in zip_longest(*folded, fillvalue=""):
+                lines.append("  ".join(cell.ljust(w) for cell, w in zip(cells, widths, strict=True)).rstrip())
+    return lines
+
+
+def parts(widths: Sequence[int], room: int | None, gap: int = 2) -> list[list[int]]:
+    """The columns of a table in as many parts as it takes for each to be no wider than `room`; the first column is in all."""
+    found = [[0]]
+    for i in range(1, len(widths)):
+        wide = sum(widths[j] + gap for j in (*found[-1], i)) - gap
+        if room is not None and wide > room and len(found[-1]) > 1:
+            found.append([0])
+        found[-1].append(i)
+    return found
+
+
+def wrapped(text: str, width: int | None) -> str:
+    """Text with lines no longer than `width`, broken between words, as far as there are any; the rest of a line stands below its
+    text. A row of Markdown stays whole; a source line with a caret below it is cut, and the caret with it."""
+    if width is None:
+        return text
+    lines, found = text.split("\n"), list[str]()
+    for i, line in enumerate(lines):
+        label = _LABEL.match(line)
+        indent = len(line) - len(line.lstrip()) + 2 if label is None or label.end() > width / 2 else label.end()
+        if carets := next(filter(_CARETS.fullmatch, lines[i : i + 2]), None):
+            found.append(_cut(line, width, carets.index("^")))
+        else:
+            found += [line] if line.startswith("|") else _folded(line, width, " " * indent)
+    return "\n".join(found)
+
+
+def _cut(line: str, width: int, at: int) -> str:
+    """What of a line is seen around the column `at`."""
+    start = 0 if at < width * 3 // 4 else at - width // 2
+    seen = line[start : start + width]
+    if line.lstrip(" ^"):  # not the carets
+        seen = "..." * (start > 0) + seen[3 * (start > 0) :]
+        seen = seen[: width - 3] + "..." if len(line) > start + width else seen
+    return seen
+
+
+def _folded(text: str, width: int, indent: str = "") -> list[str]:
+    if len(text) <= width:
+        return [text]
+    return textwrap.wrap(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
+    )
 
 
 def count(number: int, noun: str) -> str:

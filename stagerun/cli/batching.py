@@ -14,7 +14,7 @@ import click
 
 from stagerun import signals, store
 from stagerun.child import program
-from stagerun.cli.ending import tell
+from stagerun.cli.ending import show, tell
 from stagerun.cli.logs import require_evaluation, require_packages
 from stagerun.cli.options import at_least, limits, output_folder
 from stagerun.cli.timing import find_budget, find_hours
@@ -254,4 +254,4 @@ def _submit(batch: Batch, text: str, options: SbatchOptions) -> None:
         ("what it prints, once it has begun", f"tail -f {shlex.quote(log)}"),
         ("to end it", f"scancel {job}"),
     ]
-    click.echo("\n".join([f"job {job} is queued", *(f"  {line}" for line in columns(rows))]))
+    show("\n".join([f"job {job} is queued", *(f"  {line}" for line in columns(rows, 2))]))

@@ -3,7 +3,7 @@ they change nothing."""
 
 import click
 
-from stagerun.cli.ending import guarded, tell
+from stagerun.cli.ending import guarded, show, tell
 from stagerun.cli.options import schedule_options
 
 OUT = click.option("--out", metavar="FOLDER", help="Output folder.  [default: ./out/NAME]")
@@ -32,7 +32,7 @@ def status(folder: str, overrides: tuple[str, ...], out: str | None, as_json: bo
     now = time.time()
     found = look(target, now, tell)
     text = status_json(found) if as_json else status_text(found, now)
-    click.echo(text + (elsewhere(target) if found.state == "nothing" and not as_json else ""))
+    show(text + (elsewhere(target) if found.state == "nothing" and not as_json else ""))
 
 
 @click.command()
@@ -78,6 +78,6 @@ def snapshots(
         tell("\n".join(tend(target, Wishes(pin, unpin, drop, force))))
     found = list_snapshots(target.out, verify, target.schedule)
     text = snapshots_json(target.out, found) if as_json else snapshots_text(target.out, found)
-    click.echo(text + (elsewhere(target) if not found and not as_json else ""))
+    show(text + (elsewhere(target) if not found and not as_json else ""))
     if verify:
         refuse_damaged(target.out, found)

@@ -2,7 +2,7 @@
 
 import click
 
-from stagerun.cli.ending import guarded, tell
+from stagerun.cli.ending import guarded, show, tell
 from stagerun.cli.link_options import Bandwidth, Latency
 from stagerun.cli.options import (
     Duration,
@@ -37,13 +37,13 @@ def check(folder: str, overrides: tuple[str, ...], lint: bool) -> None:
         from stagerun.cli.linting import require_nothing_found
 
         require_nothing_found(schedule)
-    click.echo(
+    show(
         f"{schedule.name}: {count(len(schedule.stages), 'stage')}, "
         f"{count(sum(s.solver.max_iter for s in schedule.stages), 'iteration')}, no mistakes{', no findings' * lint}, "
         f"digest {digest(schedule)[:12]}"
     )
     if (problem := look_at_classes(schedule)) is not None:
-        click.echo(f"note: `run` will refuse this:\n{problem.render()}")
+        show(f"note: `run` will refuse this:\n{problem.render()}")
 
 
 @click.command()
@@ -140,7 +140,7 @@ def plan(
         *place_remark(target, several_hosts=link is not None),
     ]
     more = beside(planned, target, images_per_second, allocation, job)
-    click.echo(render_json(planned, notes, more.record) if as_json else render_text(planned, notes, more.blocks))
+    show(render_json(planned, notes, more.record) if as_json else render_text(planned, notes, more.blocks))
     if picture is not None:
         plot(picture, schedule)
 
@@ -168,7 +168,7 @@ def new(folder: str | None, base: str, train: str | None, val: str | None, as_li
     from stagerun.cli.new_schedule import list_text, new_schedule
 
     if as_list:
-        click.echo(list_text())
+        show(list_text())
         return
     missing = [
         what for what, given in (("NAME", folder), ("--train LMDB", train), ("--val LMDB", val)) if given is None
@@ -193,7 +193,7 @@ def explain(folder: str, overrides: tuple[str, ...], name: str | None) -> None:
     """
     from stagerun.cli.explaining import explain_text
 
-    click.echo(explain_text(folder, name, overrides))
+    show(explain_text(folder, name, overrides))
 
 
 @click.command()
@@ -217,7 +217,7 @@ def diff(a: str, b: str, as_json: bool, plot_file: str | None, x: str | None, sc
 
         picture = asked(file=plot_file, x=x, scale=scale, others={"--json": as_json})
     found = compare(a, b)
-    click.echo(diff_json(found) if as_json else diff_text(found))
+    show(diff_json(found) if as_json else diff_text(found))
     if picture is not None:
         draw_once(overlay(found), picture)
 
@@ -235,10 +235,10 @@ def help_command(ctx: click.Context, words: tuple[str, ...]) -> None:
     if name == "lint":
         from stagerun.plan.lint import rules_text
 
-        click.echo(rules_text())
+        show(rules_text())
         return
     try:
-        click.echo(help_text(name))
+        show(help_text(name))
     except UsageError as error:
         command = _command(ctx.find_root().command, name)
         if not command:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-import click
-
 from stagerun.cli.data_progress import BYTES, Shown
+from stagerun.cli.ending import show
 from stagerun.cli.targets import is_schedule
 from stagerun.data.scratch import Copy, CopyStopped, Found, How, Progress, look, stage, unstage
 from stagerun.errors import ExitCode, UsageError
@@ -50,7 +49,7 @@ def stage_images(
             sys.exit(ExitCode.SAVED)
     for copy in copies:
         copy.close()
-        click.echo(_line(copy))
+        show(_line(copy))
 
 
 def _line(copy: Copy) -> str:
@@ -81,9 +80,9 @@ def unstage_images(
     for removal in removals:
         kept = f"kept: it {removal.kept}"
         word = kept if removal.kept else "would be removed" if dry_run else "removed"
-        click.echo(f"{word}: {_described(removal.copy)}")
+        show(f"{word}: {_described(removal.copy)}")
     if not removals:
-        click.echo(f"nothing to remove in {scratch}")
+        show(f"nothing to remove in {scratch}")
 
 
 def _described(found: Found) -> str:

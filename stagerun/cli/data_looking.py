@@ -6,10 +6,8 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import click
-
 from stagerun.cli.data_progress import Shown, threads_here
-from stagerun.cli.ending import tell
+from stagerun.cli.ending import show, tell
 from stagerun.data.describe import Description, Size, describe, schedule_line
 from stagerun.data.index import Index, read, save
 from stagerun.data.indexing import build_with, shortened
@@ -44,11 +42,9 @@ def make_index(folder: str, classes: str | None, pixels: bool, force: bool, max_
             "give --classes a file with a line for each label, the first one for label 0",
         )
     save(made, folder)
-    click.echo(f"{folder}/{SIDE_FILE}: {count(len(made), 'record')}{shown.rate(len(made))}")
+    show(f"{folder}/{SIDE_FILE}: {count(len(made), 'record')}{shown.rate(len(made))}")
     if built.unusable:
-        click.echo(
-            f"{count(len(built.unusable), 'record')} can't be used:\n  " + "\n  ".join(shortened(built.unusable))
-        )
+        show(f"{count(len(built.unusable), 'record')} can't be used:\n  " + "\n  ".join(shortened(built.unusable)))
 
 
 def class_names(path: str) -> tuple[str, ...]:
@@ -81,9 +77,9 @@ def verify_lmdb(folder: str, decode: bool, threads: int | None, as_json: bool) -
         found = verify(folder, shown.progress, threads=threads_here(threads), decode=decode)
     if as_json:
         mistakes = [{"key": key, "what": what} for key, what in found.mistakes]
-        click.echo(json.dumps({**asdict(found), "mistakes": mistakes}, indent=1))
+        show(json.dumps({**asdict(found), "mistakes": mistakes}, indent=1))
     else:
-        click.echo(_verified(folder, found, shown))
+        show(_verified(folder, found, shown))
     if found.mistakes:
         sys.exit(ExitCode.DATA)
 
@@ -106,9 +102,9 @@ def _verified(folder: str, found: Verified, shown: Shown) -> str:
 def show_info(folder: str, classes: bool, as_json: bool) -> None:
     found = describe(folder)
     if as_json:
-        click.echo(json.dumps({**asdict(found), "schedule": schedule_line(folder, found.records)}, indent=1))
+        show(json.dumps({**asdict(found), "schedule": schedule_line(folder, found.records)}, indent=1))
         return
-    click.echo("\n".join(_info(found, classes)))
+    show("\n".join(_info(found, classes)))
 
 
 def _info(found: Description, all_classes: bool) -> list[str]:
@@ -133,7 +129,7 @@ def _info(found: Description, all_classes: bool) -> list[str]:
     if found.labels:
         lines += ["", *_histogram(found, all_classes)]
     decoders = [(t.name, "yes" if t.available else "no", t.reason) for t in found.decoders]
-    lines += ["", "decoders here, fastest first:", *(f"  {line}" for line in columns(decoders))]
+    lines += ["", "decoders here, fastest first:", *(f"  {line}" for line in columns(decoders, 2))]
     return [*lines, "", "in schedule.prototxt, under `data`:", f"  {schedule_line(found.path, found.records)}"]
 
 

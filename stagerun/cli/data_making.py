@@ -6,10 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import click
-
 from stagerun.cli.data_progress import Shown, threads_here
-from stagerun.cli.ending import tell
+from stagerun.cli.ending import show, tell
 from stagerun.data.describe import schedule_line
 from stagerun.data.importing.engine import Job, Result, Work, run
 from stagerun.data.importing.ignored import ignored_text
@@ -107,7 +105,7 @@ def _make(work: Work, out: str, what: str, threads: int | None, max_bad: int, re
     if not result.complete:
         tell(f"stopped: {count(result.records, 'record')} are in {out}.partial; the same command goes on")
         sys.exit(ExitCode.SAVED)
-    click.echo(_text(result, work.ignored, out, shown))
+    show(_text(result, work.ignored, out, shown))
 
 
 def _text(result: Result, ignored: tuple[str, ...], out: str, shown: Shown) -> str:

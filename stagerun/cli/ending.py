@@ -17,7 +17,7 @@ import click
 
 import stagerun
 from stagerun.errors import ExitCode, StagerunError, StorageError
-from stagerun.text import shown, size
+from stagerun.text import shown, size, wrapped
 
 # Of torch's allocator; of oneDNN, which makes code in memory of its own; of a library that is loaded.
 _NO_MEMORY = re.compile("allocate memory|could not create a primitive|failed to map segment")
@@ -55,12 +55,25 @@ def printable() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
+def width_of(stream: TextIO) -> int | None:
+    """Columns of a terminal; None for what is none."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except (OSError, ValueError):
+        return None
+
+
+def show(text: str, nl: bool = True) -> None:
+    """On stdout; on a terminal with lines that fit. JSON is left as it is."""
+    click.echo(wrapped(text, None if text.startswith("{") else width_of(sys.stdout)), nl=nl)
+
+
 def tell(text: str) -> None:
     """On stderr. Where nobody reads it any more, the exit code still says it."""
     if not text:
         return
     try:
-        click.echo(text, err=True)
+        click.echo(wrapped(text, width_of(sys.stderr)), err=True)
     except OSError:
         to_nowhere(sys.stderr)
 

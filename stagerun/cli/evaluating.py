@@ -9,10 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from stagerun.cli.choosing import Chosen
-from stagerun.cli.ending import tell
+from stagerun.cli.ending import show, tell
 from stagerun.errors import StagerunError, UsageError
 from stagerun.world import World, default_threads
 
@@ -87,11 +85,11 @@ def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
             continue
         rows.append(row)
         if not options.as_json:
-            click.echo("\n".join([_line(row), *row["lines"]]))
+            show("\n".join([_line(row), *row["lines"]]))
         del row["lines"]
     if options.as_json and rows:
         failed = [{"snapshot": name, "error": error.message} for name, error in errors.items()]
-        click.echo(json.dumps({"evaluations": rows, "failed": failed}, indent=1))
+        show(json.dumps({"evaluations": rows, "failed": failed}, indent=1))
     if errors:
         sys.exit(next(iter(errors.values())).exit_code)
 

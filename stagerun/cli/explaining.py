@@ -143,7 +143,7 @@ def _head(schedule: Schedule, asked: Asked) -> str:
     if not inside:
         return f"{name}   {NONE}"
     rows = [(key.removeprefix(asked.key + "."), value) for key, value in inside.items()]
-    return "\n".join([name, *(f"  {line}" for line in columns(rows))])
+    return "\n".join([name, *(f"  {line}" for line in columns(rows, 2))])
 
 
 def _values(schedule: Schedule, stage: Stage | None) -> Iterator[tuple[str, str]]:

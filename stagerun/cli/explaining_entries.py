@@ -73,7 +73,7 @@ def overview(schedule: Schedule) -> str:
     ]
     if schedule.ensembles:
         asked.append((f"{schedule.ensembles[0].name}.rule", "a field of an ensemble"))
-    lines = [f"  {line}" for line in columns(asked)]
+    lines = [f"  {line}" for line in columns(asked, 2)]
     return "\n\n".join([*blocks, "\n".join(["Name one of them, as in", *lines])])
 
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-import click
-
+from stagerun.cli.ending import show
 from stagerun.errors import UsageError
 from stagerun.report.whole_file import write_output
 from stagerun.text import size
@@ -37,7 +36,7 @@ def export_snapshot(folder: Path, options: ExportOptions) -> None:
     data, lines = export(open_snapshot(folder), wanted)
     _require_free(path, options.force)
     write_output(path, data)
-    click.echo("\n".join([f"wrote {path}, {size(len(data))}", *(f"  {line}" for line in lines)]))
+    show("\n".join([f"wrote {path}, {size(len(data))}", *(f"  {line}" for line in lines)]))
 
 
 def _kind(options: ExportOptions) -> str:

@@ -6,10 +6,8 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 
-import click
-
 from stagerun import caffe_import
-from stagerun.cli.ending import tell
+from stagerun.cli.ending import show, tell
 from stagerun.errors import ExitCode, StagerunError, UsageError, nearest
 from stagerun.plan import make_plan
 from stagerun.plan.render import render_text
@@ -33,13 +31,13 @@ def import_caffe(folder: str, out: str, root: str | None, told: caffe_import.Wan
     asked = caffe_import.check_lines(files, converted.found, os.path.abspath(out), out)
     caffe_import.write_folder(out, {name: caffe_import.text_of_lines(lines) for name, lines in files.items()})
     if left := caffe_import.left_text(converted.found):
-        click.echo(left + "\n")
+        show(left + "\n")
     if asked:
         tell("\n\n".join(problem.render() for problem in asked))
         tell(f"\n{out} is written but for that: fill it in, then `stagerun check {out}`")
         sys.exit(ExitCode.RECIPE)
-    click.echo(render_text(make_plan(load(out), Inventory())))
-    click.echo(f"\n{out}: written; read it, then `stagerun plan {out}`")
+    show(render_text(make_plan(load(out), Inventory())))
+    show(f"\n{out}: written; read it, then `stagerun plan {out}`")
 
 
 def _refuse_mixed(told: caffe_import.Wanted, root: str | None) -> None:

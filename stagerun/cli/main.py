@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 import stagerun
+from stagerun import text
 from stagerun.cli.commands_agent import agent
 from stagerun.cli.commands_bench import bench
 from stagerun.cli.commands_data import data
@@ -26,7 +27,7 @@ from stagerun.cli.commands_sbatch import sbatch
 from stagerun.cli.commands_topology import topology
 from stagerun.cli.commands_verify import verify_resume
 from stagerun.cli.commands_weights import eval_command, export, predict
-from stagerun.cli.ending import printable, tell
+from stagerun.cli.ending import printable, tell, width_of
 from stagerun.errors import EXIT_MEANINGS, ExitCode
 
 EXIT_CODES = "\b\nExit codes:\n" + "\n".join(f"  {int(code):3}  {text}" for code, text in EXIT_MEANINGS.items())
@@ -38,22 +39,32 @@ class Group(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """None: the text of `main` lists them, in the order of their use."""
 
+    def get_help(self, ctx: click.Context) -> str:
+        return text.wrapped(super().get_help(ctx), text.terminal())
+
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        with printable():
-            try:
-                os.getcwd()
-            except FileNotFoundError:  # torch's libraries would end the process
-                tell("the current folder has been deleted\n  hint: `cd` to one that is there")
-                sys.exit(ExitCode.RECIPE)
-            try:
-                return super().main(*args, **{**kwargs, "standalone_mode": False})
-            except click.ClickException as error:
-                error.show()
-                sys.exit(ExitCode.RECIPE)
-            except click.exceptions.Exit as error:
-                sys.exit(error.exit_code)
-            except click.Abort:
-                sys.exit(ExitCode.INTERRUPTED)
+        text.terminal = lambda: width_of(sys.stdout)
+        try:
+            with printable():
+                return self._main(*args, **kwargs)
+        finally:
+            text.terminal = text.no_terminal
+
+    def _main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            os.getcwd()
+        except FileNotFoundError:  # torch's libraries would end the process
+            tell("the current folder has been deleted\n  hint: `cd` to one that is there")
+            sys.exit(ExitCode.RECIPE)
+        try:
+            return super().main(*args, **{**kwargs, "standalone_mode": False})
+        except click.ClickException as error:
+            error.show()
+            sys.exit(ExitCode.RECIPE)
+        except click.exceptions.Exit as error:
+            sys.exit(error.exit_code)
+        except click.Abort:
+            sys.exit(ExitCode.INTERRUPTED)
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import click
-
 import stagerun
 from stagerun.caffe_import import refuse_existing, write_folder
 from stagerun.cli.data_progress import Shown, threads_here
-from stagerun.cli.ending import tell
+from stagerun.cli.ending import show, tell
 from stagerun.cli.linting import Suspicious, require_nothing_found
 from stagerun.data.index import Index
 from stagerun.data.index import load as load_index
@@ -87,14 +85,14 @@ def new_schedule(out: str, base: str, train: str, val: str) -> None:
         require_nothing_found(load(out))
     except Suspicious as error:
         tell(error.render())
-    click.echo(f"{out}: the stages of {base} for {count(len(indexes[0] or ()), 'image')}; next:")
+    show(f"{out}: the stages of {base} for {count(len(indexes[0] or ()), 'image')}; next:")
     word = shlex.quote(out)
     rows = [
         (f"  stagerun plan {word} --plot", "what will run, and its learning rate"),
         (f"  stagerun rehearse {word}", "a few iterations of every stage, and how long the run will take"),
         (f"  stagerun run {word}", "trains; the same command goes on after anything"),
     ]
-    click.echo("\n".join(columns(rows)))
+    show("\n".join(columns(rows)))
 
 
 def _base(base: str) -> Path:

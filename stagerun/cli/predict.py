@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 import numpy as np
 
 from stagerun.cli.data_looking import class_names
-from stagerun.cli.ending import tell
+from stagerun.cli.ending import show, tell
 from stagerun.cli.showing import classes_of
 from stagerun.data import datum
 from stagerun.data.importing.images import ImportOptions, ImportWork
@@ -75,9 +74,9 @@ def predict_images(folder: Path, options: PredictOptions) -> None:
             answers = tuple((n, names[n] if n < len(names) else "", float(shares[n])) for n in order)
             found.append(Prediction(image, answers))
             if not options.as_json:
-                click.echo(_line(found[-1]))
+                show(_line(found[-1]))
     if options.as_json:
-        click.echo(
+        show(
             json.dumps({"snapshot": stored.ref.name, "predictions": [_json(p) for p in found], "failed": bad}, indent=1)
         )
     if options.csv is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stagerun import store
+from stagerun import store, text
 from stagerun.cli.ending import tell
 from stagerun.cli.looking import Target, ensemble_on_disk
 from stagerun.cli.status import look
@@ -232,7 +232,9 @@ def _written(runs: Sequence[Run], options: ReportOptions, form: str) -> str:
         from stagerun.report.page import page
 
         return page(title(runs), lead(runs), runs, compare_tables.ranking_table(runs), summary, details, notes(runs))
-    return document(title(runs), lead(runs), [*summary, *details], notes(runs))
+    return document(
+        title(runs), lead(runs), [*summary, *details], notes(runs), None if options.output else text.terminal()
+    )
 
 
 def _table(runs: Sequence[Run], by: str, op: str | None) -> Table:

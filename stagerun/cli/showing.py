@@ -5,10 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
 from stagerun import order
-from stagerun.cli.ending import tell
+from stagerun.cli.ending import show, tell
 from stagerun.cli.targets import is_schedule
 from stagerun.data import contact_sheet, datum
 from stagerun.data.bad_records import Bad, BadRecords, allowed, check
@@ -65,19 +63,19 @@ def show_images(options: ShowOptions) -> None:
     path = Path(options.output)
     if not os.path.isdir(path.parent):
         raise UsageError(f"there is no folder {path.parent}", "make it, or give another file with --output")
-    show = _show(options)
-    write_output(path, contact_sheet.png(contact_sheet.sheet(show.tiles, show.heading, options.box)))
-    click.echo("\n".join((*show.heading, f"wrote {path}: {count(len(show.tiles), 'picture')}")))
-    if len(show.replaced) <= show.allowed:
-        for bad in show.replaced:
+    found = _show(options)
+    write_output(path, contact_sheet.png(contact_sheet.sheet(found.tiles, found.heading, options.box)))
+    show("\n".join((*found.heading, f"wrote {path}: {count(len(found.tiles), 'picture')}")))
+    if len(found.replaced) <= found.allowed:
+        for bad in found.replaced:
             tell(f"note: another record is shown in the place of a bad one, as in training: {bad.text}")
-    wrong = [tile.wrong for tile in show.tiles if tile.wrong]
+    wrong = [tile.wrong for tile in found.tiles if tile.wrong]
     if len(wrong) == 1:
         raise DataError(wrong[0])
     if wrong:
         more = [f"and {len(wrong) - _MOST_MISTAKES_TOLD} more"] if len(wrong) > _MOST_MISTAKES_TOLD else []
         raise DataError("\n  ".join([f"{len(wrong)} images can't be used:", *wrong[:_MOST_MISTAKES_TOLD], *more]))
-    check(show.replaced, show.allowed)
+    check(found.replaced, found.allowed)
 
 
 def _show(options: ShowOptions) -> Show:

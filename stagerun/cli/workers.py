@@ -9,10 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-import click
-
 from stagerun import signals
-from stagerun.cli.ending import bug_report, of_surroundings, tell
+from stagerun.cli.ending import bug_report, of_surroundings, show, tell
 from stagerun.errors import Diverged, ExitCode, Problem, RecipeError, StagerunError, StorageError, UsageError, listing
 from stagerun.launch import (
     GRACE_S,
@@ -110,7 +108,7 @@ def _require_files(nproc: int) -> None:
 def say(text: str) -> None:
     """Where nobody reads any more (`stagerun run ... | head`) it says nothing, and training goes on all the same."""
     try:
-        click.echo(text)
+        show(text)
     except OSError:
         print_nowhere()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 
 from stagerun.report.tables import Column, Table, Value
-from stagerun.text import duration
+from stagerun.text import duration, parts, wrapped
 
 
 def short_time(seconds: float) -> str:
@@ -61,8 +61,8 @@ def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
 
 
-def markdown(table: Table) -> str:
-    """Title, table and notes. Columns are padded; numbers stand to the right."""
+def markdown(table: Table, room: int | None = None) -> str:
+    """Title, table and notes. Columns are padded; numbers stand to the right. A table wider than `room` is several."""
     columns, cells = shown(table)
     lines = [f"## {table.title}", ""]
     if table.rows:
@@ -75,7 +75,8 @@ def markdown(table: Table) -> str:
             for row in rows
         ]
         padded.insert(1, ["-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)])
-        lines += [f"| {' | '.join(row)} |" for row in padded] + [""]
+        for part in parts([w + 1 for w in widths], room and room - 3):
+            lines += [f"| {' | '.join(row[i] for i in part)} |" for row in padded] + [""]
     lines += [f"{_escaped(note)}." for note in table.notes]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -89,11 +90,13 @@ def separated(table: Table, delimiter: str) -> str:
     return buffer.getvalue()
 
 
-def document(title: str, lead: Sequence[str], tables: Sequence[Table], notes: Sequence[str]) -> str:
-    """A Markdown document."""
+def document(
+    title: str, lead: Sequence[str], tables: Sequence[Table], notes: Sequence[str], room: int | None = None
+) -> str:
+    """A Markdown document, with tables for a terminal of `room` columns; None: for a file."""
     blocks = [f"# {_escaped(title)}\n"]
     blocks += [_escaped(line) + "\n" for line in lead]
-    blocks += [markdown(table) for table in tables]
+    blocks += [markdown(table, room) for table in tables]
     if notes:
         blocks.append("## Notes\n\n" + "".join(f"- {_escaped(note)}\n" for note in notes))
-    return "\n".join(blocks)
+    return wrapped("\n".join(blocks), room)
