@@ -25,6 +25,7 @@ terminal: Callable[[], int | None] = no_terminal
 _FOLDED = 32  # characters to which a long cell is folded before a table is cut
 _NARROWEST = 12
 _CARETS = re.compile(r"\s*\^+")
+_GAP, _INSIDE = re.compile(r"\S {2,}"), re.compile(r"(?<=\S) (?=\S)")
 _LABEL = re.compile(r"\s*\S+( \S+)* {2,}")
 
 
@@ -69,8 +70,11 @@ def wrapped(text: str, width: int | None) -> str:
         indent = len(line) - len(line.lstrip()) + 2 if label is None or label.end() > width / 2 else label.end()
         if carets := next(filter(_CARETS.fullmatch, lines[i : i + 2]), None):
             found.append(_cut(line, width, carets.index("^")))
-        else:
+        elif line.startswith("|") or len(_GAP.findall(line)) < 2:
             found += [line] if line.startswith("|") else _folded(line, width, " " * indent)
+        else:  # between fields that stand two spaces apart rather than inside one
+            for part in _folded(_INSIDE.sub("\0", line), width, " " * indent):
+                found += _folded(part.replace("\0", " "), width, " " * indent)
     return "\n".join(found)
 
 

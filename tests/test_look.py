@@ -424,7 +424,7 @@ def test_of_a_long_life_a_bounded_number_of_bytes_is_read(tmp_path: Path, monkey
             file.write(b'{"time": 1.0, "ev')  # what a kill left
     plain.write_text("".join(x for x in log.read_text().splitlines(True) if '"Indexed"' not in x))
 
-    def counting(path: Path, mode: str, buffering: int) -> Any:
+    def counting(path: Path, mode: str, buffering: int = -1) -> Any:
         return io.BufferedReader(Counting(path, mode), buffering)
 
     monkeypatch.setattr(log_tail, "open", counting, raising=False)

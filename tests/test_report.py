@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from stagerun.events import (
     StageStarted,
     Stopped,
 )
+from stagerun.pace import live_line, strip
 from stagerun.report.caffe_log import CaffeLog
 from stagerun.report.console import Console
 from stagerun.report.jsonl import JsonLines
@@ -158,30 +160,97 @@ def prefix(line: str) -> str:
 
 
 class Terminal(io.StringIO):
+    now = 0.0
+
     def isatty(self) -> bool:
         return True
 
 
-def test_the_live_line_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def at_terminal(monkeypatch: pytest.MonkeyPatch, **environment: str) -> Terminal:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("time.monotonic", lambda: 1000 + terminal.now)
+    for name, value in {"TERM": "xterm-256color", **environment}.items():
+        monkeypatch.setenv(name, value)
+    return terminal
+
+
+def seen(text: str) -> list[str]:
+    """What the live line was, and the lines that stand there in the end; without colours."""
+    assert set(re.findall(r"\x1b\[[\d;?]*([A-Za-z])", text)) <= {"K", "m"}, "nothing that would have to be taken back"
+    plain = [line.split("\r\x1b[2K") for line in re.sub(r"\x1b\[[\d;]*m", "", text).split("\n")]
+    return ["|".join(part for line in plain for part in line[:-1]), *(line[-1] for line in plain)]
+
+
+@pytest.mark.parametrize(
+    "width, line",
+    [
+        (130, "init -  collapse 50 %  #  5000/10000  epoch 250.00  LR 0.1  64 images/s  loss 2.5000  41 min 40 s of 41 min 40 s left"),
+        (100, "init -  collapse 50 %  #  5000/10000  64 img/s  loss 2.5000  41 min 40 s of 41 min 40 s left"),
+        (80, "collapse  5000/10000  64 img/s  loss 2.5000  41 min 40 s of 41 min 40 s left"),
+    ],
+)  # fmt: skip
+def test_the_live_line_of_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int, line: str) -> None:
+    terminal = at_terminal(monkeypatch, COLUMNS=str(width))
     with Console({"collapse": 1}, PARENTS) as console:
-        console(started(left=10))
+        console(started(left=5001))
+        console(replace(stage_started("collapse", 2), max_iter=10000))
+        strip = seen(terminal.getvalue())[-2]
+        console(iterated("collapse", 5000))
+    assert strip == "init -  collapse 0 %" and "\x1b[36mcollapse" in terminal.getvalue()
+    live, *lines = seen(terminal.getvalue())
+    assert re.sub("[━╸╺]+", "#", live) == line and len(live) < width
+    assert lines[-2:] == [strip, ""], "the live line is not left behind"
+
+
+def test_the_live_line_is_drawn_a_few_times_a_second_and_gives_way_to_what_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = at_terminal(monkeypatch, COLUMNS="80")
+    with Console({"collapse": 1}, PARENTS) as console:
+        console(started())
         console(stage_started("collapse", 2))
-        for i in range(1, 5):
+        for i in range(1, 1001):
+            terminal.now = i / 1000
             console(iterated("collapse", i))
-        assert console.live is not None
-        console.live.refresh()
-    shown = terminal.getvalue()
-    line = "stage 2/2 collapse  4/10  epoch 0.20  LR 0.1  loss 2.5000  64 images/s  3 s left in stage, 3 s in all"
-    assert line in shown
-    assert "\n" + line + "\n" not in shown, "the live line is not left behind as a line of its own"
+        drawn = terminal.getvalue().count("img/s")
+        console(Note(text="a word", warning=True))
+    assert 2 <= drawn <= 3
+    assert seen(terminal.getvalue())[-2:] == ["warning: a word", ""] and "\x1b[33mwarning" in terminal.getvalue()
 
 
-def test_no_live_line_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
-    assert Console({}, PARENTS).live is None
+def test_largest_numbers_fit_eighty_columns() -> None:
+    stage = replace(stage_started("collapse", 2), max_iter=22610)
+    window = [replace(iterated("collapse", 12345), seconds=4.3, images=4096 * 10)]
+    marks, bar, rest = live_line({"init": "ok", "collapse": "54 %"}, stage, window, 90000, 79)
+    assert rest == "12345/22610  9526 img/s  loss 2.5000  12 h 15 min of 4 d 11 h left"
+    assert len(strip(marks)) + 2 + len(rest) + (bar + 2 if bar else 0) <= 79
+
+
+@pytest.mark.parametrize(
+    "environment, live, coloured",
+    [
+        ({"TERM": "xterm"}, True, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, True, False),
+        ({"TERM": "dumb"}, False, False),
+        ({"TERM": "xterm", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, False, True),
+    ],
+)
+def test_where_there_is_a_live_line_and_colour(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], live: bool, coloured: bool
+) -> None:
+    terminal = at_terminal(monkeypatch, **environment)
+    console = Console({}, PARENTS)
+    console(Note(text="a word", warning=True))
+    assert console.live is live and ("\x1b[33m" in terminal.getvalue()) is coloured
+
+
+def test_no_live_line_elsewhere(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not Console({}, PARENTS).live
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert not Console({}, PARENTS).live
 
 
 # -- the table

@@ -3,6 +3,9 @@
 import fcntl
 import os
 import pty
+import re
+import select
+import signal
 import struct
 import subprocess
 import sys
@@ -103,12 +106,12 @@ def test_a_table_is_folded_and_then_cut() -> None:
 class Terminal:
     """`stagerun ARGUMENTS` in a pseudo-terminal of that width, and all that it writes there."""
 
-    def __init__(self, width: int, *arguments: object, **environment: str) -> None:
+    def __init__(self, width: int, *arguments: object, program: str = "", **environment: str) -> None:
         self.side, other = pty.openpty()
         fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
         unset = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")}
         env = {**unset, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1", **environment}
-        words = [sys.executable, "-m", "stagerun", *map(str, arguments)]
+        words = [sys.executable, *(["-c", program] if program else ["-m", "stagerun"]), *map(str, arguments)]
         self.process = subprocess.Popen(words, stdin=other, stdout=other, stderr=other, env=env, start_new_session=True)
         os.close(other)
         self.seen = b""
@@ -127,6 +130,9 @@ class Terminal:
         return self.process.wait(120), self.seen.decode()
 
     def _read(self) -> bool:
+        if not select.select([self.side], [], [], 90)[0]:
+            self.process.kill()
+            raise AssertionError(f"nothing came for 90 s, after {self.seen.decode()}")
         try:
             more = os.read(self.side, 1 << 16)
         except OSError:  # the last process has closed its end
@@ -138,3 +144,57 @@ class Terminal:
 def test_the_width_is_that_of_the_terminal(base: Path) -> None:
     code, seen = Terminal(70, "snapshots", base / "out").end()
     assert code == 0 and 60 < max(len(line) for line in seen.splitlines()) <= 70
+
+
+# -- run
+
+
+def lines_of(seen: str) -> list[str]:
+    """What stands in the terminal: a line that is erased is not there."""
+    assert "\x1b[?25l" not in seen, "the cursor was hidden, and a crash would leave it so"
+    plain = re.sub(r"\x1b\[[\d;]*m", "", seen.replace("\r\n", "\n"))
+    return [line.rpartition("\r\x1b[2K")[2] for line in plain.split("\n")]
+
+
+def test_a_run_at_a_terminal_and_what_it_says_when_it_goes_on(base: Path, tmp_path: Path) -> None:
+    words = ["run", base / "schedule", "--out", tmp_path / "out", "--nproc", 2, "--threads", 1]
+    words += ["--set", "early.max_iter=100000", "--set", "early.snapshot=1000"]
+    run = Terminal(80, *words).until(b"/100000  ")
+    os.killpg(run.process.pid, signal.SIGINT)  # as the terminal does on Ctrl-C
+    code, seen = run.end()
+    lines = lines_of(seen)
+    assert code == 75 and lines[-1] == "", "what comes next begins in the first column"
+    assert lines[0].startswith("tiny: 4 stages") and any("LR first" in line for line in lines)
+    assert "init ok  cyc1 -  collapse -  early -" in lines and "init ok  cyc1 ok  collapse ok  early 0 %" in lines
+    assert any(line.startswith("SIGINT: stopping") for line in lines), "another process's word is whole"
+    assert not [line for line in lines if "img/s" in line or len(line) > 80]
+
+    run = Terminal(80, *words).until(b"EXACT")
+    run.process.terminate()
+    _, seen = run.end()
+    lines = lines_of(seen)
+    assert re.match(r"tiny: init, cyc1, collapse done; goes on with early at \d+ of 100000$", lines[0])
+    assert re.match(r"\d+ of 100014 iterations to do, about .* left", lines[1])
+    shown = " ".join(" ".join(lines[2:8]).split())
+    assert "`stagerun plan" in shown and "shows it whole" in shown and not any("LR first" in line for line in lines)
+
+    seen = Terminal(80, "status", tmp_path / "out").end()[1]
+    assert "init \x1b[32mok\x1b[0m  cyc1 \x1b[32mok\x1b[0m  collapse \x1b[32mok\x1b[0m  early \x1b[36m" in seen
+    plain = small.stagerun("status", tmp_path / "out").stdout
+    assert re.search(r"^init ok  cyc1 ok  collapse ok  early \d %$", plain, re.M) and "\x1b" not in plain
+    assert "\x1b" not in Terminal(80, "status", tmp_path / "out", NO_COLOR="1").end()[1]
+
+
+def test_a_word_of_another_process_takes_the_place_of_the_live_line() -> None:
+    """Of the other ranks, of the monitors, of a signal's handler: all of them write to the terminal that rank 0 draws in."""
+    program = """import os, sys
+from stagerun import signals
+from stagerun.cli.ending import over_live_line, tell
+from stagerun.watch.process import _say
+over_live_line()
+for say in (tell, lambda text: print(text, file=sys.stderr), signals.say, lambda text: _say(text + "\\n")):
+    os.write(1, b"init 5 %  ####  1/20")
+    say("a warning")
+"""
+    run = Terminal(80, program=program)
+    assert lines_of(run.end()[1]) == [*["a warning"] * 4, ""]

@@ -32,7 +32,7 @@ def status(folder: str, overrides: tuple[str, ...], out: str | None, as_json: bo
     now = time.time()
     found = look(target, now, tell)
     text = status_json(found) if as_json else status_text(found, now)
-    show(text + (elsewhere(target) if found.state == "nothing" and not as_json else ""))
+    show(text + (elsewhere(target) if found.state == "nothing" and not as_json else ""), marks=found.stages)
 
 
 @click.command()

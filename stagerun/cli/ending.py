@@ -8,7 +8,7 @@ import re
 import resource
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -16,8 +16,11 @@ from typing import Any, NoReturn, TextIO
 import click
 
 import stagerun
+from stagerun import signals
 from stagerun.errors import ExitCode, StagerunError, StorageError
+from stagerun.pace import colour, strip
 from stagerun.text import shown, size, wrapped
+from stagerun.world import relayed
 
 # Of torch's allocator; of oneDNN, which makes code in memory of its own; of a library that is loaded.
 _NO_MEMORY = re.compile("allocate memory|could not create a primitive|failed to map segment")
@@ -56,16 +59,53 @@ def printable() -> Iterator[None]:
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Columns of a terminal; None for what is none."""
+    """Columns of a terminal; None for what is none, or is that of a launcher which may write what comes there into a file."""
     try:
-        return os.get_terminal_size(stream.fileno()).columns or None
+        return None if relayed() else os.get_terminal_size(stream.fileno()).columns or None
     except (OSError, ValueError):
         return None
 
 
-def show(text: str, nl: bool = True) -> None:
-    """On stdout; on a terminal with lines that fit. JSON is left as it is."""
-    click.echo(wrapped(text, None if text.startswith("{") else width_of(sys.stdout)), nl=nl)
+class _OverLiveLine(Printable):
+    """On which each line takes the place of what stands in the one that it comes to."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._inside = False
+
+    def write(self, text: str) -> int:
+        stream = self.rich_proxied_file
+        self._inside, before = not text.endswith("\n"), self._inside
+        return stream.write(shown(text) if before else signals.over_live_line(stream.fileno()) + shown(text))
+
+
+def over_live_line() -> None:
+    """From now on stderr and the line in which rank 0, here or in another process, draws how far it is don't get mixed up."""
+    if width_of(sys.stderr) is not None and not isinstance(sys.stderr, _OverLiveLine):
+        sys.stderr = _OverLiveLine(_under(sys.stderr))  # type: ignore[assignment]
+
+
+def _under(stream: TextIO) -> TextIO:
+    """The stream that takes what a terminal carries out."""
+    return getattr(stream, "rich_proxied_file", stream)
+
+
+def show(text: str, marks: Mapping[str, str] | None = None) -> None:
+    """On stdout; on a terminal with lines that fit, and in colour what `text` has of the strip of `marks`. JSON is left as it is."""
+    coloured = False
+    if not text.startswith("{"):
+        text = wrapped(shown(text), width_of(sys.stdout))
+        if marks and (coloured := _in_colour(sys.stdout)):
+            painted = {name: click.style(mark, colour(mark)) if colour(mark) else mark for name, mark in marks.items()}
+            text = text.replace(strip(marks), strip(painted), 1)
+    click.echo(text, _under(sys.stdout) if coloured else None, color=coloured or None)
+
+
+def _in_colour(stream: TextIO) -> bool:
+    """As rich has it."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
 
 
 def tell(text: str) -> None:

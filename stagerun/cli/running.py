@@ -1,6 +1,7 @@
 """`stagerun run`: what can go wrong is found here, in the first second and without torch; then workers are started, or
 this process is one."""
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -8,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagerun import signals, store
-from stagerun.cli.ending import tell
+from stagerun.cli.ending import over_live_line, tell
 from stagerun.cli.logs import LOGS, SCREENS, Opened, Sink, in_format, parents, require_evaluation, require_packages
 from stagerun.cli.options import AUTO, CORES, limits, output_folder
 from stagerun.cli.placing import Wish, place
+from stagerun.cli.timing import find_hours
 from stagerun.cli.workers import Job, check_workers, devices, join, joined, load_everywhere, say, start, work
 from stagerun.data.fingerprint import with_sets
 from stagerun.errors import ExitCode, FolderInUseError, PeerError, StagerunError, UsageError
@@ -19,7 +21,8 @@ from stagerun.events import Event, Failed, Note, RunFinished, Stopped
 from stagerun.launch import GRACE_S, StopRequest
 from stagerun.plan import Plan, State, make_plan, require_fresh
 from stagerun.plan.ensembles import ensembles_text
-from stagerun.plan.render import render_text
+from stagerun.plan.hours_text import render_hours
+from stagerun.plan.render import going_on, render_text
 from stagerun.pulse import Section
 from stagerun.recipe import Schedule
 from stagerun.report.console import finished_line
@@ -98,6 +101,7 @@ class RunOptions:
 
 def run_command(options: RunOptions, hosts: "HostOptions | None" = None) -> int:
     """The exit code. `hosts`: what --hosts and the options beside it say."""
+    over_live_line()
     require_packages(options.log)
     limits(options.timeouts)  # a mistake in it, too
     if options.profile is None and options.profile_iterations is not None:
@@ -181,8 +185,22 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
 
     preflight(schedule)
     together = ensembles_text(results.planned_ensembles(plan, out))
-    say(in_format(options.log_format, render_text(plan, beside=[together]) + "\n"))
+    text = _shortly(plan, out, options) or render_text(plan, beside=[together])
+    say(in_format(options.log_format, text + "\n"))
     return None
+
+
+def _shortly(plan: Plan, out: Path, options: RunOptions) -> str:
+    """Of a run that goes on; '' of one that starts."""
+    if not (text := going_on(plan)):
+        return ""
+    hours = find_hours(plan, out, None)
+    left = render_hours(plan, hours).partition("\n")[0] if hours else ""
+    words = ["stagerun", "plan", options.folder, *(w for o in options.overrides for w in ("--set", o))]
+    words += [] if options.out is None else ["--out", options.out]
+    return "\n".join(
+        [text + (f", {left}" if left.startswith("about") else ""), f"`{shlex.join(words)}` shows it whole"]
+    )
 
 
 def _look(schedule: Schedule, out: Path, options: RunOptions) -> Plan:

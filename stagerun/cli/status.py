@@ -1,8 +1,8 @@
 """What `status` tells of an output folder: whether a run is alive, how far it is, and what it has to say."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from stagerun.events import (
     StageStarted,
     Stopped,
 )
-from stagerun.pace import pace, progress_line
-from stagerun.plan import make_plan
+from stagerun.pace import DONE, STALE, TO_DO, pace, progress_line, share
+from stagerun.plan import Plan, State, make_plan
 from stagerun.plan.renamed import under
 from stagerun.report.failed import failed_line
 from stagerun.runner import restarts
@@ -105,6 +105,7 @@ class Status:
     not_finite: int = 0  # iterations of this process life whose loss or gradients were not finite
     forbidden: tuple[str, ...] = ()  # snapshots that this user may not read
     stuck: bool = False
+    stages: Mapping[str, str] = field(default_factory=dict)  # how far each is, as `run` shows it
     not_chosen: tuple[str, ...] = ()  # of one that finished: stages that it left out, and that are still to be trained
 
 
@@ -134,6 +135,8 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
     # Under the names that the stages have now.
     inventory = plan.inventory if plan else under(inventory, names(life) if life else {})
     last = life.last if life else None
+    progress = _progress(life) if life else None
+    evaluated = evaluations(target.out, plan, life, inventory)
     return Status(
         state=state,
         schedule=target.schedule.name if target.schedule else run.schedule if run else target.out.name,
@@ -145,11 +148,12 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
         last_event=type(last[1]).__name__ if last else "",
         last_logged=last[0] if last else None,
         silent=state == "running" and last is not None and now - last[0] > SILENT,
-        progress=_progress(life) if life else None,
+        progress=progress,
         snapshot=None if newest is None else NewestSnapshot(
             name=newest.name, bytes=newest.bytes, written=written(target.out, newest.name)
         ),
-        evaluations=evaluations(target.out, plan, life, inventory),
+        evaluations=evaluated,
+        stages=_marks(plan, run, evaluated, progress) if run else {},
         ensembles=ensembles(target.out, plan, life, inventory),
         warnings=_warnings(life) if life else (),
         unreadable_lines=life.unreadable if life else 0,
@@ -284,6 +288,20 @@ def _progress(life: Life) -> Progress | None:
         seconds_left_in_stage=(begun.max_iter - now.iter) * speed.seconds_per_iteration,
         seconds_left=left * speed.seconds_per_iteration,
     )
+
+
+def _marks(
+    plan: Plan | None, run: RunStarted, evaluated: Sequence[Evaluation], progress: Progress | None
+) -> dict[str, str]:
+    """Without a plan, a stage counts as done that has a result of its end."""
+    marks = dict.fromkeys(run.stages, TO_DO) | {e.stage: DONE for e in evaluated if e.snapshot and plan is None}
+    for planned in plan.stages if plan else ():
+        if planned.state is not State.DISABLED:
+            mark = {State.DONE: DONE, State.STALE: STALE}.get(planned.state)
+            marks[planned.stage.name] = mark or share(planned.iter, planned.iter and planned.last)
+    if progress is not None and progress.stage in marks and marks[progress.stage] != DONE:
+        marks[progress.stage] = share(progress.iter, progress.max_iter)
+    return marks
 
 
 def _warnings(life: Life) -> tuple[Warned, ...]:

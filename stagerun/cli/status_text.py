@@ -8,6 +8,7 @@ from pathlib import Path
 from stagerun.cli.looking import percent
 from stagerun.cli.status import Status
 from stagerun.errors import ExitCode
+from stagerun.pace import strip
 from stagerun.report.table import ensembles_table
 from stagerun.runner.restarts import LIMIT
 from stagerun.snapshots import passed_over
@@ -40,6 +41,8 @@ def status_text(status: Status, now: float) -> str:
         )
         if len(set(status.run.hosts)) > 1:
             lines.append(hosts_text(status.run.hosts))
+    if status.stages:
+        lines.append(strip(status.stages))
     if status.progress is not None and status.state != "finished":
         lines.append(status.progress.line)
     if status.state == "running" and status.last_logged is not None:

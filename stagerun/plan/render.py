@@ -65,6 +65,21 @@ def render_text(plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] =
     return "\n\n".join(blocks)
 
 
+def going_on(plan: Plan) -> str:
+    """What of the plan matters to who types the same command again: what is done, and where training goes on; '' where nothing is on disk
+    yet, or where more is to be said."""
+    done = [s.stage.name for s in plan.stages if s.state is State.DONE]
+    if plan.lost or not (done or any(s.state is State.RESUME for s in plan.stages)):
+        return ""
+    work = [f"{p.label} at {p.iter} of {p.last}" if p.iter else p.label for p in plan.work]
+    said = [f"{', '.join(done)} done"] * bool(done) + [f"goes on with {work[0]}"] * bool(work)
+    said += [f"then {', '.join(work[1:])}"] * bool(work[1:])
+    lines = [f"{plan.schedule.name}: {'; '.join(said)}"]
+    lines.append(f"{plan.iterations_left} of {count(plan.iterations, 'iteration')} to do")
+    told = (s for s in plan.stages if s.again or s.kept or s.state in (State.STALE, State.NOT_CHOSEN))
+    return "\n".join(lines + [f"{s.stage.name}: {stage_state(s)}{f', {s.why}' if s.why else ''}" for s in told])
+
+
 def _kept_at(schedule: Schedule, stage: Stage) -> Iterator[str]:
     """Each iteration before its end that others start from, and which do."""
     for point in schedule.branch_points(stage.name):

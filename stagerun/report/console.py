@@ -3,14 +3,16 @@
 import os
 import shlex
 import sys
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console as RichConsole
-from rich.live import Live
-from rich.segment import Segment
+from rich.control import Control
+from rich.progress_bar import ProgressBar
+from rich.segment import ControlType, Segment
 from rich.text import Text
 
 from stagerun.events import (
@@ -30,12 +32,15 @@ from stagerun.events import (
     Stopped,
     Tested,
 )
-from stagerun.pace import WINDOW, progress_line
+from stagerun.pace import DONE, TO_DO, WINDOW, colour, live_line, progress_line, share
 from stagerun.recipe import OnNan
 from stagerun.report.failed import failed_line
 from stagerun.report.table import ensembles_table, ordered, results_table
-from stagerun.text import duration, shown, size
+from stagerun.text import duration, shown, size, wrapped
 from stagerun.world import relayed
+
+_EVERY_S = 0.5  # between two pictures of the live line
+_ERASE = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
 
 
 class Terminal(RichConsole):
@@ -73,11 +78,9 @@ class Console:
         ensembles: Sequence[EnsembleTested] = (),
     ) -> None:
         self.rich = _Terminal(file=sys.stdout, highlight=False)
-        self.live = (
-            Live(console=self.rich, refresh_per_second=4, transient=True)
-            if live or (live is None and self.rich.is_terminal and not relayed())
-            else None
-        )
+        here = sys.stdout.isatty() and not self.rich.is_dumb_terminal and not relayed()  # FORCE_COLOR makes no terminal
+        self.live = here if live is None else live
+        self._drawn, self._next = False, 0.0
         self.display, self.parents = display, parents
         self.started: RunStarted | None = None
         self.stage: StageStarted | None = None
@@ -88,21 +91,42 @@ class Console:
         self.ensembles = {tested.name: tested for tested in ensembles}
 
     def __enter__(self) -> "Console":
-        if self.live:
-            self.live.start()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.live:
-            self.live.stop()
+        self._show()
 
-    def say(self, line: str) -> None:
+    def say(self, line: str, style: str = "") -> None:
         """Prints a line. When nobody reads any more (a closed pipe, a terminal whose connection broke, a full disk) it
         prints nowhere from then on: training goes on, and log.jsonl has everything."""
+        self._show(Text(wrapped(line, self.rich.width if self.live else None) + "\n", style))
+
+    def _show(self, *parts: Text | ProgressBar, live: bool = False) -> None:
+        """In place of the live line, if there is one. The cursor is never hidden, and no thread draws: whatever ends this process leaves
+        a terminal in order, and another process that writes erases one line (`ending.over_live_line`)."""
         try:
-            self.rich.print(Text(line), soft_wrap=True)
+            with self.rich:
+                if self._drawn:
+                    self.rich.print(_ERASE, end="")
+                for part in parts:
+                    self.rich.print(
+                        part, end="", soft_wrap=not live, no_wrap=live, overflow="ellipsis" if live else None
+                    )
         except OSError:
             print_nowhere()
+        self._drawn, self._next = live, time.monotonic() + _EVERY_S if live else 0.0
+
+    def _marks(self) -> dict[str, str]:
+        done = {result.stage for result in self.results}
+        marks = {name: DONE if name in done else TO_DO for name in (self.started.stages if self.started else ())}
+        if self.stage is not None and self.stage.stage not in done:
+            iter = self.window[-1].iter if self.window else self.stage.iter
+            marks[self.stage.stage] = share(iter, self.stage.max_iter)
+        return marks
+
+    def _say_strip(self) -> None:
+        if self.live:
+            self._show(_painted(self._marks()), Text("\n"))
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -117,9 +141,9 @@ class Console:
                 )
             case NotFinite():
                 self.left -= event.done == OnNan.SKIP.value
-                self.say(f"warning: {failed_line(event)}")
+                self.say(f"warning: {failed_line(event)}", "yellow")
             case Note():
-                self.say(f"{'warning' if event.warning else 'note'}: {event.text}")
+                self.say(f"{'warning' if event.warning else 'note'}: {event.text}", "yellow" if event.warning else "")
             case StageStarted():
                 self.stage = event
                 self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.members}
@@ -130,6 +154,7 @@ class Console:
                     f"stage {event.number}/{count} {event.stage}: iterations {event.iter} to {event.max_iter}, batch "
                     f"{event.batch_size}, from {event.start}"
                 )
+                self._say_strip()
             case PieceStarted():
                 self.left = event.iterations_left or self.left
                 self.retraced.clear()
@@ -147,10 +172,11 @@ class Console:
                     f"{event.stage} {event.iter}: snapshot {event.name}, {size(event.bytes)} in {event.seconds:.2f} s"
                 )
             case SnapshotFailed():
-                self.say(f"warning: no snapshot of {event.stage} at {event.iter}: {event.message}")
+                self.say(f"warning: no snapshot of {event.stage} at {event.iter}: {event.message}", "yellow")
             case StageFinished():
                 self.results = [r for r in self.results if r.stage != event.stage] + [event]
                 self.say(results_table(self.results, self.parents, shown=[event]))
+                self._say_strip()
             case EnsembleTested():
                 self.ensembles[event.name] = event
                 self.say(ensemble_line(event))
@@ -176,7 +202,8 @@ class Console:
         self.left -= 1
         every = self.display.get(event.stage, 0)
         if self.live:
-            self.live.update(Text(self._line()))
+            if time.monotonic() >= self._next:
+                self._draw()
         elif every and event.iter % every == 0:
             self.say(self._line())
 
@@ -190,14 +217,28 @@ class Console:
             f"{duration(left)} left in it"
         )
         if self.live:
-            self.live.update(Text(line))
+            if time.monotonic() >= self._next:
+                self._show(Text(line), live=True)
         elif every and event.iter % every == 0:
             self.say(line)
+
+    def _draw(self) -> None:
+        assert self.stage is not None
+        width = self.rich.width - 1  # in the last column a terminal may begin a new line
+        marks, bar, rest = live_line(self._marks(), self.stage, self.window, self.left, width)
+        parts: list[Text | ProgressBar] = [_painted(marks), Text("  ")]
+        if bar:
+            parts += [ProgressBar(self.stage.max_iter, self.window[-1].iter, width=bar), Text("  ")]
+        self._show(*parts, Text(rest), live=True)
 
     def _line(self) -> str:
         assert self.stage is not None
         count = len(self.started.stages) if self.started else 0
         return progress_line(self.stage, count, self.window, self.left)
+
+
+def _painted(marks: Mapping[str, str]) -> Text:
+    return Text("  ").join(Text(f"{name} {mark}".rstrip(), colour(mark) or "") for name, mark in marks.items())
 
 
 def piece_line(event: PieceStarted) -> str:

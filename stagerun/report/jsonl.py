@@ -55,14 +55,14 @@ class JsonLines:
         """What comes before the line of `event`: after many iterations, an Indexed. Where a line could not be written, the next one may tell
         wrong places, which its readers see."""
         if not isinstance(event, Iterated | Retraced):
-            self._others[self._file.tell() + self._torn] = True
+            self._others[self._file.seek(0, os.SEEK_END) + self._torn] = True
             return b""
         self._iterations += 1
         if self._iterations % INDEX_EVERY:
             return b""
         line = _line(Indexed(since=self._indexed, lines=tuple(self._others)))
         if self._others:  # else the next one is about these lines, too: who reads backwards meets few of them
-            self._indexed, self._others = self._file.tell() + self._torn + len(line), {}
+            self._indexed, self._others = self._file.seek(0, os.SEEK_END) + self._torn + len(line), {}
         return line
 
     def _failed(self, why: str) -> None:

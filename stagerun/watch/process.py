@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import takewhile
 
+from stagerun import signals
 from stagerun.pulse import SIZE, Beat, read
 
 # Nobody else sends it. Before the worker has a handler for it, it would end the worker.
@@ -128,7 +129,7 @@ def _in_thread(do: Callable[..., None], *words: str) -> threading.Thread:
 
 def _say(text: str) -> None:
     with suppress(OSError):
-        os.write(2, text.encode())
+        os.write(2, (signals.over_live_line(2) + text).encode())
 
 
 def _append(path: str, text: str) -> None:
