@@ -355,7 +355,7 @@ def test_its_values_are_the_plan_s() -> None:
 
 
 def test_a_number_is_as_short_as_people_write_it() -> None:
-    points = (replace(STEPS.stages[0].points[0], lr=0.0081 * 3),)  # 0.024300000000000002
+    points = (replace(STEPS.stages[0].points[0], lr=0.024300000000000002),)
     (drawn,) = data_of(page(Picture("one", (replace(STEPS.stages[0], points=points, marks=()),))))["stages"]
     assert drawn["points"][0][3] == "0.0243"  # type: ignore[index]
 
