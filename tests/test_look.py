@@ -425,7 +425,7 @@ def test_of_a_long_life_a_bounded_number_of_bytes_is_read(tmp_path: Path, monkey
     plain.write_text("".join(x for x in log.read_text().splitlines(True) if '"Indexed"' not in x))
 
     def counting(path: Path, mode: str, buffering: int = -1) -> Any:
-        return io.BufferedReader(Counting(path, mode), buffering)
+        return io.BufferedReader(Counting(path, mode), max(buffering, 1 << 10))
 
     monkeypatch.setattr(log_tail, "open", counting, raising=False)
     for read in (read_last_life, lambda log: earlier_tests(log, "a")):
