@@ -47,7 +47,7 @@ EXIT_MEANINGS = {
     ExitCode.PEER: "a worker, host or service is gone; the same command goes on",
     ExitCode.BUG: "a bug of stagerun",
     ExitCode.IN_USE: "another run holds the output folder",
-    ExitCode.STORAGE: "disk full, read-only or gone",
+    ExitCode.STORAGE: "disk full, read-only or gone, or a limit of this shell (ulimit)",
     ExitCode.SAVED: "stopped and saved; the same command goes on",
     ExitCode.PERMISSION: "no permission for a file or folder",
     ExitCode.RESUME_REFUSED: "refused, for what is on disk: made from something else, damaged, pinned, or no progress in three lives",

@@ -94,8 +94,8 @@ def side_facts(folder: str, meta: Meta) -> Mapping[str, Any]:
             length = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(min(length, _LARGEST_HEADER)))
         facts: dict[str, Any] = json.loads(header["__metadata__"]["stagerun"].partition(" ")[2])
-        if (facts["file_size"], facts["transaction"]) == (meta.file_size, meta.transaction):
-            return facts
+        same = (facts["file_size"], facts["transaction"]) == (meta.file_size, meta.transaction)
+        return facts if same and isinstance(facts["fingerprint"], str) else {}
     return {}
 
 

@@ -43,7 +43,7 @@ def check(folder: str, overrides: tuple[str, ...], lint: bool) -> None:
         f"digest {digest(schedule)[:12]}"
     )
     if (problem := look_at_classes(schedule)) is not None:
-        show(f"note: `run` will refuse this:\n{problem.render()}")
+        tell(f"note: `run` will refuse this:\n{problem.render()}")
 
 
 @click.command()
