@@ -72,7 +72,8 @@ def going_on(plan: Plan) -> str:
     if plan.lost or not (done or any(s.state is State.RESUME for s in plan.stages)):
         return ""
     work = [f"{p.label} at {p.iter} of {p.last}" if p.iter else p.label for p in plan.work]
-    said = [f"{', '.join(done)} done"] * bool(done) + [f"goes on with {work[0]}"] * bool(work)
+    said = [f"{', '.join(done)} done"] * bool(done)
+    said += [f"goes on with {name}" for name in work[:1]] or ["evaluations to do"]
     said += [f"then {', '.join(work[1:])}"] * bool(work[1:])
     lines = [f"{plan.schedule.name}: {'; '.join(said)}"]
     lines.append(f"{plan.iterations_left} of {count(plan.iterations, 'iteration')} to do")
