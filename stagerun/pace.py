@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from stagerun.events import Iterated, StageStarted
 from stagerun.text import duration
+
+if TYPE_CHECKING:  # what every command prints goes by `strip`, and the events take 20 ms to import
+    from stagerun.events import Iterated, StageStarted
 
 # Iterations over which speed and loss are averaged.
 WINDOW = 50
@@ -20,7 +23,7 @@ class Pace:
     seconds_per_iteration: float
 
 
-def pace(window: Sequence[Iterated]) -> Pace:
+def pace(window: "Sequence[Iterated]") -> Pace:
     """Over `window`, at least one and at most WINDOW iterations of one stage."""
     seconds = sum(e.seconds for e in window)
     images = sum(e.images for e in window)
@@ -28,7 +31,7 @@ def pace(window: Sequence[Iterated]) -> Pace:
     return Pace(loss, images / seconds if seconds else 0.0, seconds / len(window))
 
 
-def progress_line(stage: StageStarted, stages: int, window: Sequence[Iterated], left: int) -> str:
+def progress_line(stage: "StageStarted", stages: int, window: "Sequence[Iterated]", left: int) -> str:
     """Where training is after the last iteration of `window`, with `left` iterations to go in all `stages`."""
     now, speed = window[-1], pace(window)
     return (
@@ -58,7 +61,7 @@ def strip(marks: Mapping[str, str]) -> str:
 
 
 def live_line(
-    marks: Mapping[str, str], stage: StageStarted, window: Sequence[Iterated], left: int, width: int
+    marks: Mapping[str, str], stage: "StageStarted", window: "Sequence[Iterated]", left: int, width: int
 ) -> tuple[dict[str, str], int, str]:
     """As `progress_line`, in at most `width` characters if that can be: the marks to show, how long a bar, 0 for none, and the rest,
     with two spaces between them. A narrow terminal leaves out first epoch and LR, or other stages, then the bar."""

@@ -20,7 +20,6 @@ from stagerun import signals
 from stagerun.errors import ExitCode, StagerunError, StorageError
 from stagerun.pace import colour, strip
 from stagerun.text import shown, size, wrapped
-from stagerun.world import relayed
 
 # Of torch's allocator; of oneDNN, which makes code in memory of its own; of a library that is loaded.
 _NO_MEMORY = re.compile("allocate memory|could not create a primitive|failed to map segment")
@@ -61,9 +60,12 @@ def printable() -> Iterator[None]:
 def width_of(stream: TextIO) -> int | None:
     """Columns of a terminal; None for what is none, or is that of a launcher which may write what comes there into a file."""
     try:
-        return None if relayed() else os.get_terminal_size(stream.fileno()).columns or None
+        columns = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):
         return None
+    from stagerun.world import relayed
+
+    return None if relayed() else columns or None
 
 
 class _OverLiveLine(Printable):
