@@ -71,7 +71,7 @@ def open_file(path: str, hint: str = BY_COMMAND) -> tuple[int, Meta]:
     """(file descriptor to read data.mdb with, what it says). The caller closes it. Errors as of `check_file`."""
     file = data_file(path, hint)
     try:
-        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # else a FIFO waits for a writer
         try:
             return fd, _checked(fd, file)
         except BaseException:

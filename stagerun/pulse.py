@@ -138,6 +138,11 @@ class Pulse:
         self._write()
 
     @property
+    def waits(self) -> bool:
+        """For other ranks."""
+        return self._waiting
+
+    @property
     def within(self) -> Section:
         """The section that the worker is in."""
         return self._section

@@ -500,7 +500,7 @@ def test_scratch_must_exist_and_be_ours(source: str, tmp_path: Path) -> None:
     shared.mkdir()
     elsewhere.mkdir()
     (shared / HOME).symlink_to(elsewhere)
-    with pytest.raises(PermissionDenied, match="belongs to another user, or is no folder"):
+    with pytest.raises(PermissionDenied, match="belongs to another user, or is not a folder"):
         one(source, shared)
     (shared / HOME).unlink()
     (shared / HOME).mkdir()

@@ -14,6 +14,7 @@ from nan_help import lives, make_data, make_schedule, same
 from processes import content
 
 from stagerun import store
+from stagerun.comm import SoloComm
 from stagerun.engine.digest import digest, digest_and_look
 from stagerun.engine.state import Capture, TrainState, average, digests, make_state, momentum, weights
 from stagerun.errors import Diverged, ExitCode, PeerError, StagerunError
@@ -278,3 +279,33 @@ def test_a_launched_run_ends_with_80_and_goes_on_to_the_same_bits(tmp_path: Path
     assert small.run(schedule, tmp_path / "out", "--until", "init", nproc=3, env=environment).returncode == 0
     assert small.run(schedule, tmp_path / "straight", "--until", "init", nproc=3).returncode == 0
     assert content(tmp_path / "out") == content(tmp_path / "straight")
+
+
+def test_among_unlike_hosts_rank_0_saves_nothing_that_is_not_finite(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There a difference is only warned of, and what the others have says nothing of what rank 0 has."""
+    monkeypatch.setattr(walk, "other_machines", lambda comm, device: "rank 1: instruction set DEFAULT")
+
+    def harm(state: TrainState) -> None:
+        weights(state)["conv1.weight"].view(-1)[0] = float("inf")
+
+    corrupted(monkeypatch, harm, {0}, 3)
+    with pytest.raises(StagerunError):
+        lives(make_schedule(tmp_path / "s", data, SOLVER_TEXT), tmp_path / "out", 2)
+    assert 3 not in saved(tmp_path / "out")
+
+
+def test_a_state_that_is_known_to_differ_is_not_saved_because_a_peer_is_lost() -> None:
+    class Alone(SoloComm):
+        size = 2
+
+        def all_reduce(self, tensor: torch.Tensor) -> Callable[[], None]:
+            tensor[1] += 5
+            return lambda: None
+
+        def gather_bytes(self, mine: bytes) -> list[bytes]:
+            raise PeerError("rank 1 is gone")
+
+    _, error = stage.compare(Alone(), "after iteration 3", {"w": 1})
+    assert error is not None and "rank 1 is gone" in error.message and "not saved" in (error.hint or "")

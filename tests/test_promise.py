@@ -152,7 +152,10 @@ def test_inside_a_stage_other_images_are_a_reason_and_old_snapshots_say_unknown(
         with pytest.raises(ResumeRefused, match="training set: "):
             require_exact(said)
     same = make_plan(of, inventory(trained_on(schedule(), places(of)["inside"], NEW)))
-    assert told(of, same, "main")[0].startswith("resume is BIT-EXACT: same torch build, training images, processor")
+    assert told(of, same, "main")[0].startswith("resume is BIT-EXACT: same torch build, training images")
+    sampled = replace(of, sets={"train": "600 records, sample cc"})
+    plan_of_samples = make_plan(sampled, inventory(trained_on(schedule(), places(of)["inside"], NEW)))
+    assert "training images as far as 32 of them show" in told(sampled, plan_of_samples, "main")[0]
 
 
 def test_a_finished_stage_is_stale_on_other_images_and_an_old_one_never_is() -> None:
@@ -162,12 +165,26 @@ def test_a_finished_stage_is_stale_on_other_images_and_an_old_one_never_is() -> 
     assert {s.state for s in stale.stages} == {State.STALE} and stale.next is None
     with pytest.raises(ResumeRefused) as caught:
         require_fresh(stale)
-    assert "stage `main` is stale: its training images are not those that it was trained on" in caught.value.message
+    assert "stage `main` is stale: the training images have changed since it was trained" in caught.value.message
     assert f"  data.train.source {OLD} -> {NEW} (schedule.prototxt:4)" in caught.value.message
     assert "`--redo main " in caught.value.hint and "--keep main" in caught.value.hint
     for images, sets in (("", of.sets), (NEW, of.sets), (OLD, {})):  # the last: on a login node
         plan = make_plan(replace(of, sets=sets), inventory(trained_on(schedule(), done, images)))
         assert {s.state for s in plan.stages} == {State.DONE}
+
+
+@pytest.mark.parametrize("inside", ["", NEW], ids=["before it was recorded", "on these images"])
+def test_a_stage_that_ended_on_other_images_is_not_trained_again_from_its_midst_unasked(inside: str) -> None:
+    of = replace(schedule(), sets={"train": NEW})
+    refs = on_disk(of)
+    end = trained_on(
+        schedule(),
+        [ref for ref in refs.values() if ref.stage == "main" and ref.iter == of.stage("main").solver.max_iter],
+        OLD,
+    )
+    midst = trained_on(schedule(), places(of)["inside"], inside)
+    (main,) = [s for s in make_plan(of, inventory([*midst, *end])).stages if s.stage.name == "main"]
+    assert end and main.state is State.STALE and "the training images have changed" in main.why
 
 
 def test_redo_and_keep_of_other_images_are_as_of_any_other_change() -> None:
@@ -222,7 +239,10 @@ def test_another_lmdb_between_two_lives_is_seen(tmp_path: Path) -> None:
     assert small.run(of, out, "--until", "init").returncode == 0
     replace_by(data / "train_lmdb", tmp_path / "other", 800)
     stale = small.run(of, out)
-    assert stale.returncode == 78 and "stage `init` is stale: its training images are not those" in stale.stderr
+    assert (
+        stale.returncode == 78
+        and "stage `init` is stale: the training images have changed since it was trained" in stale.stderr
+    )
     assert "stale: its training images" in small.stagerun("plan", of, "--out", out).stdout
     shutil.rmtree(out / "snapshots" / "init-00000006-a0001")  # as if it had been stopped in its midst
     refused = small.run(of, out, "--require-bit-exact")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from stagerun import store
 from stagerun.cli.options import output_folder
+from stagerun.data.fingerprint import with_sets
 from stagerun.errors import PermissionDenied, ResumeRefused, StagerunError, StorageError, UsageError
 from stagerun.events import EnsembleTested, StageFinished
 from stagerun.plan import make_plan
@@ -51,7 +52,7 @@ def find_target(folder: str, overrides: Sequence[str], out: str | None) -> Targe
             "give a schedule's folder, or the output folder, which `run` makes when it begins",
         )
     if os.path.exists(path / SCHEDULE_FILE) or not os.path.isdir(path):
-        schedule = load(folder, overrides)
+        schedule = with_sets(load(folder, overrides))
         return Target(output_folder(schedule.name, out), schedule, path if out is None else None)
     # `rehearse` leaves its figures in a folder in which nothing has been run.
     if not (os.path.isdir(path / "snapshots") or any(os.path.exists(p) for p in (path / LOG, figures.path_of(path)))):

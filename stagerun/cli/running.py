@@ -198,8 +198,11 @@ def _shortly(plan: Plan, out: Path, options: RunOptions) -> str:
     left = render_hours(plan, hours).partition("\n")[0] if hours else ""
     words = ["stagerun", "plan", options.folder, *(w for o in options.overrides for w in ("--set", o))]
     words += [] if options.out is None else ["--out", options.out]
+    for name, values in (("--redo", options.redo), ("--keep", options.keep), ("--only", options.only)):
+        words += [word for value in values for word in (name, value)]
+    words += [] if options.until is None else ["--until", options.until]
     return "\n".join(
-        [text + (f", {left}" if left.startswith("about") else ""), f"`{shlex.join(words)}` shows it whole"]
+        [text + (f", {left}" if left.startswith("about") else ""), f"`{shlex.join(words)}` shows the full plan"]
     )
 
 

@@ -127,13 +127,14 @@ def serve(address: str, port: int) -> dist.TCPStore:
     """
     try:
         family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.create_server(place[:2], family=family)
+        listener = socket.create_server(place, family=family)
         port = listener.getsockname()[1]
         return dist.TCPStore(
             address, port, None, True, wait_for_workers=False, multi_tenant=True, master_listen_fd=listener.detach()
         )
     except (OSError, RuntimeError) as error:
-        why = getattr(error, "strerror", None) or _first_words(error)
+        number = getattr(error, "errno", None)
+        why = os.strerror(number) if number else _first_words(error)
         raise PeerError(f"the workers can't meet at {address}, port {port}: {why}", _AGAIN) from error
 
 

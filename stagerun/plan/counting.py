@@ -62,10 +62,16 @@ def counts(ref: SnapshotRef, stage: Stage, source: Source | None, inventory: Inv
 def of_these_images(refs: tuple[SnapshotRef, ...], stage: Stage, schedule: Schedule) -> tuple[SnapshotRef, ...]:
     """Of the snapshots that count for the stage: where one is its end, those that were not trained on other images than are there now.
     A stage in its midst goes on with what is there, and `run` says that it is EQUIVALENT."""
-    now = schedule.sets.get("train", "")
-    if not any(ref.iter == stage.solver.max_iter for ref in refs):
+    now, last = schedule.sets.get("train", ""), stage.solver.max_iter
+
+    def other(ref: SnapshotRef) -> bool:
+        return same_set(ref.environment.get(TRAINING_SET, ""), now) is False
+
+    # What led to such an end is not a place to go on from: the stage would be trained again, unasked.
+    since = max(((ref.attempt, ref.serial) for ref in refs if ref.iter == last and other(ref)), default=None)
+    if since is None:
         return refs
-    return tuple(ref for ref in refs if same_set(ref.environment.get(TRAINING_SET, ""), now) is not False)
+    return tuple(ref for ref in refs if not other(ref) and (ref.iter == last or (ref.attempt, ref.serial) > since))
 
 
 def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
@@ -97,7 +103,7 @@ def why_stale(
     if changes:
         return "its definition has changed since it was trained", changes + images
     if images:
-        return "its training images are not those that it was trained on", images
+        return "the training images have changed since it was trained", images
     if source is None:
         return "it was trained from another stage, and now starts from the seed", ()
     now = label(source.parent.stage.name, stage.parent_iter)

@@ -12,7 +12,7 @@ from pathlib import Path
 import stagerun
 
 # The packages whose version is told, and compared between hosts.
-PACKAGES = ("torch", "torchvision", "numpy", "protobuf", "lmdb", "safetensors", "opencv-python-headless")
+PACKAGES = ("torch", "torchvision", "numpy", "protobuf", "lmdb", "safetensors", "xxhash", "opencv-python-headless")
 # Of a processor's flags those that change which code torch, MKL and oneDNN take, and so speed and last bits.
 _FLAGS = (
     *("avx", "avx2", "fma", "f16c", "avx_vnni", "avx_vnni_int8", "avx_ne_convert", "avx_ifma", "avx10_1", "avx10_2"),

@@ -9,7 +9,7 @@ import torch
 
 from stagerun.comm import Comm, gather_json
 from stagerun.engine.digest import combined
-from stagerun.errors import RanksDiffer
+from stagerun.errors import PeerError, RanksDiffer
 from stagerun.text import count
 
 # Tensors and ranks that are named, of those that differ.
@@ -25,7 +25,13 @@ def compare(comm: Comm, where: str, digests: Mapping[str, int], good: bool = Tru
     comm.all_reduce(told)()
     if len(set(told[:-1].tolist())) == 1:
         return not told[-1], None
-    everybody = gather_json(comm, [socket.gethostname(), dict(digests)])
+    try:
+        everybody = gather_json(comm, [socket.gethostname(), dict(digests)])
+    except PeerError as gone:  # that they differ is known: not a state to save because a peer is lost
+        return not told[-1], RanksDiffer(
+            f"{where}: workers hold different bits, and one ended before it could say which: {gone.message}",
+            "this state is not saved; run the same command again: it goes on from the newest snapshot",
+        )
     return not told[-1], different(where, [host for host, _ in everybody], [found for _, found in everybody])
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 
 from stagerun import order
 from stagerun.comm import Reducer, make_reducer, runs_of
@@ -288,7 +287,12 @@ def _begin_snapshot(
     notes: list[Note] = []
     with run.comm.pulse.section(Section.SAVE):
         if snapshotter is not None:
-            agree = None if alone or run.comm.size == 1 else partial(_agree, run, state.iter, notes)
+
+            def agreeing(found: Mapping[str, int]) -> bool:
+                # What the others look at is what rank 0 has, unless their states may differ.
+                return _agree(run, state.iter, notes, found, not run.others or snapshotter.capture.finite())
+
+            agree = None if alone or run.comm.size == 1 else agreeing
             try:
                 yield from snapshotter.start(state.iter, _progress(run, state), agree)
             except StagerunError:

@@ -216,7 +216,7 @@ class Monitored:
     def _saves(self) -> bool:
         """Whether a snapshot is under way, of what is trained when the others have gone perhaps."""
         written = any(thread.name == "snapshot" for thread in threading.enumerate())
-        return written or (self._rank == 0 and self.pulse.within is Section.SAVE)
+        return written or (self._rank == 0 and self.pulse.within is Section.SAVE and not self.pulse.waits)
 
 
 def _memory(size: int) -> int:

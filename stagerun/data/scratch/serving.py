@@ -68,8 +68,13 @@ class Server:
         self._shelves: dict[str, _Shelf] = {}
         self._open: set[socket.socket] = set()
         self._strangers: dict[socket.socket, None] = {}  # of `_open`, in the order in which they came
-        # The worker itself needs descriptors: files, sockets to other ranks.
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # The worker itself needs descriptors: files, sockets to other ranks. A large job's other nodes need more than the usual 1024.
+        files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = 4 * _MOST_CONNECTIONS if most == resource.RLIM_INFINITY else min(most, 4 * _MOST_CONNECTIONS)
+        if files != resource.RLIM_INFINITY and files < wanted:
+            with contextlib.suppress(OSError, ValueError):  # a sandbox
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+            files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = _MOST_CONNECTIONS if files == resource.RLIM_INFINITY else min(_MOST_CONNECTIONS, files // 4)
         self.moved = 0  # bytes that were copied or found to be there, whether they are on a shelf yet or not
         self._over = False
