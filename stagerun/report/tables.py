@@ -1,12 +1,13 @@
 """The tables of a report, as values: what stands in them, not how it is written. Here those of single runs. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from stagerun.report.history import StageHistory
+from stagerun.report.history import Life, StageHistory
 from stagerun.report.runs import Run, start_in_words
 
 Value = str | int | float | None
+Cells = Sequence[tuple["Column", Callable[..., Value]]]  # columns, each with what it says of an item
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,164 +35,128 @@ class Table:
 RUN = Column("run", "run", "text")
 
 
+def table_of(title: str, cells: Cells, items: Iterable[tuple[object, ...]], *notes: str) -> Table:
+    """A row for each item, which the functions of `cells` take as their arguments."""
+    rows = tuple(tuple(value(*item) for _, value in cells) for item in items)
+    return Table(title, tuple(column for column, _ in cells), rows, notes)
+
+
+def _end(name: str) -> Callable[[Run, StageHistory], Value]:
+    """A field of a stage's result; None before it has one."""
+    return lambda run, stage: getattr(stage.finished, name, None)
+
+
+def _now(name: str) -> Callable[[Run, StageHistory], Value]:
+    """A field of a stage's result; before it has one, of what was trained so far."""
+    return lambda run, stage: getattr(stage.finished or stage.trained, name, None)
+
+
+def _workers(run: Run, stage: StageHistory) -> str:
+    return ", ".join(dict.fromkeys(str(life.workers) for life in run.history.lives if life.workers))
+
+
+_RUNS: Cells = (
+    (RUN, lambda run, end: run.label),
+    (Column("schedule", "schedule", "text"), lambda run, end: run.history.schedule),
+    (Column("seed", "seed", "text"), lambda run, end: run.seed(end)),
+    (Column("workers", "workers", "text"), _workers),
+    (Column("end", "end", "text"), lambda run, end: end.name),
+    (Column("epochs", "epochs", "epochs"), lambda run, end: end.trained.epoch if end.trained else None),
+    (Column("top1", "top-1", "percent"), _end("top1")),
+    (Column("test_loss", "validation loss", "loss"), _end("test_loss")),
+    (Column("ema_top1", "EMA top-1", "percent"), _end("ema_top1")),
+    (Column("train_seconds", "training", "time"), lambda run, end: run.seconds(end) if end.name else None),
+    (Column("wall_seconds", "wall", "time"), lambda run, end: run.history.wall_seconds),
+    (Column("lives", "lives", "count"), lambda run, end: len(run.history.lives)),
+    (Column("state", "state", "text"), lambda run, end: run.state_in_words),
+)
+
+
 def runs_table(runs: Sequence[Run]) -> Table:
-    """One row per run, and per end where the schedule has branches."""
-    columns = (
-        RUN,
-        Column("schedule", "schedule", "text"),
-        Column("seed", "seed", "text"),
-        Column("workers", "workers", "text"),
-        Column("end", "end", "text"),
-        Column("epochs", "epochs", "epochs"),
-        Column("top1", "top-1", "percent"),
-        Column("test_loss", "validation loss", "loss"),
-        Column("ema_top1", "EMA top-1", "percent"),
-        Column("train_seconds", "training", "time"),
-        Column("wall_seconds", "wall", "time"),
-        Column("lives", "lives", "count"),
-        Column("state", "state", "text"),
-    )
-    rows: list[tuple[Value, ...]] = []
-    for run in runs:
-        h = run.history
-        workers = ", ".join(dict.fromkeys(str(life.workers) for life in h.lives if life.workers))
-        ends: list[StageHistory | None] = [*run.leaves()]
-        for end in ends or [None]:
-            result = end.finished if end else None
-            rows.append(
-                (
-                    run.label,
-                    h.schedule,
-                    run.seed(end) if end else "",
-                    workers,
-                    end.name if end else "",
-                    end.trained.epoch if end and end.trained else None,
-                    result.top1 if result else None,
-                    result.test_loss if result else None,
-                    result.ema_top1 if result else None,
-                    run.seconds(end) if end else None,
-                    h.wall_seconds,
-                    len(h.lives),
-                    run.state_in_words,
-                )
-            )
-    notes = (
+    """One row per run, and per end where the schedule has branches; one of a run that has done nothing, too."""
+    ends = [(run, end) for run in runs for end in run.leaves() or [StageHistory(name="")]]
+    note = (
         "training: of the end and the stages before it on its path; "
-        "wall: over all process lives, with evaluations and what was done again, without the time between them",
+        "wall: over all process lives, with evaluations and what was done again, without the time between them"
     )
-    return Table("Runs", columns, tuple(rows), notes)
+    return table_of("Runs", _RUNS, ends, note)
+
+
+# Of a stage that has begun; for another the columns between its name and its state are empty.
+_STAGES: Cells = (
+    (RUN, lambda run, stage: run.label),
+    (Column("stage", "stage", "text"), lambda run, stage: stage.name),
+    (Column("from", "from", "text"), start_in_words),
+    (
+        Column("iterations", "iterations", "count"),
+        lambda run, stage: stage.finished.iterations if stage.finished else stage.iter,
+    ),
+    (Column("epochs", "epochs", "epochs"), lambda run, stage: (stage.finished or stage).epochs),
+    (Column("first_lr", "LR first", "rate"), _now("first_lr")),
+    (Column("last_lr", "LR last", "rate"), _now("last_lr")),
+    (Column("weight_decay", "decay", "rate"), _now("weight_decay")),
+    (Column("augmentation", "", "text"), _end("augmentation")),
+    (Column("loss", "train loss", "loss"), _now("loss")),
+    (Column("top1", "top-1", "percent"), _end("top1")),
+    (Column("gain", "gain", "points"), Run.gain),
+    (Column("top5", "top-5", "percent"), _end("top5")),
+    (Column("test_loss", "validation loss", "loss"), _end("test_loss")),
+    (Column("ema_top1", "EMA top-1", "percent"), _end("ema_top1")),
+    (Column("ema_top5", "", "percent"), _end("ema_top5")),
+    (Column("images_per_second", "images/s", "speed"), lambda run, stage: stage.images_per_second),
+    (Column("train_seconds", "time", "time"), lambda run, stage: stage.seconds),
+    (Column("resumes", "resumes", "count", dull=0), lambda run, stage: len(stage.resumes)),
+    (Column("skips", "skips", "count", dull=0), lambda run, stage: stage.skips),
+    (Column("rollbacks", "rollbacks", "count", dull=0), lambda run, stage: stage.rollbacks),
+    (Column("state", "state", "text", dull="done"), Run.state),
+)
 
 
 def stages_table(runs: Sequence[Run]) -> Table:
-    """One row per run and stage."""
-    columns = (
-        RUN,
-        Column("stage", "stage", "text"),
-        Column("from", "from", "text"),
-        Column("iterations", "iterations", "count"),
-        Column("epochs", "epochs", "epochs"),
-        Column("first_lr", "LR first", "rate"),
-        Column("last_lr", "LR last", "rate"),
-        Column("weight_decay", "decay", "rate"),
-        Column("augmentation", "", "text"),
-        Column("loss", "train loss", "loss"),
-        Column("top1", "top-1", "percent"),
-        Column("gain", "gain", "points"),
-        Column("top5", "top-5", "percent"),
-        Column("test_loss", "validation loss", "loss"),
-        Column("ema_top1", "EMA top-1", "percent"),
-        Column("ema_top5", "", "percent"),
-        Column("images_per_second", "images/s", "speed"),
-        Column("train_seconds", "time", "time"),
-        Column("resumes", "resumes", "count", dull=0),
-        Column("skips", "skips", "count", dull=0),
-        Column("rollbacks", "rollbacks", "count", dull=0),
-        Column("state", "state", "text", dull="done"),
-    )
-    rows: list[tuple[Value, ...]] = []
-    for run in runs:
-        for stage in run.history.stages:
-            begun = stage.finished is not None or stage.trained is not None
-            rows.append(
-                (run.label, stage.name, *(_stage_cells(run, stage) if begun else (*_NO_CELLS, run.state(stage))))
-            )
-    notes = (
+    """One row per run and stage. What only a finished stage has is empty for one in training."""
+
+    def row(run: Run, stage: StageHistory) -> tuple[Value, ...]:
+        if stage.finished or stage.trained:
+            return tuple(value(run, stage) for _, value in _STAGES)
+        return run.label, stage.name, *[None] * (len(_STAGES) - 3), run.state(stage)
+
+    rows = tuple(row(run, stage) for run in runs for stage in run.history.stages)
+    note = (
         "train loss: mean over the last iterations, 100 at most; gain: top-1 against the stage it started from, in "
-        "percentage points; time: of training, without evaluation and without what was done again",
+        "percentage points; time: of training, without evaluation and without what was done again"
     )
-    return Table("Stages", columns, tuple(rows), notes)
+    return Table("Stages", tuple(column for column, _ in _STAGES), rows, (note,))
 
 
-_NO_CELLS: tuple[Value, ...] = (None,) * 19
+def _last_word(run: Run, life: Life) -> str:
+    last = life is run.history.lives[-1]
+    return life.end or (run.word or "at work, or broken off" if last else "broken off")
 
 
-def _stage_cells(run: Run, stage: StageHistory) -> tuple[Value, ...]:
-    """All but run and stage. What only a finished stage has is empty for one that is in training."""
-    end, now = stage.finished, stage.trained
-    return (
-        start_in_words(run, stage),
-        end.iterations if end else stage.iter,
-        end.epochs if end else stage.epochs,
-        end.first_lr if end else now.first_lr if now else None,
-        end.last_lr if end else now.last_lr if now else None,
-        end.weight_decay if end else now.weight_decay if now else None,
-        end.augmentation if end else "",
-        end.loss if end else now.loss if now else None,
-        end.top1 if end else None,
-        run.gain(stage),
-        end.top5 if end else None,
-        end.test_loss if end else None,
-        end.ema_top1 if end else None,
-        end.ema_top5 if end else None,
-        stage.images_per_second,
-        stage.seconds,
-        len(stage.resumes),
-        stage.skips,
-        stage.rollbacks,
-        run.state(stage),
-    )
+_LIVES: Cells = (
+    (RUN, lambda run, life: run.label),
+    (Column("life", "life", "count"), lambda run, life: life.number),
+    (Column("begun", "begun (UTC)", "moment"), lambda run, life: life.begun),
+    (Column("start", "at", "text"), lambda run, life: life.start),
+    (Column("workers", "workers", "count"), lambda run, life: life.workers or None),
+    (Column("threads", "threads", "count"), lambda run, life: life.threads or None),
+    (Column("device", "device", "text"), lambda run, life: life.device),
+    (Column("version", "", "text"), lambda run, life: life.version),
+    (Column("iterations", "iterations", "count"), lambda run, life: life.updates),
+    (Column("done_again", "done again", "count"), lambda run, life: life.again),
+    (
+        Column("images_per_second", "images/s", "speed"),
+        lambda run, life: life.images / life.seconds if life.seconds else None,
+    ),
+    (Column("wall_seconds", "time", "time"), lambda run, life: life.ended - life.begun),
+    (Column("end", "end", "text"), _last_word),
+)
 
 
 def lives_table(runs: Sequence[Run]) -> Table:
     """One row per process life."""
-    columns = (
-        RUN,
-        Column("life", "life", "count"),
-        Column("begun", "begun (UTC)", "moment"),
-        Column("start", "at", "text"),
-        Column("workers", "workers", "count"),
-        Column("threads", "threads", "count"),
-        Column("device", "device", "text"),
-        Column("version", "", "text"),
-        Column("iterations", "iterations", "count"),
-        Column("done_again", "done again", "count"),
-        Column("images_per_second", "images/s", "speed"),
-        Column("wall_seconds", "time", "time"),
-        Column("end", "end", "text"),
-    )
-    rows: list[tuple[Value, ...]] = []
-    for run in runs:
-        for life in run.history.lives:
-            last = life is run.history.lives[-1]
-            rows.append(
-                (
-                    run.label,
-                    life.number,
-                    life.begun,
-                    life.start,
-                    life.workers or None,
-                    life.threads or None,
-                    life.device,
-                    life.version,
-                    life.updates,
-                    life.again,
-                    life.images / life.seconds if life.seconds else None,
-                    life.ended - life.begun,
-                    life.end or (run.word or "at work, or broken off" if last else "broken off"),
-                )
-            )
     note = (
         "done again: iterations of it that a later life had to repeat, or that `--redo` began anew, and those by which a branch got "
         "the snapshot that it starts from once more"
     )
-    return Table("Process lives", columns, tuple(rows), (note,))
+    return table_of("Process lives", _LIVES, ((run, life) for run in runs for life in run.history.lives), note)
