@@ -6,8 +6,8 @@ from html import escape
 import stagerun
 from stagerun.report.branches import COLUMNS, caption, colour, points
 from stagerun.report.curves import NARROW, WIDE, draw
-from stagerun.report.plots.html import POLICY, colour_style, in_script, variable
 from stagerun.report.plots.html import STYLE as PICTURE_STYLE
+from stagerun.report.plots.html import colour_style, in_script, variable, whole_page
 from stagerun.report.runs import Run
 from stagerun.report.tables import Table
 from stagerun.report.written import moment, shown
@@ -130,26 +130,19 @@ def page(
 ) -> str:
     """The whole document: `ranking`, how far each run is, the curves, `summary`, `details`. UsageError without matplotlib."""
     parts = [
-        "<!DOCTYPE html>",
-        '<html lang="en">',
-        '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        f"<title>{escape(title)}</title>",
-        f"<style>{PICTURE_STYLE}{STYLE}{colour_style()}:root {{ --done: var({variable(colour(2)[0])}); }}</style></head>",
-        f"<body><main>\n<h1>{escape(title)}</h1>",
+        f"<h1>{escape(title)}</h1>",
         '<div class="lead">' + "".join(f"<p>{escape(line)}</p>" for line in lead) + "</div>",
-        *([_section(ranking, fold=False)] if ranking.rows else []),
+        *([_table(ranking)] if ranking.rows else []),
         _states(runs),
         _curves(runs, title),
-        *(_section(table, fold=False) for table in summary),
-        *(_section(table, fold=True) for table in details),
+        *(_table(table) for table in summary),
+        *(_table(table, fold=True) for table in details),
     ]
     if notes:
-        parts.append(
-            "<section><h2>Notes</h2><ul>" + "".join(f"<li>{escape(n)}</li>" for n in notes) + "</ul></section>"
-        )
-    parts += [f"<footer>stagerun {escape(stagerun.__version__)}</footer>", "</main></body></html>", ""]
-    return "\n".join(parts)
+        parts.append(f"<section><h2>Notes</h2><ul>{''.join(f'<li>{escape(n)}</li>' for n in notes)}</ul></section>")
+    parts.append(f"<footer>stagerun {escape(stagerun.__version__)}</footer>")
+    done = f":root {{ --done: var({variable(colour(2)[0])}); }}"
+    return whole_page(title, PICTURE_STYLE + STYLE + colour_style() + done, "\n".join(parts))
 
 
 def _states(runs: Sequence[Run]) -> str:
@@ -164,51 +157,53 @@ def _states(runs: Sequence[Run]) -> str:
             state = f"<b>{escape(stage.name)}</b><span>{escape(run.state(stage))}</span>"
             items.append(f'<li><i><i style="width: {share:.1f}%"></i></i>{state}</li>')
         items.append("</ul>")
-    body = "\n".join(items)
-    if len(runs) < MANY_RUNS:
-        return f"<section>\n<h2>Progress</h2>\n{body}\n</section>"
-    return f"<section>\n<details><summary>Progress ({len(runs)} runs)</summary>\n{body}\n</details>\n</section>"
+    return _section("Progress", "\n".join(items), f"{len(runs)} runs" if len(runs) >= MANY_RUNS else "")
 
 
 def _curves(runs: Sequence[Run], title: str) -> str:
     drawn = [draw(runs, width, title) for width in (WIDE, NARROW)]
     found = [drawing for drawing in drawn if drawing is not None]
     if not found:
-        return '<section>\n<h2>Curves</h2>\n<p class="note">No iteration was done yet.</p>\n</section>'
+        return _section("Curves", '<p class="note">No iteration was done yet.</p>')
     series, places = points(runs)
     data = {"columns": COLUMNS, "series": series, "points": places, "panels": [drawing.panels for drawing in found]}
     pictures = "".join(
         f'<div class="{name}">{drawing.svg}</div>\n' for name, drawing in zip(("wide", "narrow"), found, strict=True)
     )
-    return "\n".join(
-        [
-            f'<section>\n<h2>Curves</h2>\n{_legend(runs)}\n<div class="picture">{pictures}<div id="values" role="status"></div></div>',
-            f'<p class="note">{escape(caption(runs))}</p>\n</section>',
-            f'<script type="application/json" id="data">{in_script(data)}</script>\n<script>{SCRIPT}</script>',
-        ]
-    )
-
-
-def _legend(runs: Sequence[Run]) -> str:
-    if len(runs) == 1:
-        return ""  # its stages have names and colours beneath the curves
-    items = []
+    legend = []
     for number, run in enumerate(runs):
         hue, dashes = colour(number)
-        items.append(f'<li><span style="border-top: 3px {dashes} var({variable(hue)})"></span>{escape(run.label)}</li>')
-    return f'<ul class="legend">{"".join(items)}</ul>'
+        legend.append(
+            f'<li><span style="border-top: 3px {dashes} var({variable(hue)})"></span>{escape(run.label)}</li>'
+        )
+    body = "\n".join(
+        [
+            f'<ul class="legend">{"".join(legend)}</ul>'
+            if len(runs) > 1
+            else "",  # else stages are named beneath the curves
+            f'<div class="picture">{pictures}<div id="values" role="status"></div></div>',
+            f'<p class="note">{escape(caption(runs))}</p>',
+        ]
+    )
+    scripts = f'<script type="application/json" id="data">{in_script(data)}</script>\n<script>{SCRIPT}</script>'
+    return f"{_section('Curves', body)}\n{scripts}"
 
 
-def _section(table: Table, fold: bool) -> str:
-    title, body = escape(table.title), _table(table) if table.rows else ""
-    body += "".join(f'<p class="note">{escape(note)}.</p>' for note in table.notes)
-    if not fold or len(table.rows) < FOLD:
+def _section(title: str, body: str, folded: str = "") -> str:
+    """`folded`: how much there is to unfold; '' where all of it is shown."""
+    if not folded:
         return f"<section>\n<h2>{title}</h2>\n{body}\n</section>"
-    summary = f"<summary>{title} ({len(table.rows)} rows)</summary>"
-    return f"<section>\n<details>{summary}\n{body}\n</details>\n</section>"
+    return f"<section>\n<details><summary>{title} ({folded})</summary>\n{body}\n</details>\n</section>"
 
 
-def _table(table: Table) -> str:
+def _table(table: Table, fold: bool = False) -> str:
+    body = _rows(table) if table.rows else ""
+    body += "".join(f'<p class="note">{escape(note)}.</p>' for note in table.notes)
+    many = fold and len(table.rows) >= FOLD
+    return _section(escape(table.title), body, f"{len(table.rows)} rows" if many else "")
+
+
+def _rows(table: Table) -> str:
     columns, rows = shown(table)
     classes = ["" if c.kind == "text" else ' class="number"' for c in columns]
     head = "".join(f"<th{k}>{escape(c.title)}</th>" for c, k in zip(columns, classes, strict=True))

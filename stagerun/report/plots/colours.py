@@ -10,27 +10,31 @@ from stagerun.plan.picture import Picture, Unit
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222")
 DASHES = ("solid", "dashed", "dotted")
 
+INK, SOFT, RULE, GRID = "#1d2430", "#5b6472", "#c3c9d2", "#e6e8ec"
+
+# matplotlib's, of all pictures.
 SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "stagerun",
-    "svg.fonttype": "path",
+    "svg.fonttype": "none",  # text stays text: it can be searched, and a page gives it the colour of its own
+    "text.parse_math": False,
+    "text.color": INK,
     "font.family": "DejaVu Sans",  # comes with matplotlib
     "font.size": 9.0,
+    "figure.dpi": 72,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": "#888888",
-    "axes.labelcolor": "#333333",
+    "axes.edgecolor": RULE,
+    "axes.labelcolor": SOFT,
     "axes.titlesize": 10.0,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": "#e6e6e6",
-    "xtick.color": "#555555",
-    "ytick.color": "#555555",
+    "grid.color": GRID,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
     "lines.linewidth": 1.3,
 }
-
-INK, SOFT, RULE, GRID = "#1d2430", "#5b6472", "#c3c9d2", "#e6e8ec"
 
 # What the values of a band are filled with, in turn.
 FILLS = ("#e3eaf3", "#cfdcec", "#f3ebdc", "#e0eedf", "#efe0ea", "#dfecee")

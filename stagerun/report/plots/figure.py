@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from stagerun.errors import UsageError
 from stagerun.plan.picture import Kind, Mark, Picture, Unit
 from stagerun.report.plots.bands import MOST_ROWS, Band, Label, bands, factor_text, keyed, mark_labels, not_shown
-from stagerun.report.plots.colours import GRID, INK, RULE, SETTINGS, SOFT, strokes
+from stagerun.report.plots.colours import RULE, SETTINGS, SOFT, strokes
 from stagerun.report.plots.scale import Scale, labels
 from stagerun.report.plots.strips import Room, draw_band, wide
 
@@ -94,10 +94,6 @@ def drawing() -> Iterator[None]:
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(SETTINGS)
-        # Text stays text: it can be searched, and a page gives it the colour of its own.
-        matplotlib.rcParams.update({"svg.fonttype": "none", "text.parse_math": False, "text.color": INK})
-        matplotlib.rcParams.update({"axes.edgecolor": RULE, "axes.labelcolor": SOFT, "grid.color": GRID})
-        matplotlib.rcParams.update({"xtick.color": SOFT, "ytick.color": SOFT, "figure.dpi": 72})
         yield
 
 

@@ -144,19 +144,21 @@ def still(page: str) -> str:
 
 
 def _page(title: str, body: str, watched: bool) -> str:
-    return "\n".join(
-        [
-            "<!DOCTYPE html>",
-            '<html lang="en">',
-            '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-            *([_REFRESHING] if watched else []),
-            f"<title>{escape(title)}</title>",
-            f"<style>{STYLE}{colour_style()}</style></head>",
-            f"<body><main>\n{body}\n</main></body></html>",
-            "",
-        ]
-    )
+    return whole_page(title, STYLE + colour_style(), body, _REFRESHING + "\n" if watched else "")
+
+
+def whole_page(title: str, style: str, body: str, refreshing: str = "") -> str:
+    """A document that loads nothing from anywhere."""
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+{refreshing}<title>{escape(title)}</title>
+<style>{style}</style></head>
+<body><main>
+{body}
+</main></body></html>
+"""
 
 
 def variable(colour: str) -> str:
