@@ -101,6 +101,11 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def listed(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
 def duration(seconds: float) -> str:
     """`42 s`, `3 min 05 s`, `2 h 07 min`, `3 d 04 h`."""
     whole = round(seconds)

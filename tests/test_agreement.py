@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from engine_help import ThreadComm, Threads
 
-from stagerun.data.glance import Glance
+from stagerun.data.fingerprint import Glance
 from stagerun.errors import StagerunError
 from stagerun.preflight.facts import Facts, Images, host_facts
 from stagerun.runner.agreement import _agree, _names

@@ -13,7 +13,7 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagerun.data.glance import Glance, glance
+from stagerun.data.fingerprint import Glance, glance
 from stagerun.data.scratch import look, stage
 from stagerun.data.scratch.locks import held
 from stagerun.preflight import machine

@@ -243,7 +243,7 @@ def test_another_lmdb_between_two_lives_is_seen(tmp_path: Path) -> None:
         stale.returncode == 78
         and "stage `init` is stale: the training images have changed since it was trained" in stale.stderr
     )
-    assert "stale: its training images" in small.stagerun("plan", of, "--out", out).stdout
+    assert "stale: the training images" in small.stagerun("plan", of, "--out", out).stdout
     shutil.rmtree(out / "snapshots" / "init-00000006-a0001")  # as if it had been stopped in its midst
     refused = small.run(of, out, "--require-bit-exact")
     assert refused.returncode == 78 and "resume is EQUIVALENT, not BIT-EXACT: training set: " in refused.stderr

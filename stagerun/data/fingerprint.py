@@ -1,18 +1,20 @@
-"""Which images an LMDB holds, as a short text that is compared between process lives. A few reads, no numpy: `plan` asks, too."""
+"""What of an LMDB can be known within a few reads, however large it is: which images it holds, as a short text that is compared
+between process lives, and whether another host has the same file. No numpy: `plan` asks, too."""
 
 import hashlib
 import os
 import re
 import struct
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from stagerun.errors import StagerunError
-from stagerun.lmdb_file import Meta, open_file, side_facts
+from stagerun.errors import DataError, StagerunError
+from stagerun.lmdb_file import BY_SCHEDULE, Meta, open_file, side_facts
 from stagerun.recipe import Schedule
 
 _SAMPLES = 32
 _LARGEST_VALUE = 1 << 20  # bytes of a sampled record that are digested, beside its length
 _DEEPEST = 32  # LMDB's own limit
+_ENDS = 1 << 20
 
 
 def with_sets(schedule: Schedule) -> Schedule:
@@ -74,3 +76,34 @@ def _record(fd: int, meta: Meta, place: float) -> bytes:
         value = os.pread(fd, min(length, _LARGEST_VALUE), begin)
         return hashlib.sha256(b"%d %d " % (key_size, length) + page[at : at + key_size] + value).digest()
     raise ValueError("not a tree of records")
+
+
+# -- enough to see that two hosts have different ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glance:
+    """`size` of data.mdb, bytes. `fingerprint` is that of the side file, '' without one, or where that is of another state of the LMDB.
+    `ends`: a digest of data.mdb's first and last MB, in hex. Copies of one file are alike in all; LMDBs made separately of the same
+    records in `records` and `fingerprint` alone."""
+
+    records: int
+    size: int
+    fingerprint: str
+    ends: str
+
+
+def glance(folder: str) -> Glance:
+    """Errors as of `lmdb_file.check_file`."""
+    fd, meta = open_file(folder, BY_SCHEDULE)
+    try:
+        digest = hashlib.blake2b(os.pread(fd, _ENDS, 0), digest_size=16)
+        digest.update(os.pread(fd, _ENDS, max(0, meta.file_size - _ENDS)))
+    except OSError as error:
+        raise DataError(
+            f"{folder}: data.mdb can't be read: {error.strerror}", "check the disk or the file server"
+        ) from None
+    finally:
+        os.close(fd)
+    fingerprint = str(side_facts(folder, meta).get("fingerprint", ""))
+    return Glance(records=meta.entries, size=meta.file_size, fingerprint=fingerprint, ends=digest.hexdigest())

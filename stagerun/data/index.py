@@ -52,18 +52,14 @@ class Facts:
     file_size: int  # of data.mdb in bytes, and its newest transaction: another value means that it was changed since
     transaction: int
     fingerprint: str  # sha256 over keys and digests in key order, in hex: the same for every LMDB of the same records
-    classes: tuple[str, ...] = ()  # names by label; () where nobody knows them
-    mean_bgr: tuple[
-        float, ...
-    ] = ()  # mean of all pixels per channel (B, G, R; or one of grey images); () where unknown
-    kinds: tuple[
-        tuple[str, int], ...
-    ] = ()  # ("baseline JPEG", 1281145), ("PNG", 1) ...: how the images are stored, most first
+    classes: tuple[str, ...] = ()  # names by label; () where unknown
+    # Mean of all pixels per channel (B, G, R; or one of grey images); () where unknown.
+    mean_bgr: tuple[float, ...] = ()
+    # ("baseline JPEG", 1281145), ("PNG", 1) ...: how the images are stored, most first.
+    kinds: tuple[tuple[str, int], ...] = ()
     deviation_bgr: tuple[float, ...] = ()  # standard deviation of all pixels, as mean_bgr; () in an older side file
     restart_interval: int = 0  # 4 where the JPEGs (99 % of them) are as `prepare` makes them, 0 else
-    prepared_from: str = (
-        ""  # `fingerprint.set_of` the LMDB that `prepare` made this one from, which has the same pixels
-    )
+    prepared_from: str = ""  # `fingerprint.set_of` the LMDB that `prepare` made this one from: the same pixels
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

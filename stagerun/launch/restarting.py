@@ -1,10 +1,9 @@
 """What comes after a life of a job on several hosts: its end, or another life, and on which hosts. Pure."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stagerun.errors import ExitCode
-from stagerun.text import count
+from stagerun.text import count, listed
 
 RELEASED_S = 10.0
 AGAIN = "run the same command again: it goes on from the newest snapshot"
@@ -65,7 +64,7 @@ def decide(ended: Ended, policy: Policy) -> Finish | Again:
         if not came:  # somebody stopped the workers of a host there
             return Finish(ended.code, ended.text)
         several = len(came) > 1
-        says = f"{_names(came)} answer{'' if several else 's'} again: going on with {'them' if several else 'it'}"
+        says = f"{listed(came)} answer{'' if several else 's'} again: going on with {'them' if several else 'it'}"
         return Again(_ordered(ended, policy), False, says)
     if ended.code == ExitCode.IN_USE and ended.releasing:
         says = f"{_first_line(ended.text)}; it may be what the last life has left, and saves: next try in {RELEASED_S:.0f} s"
@@ -75,7 +74,7 @@ def decide(ended: Ended, policy: Policy) -> Finish | Again:
     gone = [name for name in ended.lost if name not in ended.answering]
     left = _ordered(ended, policy)
     head = ended.hosts[0]
-    why = f"{_names(gone)} {'is' if len(gone) == 1 else 'are'} gone" if gone else _first_line(ended.text)
+    why = f"{listed(gone)} {'is' if len(gone) == 1 else 'are'} gone" if gone else _first_line(ended.text)
     if head in gone and not left:
         return Finish(
             _saved_or_gone(ended),
@@ -86,7 +85,7 @@ def decide(ended: Ended, policy: Policy) -> Finish | Again:
         needed = f"{count(len(left), 'host')} left of at least {policy.least}"
         return Finish(_saved_or_gone(ended), f"{why}: {needed}\n  hint: {AGAIN}{more}")
     if ended.slept:
-        says = f"the launcher was stopped for {ended.slept:.0f} s, so the hosts have saved and ended: going on with {_names(left)}"
+        says = f"the launcher was stopped for {ended.slept:.0f} s, so the hosts have saved and ended: going on with {listed(left)}"
         return Again(left, False, says)
     if ended.restarts >= policy.restarts:
         done = (
@@ -96,7 +95,7 @@ def decide(ended: Ended, policy: Policy) -> Finish | Again:
         )
         return Finish(ended.code, f"{ended.text}\n{done}".strip() if done else ended.text)
     return Again(
-        left, True, f"{why}; going on with {_names(left)}, restart {ended.restarts + 1} of at most {policy.restarts}"
+        left, True, f"{why}; going on with {listed(left)}, restart {ended.restarts + 1} of at most {policy.restarts}"
     )
 
 
@@ -112,10 +111,6 @@ def _ordered(ended: Ended, policy: Policy) -> tuple[str, ...]:
 
 def _saved_or_gone(ended: Ended) -> int:
     return ended.code if ended.code == ExitCode.SAVED else int(ExitCode.PEER)
-
-
-def _names(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _first_line(text: str) -> str:

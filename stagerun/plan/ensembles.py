@@ -11,7 +11,7 @@ from stagerun.plan.plan import Plan, State
 from stagerun.plan.tested import other_set, tested_on
 from stagerun.recipe import Ensemble, EnsembleRule, Schedule
 from stagerun.snapshots import SnapshotRef
-from stagerun.text import columns, count
+from stagerun.text import columns, count, listed
 
 
 class EnsembleState(enum.Enum):
@@ -40,10 +40,10 @@ def plan_ensembles(plan: Plan, results: Mapping[str, EnsembleTested]) -> tuple[P
 def _plan_ensemble(plan: Plan, ensemble: Ensemble, result: EnsembleTested | None) -> PlannedEnsemble:
     stages = [s for name in ensemble.members for s in plan.stages if s.stage.name == name]
     if off := [s.stage.name for s in stages if not s.stage.enabled]:
-        why = f"{_all(off)} {'is' if len(off) == 1 else 'are'} not enabled"
+        why = f"{listed(off)} {'is' if len(off) == 1 else 'are'} not enabled"
         return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.OFF, why=why)
     if left := [s.stage.name for s in stages if s.state is not State.DONE]:
-        return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.WAITING, why=f"for {_all(left)}")
+        return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.WAITING, why=f"for {listed(left)}")
     members = tuple(s.end for s in stages if s.end is not None)
     if result is None:
         return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.READY, members=members)
@@ -53,7 +53,7 @@ def _plan_ensemble(plan: Plan, ensemble: Ensemble, result: EnsembleTested | None
     if other_set(plan.schedule, result.tested_set) and "tested_on" not in changed:
         changed.append("tested_on")
     if changed:
-        why = f"evaluated with {_all([_WORDS[name] for name in changed])}"
+        why = f"evaluated with {listed([_WORDS[name] for name in changed])}"
         return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.READY, members=members, why=why)
     return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.DONE, members=members, result=result)
 
@@ -84,11 +84,6 @@ def made_from(schedule: Schedule, ensemble: Ensemble, members: Sequence[Snapshot
         # The members' transforms are the same: `check` sees to that.
         "tested_on": tested_on(schedule, schedule.stage(ensemble.members[0])),
     }
-
-
-def _all(words: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 # -- how long it takes

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stagerun.data.glance import Glance, glance
+from stagerun.data.fingerprint import Glance, glance
 from stagerun.errors import DataError, StagerunError
 from stagerun.preflight import machine
 from stagerun.preflight.places import (

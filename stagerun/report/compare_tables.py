@@ -23,7 +23,9 @@ def seeds_table(runs: Sequence[Run]) -> Table:
     columns += [Column("train_seconds_mean", "time mean", "time")]
     rows: list[tuple[Value, ...]] = []
     for g in found:
-        spreads = [value for s in (g.top1, g.ema_top1) for value in _four(s)]
+        spreads: list[Value] = []
+        for s in (g.top1, g.ema_top1):
+            spreads += [s.mean, s.sd, s.low, s.high] if s else [None] * 4
         gain = (g.gain.mean, g.gain.sd) if g.gain else (None, None)
         who = (", ".join(g.runs), len(g.runs), ", ".join(g.seeds))
         loss = (g.test_loss.mean, g.test_loss.sd) if g.test_loss else (None, None)
@@ -51,12 +53,13 @@ def ranking_table(runs: Sequence[Run]) -> Table:
     for g in compare.groups(runs):
         add(g.stage, g.runs, g.top1, g.test_loss, g.ema_top1)
     for run in runs:
+        most = max((test.images for stage in run.history.stages for _, test in stage.tests), default=0)
         for stage in run.history.stages:
             if stage.finished is None and stage.tests:
                 last = [test for _, test in stage.tests if test.iter == stage.tests[-1][1].iter]
                 own, averaged = ([t for t in last if t.ema is ema] for ema in (False, True))
                 kinds = [t.top1 for t in own], [t.loss for t in own], [t.top1 for t in averaged]
-                fewer = f", {last[0].images} images" if last[0].images < _most_images(run) else ""
+                fewer = f", {last[0].images} images" if last[0].images < most else ""
                 what = f"{stage.name} at {last[0].iter} of {stage.max_iter}{fewer}"
                 add(what, [run.label], *map(compare.spread, kinds))
     for group in compare.ensemble_groups(runs):
@@ -80,14 +83,6 @@ def ranking_table(runs: Sequence[Run]) -> Table:
     several = any(row[2] != 1 for row in ranked)
     note = ("mean and sd (the sample's, n - 1; of top-1 in percentage points) over runs that differ by the seed alone",)
     return Table("Ranking", columns, tuple((n, *row) for n, row in enumerate(ranked, 1)), note if several else ())
-
-
-def _most_images(run: Run) -> int:
-    return max(test.images for stage in run.history.stages for _, test in stage.tests)
-
-
-def _four(spread: compare.Spread | None) -> tuple[Value, ...]:
-    return (spread.mean, spread.sd, spread.low, spread.high) if spread else (None, None, None, None)
 
 
 def workers_table(runs: Sequence[Run]) -> Table:
@@ -120,12 +115,9 @@ def differences_table(runs: Sequence[Run]) -> Table:
     columns = [Column("kind", "of", "text"), Column("field", "field", "text")]
     columns += [Column("stages", "stages", "text"), *(Column(run.label, run.label, "text") for run in runs)]
     rows = tuple((d.kind, d.field, d.stages, *d.values) for d in compare.differences(runs))
-    missing = [f"{run.label} ({', '.join(gone)})" for run in runs if (gone := _without_snapshot(run))]
+    without = {run.label: [s.name for s in run.history.stages if s.name not in run.identities] for run in runs}
+    missing = [f"{label} ({', '.join(gone)})" for label, gone in without.items() if gone]
     notes = [] if rows else ["nothing differed, of what the logs and snapshots say"]
     if missing:
         notes.append(f"?: there is no snapshot that would tell the recipe: {'; '.join(missing)}")
     return Table("Differences", tuple(columns), rows, tuple(notes))
-
-
-def _without_snapshot(run: Run) -> list[str]:
-    return [s.name for s in run.history.stages if s.name not in run.identities]

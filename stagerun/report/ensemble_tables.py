@@ -40,15 +40,5 @@ def _rows(run: Run, tested: EnsembleTested) -> Iterator[tuple[Value, ...]]:
     for name, result in zip(tested.members, run.alone(tested), strict=True):
         top1, top5, loss = (result.top1, result.top5, result.test_loss) if result else (None, None, None)
         yield run.label, tested.name, name, "", top1, None, None, top5, loss, None
-    yield (
-        run.label,
-        tested.name,
-        "",
-        tested.rule,
-        tested.top1,
-        tested.gain,
-        tested.gain_over_mean,
-        tested.top5,
-        tested.loss,
-        tested.seconds,
-    )
+    gains = tested.gain, tested.gain_over_mean
+    yield run.label, tested.name, "", tested.rule, tested.top1, *gains, tested.top5, tested.loss, tested.seconds

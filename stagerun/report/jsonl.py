@@ -18,7 +18,7 @@ class JsonLines:
     """Rank 0 only. Each line is written whole with one call, so a killed run leaves at most its last line cut short,
     and the next run starts on a line of its own.
 
-    A log that can't be written is no reason to lose training: `warn` is told of the first failure, and later events are
+    A log that can't be written is no reason to lose training: `warn` hears of the first failure, and later events are
     still tried, each on a line of its own. PermissionDenied, StorageError if the file can't be opened.
     """
 
@@ -29,11 +29,8 @@ class JsonLines:
             size = self._file.seek(0, os.SEEK_END)
             self._file.seek(max(0, size - 1))
             self._torn = size > 0 and self._file.read(1) != b"\n"
-            self._indexed, self._others, self._iterations = (
-                self._file.seek(0, os.SEEK_END) + self._torn,
-                dict[int, bool](),
-                0,
-            )
+            self._indexed = self._file.seek(0, os.SEEK_END) + self._torn
+            self._others, self._iterations = dict[int, bool](), 0
         except PermissionError as error:
             raise PermissionDenied(f"{path}: may not be written", "give another output folder with --out") from error
         except OSError as error:
@@ -52,7 +49,7 @@ class JsonLines:
             self._failed("the disk took a part of a line only")
 
     def _index(self, event: Event) -> bytes:
-        """What comes before the line of `event`: after many iterations, an Indexed. Where a line could not be written, the next one may tell
+        """What comes before the line of `event`: after many iterations, an Indexed. Where a line could not be written, the next one may name
         wrong places, which its readers see."""
         if not isinstance(event, Iterated | Retraced):
             self._others[self._file.seek(0, os.SEEK_END) + self._torn] = True

@@ -10,7 +10,7 @@ import torch
 from stagerun.comm import Comm, gather_json
 from stagerun.engine.digest import combined
 from stagerun.errors import PeerError, RanksDiffer
-from stagerun.text import count
+from stagerun.text import count, listed
 
 # Tensors and ranks that are named, of those that differ.
 _NAMED = 3
@@ -57,4 +57,4 @@ def different(where: str, hosts: Sequence[str], digests: Sequence[Mapping[str, i
 
 def _listed(names: Sequence[str]) -> str:
     shown = [*names[:_NAMED], f"{len(names) - _NAMED} more"] if len(names) > _NAMED else list(names)
-    return ", ".join(shown[:-1]) + f" and {shown[-1]}" if len(shown) > 1 else shown[0]
+    return listed(shown)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stagerun.pulse import Limits, Section
-from stagerun.text import duration
+from stagerun.text import duration, listed
 
 # Between two looks of a monitor, and two words to the others; in a large job a rank speaks more seldom.
 TICK_S, RANKS_PER_TICK = 0.2, 100
@@ -196,10 +196,7 @@ def seconds(value: float) -> str:
 
 def _names(hosts: Sequence[str]) -> str:
     more = len(hosts) - _MOST_NAMED
-    listed = list(hosts[:_MOST_NAMED])
-    if more > 0:
-        return f"{', '.join(listed)} and {more} more"
-    return " and ".join([", ".join(listed[:-1]), listed[-1]]) if len(listed) > 1 else listed[0]
+    return listed([*hosts[:_MOST_NAMED], *([f"{more} more"] if more > 0 else [])])
 
 
 # -- stragglers

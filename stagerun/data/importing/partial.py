@@ -10,7 +10,6 @@ What is left of OUT.partial after that rename is swept away; a crash between the
 complete OUT, which the next import into OUT removes.
 """
 
-import contextlib
 import errno
 import fcntl
 import hashlib
@@ -97,7 +96,7 @@ class Partial:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.ftruncate(self._lock, 0)  # or the next holder would be taken for this one
         os.close(self._lock)
 
