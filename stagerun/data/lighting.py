@@ -16,11 +16,7 @@ NUMBERS = 4
 # Eigenvalues and eigenvectors (columns; rows are R, G, B) of the covariance of ImageNet's pixels in units of 0 .. 1. Their source is facebookarchive/fb.resnet.torch: datasets/imagenet.lua; the method is section 4.1 of Krizhevsky, Sutskever, Hinton:
 # ImageNet Classification with Deep Convolutional Neural Networks (2012).
 _EIGENVALUES = (0.2175, 0.0188, 0.0045)
-_EIGENVECTORS = (
-    (-0.5675, 0.7192, 0.4009),
-    (-0.5808, -0.0045, -0.8140),
-    (-0.5836, -0.6948, 0.4203),
-)
+_EIGENVECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
 _LN2 = 0.6931471805599453
 _HALF_PI = 1.5707963267948966
 

@@ -16,12 +16,9 @@ def regular(path: str, flags: int) -> int:
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not stat.S_ISREG(mode):
-            raise DataError(f"{path}: is no regular file, but a {_kind(mode)}", "give a file, or leave it out")
+            kind = "pipe" if stat.S_ISFIFO(mode) else "device"
+            raise DataError(f"{path}: is no regular file, but a {kind}", "give a file, or leave it out")
     except BaseException:
         os.close(fd)
         raise
     return fd
-
-
-def _kind(mode: int) -> str:
-    return "pipe" if stat.S_ISFIFO(mode) else "device"

@@ -129,11 +129,7 @@ Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def index_of(
-    offsets: Offsets,
-    rows: Rows,
-    classes: tuple[str, ...],
-    known: Statistics | None = None,
-    prepared_from: str = "",
+    offsets: Offsets, rows: Rows, classes: tuple[str, ...], known: Statistics | None = None, prepared_from: str = ""
 ) -> Index:
     """The side file's content: rows of the stored records, in key order. `known`: the statistics, where they need not be computed."""
     mean_bgr, deviation_bgr = known or _statistics(rows)

@@ -46,7 +46,7 @@ class Agent:
     def __init__(self, answers: Answers) -> None:
         # Answers may import it: hosts without a reverse name are no news.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        self._answers: Answers = {**answers, "meet": _meet, "port": _port}
+        self._answers: Answers = {**answers, "meet": _meet, "port": lambda _: {"port": addresses.free_port()}}
         self._todo: queue.Queue[dict[str, Any]] = queue.Queue()
         self._life: Life | None = None
         self._early: list[dict[str, Any]] = []  # what came for a life that was only about to begin
@@ -277,10 +277,6 @@ def _fitting(values: dict[str, str]) -> dict[str, str]:
         else:
             print(f"{key}={value} is left out: there is no such interface here", file=sys.stderr)
     return fitting
-
-
-def _port(question: Question) -> dict[str, Any]:
-    return {"port": addresses.free_port()}
 
 
 def _interface(endpoint: str) -> str | None:

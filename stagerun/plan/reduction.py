@@ -47,8 +47,4 @@ def step(pieces: Sequence[float], workers: int, link: Link, one_pass: float, pas
     """
     times = [ring(size, workers, link) for size in pieces] if workers > 1 else [0.0]
     hidden = min(OVERLAP * BACKWARD_SHARE * one_pass, sum(times[:-1]))
-    return Step(
-        computing=passes * one_pass + update,
-        communicating=sum(times),
-        exposed=sum(times) - hidden,
-    )
+    return Step(computing=passes * one_pass + update, communicating=sum(times), exposed=sum(times) - hidden)

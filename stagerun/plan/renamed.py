@@ -27,19 +27,16 @@ def taken_over(stage: Stage, source: Source | None, inventory: Inventory, known:
         return inventory  # under a parent that is yet to be trained nothing tells one stage from another
     length = stage.solver.max_iter
     ended = any(ref.iter == length for ref in inventory.of(stage.name) if counts(ref, stage, source, inventory))
+    since = source.since if source is not None and not source.at else 0
     taken: dict[str, str] = {}
     for refs in _of_others(inventory, known).values():
-        fitting = [ref for ref in refs if counts(ref, stage, source, inventory) and not _older(ref, source)]
+        fitting = [ref for ref in refs if counts(ref, stage, source, inventory) and ref.attempt >= since]
         ends = any(ref.iter == length for ref in fitting)
         if ends and ended:
             continue
         ended = ended or ends
         taken |= {ref.name: stage.name for ref in fitting}
     return under(inventory, taken)
-
-
-def _older(ref: SnapshotRef, source: Source | None) -> bool:
-    return source is not None and not source.at and ref.attempt < source.since
 
 
 def under(inventory: Inventory, names: Mapping[str, str]) -> Inventory:

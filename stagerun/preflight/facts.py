@@ -136,10 +136,7 @@ def _of_schedule(found: Facts, schedule: Schedule, out: str | None, writes: bool
     if writes:
         _tried(troubles, lambda: require_writable(folder))
     return replace(
-        with_settings(found, schedule),
-        images=images,
-        scratch=room,
-        out=_tried(troubles, lambda: place(folder)),
+        with_settings(found, schedule), images=images, scratch=room, out=_tried(troubles, lambda: place(folder))
     )
 
 

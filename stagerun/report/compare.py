@@ -2,7 +2,7 @@
 
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stagerun.events import EnsembleTested
@@ -150,7 +150,9 @@ def differences(runs: Sequence[Run]) -> list[Difference]:
     for name in stages:
         facts = [_facts(run, run.history.stage(name)) for run in runs]
         for kind, field in dict.fromkeys(key for fact in facts for key in fact):
-            values = tuple(fact.get((kind, field), _absent(fact, kind)) for fact in facts)
+            # A field that a run doesn't name is unknown if it names none of the kind.
+            absent = ["(none)" if any(other == kind for other, _ in fact) else "?" for fact in facts]
+            values = tuple(fact.get((kind, field), none) for fact, none in zip(facts, absent, strict=True))
             if len({value for value in values if value != "?"}) > 1:
                 per_stage.setdefault((kind, field, values), []).append(name)
     for (kind, field, values), names in per_stage.items():
@@ -159,11 +161,6 @@ def differences(runs: Sequence[Run]) -> list[Difference]:
         found.append(Difference(kind, field, "all" if names == stages else ", ".join(names), values))
     order = ("schedule", "recipe", "environment", "evaluation")
     return sorted(found, key=lambda d: order.index(d.kind))
-
-
-def _absent(fact: Mapping[tuple[str, str], str], kind: str) -> str:
-    """A field that a run doesn't name: unknown, if it names none of the kind."""
-    return "(none)" if any(other == kind for other, _ in fact) else "?"
 
 
 def _facts(run: Run, stage: StageHistory | None) -> dict[tuple[str, str], str]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 WIDE, NARROW = 11.0, 4.6  # inches; the narrow one is for phones
 LANE = 0.235  # inches of a line of stages
+LEFT, RIGHT, TOP, GAP = 0.55, 0.12, 0.3, 0.34  # inches beside, above and between panels
 
 # Panels from top to bottom: what they show, and their inches. The last is over time, the others over epochs.
 PANELS = (
@@ -53,21 +54,20 @@ def draw(runs: Sequence[Run], width: float, title: str) -> Drawing | None:
         # Two in one page have no names in common.
         matplotlib.rcParams.update({"svg.hashsalt": f"stagerun{width}", "font.size": 8.5, "axes.titlesize": 9.5})
         rows = 1 + max(lanes(longest).values(), default=0)
-        gap, left, right, top = 0.34, 0.55, 0.12, 0.3
-        height = top + sum(high + gap for *_, high in panels) + LANE * rows + 0.45
+        height = TOP + sum(high + GAP for *_, high in panels) + LANE * rows + 0.45
         figure = Figure(figsize=(width, height), dpi=72, facecolor="none")
         last = max((end for run in runs for _, _, end in extents(run)), default=0.0)
-        placed, at = [], top
+        placed, at = [], TOP
         for kind, name, high in panels:
             if kind == "speed":  # beneath the lines of stages
-                _stages(longest, len(runs) == 1, _axes(figure, left, right, at + 0.06, LANE * rows), last)
+                _stages(longest, len(runs) == 1, _axes(figure, at + 0.06, LANE * rows), last)
                 at += LANE * rows + 0.4
-            axes = _axes(figure, left, right, at, high)
+            axes = _axes(figure, at, high)
             _DRAW[kind](runs, axes)
             axes.set_title(name)
             axes.grid(color=GRID)
             axes.tick_params(length=3, color=RULE)
-            at += high + gap
+            at += high + GAP
             if kind != "speed":
                 axes.set_xlim(0, 1.01 * last or 1.0)
                 placed.append((kind, axes))
@@ -86,11 +86,10 @@ def draw(runs: Sequence[Run], width: float, title: str) -> Drawing | None:
         return Drawing(inline(saved_svg(figure, title), label), found)
 
 
-def _axes(figure: "Figure", left: float, right: float, top: float, high: float) -> "Axes":
+def _axes(figure: "Figure", top: float, high: float) -> "Axes":
     width, height = figure.get_size_inches()
-    return figure.add_axes(
-        (left / width, 1 - (top + high) / height, (width - left - right) / width, high / height), facecolor="none"
-    )
+    across = (width - LEFT - RIGHT) / width
+    return figure.add_axes((LEFT / width, 1 - (top + high) / height, across, high / height), facecolor="none")
 
 
 def _has(runs: Sequence[Run], kind: str) -> bool:

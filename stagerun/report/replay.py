@@ -3,7 +3,7 @@
 After a kill the iterations since the snapshot that was resumed are done again, with `on_nan: ROLLBACK` others take the place of
 those since the snapshot that training went back to, and after `--redo` a stage begins anew: what was done later takes the place of
 what was done before. The time that the first took stays with its process life. A piece of a stage that is trained once more takes
-nobody's place, and its time is its life's.
+no other's place, and its time is its life's.
 """
 
 from collections.abc import Iterator, Sequence
@@ -177,7 +177,9 @@ class _Reader:
             case Iterated():
                 self._updates(life, _one(time, event, event.epoch, event.weight_decay))
             case Retraced():
-                self._retraced(life, time, event)
+                # It is not part of the stage's history, which has the iteration already, but it took its time.
+                life.work.extend(_one(time, event, 0.0, 0.0))
+                life.again += 1
             case NotFinite() if event.until is None:
                 self._failed(event)
             case RunStarted():
@@ -205,7 +207,8 @@ class _Reader:
             case Stopped():
                 life.end = f"stopped ({event.reason})"
             case Failed():
-                life.end = _error(event)
+                first = event.text.partition("\n")[0]
+                life.end = f"ended with exit code {event.code}" + (f": {first}" if first else "")
             case RunFinished():
                 left = f" (not chosen: {', '.join(event.not_chosen)})" if event.not_chosen else ""
                 life.end, self.complete = "finished" + left, not event.not_chosen
@@ -277,11 +280,6 @@ class _Reader:
             stage.points.extend(updates, begin, end, len(self.lives))
         life.work.extend(updates)
 
-    def _retraced(self, life: _Life, time: float, event: Retraced) -> None:
-        """It is no part of the stage's history, which has the iteration already, but it took its time."""
-        life.work.extend(_one(time, event, 0.0, 0.0))
-        life.again += 1
-
     def _cut(self, stage: _Stage, iter: int) -> None:
         """Takes back what was done after `iter`: it is done again."""
         for life in stage.points.cut(iter):
@@ -293,11 +291,6 @@ class _Reader:
 
 def _one(time: float, e: Iterated | Retraced, epoch: float, decay: float) -> Updates:
     return Updates(e.stage, (time,), (e.iter,), (epoch,), (e.lr,), (decay,), (e.loss,), (e.images,), (e.seconds,))
-
-
-def _error(event: Failed) -> str:
-    first = event.text.partition("\n")[0]
-    return f"ended with exit code {event.code}" + (f": {first}" if first else "")
 
 
 def _epoch_images(stages: Sequence[_Stage]) -> int | None:

@@ -13,7 +13,7 @@ class Run:
     of the newest one that counts; identities in the words of this version. `stale` are finished stages that were trained from
     another end of their parent than it has now, and what follows from them. `results` are those of the snapshots that ensembles
     were made from, as far as they are there, by the snapshot's id. `word` is what
-    `status` says of a process life whose end the log doesn't tell, whether it is `alive`.
+    `status` says of a process life whose end the log doesn't say, whether it is `alive`.
     """
 
     label: str
@@ -160,12 +160,9 @@ def notes(runs: Sequence[Run]) -> list[str]:
         for stage in h.stages:
             if stage.trained and (missing := stage.iter - stage.trained.updates):
                 found.append(f"{run.label}: iterations of {stage.name} without a line in log.jsonl: {missing}")
-            found += _smaller_tests(run, stage)
+            images = [test.images for _, test in stage.tests]
+            if images and (least := min(images)) < max(images):
+                found.append(
+                    f"{run.label}: tests inside {stage.name} cover {least} of {max(images)} images (`test_iter`)"
+                )
     return found
-
-
-def _smaller_tests(run: Run, stage: StageHistory) -> list[str]:
-    images = [test.images for _, test in stage.tests]
-    if not images or min(images) == max(images):
-        return []
-    return [f"{run.label}: tests inside {stage.name} cover {min(images)} of {max(images)} images (`test_iter`)"]

@@ -244,11 +244,7 @@ class Copying:
         removed = [
             f"removed {found.folder}, to make room: a copy of {found.manifest.source}" for found in self._copier.removed
         ]
-        return [
-            done,
-            *(Told(host=self._host, text=text, warning=False) for text in removed),
-            *self._mended(),
-        ]
+        return [done, *(Told(host=self._host, text=text, warning=False) for text in removed), *self._mended()]
 
     def _mended(self) -> list[Told]:
         copies = self._copier.copies or () if self._copier is not None else ()

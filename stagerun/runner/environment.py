@@ -36,10 +36,7 @@ def other_machines(comm: Comm, device: torch.device) -> str:
 
 
 def _machine(device: torch.device, workers: int, reducer: str) -> dict[str, str]:
-    return environment(device, workers, reducer) | {
-        "stagerun": stagerun.__version__,
-        "image library": pixels_made_by(),
-    }
+    return environment(device, workers, reducer) | {"stagerun": stagerun.__version__, "image library": pixels_made_by()}
 
 
 def environment_of(

@@ -144,11 +144,7 @@ def _loader(stored: Stored, records: Records, views: Views, device: torch.device
     threads = default_loader_threads(device.type, torch.get_num_threads())
     if views is Views.TEN_CROP:
         return CropLoader(
-            records,
-            solver.test_transform,
-            channels=model.channels,
-            num_classes=model.num_classes,
-            threads=threads,
+            records, solver.test_transform, channels=model.channels, num_classes=model.num_classes, threads=threads
         )
     return evaluation_loader(records, stored.schedule, solver, threads=threads)
 

@@ -199,11 +199,7 @@ class Keeper:
             parent=parent,
             identity=stage.identity,
             environment=environment,
-            files={
-                **files,
-                STATE: json.dumps(asdict(progress)).encode(),
-                RECIPE: canonical(self.schedule).encode(),
-            },
+            files={**files, STATE: json.dumps(asdict(progress)).encode(), RECIPE: canonical(self.schedule).encode()},
             content=tuple(files),
             id_stage=id_stage,
             serial=self.serial,

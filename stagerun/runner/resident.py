@@ -92,10 +92,7 @@ def training_batches(
     # What grows with the iterations of the stage (`crop_size_ramp_param`) doesn't jump where images are left out.
     start = run.planned.position + run.planned.skipped
     if resident is None:
-        with (
-            run.images.loader(run.stage, start).stream(asked) as batches,
-            feed(batches, run.device) as fed,
-        ):
+        with run.images.loader(run.stage, start).stream(asked) as batches, feed(batches, run.device) as fed:
             yield fed
         return
     solver = run.stage.solver

@@ -53,7 +53,8 @@ def require_progress(disk: store.Disk, out: Path, newest: str) -> None:
     PermissionDenied."""
     if not (lives := fruitless(disk, out, newest)):
         return
-    ends = "; ".join(f"life {life.attempt} ({life}) {_end(life)}" for life in lives)
+    codes = ("was killed, or crashed" if x.code is None else f"ended with exit code {x.code}" for x in lives)
+    ends = "; ".join(f"life {life.attempt} ({life}) {end}" for life, end in zip(lives, codes, strict=True))
     more = f"{out}/log.jsonl may say more; " if (out / "log.jsonl").exists() else ""
     raise ResumeRefused(
         f"the last {LIMIT} runs in {out} came to no snapshot and no result, and the next would start where they did: {ends}",
@@ -71,7 +72,3 @@ def fruitless(disk: store.Disk, out: Path, newest: str) -> list[store.Life]:
 def stuck(lives: Sequence[store.Life], newest: str) -> bool:
     """Whether `lives`, the last ones, are LIMIT that ended badly and began from `newest`. Pure."""
     return len(lives) == LIMIT and all(life.code in _BAD and life.newest == newest for life in lives)
-
-
-def _end(life: store.Life) -> str:
-    return "was killed, or crashed" if life.code is None else f"ended with exit code {life.code}"

@@ -21,7 +21,7 @@ from stagerun.private import gone, open_lock
 from stagerun.store.disk import LocalDisk
 from stagerun.store.faults import reporting
 from stagerun.store.layout import lock_file
-from stagerun.store.lives import newest_life, this_process
+from stagerun.store.lives import newest_life, now_text, this_process
 
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
@@ -47,9 +47,14 @@ class Holder:
     since: float | None = None
     beat: int | None = None
 
+    @property
+    def ended(self) -> bool:
+        """Whether the process of that name is known to be gone: then the name is a predecessor's."""
+        return self.pid is not None and self.host is not None and gone(self.pid, self.host)
+
 
 def holder(out: Path) -> Holder | None:
-    """Who holds the output folder now; None if nobody does, or its lock is not for this user: then its lives tell (`last_word`). Changes
+    """Who holds the output folder now; None if no process does, or its lock is not for this user: then its lives say (`last_word`). Changes
     nothing. StorageError."""
     path = lock_file(out)
     with reporting("see who holds the output folder", path):
@@ -63,15 +68,13 @@ def holder(out: Path) -> Holder | None:
         except BlockingIOError:
             text = _written(fd)
         except OSError as error:
-            if error.errno in _NO_LOCKS:  # nobody can have it; the lease alone tells of a run
+            if error.errno in _NO_LOCKS:  # no one can have it; the lease alone shows a run
                 return None
             raise
         finally:
             os.close(fd)
     found = holder_named(text)
-    if found.pid is not None and found.host is not None and gone(found.pid, found.host):
-        return Holder("", since=time.time())  # whose name will come
-    return found
+    return Holder("", since=time.time()) if found.ended else found  # its own name will come
 
 
 def holder_named(text: str, beat: int | None = None) -> Holder:
@@ -122,14 +125,15 @@ class Lock:
             with reporting("write", path):
                 # The file of an output folder is never deleted: whoever opened it before would hold a lock on a file without a name.
                 os.ftruncate(self._fd, 0)
-                os.pwrite(self._fd, _myself().encode(), 0)
+                myself = f"process {os.getpid()} on {os.uname().nodename}, since {now_text()}\n"
+                os.pwrite(self._fd, myself.encode(), 0)
                 self._writer = os.getpid()
         except BaseException:
             self.release()
             raise
 
     def named(self) -> bool:
-        """Whether the file that is held is still the one in the folder: one that was deleted keeps nobody out."""
+        """Whether the file that is held is still the one in the folder: one that was deleted keeps no one out."""
         assert self._fd is not None
         mine = os.fstat(self._fd)
         try:
@@ -165,8 +169,7 @@ class Lock:
                 return True
             # A holder that has just started may not have written its name yet; then the line is its predecessor's.
             text = _written(fd)
-            named = holder_named(text)
-            if named.pid is not None and named.host is not None and gone(named.pid, named.host):
+            if holder_named(text).ended:
                 text = f"no name yet (the last one, {text}, has ended)"
             raise FolderInUseError(f"another run holds {self.out}: {text or 'no name yet'}", _WAIT)
         except OSError as error:
@@ -183,17 +186,15 @@ class Lock:
 
 
 def _anothers(out: Path) -> StagerunError:
-    """Where the lock is another user's: what the process lives tell. StorageError, PermissionDenied."""
+    """Where the lock is another user's: what the process lives say. StorageError, PermissionDenied."""
     seen = newest_life(LocalDisk(), out)
-    if seen is not None and seen.life is not None and seen.life.code is None:
-        process = seen.life.process
-        if process.same_machine(this_process()) and process.alive():
-            return FolderInUseError(f"another run holds {out}: {seen}, of another user", _WAIT)
-        last = f"; its last run, {seen}, has not said that it ended"
-    elif seen is not None and seen.life is not None:
-        last = f"; its last run, {seen}, has ended with exit code {seen.life.code}"
-    else:
-        last = ""
+    life, last = seen.life if seen is not None else None, ""
+    if life is not None and life.code is None:
+        if life.process.same_machine(this_process()) and life.process.alive():
+            return FolderInUseError(f"another run holds {out}: {life}, of another user", _WAIT)
+        last = f"; its last run, {life}, has not said that it ended"
+    elif life is not None:
+        last = f"; its last run, {life}, has ended with exit code {life.code}"
     return PermissionDenied(
         f"can't lock the output folder in {lock_file(out)}: it belongs to another user{last}",
         "choose another folder with --out, or ask its owner for permission",
@@ -211,10 +212,6 @@ def _try(fd: int) -> bool:
         except BlockingIOError:
             continue
     return False
-
-
-def _myself() -> str:
-    return f"process {os.getpid()} on {os.uname().nodename}, since {time.strftime('%Y-%m-%d %H:%M:%S %z')}\n"
 
 
 _open: set[Lock] = set()

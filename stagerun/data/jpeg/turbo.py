@@ -63,15 +63,7 @@ FUNCTIONS = {
     "tj3Decompress8": (_int, (_pointer, _pointer, _size, _pointer, _int, _int)),
     "tj3Transform": (
         _int,
-        (
-            _pointer,
-            _pointer,
-            _size,
-            _int,
-            ctypes.POINTER(_pointer),
-            ctypes.POINTER(_size),
-            ctypes.POINTER(Transform),
-        ),
+        (_pointer, _pointer, _size, _int, ctypes.POINTER(_pointer), ctypes.POINTER(_size), ctypes.POINTER(Transform)),
     ),
 }
 

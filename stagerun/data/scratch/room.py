@@ -29,11 +29,7 @@ def free_bytes(home: Path) -> int:
 
 
 def take_room(
-    home: Path,
-    originals: Sequence[Original],
-    reserve: int,
-    stop: Callable[[], bool],
-    removed: Callable[[Found], None],
+    home: Path, originals: Sequence[Original], reserve: int, stop: Callable[[], bool], removed: Callable[[Found], None]
 ) -> None:
     """Takes the room that copies of `originals` still need and leaves `reserve` bytes free; registers the copies.
 

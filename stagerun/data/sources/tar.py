@@ -78,16 +78,14 @@ def _check(header: bytes, place: str) -> tuple[bytes, int]:
         # The sum counts its own 8 bytes as blanks.
         if int(header[148:156].strip(b" \0") or b"0", 8) != sum(header) - sum(header[148:156]) + 8 * 32:
             raise ValueError
-        size = int.from_bytes(header[124:136], "big") - (0x80 << 88) if header[124] & 0x80 else _octal(header[124:136])
+        field = header[124:136]
+        binary = field[0] & 0x80
+        size = int.from_bytes(field, "big") - (0x80 << 88) if binary else int(field.strip(b" \0") or b"0", 8)
         if not 0 <= size < 1 << 62:
             raise ValueError
     except ValueError:
         raise DataError(f"{place}: not a tar header", _DAMAGED) from None
     return header[156:157], size
-
-
-def _octal(field: bytes) -> int:
-    return int(field.strip(b" \0") or b"0", 8)
 
 
 def _name(header: bytes) -> str:

@@ -54,7 +54,8 @@ def draw(picture: Picture, unit: Unit, scale: Scale, width: int) -> Text:
     columns = _Columns(max(width, LEAST_WIDTH) - GUTTER - 1, picture.end(unit))
     styles = _styles(picture, unit)
     rows, left_out = _labels(picture, unit, columns)
-    lines = [Text(_title(picture, unit, scale)), Text("")]
+    title = f"{picture.name}: learning rate over {unit.value}{', logarithmic' if scale.log else ''}"
+    lines = [Text(title), Text("")]
     lines += [Text(" " * GUTTER + row) for row in rows]
     lines += _chart(picture, unit, scale, columns, styles)
     for band in bands(picture, unit):
@@ -82,10 +83,6 @@ def _styles(picture: Picture, unit: Unit) -> dict[str, str]:
         return "dim" if not stage.enabled else COLOURS[(number - 1) % len(COLOURS)] if number else ""
 
     return {stage.name: style(stage) for stage in picture.stages}
-
-
-def _title(picture: Picture, unit: Unit, scale: Scale) -> str:
-    return f"{picture.name}: learning rate over {unit.value}{', logarithmic' if scale.log else ''}"
 
 
 def _branches(picture: Picture) -> list[str]:
