@@ -13,7 +13,7 @@ from stagerun.cli.status import look
 from stagerun.errors import PermissionDenied, StorageError, UsageError
 from stagerun.events import EnsembleTested
 from stagerun.plan.renamed import under
-from stagerun.report import compare_tables, ensemble_tables, epoch_tables, tables
+from stagerun.report import compare_tables, epoch_tables, tables
 from stagerun.report.branches import most
 from stagerun.report.compare import groups
 from stagerun.report.history import History, StageHistory
@@ -46,7 +46,7 @@ TABLES: dict[str, Callable[[Sequence[Run]], Table]] = {
     "stage": tables.stages_table,
     "epoch": epoch_tables.epochs_table,
     "life": tables.lives_table,
-    "ensemble": ensemble_tables.ensembles_table,
+    "ensemble": tables.ensembles_table,
     "seed": compare_tables.seeds_table,
     "workers": compare_tables.workers_table,
 }
@@ -245,7 +245,7 @@ def _all(runs: Sequence[Run]) -> tuple[list[Table], list[Table]]:
     """The tables that say something about these runs: what came out, and how."""
     summary, details = [tables.runs_table(runs)], [tables.stages_table(runs)]
     if any(run.history.ensembles for run in runs):
-        summary.append(ensemble_tables.ensembles_table(runs))
+        summary.append(tables.ensembles_table(runs))
     if any(len(group.runs) > 1 for group in groups(runs)):
         summary.append(compare_tables.seeds_table(runs))
     if len({life.workers for run in runs for life in run.history.lives}) > 1:

@@ -70,9 +70,8 @@ class Index:
     offsets: NDArray[np.int64]  # of the Datum's first byte in data.mdb
     lengths: NDArray[np.int64]  # of the Datum, bytes
     labels: NDArray[np.int32]  # -1 where there is none to be read
-    heights: NDArray[
-        np.int32
-    ]  # of the image, pixels, as stored (EXIF rotation not applied); 0 x 0 where it can't be used
+    # Of the image, pixels, as stored (EXIF rotation not applied); 0 x 0 where it can't be used.
+    heights: NDArray[np.int32]
     widths: NDArray[np.int32]
     digests: NDArray[np.uint64]  # blake2b of 8 bytes, little-endian, over the Datum
     keys: NDArray[np.uint8]  # all keys, one after the other

@@ -104,9 +104,8 @@ def _options(batch: Batch) -> list[str]:
 def _srun(batch: Batch) -> str:
     grace = most_grace(batch.signal_before) if batch.grace is None else batch.grace
     step = ["srun", "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0", f"--wait={max(1, round(grace))}"]
-    step += (
-        [f"--cpus-per-task={batch.cpus_per_worker}"] if batch.cpus_per_worker else []
-    )  # srun doesn't take it from the job
+    if batch.cpus_per_worker:  # srun doesn't take it from the job
+        step.append(f"--cpus-per-task={batch.cpus_per_worker}")
     words = [*batch.program, *batch.arguments, "--grace", f"{grace:g}s"]
     return f"{shlex.join(step)} \\\n    {shlex.join(words)} &"
 

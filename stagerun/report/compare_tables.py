@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from stagerun.report import compare, scaling
 from stagerun.report.lead import MOST_NAMES
 from stagerun.report.runs import Run
-from stagerun.report.tables import Column, Table, Value
+from stagerun.report.tables import Cells, Column, Table, Value, table_of
 
 
 def seeds_table(runs: Sequence[Run]) -> Table:
@@ -85,29 +85,24 @@ def ranking_table(runs: Sequence[Run]) -> Table:
     return Table("Ranking", columns, tuple((n, *row) for n, row in enumerate(ranked, 1)), note if several else ())
 
 
+_WORKERS: Cells = (
+    (Column("schedule", "schedule", "text"), lambda s: s.schedule),
+    (Column("device", "device", "text"), lambda s: s.device),
+    (Column("workers", "workers", "count"), lambda s: s.workers),
+    (Column("threads", "threads", "text"), lambda s: ", ".join(map(str, s.threads))),
+    (Column("batch_size", "batch", "text"), lambda s: ", ".join(map(str, s.batch))),
+    (Column("runs", "runs", "text"), lambda s: ", ".join(s.runs)),
+    (Column("images_per_second", "images/s", "speed"), lambda s: s.images_per_second),
+    (Column("speed_up", "speed-up", "factor"), lambda s: s.speed_up),
+    (Column("efficiency", "efficiency", "share"), lambda s: s.efficiency),
+)
+
+
 def workers_table(runs: Sequence[Run]) -> Table:
     """Speed and efficiency by number of workers."""
-    columns = (
-        Column("schedule", "schedule", "text"),
-        Column("device", "device", "text"),
-        Column("workers", "workers", "count"),
-        Column("threads", "threads", "text"),
-        Column("batch_size", "batch", "text"),
-        Column("runs", "runs", "text"),
-        Column("images_per_second", "images/s", "speed"),
-        Column("speed_up", "speed-up", "factor"),
-        Column("efficiency", "efficiency", "share"),
-    )
     found, notes = scaling.speeds(runs)
-    rows = tuple(
-        (
-            s.schedule, s.device, s.workers, ", ".join(map(str, s.threads)), ", ".join(map(str, s.batch)),
-            ", ".join(s.runs), s.images_per_second, s.speed_up, s.efficiency,
-        )
-        for s in found
-    )  # fmt: skip
     why = "images/s: of training, the first iterations of a life among them; speed-up against the fewest workers"
-    return Table("By number of workers", columns, rows, (why, *notes))
+    return table_of("By number of workers", _WORKERS, ((speed,) for speed in found), why, *notes)
 
 
 def differences_table(runs: Sequence[Run]) -> Table:

@@ -235,10 +235,8 @@ def _handle(
         if run.stage.solver.on_nan is OnNan.ROLLBACK and not finite(state):
             # The update overflowed, and no loss has told yet. There is nothing to keep: the next process comes by there once more,
             # from the snapshot before, and goes back as this one would have.
-            iter, reason = (
-                max(run.saved, run.planned.iter),
-                f"{reason}; what came after it has overflowed, and is not kept",
-            )
+            iter = max(run.saved, run.planned.iter)
+            reason = f"{reason}; what came after it has overflowed, and is not kept"
             yield from run.images.replacing.news_of_all(run.comm)
             if snapshotter is not None:
                 with run.comm.pulse.section(Section.SAVE):

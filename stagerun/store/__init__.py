@@ -21,9 +21,8 @@ from stagerun.store.layout import Place, lives_folder, parse_name, snapshot_name
 from stagerun.store.lease import SILENT_S, Lease, last_word, require_free
 from stagerun.store.lives import Life, last_lives
 from stagerun.store.lock import Holder, Lock, holder
-from stagerun.store.out import prepare
 from stagerun.store.pins import pin, pins, unpin
-from stagerun.store.place import local_kind, lost_with
+from stagerun.store.place import local_kind, lost_with, prepare
 from stagerun.store.read import (
     answers_now,
     aside,

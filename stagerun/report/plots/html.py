@@ -181,9 +181,8 @@ def inline(svg: str, label: str) -> str:
     """As it stands in a page: without prolog, namespaces and what a viewer of files wants; its colours are the page's."""
     svg = svg[svg.index("<svg ") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
-    svg = re.sub(
-        r"<title>.*?</title>\s*", "", svg, count=1, flags=re.DOTALL
-    )  # a viewer would show it beside the values
+    # A viewer would show the title beside the values.
+    svg = re.sub(r"<title>.*?</title>\s*", "", svg, count=1, flags=re.DOTALL)
     opening, rest = svg[: svg.index(">")], svg[svg.index(">") :]
     opening = re.sub(r' (?:width|height|xmlns(?::\w+)?|version)="[^"]*"', "", opening)
     # Only styles have colours; a name in the files may look like one.
