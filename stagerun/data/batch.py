@@ -14,7 +14,7 @@ class Batch:
     """`images` is uint8[n, height, width, channels], contiguous, in the order B, G, R; labels and positions are int64[n].
 
     `lighting` is float32[n, 3], to be added to B, G, R; `cutout` int32[n, 4], the top, left, height and width of what becomes 0 for
-    the network. None where the transform has no such thing. The memory of `images` is used again when nobody refers to the array,
+    the network. None where the transform has no such thing. The memory of `images` is used again when no one refers to the array,
     to a part of it or to a tensor made of it: whoever holds one of these may do so as long as they like.
     """
 
@@ -31,7 +31,7 @@ class Buffers:
     When is memory free? A new array is made over it each time it is lent. All that refers to the pixels refers to that array: a
     part of it (numpy lets a view of a view refer to the array that is first in line, and that is this one, as the memory
     itself is no array), a memoryview, a tensor of `torch.from_numpy`, and what shares memory with these. So when the array is
-    collected, and not before, nobody can see the memory any more, and its callback puts it back. Counting references
+    collected, and not before, no one can see the memory any more, and its callback puts it back. Counting references
     instead would have to know how many are the loader's own.
     """
 

@@ -41,7 +41,7 @@ def decode(
     Raw bytes (channels x height x width) must have exactly `channels` channels. Encoded images are JPEG or PNG with 8
     bits per channel; where 3 channels are wanted a grey one is repeated three times (Caffe stops there; ILSVRC has
     some), and CMYK becomes B, G, R as OpenCV does it. Orientation in EXIF data is not applied, as in Caffe. A missing
-    label is 0, as in Caffe. What can't be told: bytes changed inside a JPEG's scan, which decode to a wrong picture.
+    label is 0, as in Caffe. What can't be known: bytes changed inside a JPEG's scan, which decode to a wrong picture.
     With `decoder` the image is valid until its next use.
     """
     fields = parse(record)

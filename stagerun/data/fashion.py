@@ -70,7 +70,7 @@ def make(folder: str, say: Say = print) -> None:
     """Makes sure that folder/train_lmdb and folder/test_lmdb are there and complete.
 
     The files come from the first of: the folder in $FASHION_MNIST_DIR, Debian's package where it is installed, the
-    mirror that torchvision uses, Debian's package unpacked into a temporary folder. `say` is told each step.
+    mirror that torchvision uses, Debian's package unpacked into a temporary folder. `say` gets each step.
     PeerError if none of them works; DataError if the folder that the variable names hasn't got them.
     """
     target = Path(folder)

@@ -17,7 +17,7 @@ from stagerun.proto import caffe_pb2
 _UNSIGNED_BYTE = 0x08
 _MOST_DIMENSIONS = 3  # pictures; labels have one
 _LARGEST = 1 << 32  # bytes; all of MNIST's family have less than 1 GB
-# What a small gzip makes of itself can't be told before: it may be anything up to about a thousand times its size.
+# What a small gzip makes of itself can't be known before: it may be anything up to about a thousand times its size.
 _LARGEST_UNPACKED = 1 << 30
 _PIECE = 1 << 20
 _AGAIN = "it is damaged or cut off; get it again"

@@ -244,7 +244,7 @@ class Loader:
     def mistakes(self, samples: int = 32) -> list[DataError]:
         """What `preflight` finds, one for each cause.
 
-        Where bad records are replaced, one of those looked at is no mistake. Two of so few: there are far more than the one of a
+        Where bad records are replaced, one of those looked at is not a mistake, two of so few are: there are far more than the one of a
         thousand that a run puts up with.
         """
         mistakes: list[DataError] = []

@@ -9,7 +9,7 @@ from stagerun.errors import DataError
 
 def regular(path: str, flags: int) -> int:
     """For `open(..., opener=regular)`. DataError unless it is a file, linked to or not; OSError."""
-    # Opening a pipe waits for a writer, and is begun again after a signal, unless it is told not to wait. A file doesn't mind.
+    # Opening a pipe waits for a writer, and is started again after a signal, unless it is told not to wait. A file doesn't mind.
     fd = os.open(path, flags | os.O_NONBLOCK)
     try:
         mode = os.fstat(fd).st_mode

@@ -11,7 +11,7 @@ from stagerun.binding import step_aside
 from stagerun.data.batch import Batch
 
 CHUNK = 8  # images that a thread takes at a time
-_CHUNKS_AHEAD = 4  # at least so many are known, and their records asked for, before they are begun
+_CHUNKS_AHEAD = 4  # at least so many are known, and their records asked for, before they are started
 _CHUNKS_EACH = 2  # per thread: one in the making, one to come
 _LOOK_S = 0.5  # how often one who waits looks whether those that it waits for are alive
 

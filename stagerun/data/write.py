@@ -66,7 +66,7 @@ def sync_folder(folder: Path) -> None:
 
 def _write(folder: Path, values: Iterable[bytes]) -> int:
     try:
-        # Nobody else knows the folder yet: no lock file, and one sync at the end instead of one per commit.
+        # No one else knows the folder yet: no lock file, and one sync at the end instead of one per commit.
         with lmdb.open(str(folder), map_size=_FIRST_MAP_SIZE, lock=False, sync=False, metasync=False) as env:
             first = 0
             for chunk in _chunks(values):

@@ -28,7 +28,7 @@ class Pace:
 def hopeless(left: float | None, done: int, of: int, spent: float, usual: float | None) -> bool:
     """Whether to break off an iteration of which `done` of `of` device batches are computed in `spent` seconds.
 
-    `left`: seconds in which it would have to be finished; None: nobody asks for a stop, or it has all the time it needs. `usual`:
+    `left`: seconds in which it would have to be finished; None: no one asks for a stop, or it has all the time it needs. `usual`:
     what an iteration takes; None: not known yet, and then nothing was trained yet in this process life that could be lost, nor
     before the first device batch.
 

@@ -89,7 +89,7 @@ def train(
             saves = _saves(loop, state.iter)
             if loop.on_nan is OnNan.ROLLBACK and (saves or outcome.stop) and not finite(state):
                 # The update overflowed. Where a snapshot is due it has failed; elsewhere the next loss will tell, as it does in a
-                # run that nobody stops: this one stops after that.
+                # run that no one stops: this one stops after that.
                 if not saves:
                     continue
                 failed = _failed(loop, state, _OVERFLOWED, knobs, seconds, state.iter - 1)

@@ -16,7 +16,7 @@ from stagerun import order
 from stagerun.order import Purpose, UInt64
 
 # Places of a device batch's random numbers: kind, row and column; then, in turn, those of the partners and of the share, of which
-# nobody knows how many there will be.
+# no one knows how many there will be.
 _PARTNERS, _SHARE = 4, 5
 
 # Attempts at a Gamma number that are drawn at once; of 20 at least 19 succeed. Each takes three numbers.

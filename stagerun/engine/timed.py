@@ -1,8 +1,8 @@
 """The training loop with a clock at the joints of its parts, which are all that goes in and out of it: so the loop itself holds none,
-and costs nothing more where nobody asks.
+and costs nothing more where no one asks.
 
 On a GPU the device is waited for at each joint, so that a part is what it computes and not what it queues: the parts of an
-iteration are right, and the iteration is slower than one that nobody looks at.
+iteration are right, and the iteration is slower than one that no one looks at.
 """
 
 from collections.abc import Callable, Iterator

@@ -97,7 +97,7 @@ def own_name_misleads() -> bool:
 
 
 def free_port() -> int:
-    """One that nobody listens at now."""
+    """One that no one listens at now."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

@@ -29,7 +29,7 @@ from stagerun.launch.local import Life, Node, begun, live
 from stagerun.launch.wire import ALIVE_S, SILENCE_S, Garbled, Reader, line
 from stagerun.world import giving_threads
 
-# A pause so long between two looks, and this process was stopped itself: nobody else's silence is known.
+# A pause so long between two looks, and this process was stopped itself: no one else's silence is known.
 _ASLEEP_S = 5.0
 _LOOK_S, _READ_BYTES = 0.5, 1 << 16
 # Where no monitor sees to it, workers whose peers are on a host that is gone would wait for ever.
@@ -52,7 +52,7 @@ class Agent:
         self._early: list[dict[str, Any]] = []  # what came for a life that was only about to begin
         self._meeting = threading.Lock()
         self._ranks = 0, 0  # the first here, and how many
-        self._alone = False  # nobody listens any more
+        self._alone = False  # no one listens any more
         self._writing = threading.Lock()
         self._in, self._out = os.dup(0), os.dup(1)
         os.set_blocking(self._out, False)
@@ -135,7 +135,7 @@ class Agent:
     # -- the launcher
 
     def say(self, kind: str, **words: Any) -> None:
-        """From any thread. Where nobody listens any more it says nothing; that is so, too, when nothing was taken for SILENCE_S: the thread
+        """From any thread. Where no one listens any more it says nothing; that is so, too, when nothing was taken for SILENCE_S: the thread
         that reads may be the one that speaks."""
         left = memoryview(line(kind, **words))
         with self._writing:
@@ -289,7 +289,7 @@ def _interface(endpoint: str) -> str | None:
 
 
 def _entered(life: Life) -> bool:
-    """Whether a worker here has begun. Until then this process may be importing torch, which holds Python's lock while a file server
+    """Whether a worker here has started. Until then this process may be importing torch, which holds Python's lock while a file server
     hands out large libraries: nothing else is said meanwhile."""
     return any(life.folder.glob("*.pid"))
 

@@ -15,7 +15,7 @@ from stagerun.launch.restarting import AGAIN
 
 _LOOK_S = 0.25
 _END_S, _MARGIN_S = 2.0, 60.0
-# What a stop that nobody but the launcher wants is told as.
+# What a stop that no one but the launcher wants is told as.
 _OWN_STOP = signal.SIGUSR1
 
 

@@ -46,7 +46,7 @@ def run_workers(
     thread that started them (PR_SET_PDEATHSIG).
 
     The exit code for the user, and what to say on stderr. The signals of `stop_signals` are passed on; the workers then have
-    `grace` seconds. `stopped`: the code of a stop before any worker has begun. `saves`: rank 0 may have something to save
+    `grace` seconds. `stopped`: the code of a stop before any worker has started. `saves`: rank 0 may have something to save
     when another fails, and is waited for as long. StorageError without a folder for temporary files.
     """
     with begun(grace) as life:
@@ -218,7 +218,7 @@ def _claim(folder: Path) -> int:
     """The descriptor of a lock that lasts as long as this process. OSError.
 
     A lock, and not this process's number: containers that share /tmp don't share numbers. It has its name only once it is held, so
-    that nobody finds it free meanwhile.
+    that no one finds it free meanwhile.
     """
     made = folder / f".{_HELD}"
     lock = os.open(made, os.O_CREAT | os.O_RDWR, 0o600)
@@ -286,8 +286,8 @@ def verdict(
     silent = {rank: code for rank, code in deaths.items() if code not in (stopped, ExitCode.PEER) and rank not in ended}
     if silent and not asked:  # the stop of the others follows from it
         return _said_nothing(silent, hosts)
-    # Workers leave together once they have begun, with all saved. One that leaves alone did so before it met the others: these
-    # then miss a peer, and have begun nothing either.
+    # Workers leave together once they have started, with all saved. One that leaves alone did so before it met the others: these
+    # then miss a peer, and have started nothing either.
     saved = [r for r in reports if r.code == ExitCode.SAVED]
     if saved:
         return ExitCode.SAVED, saved[0].text

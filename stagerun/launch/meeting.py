@@ -1,4 +1,4 @@
-"""Where the workers of a job meet (MASTER_ADDR, MASTER_PORT), found where nobody says, and the network that they use among
+"""Where the workers of a job meet (MASTER_ADDR, MASTER_PORT), found where no one says, and the network that they use among
 each other.
 
 Tried in this order: what is given; the launcher's own way of handing values from rank to rank (PMI-1, PMIx), by which rank 0
@@ -105,7 +105,7 @@ def go_there(meeting: Meeting) -> None:
 
 
 def place_note(world: World, environment: Mapping[str, str] = os.environ) -> str:
-    """What to tell the user where nobody says which worker of its host this is, and rank 0 is on another one; '' elsewhere."""
+    """What to tell the user where no one says which worker of its host this is, and rank 0 is on another one; '' elsewhere."""
     address = environment.get("MASTER_ADDR", "")
     if GIVEN.rank not in environment or "LOCAL_RANK" in environment or world.rank == 0 or not address:
         return ""

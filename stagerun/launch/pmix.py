@@ -1,5 +1,5 @@
 """PMIx, by which the processes of Open MPI's mpirun and of `srun --mpi=pmix` tell each other of themselves: six functions of
-libpmix, which the launcher has brought along. No MPI is begun."""
+libpmix, which the launcher has brought along. No MPI is started."""
 
 import ctypes
 import glob

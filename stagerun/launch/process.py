@@ -25,7 +25,7 @@ def die_with_launcher() -> None:
 
     The launcher may have died before the call took effect; then this process has another parent already, and ends here.
     Done under our own launcher and under torchrun, which start workers from their main thread. Of an MPI's launcher and of srun
-    nobody promises that, and a script may stand between: there a thread watches.
+    no one promises that, and a script may stand between: there a thread watches.
     """
     launcher = os.environ.get(LAUNCHER_PID)
     if launcher is None and "TORCHELASTIC_RUN_ID" not in os.environ:
@@ -57,7 +57,7 @@ class StopRequest:
         self._at = 0.0
         self._spoken = False
         self._interrupts = 0  # SIGINTs that came to this very process
-        self._nothing_begun: int | None = None  # the exit code, until something is begun
+        self._nothing_begun: int | None = None  # the exit code, until something is started
         self._settled: int | None = None  # the exit code, once all is done
 
     def __call__(self) -> bool:
@@ -65,7 +65,7 @@ class StopRequest:
 
     def left(self) -> float | None:
         """Seconds until this process must have ended, which is when our launcher would kill it, a little before the scheduler does; None:
-        nobody has asked, or it has all the time it needs."""
+        no one has asked, or it has all the time it needs."""
         if self.signal is None or self.grace is None:
             return None
         return self._at + least_before(self.grace) - time.monotonic()
@@ -82,7 +82,7 @@ class StopRequest:
         signals.release()
 
     def begin(self, when: Callable[[], str] | None = None) -> None:
-        """From now on there is something to finish first. Whoever has begun asks whether to stop. `when` says in the place of `after`
+        """From now on there is something to finish first. Whoever has started asks whether to stop. `when` says in the place of `after`
         when that will be, at the time of a signal."""
         self._when = when or self._when
         self._nothing_begun = None
@@ -165,7 +165,7 @@ class StopRequest:
     def _leave(self, number: signal.Signals, code: int) -> NoReturn:
         rank = rank_said()
         if asked() is None and another_ended(rank):
-            # The agent's signal: nobody asked for a stop, and that worker's report tells why.
+            # The agent's signal: no one asked for a stop, and that worker's report tells why.
             signals.end_at_once(ExitCode.PEER, "")
         told = report(rank, code, nothing_begun(code))
         signals.end_at_once(code, "" if told or rank else f"{number.name}: {nothing_begun(code)}")
@@ -173,6 +173,6 @@ class StopRequest:
 
 def _speaks() -> bool:
     """Rank 0 does, for all. Our launcher's signals come with a word of what it was asked. A signal without one is as a rule the
-    agent's, since a worker has ended: nobody asked for a stop, and why that worker ended is what to show. Whoever sends one to
+    agent's, since a worker has ended: no one asked for a stop, and why that worker ended is what to show. Whoever sends one to
     a worker by its number is told at the end only."""
     return rank_said() == 0 and (folder() is None or asked() is not None)

@@ -12,7 +12,7 @@ from stagerun import signals
 from stagerun.errors import ExitCode
 from stagerun.launch.folder import Asked, ask, reports, send
 
-# Seconds that workers have, after a signal, to finish an iteration and write a snapshot, where nobody says otherwise. An
+# Seconds that workers have, after a signal, to finish an iteration and write a snapshot, where no one says otherwise. An
 # iteration of a large batch on a few processors takes minutes; who can't wait sends a second SIGINT.
 GRACE_S = 600
 _LOOK_S = 1.0

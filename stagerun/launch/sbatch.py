@@ -62,7 +62,7 @@ def clock(seconds: int) -> str:
 def script(batch: Batch) -> str:
     """The whole file."""
     comments = [*batch.about, f"Written by: {shlex.join(batch.command)}"]
-    # What was typed may have several lines; sbatch reads no options below the first one that is no comment.
+    # What was typed may have several lines; sbatch reads no options below the first one that is not a comment.
     head = ["#!/bin/bash", *(f"# {line}".rstrip().replace("\n", "\n#   ") for line in comments)]
     options = [f"#SBATCH {option}" for option in _options(batch)]
     values = {

@@ -28,7 +28,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Something that may run out. `enough` None: can't be told."""
+    """Something that may run out. `enough` None: can't be known."""
 
     text: str
     enough: bool | None

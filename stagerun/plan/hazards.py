@@ -52,7 +52,7 @@ def notes(schedule: Schedule, stage: Stage) -> list[str]:
     for joint in joints(schedule, stage):
         if joint.iter:
             found += _warmup_end(stage, solver, joint)
-        elif schedule.stage(joint.place).solver.lr_policy != "plateau":  # whose last rate nobody knows
+        elif schedule.stage(joint.place).solver.lr_policy != "plateau":  # whose last rate no one knows
             found += _join(joint)
     found += reach_notes(stage)
     if solver.lr_policy == "plateau":

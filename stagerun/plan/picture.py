@@ -190,7 +190,7 @@ def _stage(
 
 
 def _mark(joint: Joint, schedule: Schedule, solver: Solver) -> Mark:
-    """A ramp ends at base_lr, whatever its last step is; a child goes on with its parent's rate, which nobody knows of a
+    """A ramp ends at base_lr, whatever its last step is; a child goes on with its parent's rate, which no one knows of a
     plateau's."""
     if joint.iter:
         kind, due, known = Kind.WARM_UP, solver.base_lr, True

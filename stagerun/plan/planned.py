@@ -111,7 +111,7 @@ class Lost:
 
     @property
     def unasked(self) -> tuple[str, ...]:
-        """Those that another environment would make stale with nobody having said what then."""
+        """Those that another environment would make stale with no one having said what then."""
         return tuple(name for name in self.children if name not in self.named)
 
 

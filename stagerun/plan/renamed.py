@@ -19,7 +19,7 @@ def taken_over(stage: Stage, source: Source | None, inventory: Inventory, known:
 
     To be asked in running order, which makes the first of several stages that could have the same snapshots their owner.
     A name that came to the stage's end is taken only where the stage has no end yet, its own first: of two stages that were
-    trained alike each finds its own. What is no end may come from several names, since a stage can be renamed in its midst, and
+    trained alike each finds its own. What is not an end may come from several names, since a stage can be renamed in its midst, and
     twice. Where the snapshot that it came from is gone, what is older than all that is left of the parent came from another
     one.
     """
@@ -58,7 +58,7 @@ def names_of(inventory: Inventory) -> dict[str, str]:
 
 
 def _of_others(inventory: Inventory, known: Collection[str]) -> dict[str, list[SnapshotRef]]:
-    """By name, the one that was begun first coming first."""
+    """By name, the one that was started first coming first."""
     found: dict[str, list[SnapshotRef]] = {}
     for ref in inventory.snapshots:  # oldest first
         if ref.stage not in known:

@@ -35,7 +35,7 @@ class Place:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScratchRoom:
     """Bytes of the scratch disk: that copies of the schedule's LMDBs still need, free, kept free (`scratch_reserve`), and taken by
-    copies that nobody uses, which make room."""
+    copies that no one uses, which make room."""
 
     path: str
     needed: int
@@ -112,7 +112,7 @@ def scratch_room(data: Data) -> ScratchRoom:
     try:
         if home.is_dir():
             # As who takes room does it: what is locked here for a moment is not taken for one in use by a job that starts. While another
-            # does, nothing is counted; where nobody ever has, no lock is made, since there is nothing to count.
+            # does, nothing is counted; where no one ever has, no lock is made, since there is nothing to count.
             lock = home / "lock"
             with held_now(lock) if lock.exists() else nullcontext(False) as ours:
                 for one in survey(home) if ours else ():

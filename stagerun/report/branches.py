@@ -29,7 +29,7 @@ def begun(run: Run) -> list[StageHistory]:
 
 
 def lanes(run: Run) -> dict[str, int]:
-    """The line of each stage that has begun. The first to go on from its parent's end shares the parent's; 0 is the trunk's."""
+    """The line of each stage that has started. The first to go on from its parent's end shares the parent's; 0 is the trunk's."""
     found: dict[str, int] = {}
     followed: set[str] = set()
     for stage in begun(run):
@@ -41,7 +41,7 @@ def lanes(run: Run) -> dict[str, int]:
 
 
 def extents(run: Run) -> tuple[tuple[str, float, float], ...]:
-    """Name, first and last epoch of each stage that has begun, as far as it will go."""
+    """Name, first and last epoch of each stage that has started, as far as it will go."""
 
     def end(stage: StageHistory) -> float:
         return stage.begin + stage.epochs * stage.max_iter / stage.iter if stage.iter else stage.begin

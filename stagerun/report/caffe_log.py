@@ -79,7 +79,7 @@ class CaffeLog:
     def _print(self, text: str, severity: str, place: str) -> None:
         try:
             print(glog(text, severity, place), flush=True)
-        except OSError:  # nobody reads any more; training goes on, and log.jsonl has everything
+        except OSError:  # no one reads any more; training goes on, and log.jsonl has everything
             print_nowhere()
 
     def __call__(self, event: Event) -> None:

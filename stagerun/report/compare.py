@@ -92,7 +92,7 @@ def ensemble_groups(runs: Sequence[Run]) -> list[list[tuple[Run, EnsembleTested]
 
 
 def _made_from(run: Run, tested: EnsembleTested) -> tuple[object, ...]:
-    """What must be equal for runs to have evaluated the same ensemble. Where that can't be told (it was made from other snapshots
+    """What must be equal for runs to have evaluated the same ensemble. Where that can't be known (it was made from other snapshots
     than its stages have ended with, or from ones that are gone) it is like no other."""
     stages = [run.history.stage(name) for name in tested.members]
     recipes = [None if stage is None else recipe_but_seeds(run, stage) for stage in stages]

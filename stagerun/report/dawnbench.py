@@ -37,7 +37,7 @@ class Row:
 
 
 def parse_row(line: str) -> Row | None:
-    """None for a line that is none of ours.
+    """None for a line that is not one of ours.
 
     >>> parse_row("24.5\\t0.31472000\\t75.81\\t93.01").epoch
     24.5

@@ -43,7 +43,7 @@ class Entry:
 
 
 def parse_entry(text: str) -> Entry | None:
-    """None for a line that is none of ours."""
+    """None for a line that is not one of ours."""
     if not text.startswith(TOKEN):
         return None
     try:

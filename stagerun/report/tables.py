@@ -83,7 +83,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
     return table_of("Runs", _RUNS, ends, note)
 
 
-# Of a stage that has begun; for another the columns between its name and its state are empty.
+# Of a stage that has started; for another the columns between its name and its state are empty.
 _STAGES: Cells = (
     (RUN, lambda run, stage: run.label),
     (Column("stage", "stage", "text"), lambda run, stage: stage.name),

@@ -86,7 +86,7 @@ def _is_event_file(name: str) -> bool:
 class TensorBoard:
     """A sink, for rank 0. UsageError without the package; PermissionDenied, StorageError if `folder` can't be made.
 
-    A log that can't be written is no reason to lose training: `warn` is told of the first failure, and later events are
+    A log that can't be written is not a reason to lose training: `warn` hears of the first failure, and later events are
     still tried.
     """
 

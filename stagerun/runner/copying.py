@@ -1,7 +1,7 @@
 """Copies of the images on the nodes' own disks: before training, while all ranks wait together, or beside it.
 
 Every rank asks for the copies, in a thread; which rank of a node makes them is settled by locks on the node's disk, so it
-doesn't matter how ranks are numbered. The ranks meanwhile meet once a second: nobody stays in a collective for as long as a
+doesn't matter how ranks are numbered. The ranks meanwhile meet once a second: no one stays in a collective for as long as a
 copy takes, a request to stop reaches all, and rank 0 knows how far each node is.
 """
 

@@ -120,7 +120,7 @@ def require_same(plan: Plan, device: torch.device, workers: int, others: str = "
         if lost.like is None or not lost.unasked:
             continue
         now = environment_of(schedule, schedule.stage(lost.stage), device, workers, others)
-        # What nobody recorded may be as it was; if not, the plan sees other bits when they are there.
+        # What no one recorded may be as it was; if not, the plan sees other bits when they are there.
         unknown = (RECORDED_SINCE | {TRAINING_SET}) - lost.like.environment.keys()
         now = {name: value for name, value in now.items() if name not in unknown}
         changed = _changed(schedule, lost.like, now)

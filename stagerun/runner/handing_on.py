@@ -146,7 +146,7 @@ class HandingOn:
         return [rank for rank in self.leaders if rank in self._places and rows[rank][1]]
 
     def _begin(self, rows: Sequence[Sequence[int]]) -> None:
-        """Who is ready takes part. Who comes later reads from the source, and is waited for by nobody."""
+        """Who is ready takes part. Who comes later reads from the source, and is waited for by no one."""
         self._members = self._ready(rows)
         if self.exchange is None:
             return

@@ -49,7 +49,7 @@ class Replacing:
     def news(self) -> Iterator[Note]:
         """A warning for each bad record that this rank has met and replaced since the last call.
 
-        When they are too many the error that follows names them, and nobody reads thousands.
+        When they are too many the error that follows names them, and no one reads thousands.
         """
         if self.met is not None and not self.met.too_many():
             yield from map(_note, self.met.fresh())

@@ -30,7 +30,7 @@ def _read(path: Path) -> bytes:
 
 
 def read_result(out: Path, ref: SnapshotRef) -> StageFinished | None:
-    """The result of a snapshot, under its stage's present name; None if there is none, or it can't be read or is no result (then it
+    """The result of a snapshot, under its stage's present name; None if there is none, or it can't be read or is not a result (then it
     is made again)."""
     try:
         found = result_of(_read(path_of(out, ref.name)))

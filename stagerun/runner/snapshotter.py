@@ -14,7 +14,7 @@ from stagerun.recipe import Stage
 from stagerun.runner.keeper import AVERAGE, MOMENTUM, WEIGHTS, Keeper, Progress
 from stagerun.snapshots import SnapshotRef
 
-# Snapshots that may fail one after the other before training stops: more would train what nobody can keep.
+# Snapshots that may fail one after the other before training stops: more would train what no one can keep.
 FAILURES_IN_A_ROW = 3
 
 # Seconds that training may stand still for a snapshot that is not on disk yet when the next is due, before that is told.
@@ -133,7 +133,7 @@ class Snapshotter:
         place = len(self.done)
         self.done.append(written)
         self._retain(ref)
-        # Nobody looks before this thread has ended.
+        # No one looks before this thread has ended.
         self.done[place] = replace(written, cpu_seconds=cpu + time.thread_time())
 
     def _retain(self, ref: SnapshotRef) -> None:

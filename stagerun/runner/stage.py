@@ -359,7 +359,7 @@ def _save(
     run: StageRun, state: TrainState, snapshotter: Snapshotter | None
 ) -> Iterator[SnapshotWritten | SnapshotFailed | Note]:
     """Returns when the snapshot of the present iteration is on disk. Collective; StorageError on rank 0 if it can't be, and
-    DataError, before it is begun, if all ranks together have met too many bad records."""
+    DataError, before it is started, if all ranks together have met too many bad records."""
     yield from run.images.replacing.news_of_all(run.comm)
     if run.saved != state.iter:
         yield from _begin_snapshot(run, state, snapshotter)

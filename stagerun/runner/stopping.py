@@ -14,7 +14,7 @@ _RATE, _FILES_S = 50e6, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Grace:
-    """`seconds` from a request to stop to the end of the process, and what is `left` of them now; None: nobody has asked."""
+    """`seconds` from a request to stop to the end of the process, and what is `left` of them now; None: no one has asked."""
 
     seconds: float
     left: Callable[[], float | None]

@@ -27,7 +27,7 @@ class SeveralFailed(StagerunError):
 def rank0(comm: Comm, decide: Callable[[], object]) -> object:
     """`decide()` of rank 0 on every rank; it answers with something JSON can hold. Collective.
 
-    A StagerunError of rank 0's is raised there, and ToldByAnother elsewhere, so that nobody waits for a rank that is gone.
+    A StagerunError of rank 0's is raised there, and ToldByAnother elsewhere, so that no one waits for a rank that is gone.
     """
     if comm.rank == 0:
         try:

@@ -190,7 +190,7 @@ def make_folder(disk: Disk, path: Path) -> None:
 
 def rename(disk: Disk, source: Path, target: Path) -> None:
     """Renames within one folder: a directory to a name that was free when the caller, who holds the lock, looked; or a file, whose
-    own name nobody else knows, over another.
+    own name no one else knows, over another.
 
     NFS sends a request again when the answer is lost, and the second one fails because the first one was carried out.
     So an error is looked up: what was renamed is no longer under its old name, and is under the new one.
@@ -217,7 +217,7 @@ _LEFT = frozenset({errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, err
 def delete(disk: Disk, path: Path) -> bool:
     """Deletes a file, a link, or a folder with the files in it. Whether nothing is left.
 
-    What is left is no error: a file that somebody has open (NFS keeps it under another name until then), or a folder
+    What is left is not an error: a file that somebody has open (NFS keeps it under another name until then), or a folder
     inside, which stagerun has not made.
     """
     try:

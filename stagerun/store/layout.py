@@ -88,7 +88,7 @@ def attempt_of(name: str) -> int | None:
 
 
 def temp_name(name: str) -> str:
-    """A fresh name to write under: nobody else knows it."""
+    """A fresh name to write under: no one else knows it."""
     return f"{_TEMP}{name}-{os.urandom(4).hex()}"
 
 
@@ -115,6 +115,6 @@ def in_trash(name: str) -> str | None:
 
 
 def is_leftover(name: str) -> bool:
-    """Whether it was being written or deleted under a name of `temp_name` or `trash_name`: nobody's, once the lock is held.
+    """Whether it was being written or deleted under a name of `temp_name` or `trash_name`: no one's, once the lock is held.
     What a person has called so by hand is theirs."""
     return _LEFTOVER.fullmatch(name) is not None

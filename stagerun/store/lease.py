@@ -15,7 +15,7 @@ What can happen, and why nothing is lost:
 - The holder is stopped, its host suspended, or its server away for a while, and it comes back: its beats ask, as
   `require_held` does, before they write, and find that it is over. What its next beat overwrites is its own file, at most.
 - It is stopped between that question and the rename of a snapshot: the snapshot gets its name, with its own lower attempt in
-  it, so it takes nobody's place; it is whole, and what the other run trains from the same state has the same bits. Between
+  it, so it takes no one's place; it is whole, and what the other run trains from the same state has the same bits. Between
   the question and a deletion: what it deletes is older than a snapshot that it has itself seen whole, and that the other run
   goes on from, or has a newer one of.
 - NFS shows a client an old list of a folder for up to a minute. A file that is opened by its name is looked up at the server,
@@ -60,7 +60,7 @@ BEAT_S = 5.0
 SILENT_BEATS = 3
 LOOKS_PER_BEAT = 5
 SILENT_S = SILENT_BEATS * BEAT_S
-KEPT = 8  # files of lives; of those before nobody needs to know
+KEPT = 8  # files of lives; of those before no one needs to know
 
 _WAIT = "wait for it, stop it, or choose another folder with --out"
 _TAKEN = (
@@ -69,7 +69,7 @@ _TAKEN = (
 
 
 class StoppedWaiting(StagerunError):
-    """Nothing was begun, and the same command waits again."""
+    """Nothing was started, and the same command waits again."""
 
     exit_code = ExitCode.SAVED
 
@@ -100,7 +100,7 @@ class Lease:
         self._over = threading.Event()
 
     def wait(self, locked: bool, say: Callable[[str], None], stop: Callable[[], bool] = lambda: False) -> None:
-        """Returns when nobody else holds the folder. FolderInUseError, StorageError, PermissionDenied; StoppedWaiting when `stop`
+        """Returns when no one else holds the folder. FolderInUseError, StorageError, PermissionDenied; StoppedWaiting when `stop`
         says so.
 
         `locked`: `Lock` is held, which settles it for the processes of this machine, the kernel having given up the lock of one

@@ -97,7 +97,7 @@ def _written(fd: int) -> str:
 class Lock:
     """The right to write into an output folder, which exists. For rank 0. A context manager, or `acquire` and `release`.
 
-    `optional`: a file system without locks is no error; then `held` stays False.
+    `optional`: a file system without locks is not an error; then `held` stays False.
     """
 
     def __init__(self, out: Path, optional: bool = False) -> None:

@@ -69,7 +69,7 @@ def discard(disk: Disk, out: Path, name: str) -> bool:
 def sweep(disk: Disk, out: Path) -> tuple[str, ...]:
     """Deletes what killed runs left half written or half deleted; the names of what is still held by somebody.
 
-    For rank 0, just after it took the lock: then nobody is writing. StorageError, PermissionDenied.
+    For rank 0, just after it took the lock: then no one is writing. StorageError, PermissionDenied.
     """
     root = snapshots_folder(out)
     pinned = pins(disk, out)

@@ -7,7 +7,7 @@ What a killed process, a full disk or a power cut leaves, by where it stops:
 - The rename comes after every file and the folder's own names were synced. So whoever sees the final name, be it after
   a power cut, sees whole files; a file system that reorders the rename before those syncs would break its own word.
 - Between the rename and the sync of the parent the snapshot is complete, but its name may not outlast a power cut:
-  then the folder has its `.tmp-` name again, or none. `commit` has not returned yet, so nobody has counted on it, and
+  then the folder has its `.tmp-` name again, or none. `commit` has not returned yet, so no one has counted on it, and
   nothing older has been dropped in its favour.
 - A failed sync is not tried again: after one the kernel may have dropped the data and call the next sync a success.
   The files are given up, and the next snapshot is written to new ones.
@@ -57,7 +57,7 @@ def commit(
     `files` are contiguous bytes by name (letters, digits, `.`, `_`, `-`); `content` names those that make up the id, in
     which the stage is called `id_stage` if that is given. For rank 0, holding the lock; it may run in a thread of its own, one at a
     time. StorageError or PermissionDenied if it can't be written, and what `require_held` raises (FolderInUseError): what was there
-    before is unharmed, and what was begun is deleted where that is possible. A snapshot is never overwritten: StorageError if one
+    before is unharmed, and what was started is deleted where that is possible. A snapshot is never overwritten: StorageError if one
     of that name is there, whatever state it is in.
     """
     check_names(files, content)
@@ -91,7 +91,7 @@ def commit(
         writing = f"give snapshot {name} its name"
         _publish(disk, temp, root / name, encode(manifest))
         disk.sync_folder(root)
-    except StagerunError:  # of `require_held`, or the name is taken; what was begun is named by nobody but us
+    except StagerunError:  # of `require_held`, or the name is taken; what was started is named by no one but us
         _discard(disk, temp)
         raise
     except OSError as error:
@@ -231,6 +231,6 @@ def _free(disk: Disk, root: Path) -> int | None:
 
 
 def _discard(disk: Disk, temp: Path) -> None:
-    """Deletes what was begun, as far as the disk lets it; `sweep` deletes the rest."""
+    """Deletes what was started, as far as the disk lets it; `sweep` deletes the rest."""
     with contextlib.suppress(OSError):
         delete(disk, temp)

@@ -203,7 +203,7 @@ def _explained(out: str) -> Iterator[None]:
 
 
 def _open(folder: Path) -> lmdb.Environment:
-    # Nobody else knows the folder, and one process at a time has OUT.partial's lock: none of LMDB's own is needed.
+    # No one else knows the folder, and one process at a time has OUT.partial's lock: none of LMDB's own is needed.
     return lmdb.open(str(folder), map_size=_FIRST_MAP_SIZE, lock=False)
 
 

@@ -195,7 +195,7 @@ class Partial:
                 (self.lmdb / name).unlink()
 
     def remove(self) -> None:
-        """All of it, the lock last: as long as it has its name nobody else can have it. What isn't ours stays."""
+        """All of it, the lock last: as long as it has its name no one else can have it. What isn't ours stays."""
         self._delete()
         (self.folder / LOCK).unlink()
         try:

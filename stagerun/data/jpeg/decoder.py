@@ -106,7 +106,7 @@ class Decoder:
         return None
 
 
-# What no picture's row is likely to be. A library that stops at an error after a warning can't be told from one that
+# What no picture's row is likely to be. A library that stops at an error after a warning can't be known from one that
 # warned and went on: where the last row is still this, it stopped. A picture that happens to have it is decoded by
 # OpenCV.
 _UNWRITTEN = (np.arange(3 * 65535) * 2654435761 >> 16).astype(np.uint8)

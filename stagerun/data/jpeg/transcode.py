@@ -46,7 +46,7 @@ def prepare(data: bytes) -> bytes:
     those of `data` (a progressive file without its last scans, which libjpeg smooths).
     """
     header = read_header(data)
-    if not is_complete(data):  # the result would be, and nobody would see any more that rows are missing
+    if not is_complete(data):  # the result would be, and no one would see any more that rows are missing
         raise DataError(
             "the image is cut off: JPEG data ends before its end marker",
             "replace it by a complete file, or leave it out",

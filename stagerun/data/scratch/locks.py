@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# Between two looks at a lock that another process has: nobody waits inside the kernel, where a request to stop isn't heard.
+# Between two looks at a lock that another process has: no one waits inside the kernel, where a request to stop isn't heard.
 _PAUSE_S = 0.1
 
 
@@ -47,7 +47,7 @@ def _try(path: Path) -> int | None:
         try:
             if not _flock(fd, fcntl.LOCK_EX):
                 return None
-            # Whoever removes a copy removes its lock too, while holding it: the name may be another file's, or nobody's.
+            # Whoever removes a copy removes its lock too, while holding it: the name may be another file's, or no one's.
             with contextlib.suppress(FileNotFoundError):
                 kept = os.path.samestat(os.fstat(fd), path.lstat())
             if kept:
@@ -59,7 +59,7 @@ def _try(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def unused_now(folder: Path) -> Iterator[bool]:
-    """Whether nobody reads the copy; and nobody begins to, until the end. Call it while holding the copy's lock. OSError."""
+    """Whether no one reads the copy; and no one begins to, until the end. Call it while holding the copy's lock. OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield _flock(fd, fcntl.LOCK_EX)
@@ -72,7 +72,7 @@ class Use:
     (python/cpython#81831)."""
 
     def __init__(self, folder: Path) -> None:
-        """Call it while holding the copy's lock: then nobody is removing it. OSError."""
+        """Call it while holding the copy's lock: then no one is removing it. OSError."""
         self._fd: int | None = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_SH)

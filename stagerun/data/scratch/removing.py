@@ -1,4 +1,4 @@
-"""Removing copies that stagerun made and nobody uses."""
+"""Removing copies that stagerun made and no one uses."""
 
 import os
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""Room on the scratch disk: counted for all copies at once, before the first byte; made by removing what nobody uses."""
+"""Room on the scratch disk: counted for all copies at once, before the first byte; made by removing what no one uses."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ def take_room(
     """Takes the room that copies of `originals` still need and leaves `reserve` bytes free; registers the copies.
 
     The caller holds the locks of these copies. Under one lock for all jobs, and with what others are about to write counted as
-    written: two jobs at once don't both take the last room. Removes copies that nobody uses, interrupted ones first, then the
+    written: two jobs at once don't both take the last room. Removes copies that no one uses, interrupted ones first, then the
     longest unused, if and only if that makes enough room, and tells `removed`; StorageError else. CopyStopped, OSError.
     """
     with held(home / "lock", stop):

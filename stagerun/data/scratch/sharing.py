@@ -1,7 +1,7 @@
 """Copies from node to node: which block a node reads from the source, and which it has from another.
 
 Of n nodes that need a copy each reads every n-th block from the source, and hands it on to all that ask: so the source is read once
-by all together, each node sends about as much as it gets, and nobody waits for one that comes before it in a chain. Where a node is
+by all together, each node sends about as much as it gets, and no one waits for one that comes before it in a chain. Where a node is
 gone, or gives other bytes than it should, its share is read from the source. A node that had its copy is a source itself.
 
 The training threads of the ranks meet meanwhile (`stagerun.runner.copying`); they settle who takes part, and by which way.
@@ -74,7 +74,7 @@ class Exchange:
         self.me: int | None = None  # among them
         self.handed = 0  # bytes that came from other nodes
         self.damaged: set[int] = set()  # members that had a copy, and gave other bytes than its digests say
-        self.own_left = 0  # blocks that it is to read from the source for all, and has not begun
+        self.own_left = 0  # blocks that it is to read from the source for all, and has not started
         self.trouble: list[str] = []
         self.changed = threading.Condition()
         self._had: list[Path] = []

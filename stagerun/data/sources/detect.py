@@ -33,7 +33,7 @@ def open_source(path: str, options: SourceOptions) -> Source:
 
 
 def detect(path: str, options: SourceOptions) -> str:
-    """One of FORMATS. DataError, with what was looked for, if it can't be told."""
+    """One of FORMATS. DataError, with what was looked for, if it can't be known."""
     if not os.path.exists(path):
         if any(c in path for c in "*?["):
             return "tfrecord"

@@ -114,7 +114,7 @@ class State:
 
 
 class Archive:
-    """A large file that is read in pieces, by any number of threads. Closed when nobody refers to it any more.
+    """A large file that is read in pieces, by any number of threads. Closed when no one refers to it any more.
 
     With `keep_open=False` each read opens it: thousands of shards can be more files than a process may have open. That costs
     a file server's client a question for each image.

@@ -2,7 +2,7 @@
 
 Class folders sorted by name are labels 0, 1, ...; within a class, folders sorted by path, files sorted by name. Hidden
 files and folders are left out. Links to files and folders are followed, but for those that lead back to where they are.
-What has an image's name and is no folder is an item, also a link that leads nowhere, or a pipe: reading it says what it is.
+What has an image's name and is not a folder is an item, also a link that leads nowhere, or a pipe: reading it says what it is.
 Files of other names are no items, nor is what lies beside the class folders; `Files.ignored` has them.
 """
 
@@ -118,7 +118,7 @@ def classes_and_labels(place: str, found: list[str], synsets: str | None) -> tup
 
 
 def files_below(root: str, folder: str) -> Iterator[str]:
-    """Paths relative to root, POSIX, of all that is no folder and not hidden. OSError if a folder can't be read."""
+    """Paths relative to root, POSIX, of all that is not a folder and not hidden. OSError if a folder can't be read."""
     for place in sorted(_folders(root, folder, ())):
         entries = os.scandir(os.path.join(root, place))
         yield from (
@@ -127,7 +127,7 @@ def files_below(root: str, folder: str) -> Iterator[str]:
 
 
 def is_folder(entry: "os.DirEntry[str]") -> bool:
-    """Or a link to one. OSError if that can't be told."""
+    """Or a link to one. OSError if that can't be known."""
     try:
         return entry.is_dir()
     except OSError as error:

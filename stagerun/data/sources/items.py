@@ -40,7 +40,7 @@ class Pixels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What can't be told from the path; None where the user didn't say."""
+    """What can't be known from the path; None where the user didn't say."""
 
     format: str | None = None  # one of FORMATS; told from the path's content if None
     root: str | None = None  # list: the folder that its paths are relative to; the list's own folder if None
@@ -69,7 +69,7 @@ class Source(Protocol):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names by label; () where nobody knows them."""
+        """The names by label; () where no one knows them."""
 
     @property
     def signature(self) -> str:
