@@ -2,7 +2,7 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from stagerun.report.published import PUBLISHED, Published
@@ -126,38 +126,23 @@ def sharing(turns: Sequence[Turn]) -> int:
     return max(max(Counter(share.host for share in turn.shares).values()) for turn in turns)
 
 
+_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("workers", lambda row: str(row.workers)),
+    ("images/s", lambda row: f"{row.images_per_second:.4g}"),
+    ("range", lambda row: f"{row.low:.4g} - {row.high:.4g}"),
+    ("efficiency", lambda row: f"{row.efficiency:.3f}"),
+    ("iteration", lambda row: f"{1000 * row.step:.1f} ms"),
+    ("computing", lambda row: f"{row.computing:.1%}"),
+    ("communicating", lambda row: f"{row.communicating:.1%}"),
+    ("waiting for data", lambda row: f"{row.waiting:.1%}"),
+    ("hidden", lambda row: f"{row.hidden / row.sending:.0%} of {1000 * row.sending:.1f} ms" if row.sending else ""),
+)
+
+
 def render(found: Sequence[Row], measured: Measured) -> str:
-    table: list[Sequence[str]] = [
-        (
-            "workers",
-            "images/s",
-            "range",
-            "efficiency",
-            "iteration",
-            "computing",
-            "communicating",
-            "waiting for data",
-            "hidden",
-        )
-    ]
-    for row in found:
-        hidden = f"{row.hidden / row.sending:.0%} of {1000 * row.sending:.1f} ms" if row.sending else ""
-        table.append(
-            (
-                str(row.workers),
-                f"{row.images_per_second:.4g}",
-                f"{row.low:.4g} - {row.high:.4g}",
-                f"{row.efficiency:.3f}",
-                f"{1000 * row.step:.1f} ms",
-                f"{row.computing:.1%}",
-                f"{row.communicating:.1%}",
-                f"{row.waiting:.1%}",
-                hidden,
-            )
-        )
-    return "\n".join(
-        [*columns(table), "", *(f"note: {text}" for text in notes(found, measured)), "", *published_lines()]
-    )
+    table = [[title for title, _ in _COLUMNS], *([text(row) for _, text in _COLUMNS] for row in found)]
+    said = [f"note: {text}" for text in notes(found, measured)]
+    return "\n".join([*columns(table), "", *said, "", *published_lines()])
 
 
 def notes(found: Sequence[Row], measured: Measured) -> list[str]:
