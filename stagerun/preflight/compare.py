@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from stagerun.data.fingerprint import Glance
 from stagerun.errors import ExitCode
-from stagerun.preflight.facts import Facts, Images
+from stagerun.preflight.facts import Facts
 from stagerun.text import count, size
 
 V = TypeVar("V")
@@ -142,26 +143,21 @@ def _other_settings(facts: Mapping[str, Facts]) -> list[Finding]:
 
 def _other_images(facts: Mapping[str, Facts], role: str) -> list[Finding]:
     """Of hosts that have them. By fingerprint where all have one; else by the file."""
-    seen = {host: one for host, one in facts.items() if (image := _image(one, role)) is not None and image.seen}
+    images = {host: image for host, one in facts.items() for image in one.images if image.role == role}
+    seen = {host: image.seen for host, image in images.items() if image.seen is not None}
+    all_fingerprints = all(looked.fingerprint for looked in seen.values())
 
-    def state(one: Facts) -> str:
-        image = _image(one, role)
-        assert image is not None and image.seen is not None
-        looked = image.seen
+    def state(looked: Glance) -> str:
         if all_fingerprints:
             return f"{count(looked.records, 'record')}, fingerprint {looked.fingerprint[:12]}"
         return f"{count(looked.records, 'record')}, {size(looked.size)}, ends {looked.ends[:12]}"
 
-    all_fingerprints = all((i := _image(f, role)) is not None and i.seen and i.seen.fingerprint for f in seen.values())
-    where = next((i.path for f in seen.values() if (i := _image(f, role)) is not None), "")
+    where = next((images[host].path for host in seen), "")
     hint = "copy the same LMDB to all hosts, with its side file"
     if not all_fingerprints:
         hint += "; where they hold the same records, `stagerun data index` on each host shows it"
-    return _odd(seen, f"{role} images ({where})", state, hint, ExitCode.DATA)
-
-
-def _image(facts: Facts, role: str) -> Images | None:
-    return next((image for image in facts.images if image.role == role), None)
+    states = {host: state(looked) for host, looked in seen.items()}
+    return odd_ones(states, f"{role} images ({where})", hint, ExitCode.DATA)
 
 
 def _odd(

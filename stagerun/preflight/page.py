@@ -33,20 +33,12 @@ def record(
     name: str, facts: Mapping[str, Facts], measured: Measured | None, findings: Sequence[Finding]
 ) -> dict[str, Any]:
     """The same as a JSON object."""
-    derived = (
-        {}
-        if measured is None
-        else {
-            "alone_seconds": measured.alone_seconds,
-            "exposed_seconds": measured.exposed_seconds,
-            "iteration_seconds": measured.iteration_seconds,
-        }
-    )
+    derived = ("alone_seconds", "exposed_seconds", "iteration_seconds")
     return {
         "schedule": name,
         "code": worst(findings),
         "hosts": {host: one.as_json() for host, one in facts.items()},
-        "measured": None if measured is None else asdict(measured) | derived,
+        "measured": measured and asdict(measured) | {name: getattr(measured, name) for name in derived},
         "findings": [asdict(finding) for finding in findings],
     }
 

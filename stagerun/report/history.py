@@ -106,20 +106,17 @@ class StageHistory:
 
     @property
     def parent(self) -> str | None:
-        place = parse_name(self.start)
-        return place.stage if place else None
+        return place.stage if (place := parse_name(self.start)) else None
 
     @property
     def parent_iter(self) -> int:
         """The iteration of its parent that it started from; 0 for the seed."""
-        place = parse_name(self.start)
-        return place.iter if place else 0
+        return place.iter if (place := parse_name(self.start)) else 0
 
     @property
     def parent_attempt(self) -> int:
-        """Of the snapshot of its parent that it started from; 0 for the seed."""
-        place = parse_name(self.start)
-        return place.attempt if place else 0
+        """The attempt of the snapshot that it started from; 0 for the seed."""
+        return place.attempt if (place := parse_name(self.start)) else 0
 
     @property
     def iter(self) -> int:
