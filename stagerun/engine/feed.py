@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -48,7 +47,7 @@ class Ahead(Iterator[T], Generic[T]):
     def __enter__(self) -> "Ahead[T]":
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=True)
 
 

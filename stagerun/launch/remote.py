@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal
 
 from stagerun.launch.hostfile import Host
@@ -123,9 +122,7 @@ class Remote:
     def __enter__(self) -> "Remote":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for one in self._lines.values():
             if one.open:
                 one.send(line("end"))

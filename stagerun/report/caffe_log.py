@@ -12,7 +12,6 @@ row the last rate it has read. Lines that Caffe doesn't have come from `stagerun
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from types import TracebackType
 
 from stagerun.events import (
     EnsembleTested,
@@ -68,7 +67,7 @@ class CaffeLog:
     def __enter__(self) -> "CaffeLog":
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
     def say(self, text: str) -> None:

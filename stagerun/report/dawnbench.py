@@ -13,7 +13,6 @@ of a stage with `ema_decay` have files of their own, named .ema.tsv.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from stagerun.events import Event, Iterated, StageFinished, StageStarted, Tested
 from stagerun.report.course import Leg, ends
@@ -100,7 +99,7 @@ class DawnBench:
     def __enter__(self) -> "DawnBench":
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
     def __call__(self, event: Event) -> None:

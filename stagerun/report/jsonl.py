@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 
 from stagerun.errors import PermissionDenied, StorageError
 from stagerun.events import Event, Indexed, Iterated, Retraced
@@ -70,7 +69,7 @@ class JsonLines:
     def __enter__(self) -> "JsonLines":
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from stagerun.events import Event, Iterated, RunFinished, RunStarted, StageFinished, StageStarted, Tested
@@ -73,7 +72,7 @@ class MLLog:
     def __enter__(self) -> "MLLog":
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.began and not self._has("run_stop"):
             self._stop("aborted")  # the next life takes it out again
 

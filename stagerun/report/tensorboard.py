@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from stagerun.errors import PermissionDenied, StorageError, UsageError
@@ -105,7 +104,7 @@ class TensorBoard:
     def __enter__(self) -> "TensorBoard":
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         for file in self.files.values():
             file.file.close()
 

@@ -14,7 +14,6 @@ import time
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 
 from stagerun.errors import FolderInUseError, PermissionDenied, StagerunError, StorageError
 from stagerun.private import gone, open_lock
@@ -157,9 +156,7 @@ class Lock:
         self.acquire()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def _take(self, fd: int) -> bool:
