@@ -1,8 +1,10 @@
 """Numbers and rows as people read them."""
 
+import csv
+import io
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 
 # C0 but tab and newline, DEL, C1; what turns the direction of writing; line separators; halves of a pair, as in a name that isn't UTF-8.
@@ -94,6 +96,12 @@ def _folded(text: str, width: int, indent: str = "") -> list[str]:
     return textwrap.wrap(
         text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
     )
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def count(number: int, noun: str) -> str:

@@ -1,5 +1,7 @@
 """`stagerun eval`, `predict` and `export`: what a snapshot is worth, what it says of pictures, its weights for other programs."""
 
+from typing import Any
+
 import click
 
 from stagerun.cli.commands_data import resize_options
@@ -45,20 +47,7 @@ EMA = click.option("--ema", is_flag=True, help="The averaged weights (`ema_decay
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @guarded
-def eval_command(
-    what: str,
-    out: str | None,
-    stage: str | None,
-    overrides: tuple[str, ...],
-    data: str | None,
-    views: str,
-    device_batch: int | None,
-    threads: int | None,
-    ema: bool,
-    per_class: bool,
-    output: str | None,
-    as_json: bool,
-) -> None:
+def eval_command(what: str, out: str | None, stage: str | None, overrides: tuple[str, ...], **given: Any) -> None:
     """Evaluates a snapshot: top-1, top-5 and loss over the validation images.
 
     SNAPSHOT is a snapshot's directory, or its name with --out. Images and transform are those of the recipe inside of it.
@@ -75,25 +64,14 @@ def eval_command(
     from stagerun.cli.choosing import choose
     from stagerun.cli.evaluating import EvalOptions, evaluate_all
 
-    at_least(1, device_batch=device_batch, threads=threads)
-    if output is not None and not per_class:
+    options = EvalOptions(**given)
+    at_least(1, device_batch=options.device_batch, threads=options.threads)
+    if options.output is not None and not options.per_class:
         raise UsageError("--output without --per-class", "add --per-class, or leave --output out")
     chosen = choose(what, overrides, out, stage)
     for note in chosen.notes:
         tell(f"note: {note}")
-    evaluate_all(
-        chosen,
-        EvalOptions(
-            data=data,
-            views=views,
-            device_batch=device_batch,
-            threads=threads,
-            ema=ema,
-            as_json=as_json,
-            per_class=per_class,
-            output=output,
-        ),
-    )
+    evaluate_all(chosen, options)
 
 
 @click.command()
@@ -112,20 +90,12 @@ def eval_command(
 @guarded
 def predict(
     snapshot: str,
-    images: tuple[str, ...],
     out: str | None,
-    top: int,
-    classes: str | None,
     resize_shorter: int | None,
     resize_height: int | None,
     resize_width: int | None,
     background: str | None,
-    views: str,
-    device_batch: int | None,
-    threads: int | None,
-    ema: bool,
-    csv: str | None,
-    as_json: bool,
+    **given: Any,
 ) -> None:
     """What a snapshot's network says of pictures: names of classes and probabilities.
 
@@ -137,19 +107,9 @@ def predict(
     from stagerun.cli.data_making import resizing
     from stagerun.cli.predict import PredictOptions, predict_images
 
-    at_least(1, device_batch=device_batch, threads=threads)
-    options = PredictOptions(
-        images=images,
-        resize=resizing(resize_shorter, resize_height, resize_width, background),
-        classes=classes,
-        top=top,
-        views=views,
-        device_batch=device_batch,
-        threads=threads,
-        ema=ema,
-        csv=csv,
-        as_json=as_json,
-    )
+    resize = resizing(resize_shorter, resize_height, resize_width, background)
+    options = PredictOptions(resize=resize, **given)
+    at_least(1, device_batch=options.device_batch, threads=options.threads)
     predict_images(choose_snapshot(snapshot, out), options)
 
 
@@ -166,16 +126,7 @@ def predict(
 @click.option("--size", type=int, metavar="N", help="Side of the images of --onnx, in pixels.  [default: crop_size]")
 @guarded
 def export(
-    snapshot: str,
-    out: str | None,
-    safetensors: bool,
-    torch: bool,
-    onnx: bool,
-    output: str | None,
-    force: bool,
-    ema: bool,
-    rgb: bool,
-    size: int | None,
+    snapshot: str, out: str | None, safetensors: bool, torch: bool, onnx: bool, size: int | None, **given: Any
 ) -> None:
     """Writes a snapshot's network as a file for other programs, and says what it expects of images.
 
@@ -191,5 +142,4 @@ def export(
     at_least(1, size=size)
     chosen = {"safetensors": safetensors, "torch": torch, "onnx": onnx}
     kinds = tuple(kind for kind, asked in chosen.items() if asked)
-    options = ExportOptions(kinds=kinds, output=output, force=force, ema=ema, rgb=rgb, side=size)
-    export_snapshot(choose_snapshot(snapshot, out), options)
+    export_snapshot(choose_snapshot(snapshot, out), ExportOptions(kinds=kinds, side=size, **given))

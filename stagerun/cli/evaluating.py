@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stagerun.cli.choosing import Chosen
 from stagerun.cli.ending import show, tell
 from stagerun.errors import StagerunError, UsageError
+from stagerun.text import duration
 from stagerun.world import World, default_threads
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ class Answers:
 def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
     """One line for each snapshot, as soon as it is known; with --json one object at the end.
 
-    Of several, one that can't be evaluated keeps nobody from the numbers of the others: what is wrong with it is shown, and
-    the command ends with the code of the first such error.
+    Of several, one that can't be evaluated doesn't hide the numbers of the others: what is wrong with it is shown, and the
+    command ends with the code of the first such error.
     """
     if options.output is not None and find_spec("matplotlib") is None:
         raise UsageError(
@@ -77,7 +78,7 @@ def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
     errors: dict[str, StagerunError] = {}  # by snapshot
     for folder in chosen.folders:
         try:
-            row = _evaluate(folder, chosen, options, device)
+            row, lines = _evaluate(folder, chosen, options, device)
         except StagerunError as error:
             if error.render() not in [e.render() for e in errors.values()]:  # images that are gone are gone for all
                 tell(error.render())
@@ -85,8 +86,7 @@ def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
             continue
         rows.append(row)
         if not options.as_json:
-            show("\n".join([_line(row), *row["lines"]]))
-        del row["lines"]
+            show("\n".join([_line(row), *lines]))
     if options.as_json and rows:
         failed = [{"snapshot": name, "error": error.message} for name, error in errors.items()]
         show(json.dumps({"evaluations": rows, "failed": failed}, indent=1))
@@ -94,7 +94,8 @@ def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
         sys.exit(next(iter(errors.values())).exit_code)
 
 
-def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -> dict[str, Any]:
+def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -> tuple[dict[str, Any], list[str]]:
+    """An object for JSON, and the lines of `per_class`."""
     from stagerun.engine.views import Views
     from stagerun.runner.evaluating import Wanted, score, use_schedule
     from stagerun.runner.stored import open_snapshot
@@ -110,10 +111,7 @@ def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -
     answered = answers.add if options.per_class else None
     found = score(stored, wanted, device, lambda batches, n: _shown(batches, n, stored.ref.name), answered)
     data = options.data if options.data is not None else val.path if val else ""
-    per_class: dict[str, Any] = {"lines": []}
-    if options.per_class:
-        per_class = _per_class(stored.ref.name, data, stored.schedule.model.num_classes, answers, options.output)
-    return {
+    row = {
         "snapshot": stored.ref.name,
         "id": stored.ref.id,
         "stage": stage,
@@ -123,12 +121,17 @@ def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -
         "ema": options.ema,
         **asdict(found),
         "seconds": time.monotonic() - started,
-        **per_class,
     }
+    if not options.per_class:
+        return row, []
+    classes, lines = _per_class(stored.ref.name, data, stored.schedule.model.num_classes, answers, options.output)
+    return row | {"classes": classes}, lines
 
 
-def _per_class(name: str, data: str, classes: int, answers: Answers, output: str | None) -> dict[str, Any]:
-    """`lines` for a terminal and `classes` for JSON; with `output` the files NAME-confusion.csv, .png and NAME-mistakes.png."""
+def _per_class(
+    name: str, data: str, classes: int, answers: Answers, output: str | None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Objects for JSON, and lines; with `output` the files NAME-confusion.csv, .png and NAME-mistakes.png."""
     from stagerun.cli.showing import classes_of
     from stagerun.data.lmdb_source import LmdbSource
     from stagerun.report import confusion
@@ -139,16 +142,13 @@ def _per_class(name: str, data: str, classes: int, answers: Answers, output: str
     found = confusion.confusion_of(labels, best, classes, classes_of(records))
     lines = confusion.lines(found)
     if output is not None:
-        files = {
-            "confusion.csv": confusion.as_csv(found).encode(),
-            "confusion.png": confusion.picture(found, name),
-        }
+        files = {"confusion.csv": confusion.as_csv(found).encode(), "confusion.png": confusion.picture(found, name)}
         if (labels != best).any():
             files["mistakes.png"] = _mistakes(name, records, found, answers)
         for suffix, content in files.items():
             write_output(Path(output) / f"{name}-{suffix}", content)
         lines.append(f"  wrote {', '.join(files)} of {name} into {output}")
-    return {"lines": lines, "classes": found.rows()}
+    return found.rows(), lines
 
 
 def _mistakes(name: str, records: "LmdbSource", found: "Confusion", answers: Answers) -> bytes:
@@ -163,9 +163,8 @@ def _mistakes(name: str, records: "LmdbSource", found: "Confusion", answers: Ans
     tiles = []
     for n in wrong[:_MOST_MISTAKES]:
         tile = stored_tile(records, int(numbers[n]), ())
-        answer, label = found.named(int(best[n])), found.named(int(labels[n]))
-        lines = (f"label: {label}", f"{100 * sure[n]:.1f} %: {answer}", tile.lines[0])
-        tiles.append(replace(tile, lines=lines))
+        answer, label = found.named(best[n]), found.named(labels[n])
+        tiles.append(replace(tile, lines=(f"label: {label}", f"{100 * sure[n]:.1f} %: {answer}", tile.lines[0])))
     heading = f"{name}: {len(tiles)} of {len(wrong)} mistakes, those with the highest probability first"
     return contact_sheet.png(contact_sheet.sheet(tiles, (heading,), _TILE))
 
@@ -182,8 +181,6 @@ def _shown(batches: "Iterable[Batch]", count: int, name: str) -> "Iterable[Batch
 
 
 def _line(row: dict[str, Any]) -> str:
-    from stagerun.text import duration
-
     how = {"one": "", "flip": ", image and mirror", "10crop": ", 10 crops"}[row["views"]]
     weights = ", averaged weights" if row["ema"] else ""
     return (

@@ -1,13 +1,11 @@
 """`stagerun predict`: picture files through a snapshot's network, taken in as `data import` takes them."""
 
-import csv
-import io
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,7 +20,7 @@ from stagerun.data.sources.folder import Files, files_below, is_image
 from stagerun.data.sources.items import IMAGE_SUFFIXES, Names
 from stagerun.errors import DataError, StagerunError
 from stagerun.report.whole_file import write_output
-from stagerun.text import count
+from stagerun.text import count, csv_text
 
 if TYPE_CHECKING:
     from stagerun.runner.stored import Stored
@@ -43,11 +41,24 @@ class PredictOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """`name` is '' where it is not known; `probability` is 0..1."""
+
+    label: int
+    name: str
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
-    """`answers`: (label, name or '', probability 0..1), the highest first."""
+    """The likeliest answers, the highest probability first."""
 
     image: str
-    answers: tuple[tuple[int, str, float], ...]
+    answers: tuple[Answer, ...]
+
+    def line(self) -> str:
+        said = (f"{a.name or f'class {a.label}'} {100 * a.probability:.2f} %" for a in self.answers)
+        return "  ".join([self.image, *said])
 
 
 def predict_images(folder: Path, options: PredictOptions) -> None:
@@ -71,16 +82,17 @@ def predict_images(folder: Path, options: PredictOptions) -> None:
     for images, records in _records(stored, paths, options.resize, batch, bad):
         for image, shares in zip(images, classify(records).numpy(), strict=True):
             order = np.argsort(-shares, kind="stable")[: options.top].tolist()
-            answers = tuple((n, names[n] if n < len(names) else "", float(shares[n])) for n in order)
-            found.append(Prediction(image, answers))
+            answers = (Answer(n, names[n] if n < len(names) else "", float(shares[n])) for n in order)
+            found.append(Prediction(image, tuple(answers)))
             if not options.as_json:
-                show(_line(found[-1]))
+                show(found[-1].line())
     if options.as_json:
-        show(
-            json.dumps({"snapshot": stored.ref.name, "predictions": [_json(p) for p in found], "failed": bad}, indent=1)
-        )
+        predictions = [asdict(one) for one in found]
+        show(json.dumps({"snapshot": stored.ref.name, "predictions": predictions, "failed": bad}, indent=1))
     if options.csv is not None:
-        write_output(Path(options.csv), _csv(found).encode(errors="surrogateescape"))
+        rows = [(p.image, n, a.label, a.name, a.probability) for p in found for n, a in enumerate(p.answers, 1)]
+        text = csv_text([("image", "rank", "label", "name", "probability"), *rows])
+        write_output(Path(options.csv), text.encode(errors="surrogateescape"))
     if bad:
         raise DataError(f"{count(len(bad), 'picture')} can't be used, named above", "get them again, or leave them out")
 
@@ -116,7 +128,7 @@ def _not_rectangular(stored: "Stored") -> "Stored":
 
 
 def _class_names(stored: "Stored", file: str | None) -> Sequence[str]:
-    """By label: those of a file, else those of the recipe's LMDBs where they are here; () if no one knows them."""
+    """By label: those of a file, else those of the recipe's LMDBs where they are here; () if they are not known."""
     if file is not None:
         return class_names(file)
     for records in _own_records(stored):
@@ -139,18 +151,22 @@ def _own_records(stored: "Stored") -> Iterator[LmdbSource]:
 def _records(
     stored: "Stored", paths: Sequence[str], resize: ImportOptions, batch: int, bad: list[str]
 ) -> Iterator[tuple[list[str], ListRecords]]:
-    """The pictures as records, `batch` at a time; of one size where the network's evaluation doesn't crop. Bad ones are told
-    and added to `bad`."""
+    """The pictures as records, `batch` at a time; of one size where the network's evaluation doesn't crop. Bad ones are
+    reported and added to `bad`."""
     files = Files("folder", "", (), Names(paths), np.zeros(len(paths), np.int32))
     work = ImportWork(files, paths[0], resize)
     channels = stored.schedule.model.channels
     cropped = stored.stage.solver.test_transform.crop_size is not None
-    size = None if cropped else _own_size(stored)
+    own = None if cropped else next(_own_records(stored), None)
+    size = None if own is None else _size(own.get(0)[1], channels)
     images: list[str] = []
     values: list[bytes] = []
     for i, path in enumerate(paths):
+        made = work.make(i)
         try:
-            record, found = _taken(work, i, channels)
+            if made.record is None:
+                raise DataError(made.notes[0].text)
+            found = _size(made.record, channels)
         except DataError as error:
             bad.append(f"{path}: {error.message}")
             tell(bad[-1])
@@ -163,7 +179,7 @@ def _records(
                 f"--resize-height {size[0]} --resize-width {size[1]}, as `data import` has them",
             )
         images.append(path)
-        values.append(record)
+        values.append(made.record)
         if len(images) == batch:
             yield images, ListRecords(values, "the pictures")
             images, values = [], []
@@ -171,39 +187,7 @@ def _records(
         yield images, ListRecords(values, "the pictures")
 
 
-def _taken(work: ImportWork, i: int, channels: int) -> tuple[bytes, tuple[int, int]]:
-    """The record of picture `i`, and its (height, width). DataError if the network can't take it."""
-    made = work.make(i)
-    if made.record is None:
-        raise DataError(made.notes[0].text)
-    picture = datum.picture_of(datum.parse(made.record), channels)
-    return made.record, (picture.height, picture.width)
-
-
-def _own_size(stored: "Stored") -> tuple[int, int] | None:
-    """(height, width) of the first record of the recipe's LMDBs, where one is here."""
-    for records in _own_records(stored):
-        picture = datum.picture_of(datum.parse(records.get(0)[1]), stored.schedule.model.channels)
-        return picture.height, picture.width
-    return None
-
-
-def _line(found: Prediction) -> str:
-    said = (f"{name or f'class {label}'} {100 * share:.2f} %" for label, name, share in found.answers)
-    return "  ".join([found.image, *said])
-
-
-def _json(found: Prediction) -> dict[str, Any]:
-    answers = [{"label": label, "name": name, "probability": share} for label, name, share in found.answers]
-    return {"image": found.image, "answers": answers}
-
-
-def _csv(found: Sequence[Prediction]) -> str:
-    """A row for each picture and answer: image, rank, label, name, probability."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", "rank", "label", "name", "probability"])
-    for one in found:
-        for rank, (label, name, share) in enumerate(one.answers, 1):
-            writer.writerow([one.image, rank, label, name, share])
-    return text.getvalue()
+def _size(record: bytes, channels: int) -> tuple[int, int]:
+    """(height, width). DataError if a network of so many channels can't take it."""
+    picture = datum.picture_of(datum.parse(record), channels)
+    return picture.height, picture.width

@@ -1,7 +1,5 @@
 """How often a network answers each class with each other one: counts, their table and their picture."""
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +9,7 @@ from numpy.typing import NDArray
 
 from stagerun.report.plots.colours import SOFT
 from stagerun.report.plots.figure import drawing, saved_png
-from stagerun.text import columns
+from stagerun.text import columns, csv_text
 
 _MOST_NAMED = 60  # classes whose names fit beside a picture
 _MOST_NUMBERED = 20  # classes whose shares can be read in it
@@ -27,22 +25,13 @@ class Confusion:
     counts: NDArray[np.int64]
     names: tuple[str, ...]
 
-    @property
-    def images(self) -> NDArray[np.int64]:
-        """By label."""
-        total: NDArray[np.int64] = self.counts.sum(1)
-        return total
+    def images(self, label: int) -> int:
+        return int(self.counts[label].sum())
 
     def top1(self, label: int) -> float | None:
         """Share 0..1; None for a class without images."""
-        images = int(self.images[label])
+        images = self.images(label)
         return int(self.counts[label, label]) / images if images else None
-
-    def mistaken(self, label: int) -> list[tuple[int, int]]:
-        """(answer, images) of the wrong answers, the commonest first."""
-        row = self.counts[label]
-        wrong = [(int(answer), int(row[answer])) for answer in np.flatnonzero(row) if answer != label]
-        return sorted(wrong, key=lambda pair: (-pair[1], pair[0]))
 
     def named(self, label: int) -> str:
         return f"{label} {self.names[label]}".rstrip()
@@ -53,9 +42,9 @@ class Confusion:
             {
                 "label": label,
                 "name": self.names[label],
-                "images": int(self.images[label]),
+                "images": self.images(label),
                 "top1": self.top1(label),
-                "answers": {str(answer): int(self.counts[label, answer]) for answer in np.flatnonzero(row)},
+                "answers": {str(answer): int(row[answer]) for answer in np.flatnonzero(row)},
             }
             for label, row in enumerate(self.counts)
         ]
@@ -72,47 +61,40 @@ def confusion_of(
 
 def lines(found: Confusion) -> list[str]:
     """The accuracy of each class with its commonest mistakes, and the whole matrix of few classes."""
-    labels = list(range(len(found.counts)))
-    some = len(labels) > _MOST_ROWS
-    if some:
+    classes = len(found.counts)
+    labels = list(range(classes))
+    if classes > _MOST_ROWS:
         accuracy = {label: top1 for label in labels if (top1 := found.top1(label)) is not None}
         labels = sorted(accuracy, key=lambda label: accuracy[label])[:_SHOWN_ROWS]
     table = columns([("  class", "images", "top-1", "taken for"), *(_row(found, label) for label in labels)])
-    if some:
-        table.append(f"  the {len(labels)} classes with the lowest top-1 of {len(found.counts)}")
-    if len(found.counts) <= _MOST_IN_TEXT:
-        numbers = [str(label) for label in range(len(found.counts))]
-        cells = [[n or "." for n in map(str, row)] for row in found.counts]
-        width = max(len(cell) for row in cells for cell in row)
-        rows = [["  label", *(n.rjust(width) for n in numbers)]]
-        rows += [[f"  {number}", *(c.rjust(width) for c in row)] for number, row in zip(numbers, cells, strict=True)]
+    if classes > _MOST_ROWS:
+        table.append(f"  the {len(labels)} classes with the lowest top-1 of {classes}")
+    if classes <= _MOST_IN_TEXT:
+        width = len(str(found.counts.max()))
+        matrix = [("label", range(classes)), *enumerate(found.counts)]
+        rows = [[f"  {label}", *(str(n).rjust(width) for n in row)] for label, row in matrix]
         table += ["", "  images by label (rows) and answer (columns):", *columns(rows)]
     return table
 
 
 def _row(found: Confusion, label: int) -> tuple[str, str, str, str]:
-    top1, images = found.top1(label), int(found.images[label])
-    wrong = ", ".join(
-        f"{found.names[other] or f'class {other}'} {100 * n / images:.1f} %" for other, n in found.mistaken(label)[:3]
-    )
-    return f"  {found.named(label)}", str(images), "-" if top1 is None else f"{100 * top1:.2f} %", wrong
+    top1, images, row = found.top1(label), found.images(label), found.counts[label]
+    wrong = sorted((answer for answer in np.flatnonzero(row) if answer != label), key=lambda answer: -row[answer])
+    taken_for = ", ".join(f"{found.names[n] or f'class {n}'} {100 * row[n] / images:.1f} %" for n in wrong[:3])
+    return f"  {found.named(label)}", str(images), "-" if top1 is None else f"{100 * top1:.2f} %", taken_for
 
 
 def as_csv(found: Confusion) -> str:
     """A row for each label: label, name, images, top1, and the images by answer."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    names = [found.named(label) for label in range(len(found.counts))]
-    writer.writerow(["label", "name", "images", "top1", *names])
-    for label, row in enumerate(found.counts):
-        writer.writerow([label, found.names[label], found.images[label], found.top1(label), *row])
-    return text.getvalue()
+    head = ["label", "name", "images", "top1", *(found.named(label) for label in range(len(found.counts)))]
+    rows = ([n, found.names[n], found.images(n), found.top1(n), *row] for n, row in enumerate(found.counts))
+    return csv_text([head, *rows])
 
 
 def picture(found: Confusion, title: str) -> bytes:
     """A PNG: the share of each label's images by answer. UsageError without matplotlib."""
     classes = len(found.counts)
-    shares = 100 * found.counts / np.maximum(found.images, 1)[:, None]
+    shares = 100 * found.counts / np.maximum(found.counts.sum(1), 1)[:, None]
     side = min(14.0, max(5.0, 0.42 * classes + 2))
     with drawing():
         from matplotlib.figure import Figure
@@ -131,9 +113,7 @@ def picture(found: Confusion, title: str) -> bytes:
         if classes <= _MOST_NUMBERED:
             for label, answer in zip(*np.nonzero(found.counts), strict=True):
                 share = shares[label, answer]
-                ink = "white" if share > 55 else "black"
-                axes.text(
-                    answer, label, f"{share:.0f}" if share >= 1 else "<1", ha="center", va="center", color=ink, size=7
-                )
+                ink, text = "white" if share > 55 else "black", f"{share:.0f}" if share >= 1 else "<1"
+                axes.text(answer, label, text, ha="center", va="center", color=ink, size=7)
         figure.colorbar(image, ax=axes, shrink=0.7, label="% of the label's images").outline.set_edgecolor(SOFT)  # type: ignore[operator]
         return saved_png(figure)
