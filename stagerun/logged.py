@@ -126,16 +126,13 @@ def _flag(value: object) -> bool:
     return value
 
 
-def _texts(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise ValueError("not a list")
-    return tuple(_text(item) for item in value)
+def _list_of(read: Callable[[object], object]) -> Callable[[object], object]:
+    def items(value: object) -> tuple[object, ...]:
+        if not isinstance(value, list):
+            raise ValueError("not a list")
+        return tuple(map(read, value))
 
-
-def _counts(value: object) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise ValueError("not a list")
-    return tuple(_count(item) for item in value)
+    return items
 
 
 _READERS: dict[object, Callable[[object], object]] = {
@@ -143,8 +140,8 @@ _READERS: dict[object, Callable[[object], object]] = {
     int: _count,
     str: _text,
     bool: _flag,
-    tuple[str, ...]: _texts,
-    tuple[int, ...]: _counts,
+    tuple[str, ...]: _list_of(_text),
+    tuple[int, ...]: _list_of(_count),
 }
 
 

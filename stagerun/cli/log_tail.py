@@ -116,8 +116,8 @@ def earlier_tests(log: Path, stage: str) -> list[Tested]:
         for line in lines:
             parsed, _ = _parse(line) if _TESTS.search(line) else (None, False)
             match parsed and parsed[1]:
-                case StageStarted() as begun if begun.stage == stage:
-                    last = begun.iter if last is None else min(last, begun.iter)
+                case StageStarted() as start if start.stage == stage:
+                    last = start.iter if last is None else min(last, start.iter)
                     if last == 0:
                         break
                 case Tested() as test if test.stage == stage and (last is None or test.iter <= last):
@@ -138,11 +138,9 @@ def started(life: Life) -> RunStarted | None:
 
 
 def names(life: Life) -> dict[str, str]:
-    """By its name the stage of a snapshot that was written when the stage was called otherwise."""
+    """Snapshots that were written when their stage had another name: by the snapshot's name the stage's."""
     return {snapshot: event.stage for event in life.of(Renamed) for snapshot in event.snapshots}
 
 
 def newest_start(life: Life) -> StageStarted | None:
-    """Of a stage."""
-    begun: list[StageStarted] = list(life.of(StageStarted))
-    return begun[-1] if begun else None
+    return next(reversed(list(life.of(StageStarted))), None)

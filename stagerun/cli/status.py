@@ -1,4 +1,4 @@
-"""What `status` tells of an output folder: whether a run is alive, how far it is, and what it has to say."""
+"""What `status` says of an output folder: whether a run is alive, how far it is, and what it has to say."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +13,7 @@ from stagerun.cli.status_results import Evaluation, ensembles, evaluations
 from stagerun.errors import ExitCode
 from stagerun.events import (
     EnsembleTested,
-    Event,
     Failed,
-    Iterated,
     Note,
     NotFinite,
     PieceStarted,
@@ -75,11 +73,11 @@ class Status:
     """Times are in seconds since the epoch. `reason` is why it stopped or failed, `exit_code` that of one that has ended with a
     word. `stuck`: a run would refuse to go on, since the last few got nowhere. `state`:
 
-    nothing    no run has begun here
+    nothing    no run has started here
     starting   the folder is held, by a run that has not logged anything yet
     running    the folder is held
     finished   the last run came to its end
-    stopped    it was told to stop, and saved
+    stopped    it was asked to stop, and saved
     failed     it ended in an error
     killed     it ended without a word
     elsewhere  it ended without a word, or runs on where this machine can't see it: what `holder` says is its last sign of life. Only of
@@ -110,14 +108,13 @@ class Status:
 
 
 def look(target: Target, now: float, say: Callable[[str], None] | None = None) -> Status:
-    """Changes nothing. StorageError, PermissionDenied, ResumeRefused as of `store.inventory`. `say`: where it is told that a sign of life
-    of another machine's run is waited for; without it nobody waits."""
+    """Changes nothing. StorageError, PermissionDenied, ResumeRefused as of `store.inventory`. `say` hears that a sign of life of
+    another machine's run is waited for; without it there is no waiting."""
     holder, away = _holder(target.out)  # before the log, or a run that ends in between would seem to be killed
-    life = read_last_life(target.out / LOG)
+    life = read_last_life(target.out / LOG) or Life()
     if holder is None:
         holder, away = _holder(target.out)  # or one that starts in between
     inventory = found = store.inventory(DISK, target.out, looking=True)
-    run = started(life) if life else None
     state, said = _state(target.out, holder, life)
     unlogged = _before_the_log(target.out) if state == "nothing" else None
     state = unlogged[0] if unlogged else state
@@ -125,24 +122,24 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
         if say is None:
             state, holder = "elsewhere", away
         elif (heard := listen(target.out, say)) is not None:
-            holder, life = heard, read_last_life(target.out / LOG)
-            run = started(life) if life else None
+            holder, life = heard, read_last_life(target.out / LOG) or Life()
             state, said = _state(target.out, holder, life)
+    run = started(life)
     if state == "starting":
-        life = None
+        life = Life()
     newest = newest_snapshot(target.out, inventory)
     plan = make_plan(target.schedule, inventory) if target.schedule else None
     # Under the names that the stages have now.
-    inventory = plan.inventory if plan else under(inventory, names(life) if life else {})
-    last = life.last if life else None
-    progress = _progress(life) if life else None
+    inventory = plan.inventory if plan else under(inventory, names(life))
+    last = life.last
+    progress = _progress(life)
     evaluated = evaluations(target.out, plan, life, inventory)
     return Status(
         state=state,
         schedule=target.schedule.name if target.schedule else run.schedule if run else target.out.name,
         out=str(target.out),
         holder=holder,
-        run=run if life else None,
+        run=started(life),
         reason=said.reason if isinstance(said, Stopped) else said.text if said else "",
         exit_code=said.code if isinstance(said, Failed) else unlogged[1] if unlogged else _CODES.get(state),
         last_event=type(last[1]).__name__ if last else "",
@@ -155,18 +152,18 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
         evaluations=evaluated,
         stages=_marks(plan, run, evaluated, progress) if run else {},
         ensembles=ensembles(target.out, plan, life, inventory),
-        warnings=_warnings(life) if life else (),
-        unreadable_lines=life.unreadable if life else 0,
+        warnings=_warnings(life),
+        unreadable_lines=life.unreadable,
         forbidden=found.forbidden,
-        not_finite=sum(1 for _ in life.of(NotFinite)) if life else 0,
+        not_finite=len(list(life.of(NotFinite))),
         stuck=state in ("failed", "killed") and _stuck(target, found),
         not_chosen=last[1].not_chosen if last and isinstance(last[1], RunFinished) else (),
     )  # fmt: skip
 
 
 def listen(out: Path, say: Callable[[str], None]) -> store.Holder | None:
-    """Who holds the folder, where a life that another machine has begun gives a sign, as far as this one can see: its next beat, for which
-    it has as long as a run gives it that would take over, or one that began meanwhile. By this machine's monotonic clock alone.
+    """Who holds the folder, where a life that another machine has started gives a sign that this one can see: its next beat, for which
+    it has as long as a run gives it that would take over, or one that started meanwhile. By this machine's monotonic clock alone.
     StorageError, PermissionDenied."""
     if (last := store.last_word(DISK, out)) is None:
         return None
@@ -185,19 +182,16 @@ def _holder(out: Path) -> tuple[store.Holder | None, store.Holder | None]:
     """Who holds the folder; else who may hold it, by a lease that only its next beat would prove alive."""
     if (holder := store.holder(out)) is not None:
         return holder, None
-    found = store.last_word(DISK, out)
-    if found is None:
-        return None, None
-    who, lives = found
+    who, lives = store.last_word(DISK, out) or (None, False)
     return (who, None) if lives else (None, who)
 
 
-def _state(out: Path, holder: store.Holder | None, life: Life | None) -> tuple[str, Stopped | Failed | None]:
+def _state(out: Path, holder: store.Holder | None, life: Life) -> tuple[str, Stopped | Failed | None]:
     """And the event that says why it ended."""
     if holder is not None:
-        begun = next(((t, e) for t, e in life.seen if isinstance(e, RunStarted)), None) if life else None
-        return ("running" if begun is not None and _of_holder(out, holder, *begun) else "starting"), None
-    if life is None or life.last is None:
+        start = next(((t, e) for t, e in life.seen if isinstance(e, RunStarted)), None)
+        return ("running" if start is not None and _of_holder(out, holder, *start) else "starting"), None
+    if life.last is None:
         return "nothing", None
     match life.last[1]:
         case RunFinished():
@@ -240,10 +234,10 @@ def _stuck(target: Target, found: Inventory) -> bool:
 
 def _piece(life: Life) -> Progress | None:
     """Where training is, if that is a piece of a stage that is trained once more."""
-    told: list[Event] = list(life.of(StageStarted, StageFinished, PieceStarted))
-    if not told or not isinstance(told[-1], PieceStarted):
+    *_, piece = None, *life.of(StageStarted, StageFinished, PieceStarted)
+    if not isinstance(piece, PieceStarted):
         return None
-    run, piece = started(life), told[-1]
+    run = started(life)
     stages = run.stages if run else ()
     last = life.retraced[-1] if life.retraced else None
     iter = last.iter if last else piece.iter
@@ -265,27 +259,27 @@ def _piece(life: Life) -> Progress | None:
 def _progress(life: Life) -> Progress | None:
     if (piece := _piece(life)) is not None:
         return piece
-    run, begun = started(life), newest_start(life)
-    if begun is None:
+    run, start = started(life), newest_start(life)
+    if start is None:
         return None
     stages = len(run.stages) if run else 0
-    place: dict[str, Any] = {"stage": begun.stage, "number": begun.number, "stages": stages, "max_iter": begun.max_iter}
+    place: dict[str, Any] = {"stage": start.stage, "number": start.number, "stages": stages, "max_iter": start.max_iter}
     if not life.window:
-        line = f"stage {begun.number}/{stages} {begun.stage}  {begun.iter}/{begun.max_iter}  no iteration yet"
-        return Progress(**place, iter=begun.iter, iterations_left=begun.iterations_left, line=line)
-    now: Iterated = life.window[-1]
-    left = begun.iterations_left - (now.iter - begun.iter)
+        line = f"stage {start.number}/{stages} {start.stage}  {start.iter}/{start.max_iter}  no iteration yet"
+        return Progress(**place, iter=start.iter, iterations_left=start.iterations_left, line=line)
+    now = life.window[-1]
+    left = start.iterations_left - (now.iter - start.iter)
     speed = pace(life.window)
     return Progress(
         **place,
         iter=now.iter,
         iterations_left=left,
-        line=progress_line(begun, stages, life.window, left),
+        line=progress_line(start, stages, life.window, left),
         epoch=now.epoch,
         lr=now.lr,
         loss=speed.loss,
         images_per_second=speed.images_per_second,
-        seconds_left_in_stage=(begun.max_iter - now.iter) * speed.seconds_per_iteration,
+        seconds_left_in_stage=(start.max_iter - now.iter) * speed.seconds_per_iteration,
         seconds_left=left * speed.seconds_per_iteration,
     )
 

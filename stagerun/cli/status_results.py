@@ -1,6 +1,6 @@
-"""What `status` tells of what was evaluated: of stages and of ensembles, as the schedule means them where it is at hand."""
+"""What `status` says of what was evaluated: of stages and of ensembles, as the schedule means them where it is at hand."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,22 +19,22 @@ class Evaluation:
 
     stage: str
     iter: int
-    top1: float | None
-    top5: float | None
-    loss: float | None
+    top1: float | None = None
+    top5: float | None = None
+    loss: float | None = None
     ema_top1: float | None = None
     ema_top5: float | None = None
     ema_loss: float | None = None
     snapshot: str = ""
 
 
-def evaluations(out: Path, plan: Plan | None, life: Life | None, inventory: Inventory) -> tuple[Evaluation, ...]:
+def evaluations(out: Path, plan: Plan | None, life: Life, inventory: Inventory) -> tuple[Evaluation, ...]:
     """In the order of the schedule, as far as that is known: of a stage in training the last one inside it, of one that is done
     its end's, of another the newest there is."""
-    run = started(life) if life else None
+    run = started(life)
     order = [s.stage.name for s in plan.stages] if plan else list(run.stages) if run else []
     ends = {s.stage.name: s.end for s in plan.stages} if plan else {}
-    inside = _inside(out, life) if life else {}
+    inside = _inside(out, life)
     found = []
     for stage in dict.fromkeys([*order, *(ref.stage for ref in inventory.snapshots)]):
         end = ends.get(stage)
@@ -47,11 +47,11 @@ def evaluations(out: Path, plan: Plan | None, life: Life | None, inventory: Inve
     return tuple(found)
 
 
-def ensembles(out: Path, plan: Plan | None, life: Life | None, inventory: Inventory) -> tuple[EnsembleTested, ...]:
+def ensembles(out: Path, plan: Plan | None, life: Life, inventory: Inventory) -> tuple[EnsembleTested, ...]:
     """In the order of the schedule, as far as that is known. Where the schedule waits for members, an older evaluation stands as
     those of its members do, unless they have become something else."""
     if plan is None:
-        run = started(life) if life else None
+        run = started(life)
         found = [ensemble_on_disk(out, name, inventory) for name in (run.ensembles if run else ())]
     else:
         found = [
@@ -64,9 +64,9 @@ def ensembles(out: Path, plan: Plan | None, life: Life | None, inventory: Invent
 def _inside(out: Path, life: Life) -> dict[str, list[Tested]]:
     """By stage, the newest evaluation that no StageFinished has followed: of the trained weights and of the averaged ones."""
     found: dict[str, list[Tested]] = {}
-    begun = newest_start(life)
-    if begun is not None and begun.iter > 0:  # in the lives before
-        found[begun.stage] = earlier_tests(out / LOG, begun.stage)
+    start = newest_start(life)
+    if start is not None and start.iter > 0:  # in the lives before
+        found[start.stage] = earlier_tests(out / LOG, start.stage)
     for event in life.of(Tested, StageFinished):
         if isinstance(event, StageFinished):
             found.pop(event.stage, None)
@@ -75,20 +75,9 @@ def _inside(out: Path, life: Life) -> dict[str, list[Tested]]:
     return {stage: [t for t in tests if t.iter == tests[-1].iter] for stage, tests in found.items() if tests}
 
 
-def _evaluation(tests: Iterable[Tested]) -> Evaluation:
-    by_kind = {test.ema: test for test in tests}
-    own, averaged = by_kind.get(False), by_kind.get(True)
-    one = own or by_kind[True]
-    return Evaluation(
-        stage=one.stage,
-        iter=one.iter,
-        top1=own.top1 if own else None,
-        top5=own.top5 if own else None,
-        loss=own.loss if own else None,
-        ema_top1=averaged.top1 if averaged else None,
-        ema_top5=averaged.top5 if averaged else None,
-        ema_loss=averaged.loss if averaged else None,
-    )
+def _evaluation(tests: Sequence[Tested]) -> Evaluation:
+    figures = {f"{'ema_' * t.ema}{name}": getattr(t, name) for t in tests for name in ("top1", "top5", "loss")}
+    return Evaluation(stage=tests[0].stage, iter=tests[0].iter, **figures)
 
 
 def _of_result(result: StageFinished) -> Evaluation:
