@@ -16,6 +16,7 @@ import tiny
 
 from stagerun.cli import retrying
 from stagerun.cli.retrying import Ended, RetryOptions, judge, retry_command
+from stagerun.cli.running import RunOptions
 from stagerun.errors import FolderInUseError, ResumeRefused, StorageError
 from stagerun.launch.kin import to_be_told
 
@@ -132,7 +133,7 @@ def test_a_signal_between_two_starts(monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_a_run_that_outlives_its_command_is_told(monkeypatch: pytest.MonkeyPatch, base: Path) -> None:
     monkeypatch.setattr(retrying.store, "holder", lambda out: "process 7 on a")
     with pytest.raises(FolderInUseError, match="still in use by process 7 on a"):
-        retrying._stopped(KILLED, retrying._Task(str(base / "schedule")))
+        retrying._stopped(KILLED, RunOptions(str(base / "schedule")))
 
 
 @pytest.mark.parametrize(

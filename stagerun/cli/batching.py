@@ -146,7 +146,7 @@ def _look(options: SbatchOptions) -> tuple[Schedule, Plan, Path]:
     found = store.inventory(disk, out)
     plan = make_plan(schedule, found, run["redo"], run["keep"], run["only"], run["until"])
     require_fresh(plan)
-    if plan.next is None and not results.unfinished(plan, out) and not results.ready_ensembles(plan, out):
+    if results.nothing_to_do(plan, out):
         raise ResumeRefused(f"all is done in {out}: there is nothing to queue for", "another --out trains it once more")
     if not run["retry"]:
         require_progress(disk, out, standing(disk, out, schedule, found))

@@ -1,6 +1,7 @@
 """`stagerun run`."""
 
 import sys
+from dataclasses import fields
 from typing import Any
 
 import click
@@ -100,28 +101,7 @@ TITLES = {
     help="With --profile: how many, after the first three.  [default: 10]",
 )
 @guarded
-def run(
-    folder: str,
-    overrides: tuple[str, ...],
-    out: str | None,
-    redo: tuple[str, ...],
-    keep: tuple[str, ...],
-    only: tuple[str, ...],
-    until: str | None,
-    nproc: int | None,
-    threads: int | None,
-    bind: str,
-    comm_cores: int | None,
-    grace: float | None,
-    log_format: str,
-    log: tuple[str, ...],
-    timeouts: tuple[str, ...],
-    exact: bool,
-    retry: bool,
-    profile: str | None,
-    profile_iterations: int | None,
-    **on_hosts: Any,
-) -> None:
+def run(**given: Any) -> None:
     """Trains what is not yet done. The same command goes on after a kill, a crash or a full disk.
 
     On this machine it starts --nproc workers itself, on others (--hosts) over ssh. Under mpirun, mpiexec, srun, torchrun or any launcher that sets
@@ -129,32 +109,8 @@ def run(
     """
     from stagerun.cli.running import RunOptions, run_command
 
-    at_least(1, profile_iterations=profile_iterations)
-    at_least(1, nproc=nproc, threads=threads)
-    at_least(0, comm_cores=comm_cores)
-    sys.exit(
-        run_command(
-            RunOptions(
-                folder,
-                overrides,
-                out,
-                redo,
-                keep,
-                nproc,
-                threads,
-                log_format,
-                log,
-                only,
-                until,
-                grace,
-                retry=retry,
-                exact=exact,
-                timeouts=timeouts,
-                bind=bind,
-                comm_cores=comm_cores,
-                profile=profile,
-                profile_iterations=profile_iterations,
-            ),
-            chosen_hosts(nproc=nproc, **on_hosts),
-        )
-    )
+    options = RunOptions(**{field.name: given.pop(field.name) for field in fields(RunOptions)})
+    at_least(1, profile_iterations=options.profile_iterations)
+    at_least(1, nproc=options.nproc, threads=options.threads)
+    at_least(0, comm_cores=options.comm_cores)
+    sys.exit(run_command(options, chosen_hosts(nproc=options.nproc, **given)))

@@ -5,8 +5,9 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,6 +15,7 @@ from stagerun import store
 from stagerun.cli.ending import tell
 from stagerun.cli.looking import DISK
 from stagerun.cli.options import output_folder
+from stagerun.cli.running import RunOptions
 from stagerun.data.fingerprint import with_sets
 from stagerun.errors import (
     EXIT_MEANINGS,
@@ -61,21 +63,6 @@ class RetryOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
-    """What COMMAND runs: the options of its `stagerun run` that say what is to be done and where. `anyhow`: it has
-    --retry."""
-
-    folder: str
-    overrides: tuple[str, ...] = ()
-    out: str | None = None
-    redo: tuple[str, ...] = ()
-    keep: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
-    until: str | None = None
-    anyhow: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Ended:
     """How one start ended. `life`: the exit code that the run itself has left, None where it was cut off; `began`: it has
     left anything. `code`: of COMMAND, negative for a signal."""
@@ -115,7 +102,7 @@ def retry_command(options: RetryOptions) -> int:
                 raise
             failed, why = error, str(error)
         idle = 0 if further else idle + 1
-        if idle >= LIMIT and (over := _given_up(options, began[-LIMIT:], why, failed, task.anyhow)) is not None:
+        if idle >= LIMIT and (over := _given_up(options, began[-LIMIT:], why, failed, task.retry)) is not None:
             raise over
         if options.max_restarts is not None and restarts == options.max_restarts:
             tell(f"{why}; --max-restarts {restarts} is used up")
@@ -132,7 +119,7 @@ def _given_up(
 ) -> StagerunError | None:
     """What to say after LIMIT starts that came to nothing, `began` of each whether the run had; None to go on all the same."""
     if not any(began):
-        # Not 69, which a batch script would answer with the same again.
+        # Not 69, which a batch script would answer by starting the same again.
         return failed or ResumeRefused(
             f"{LIMIT} starts in a row ended before the run had begun: {why}",
             f"an option of the launcher, or a host that it can't reach; try by itself: {' '.join(options.command)}",
@@ -148,7 +135,7 @@ def _given_up(
 def judge(ended: Ended) -> tuple[int | None, str]:
     """The exit code to end with, None for another start; and why that one ended. Pure.
 
-    A run that saved because it was told to stop ends this, too, where the launcher says the same: whoever stops the ranks
+    A run that saved because it was asked to stop ends this, too, where the launcher says the same: whoever stops the ranks
     means it. A launcher that has lost a rank stops the others with the same signal, and ends with another code.
     """
     if not ended.began:
@@ -174,15 +161,14 @@ def judge(ended: Ended) -> tuple[int | None, str]:
 def _code(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
-    known = [number.name for number in signal.Signals if number == -code]
-    return known[0] if known else f"signal {-code}"
+    return next((number.name for number in signal.Signals if number == -code), f"signal {-code}")
 
 
 # -- what the command runs
 
 
-def _task(options: RetryOptions) -> _Task:
-    """UsageError."""
+def _task(options: RetryOptions) -> RunOptions:
+    """What COMMAND runs: the options of its `stagerun run`, and --out. UsageError."""
     words = words_of_run(options.command)
     if words is not None:
         found = _parsed(words)
@@ -192,22 +178,21 @@ def _task(options: RetryOptions) -> _Task:
             f"there is no `stagerun run DIR` in `{' '.join(options.command)}`",
             "say what it runs: `stagerun retry --schedule DIR [--out FOLDER] -- COMMAND...`",
         )
-    return _Task(options.schedule, out=options.out)
+    return RunOptions(options.schedule, out=options.out)
 
 
-def _parsed(words: list[str]) -> _Task:
+def _parsed(words: list[str]) -> RunOptions:
     from stagerun.cli.commands_run import run
 
     try:
         with run.make_context("stagerun run", words) as context:
-            params = context.params
+            params: dict[str, Any] = context.params
     except click.exceptions.Exit as error:
         raise UsageError("COMMAND asks `stagerun run` for its help", "leave --help out") from error
-    names = ("folder", "overrides", "out", "redo", "keep", "only", "until")
-    return _Task(**{name: params[name] for name in names}, anyhow=params["retry"])
+    return RunOptions(**{field.name: params[field.name] for field in fields(RunOptions)})
 
 
-def _before(task: _Task) -> str | None:
+def _before(task: RunOptions) -> str | None:
     """The `standing` before a start; None where nothing is left to do. Raises what the run would raise: it comes with its
     own exit code from here, which the launcher's may hide."""
     schedule = with_sets(load(task.folder, task.overrides))
@@ -217,16 +202,16 @@ def _before(task: _Task) -> str | None:
         found = store.inventory(DISK, out)
         plan = make_plan(schedule, found, task.redo, task.keep, task.only, task.until)
     require_fresh(plan)
-    if plan.next is None and not results.unfinished(plan, out) and not results.ready_ensembles(plan, out):
+    if results.nothing_to_do(plan, out):
         return None
     now = standing(DISK, out, schedule, found)
-    if not task.anyhow:
+    if not task.retry:
         require_progress(DISK, out, now)
     return now
 
 
 def _free(out: Path) -> None:
-    """Returns when nobody holds the folder that a lock tells of. FolderInUseError after a while."""
+    """Returns when no lock says that the folder is held. FolderInUseError after a while."""
     end = time.monotonic() + _FOLDER_S
     while (holder := store.holder(out)) is not None:
         if time.monotonic() > end:
@@ -237,12 +222,12 @@ def _free(out: Path) -> None:
         time.sleep(_LOOK_S)
 
 
-def _further(task: _Task, before: str) -> bool:
+def _further(task: RunOptions, before: str) -> bool:
     schedule, out = _place(task)
     return standing(DISK, out, schedule, store.inventory(DISK, out)) != before
 
 
-def _place(task: _Task) -> tuple[Schedule, Path]:
+def _place(task: RunOptions) -> tuple[Schedule, Path]:
     schedule = load(task.folder, task.overrides)
     return schedule, output_folder(schedule.name, task.out)
 
@@ -250,12 +235,12 @@ def _place(task: _Task) -> tuple[Schedule, Path]:
 # -- one start
 
 
-def _one(command: Sequence[str], task: _Task, stop: Commanded) -> Ended:
+def _one(command: Sequence[str], task: RunOptions, stop: Commanded) -> Ended:
     """One start, to its end, and what the run has left."""
     out = _place(task)[1]
     before = _newest(out)
     code = stop.run(command)
-    with suppress(FolderInUseError):  # told before the next start
+    with suppress(FolderInUseError):  # reported before the next start
         _free(out)
     after = _newest(out)
     began = after is not None and (before is None or after.attempt > before.attempt)
@@ -267,11 +252,12 @@ def _newest(out: Path) -> Seen | None:
     return next(iter(store.last_lives(DISK, out, 1)), None)
 
 
-def _stopped(ended: Ended, task: _Task) -> int:
-    """The exit code where this process was told to stop. FolderInUseError where the run goes on without the command."""
-    if (holder := store.holder(_place(task)[1])) is not None:
+def _stopped(ended: Ended, task: RunOptions) -> int:
+    """The exit code where this process was asked to stop. FolderInUseError where the run goes on without the command."""
+    out = _place(task)[1]
+    if (holder := store.holder(out)) is not None:
         raise FolderInUseError(
-            f"the command has ended, but {_place(task)[1]} is still in use by {holder}",
+            f"the command has ended, but {out} is still in use by {holder}",
             "`stagerun status` shows what it does; a signal to that process has it saved",
         )
     if ended.began and ended.life in (ExitCode.DONE, *_FINAL):

@@ -44,12 +44,12 @@ PROFILED = 10  # iterations of --profile
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     folder: str
-    overrides: tuple[str, ...]
-    out: str | None
-    redo: tuple[str, ...]
-    keep: tuple[str, ...]
-    nproc: int | None
-    threads: int | None
+    overrides: tuple[str, ...] = ()
+    out: str | None = None
+    redo: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    nproc: int | None = None
+    threads: int | None = None
     log_format: str = "text"
     log: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
@@ -70,32 +70,26 @@ class RunOptions:
 
     def arguments(self) -> list[str]:
         """The command line of a worker."""
-        words = ["run", self.folder, "--log-format", self.log_format]
-        repeated = (
-            ("--set", self.overrides),
-            ("--redo", self.redo),
-            ("--keep", self.keep),
-            ("--only", self.only),
-            ("--log", self.log),
-            ("--timeout", self.timeouts),
-        )
-        for option, values in repeated:
-            words += [word for value in values for word in (option, value)]
-        if self.grace is not None:
-            words += ["--grace", f"{self.grace:f}s"]  # no exponent
-        if self.until is not None:
-            words += ["--until", self.until]
-        if self.out is not None:
-            words += ["--out", self.out]
-        if self.profile is not None:
-            words += ["--profile", self.profile]
-        if self.profile_iterations is not None:
-            words += ["--profile-iterations", str(self.profile_iterations)]
-        if self.bind != AUTO:
-            words += ["--bind", self.bind]
-        if self.comm_cores is not None:
-            words += ["--comm-cores", str(self.comm_cores)]
-        words += ["--retry"] * self.retry + ["--require-bit-exact"] * self.exact
+        given = {
+            "--log-format": self.log_format,
+            "--set": self.overrides,
+            "--redo": self.redo,
+            "--keep": self.keep,
+            "--only": self.only,
+            "--log": self.log,
+            "--timeout": self.timeouts,
+            "--grace": None if self.grace is None else f"{self.grace:f}s",  # no exponent
+            "--until": self.until,
+            "--out": self.out,
+            "--profile": self.profile,
+            "--profile-iterations": self.profile_iterations,
+            "--bind": self.bind,
+            "--comm-cores": self.comm_cores,
+        }
+        words = ["run", self.folder, *["--retry"] * self.retry, *["--require-bit-exact"] * self.exact]
+        for option, value in given.items():
+            for one in value if isinstance(value, tuple) else (value,):
+                words += [] if one is None else [option, str(one)]
         return words
 
 
@@ -107,11 +101,9 @@ def run_command(options: RunOptions, hosts: "HostOptions | None" = None) -> int:
     if options.profile is None and options.profile_iterations is not None:
         raise UsageError("--profile-iterations without --profile", "`--profile FILE` says where to write them")
     if options.comm_cores is not None and options.bind != CORES:
-        raise UsageError(
-            f"--comm-cores {options.comm_cores} without --bind cores",
-            "it says how many cores of a worker are set apart",
-        )
-    store.planned_fault()  # a mistake in it is told before anything is begun
+        hint = "it says how many cores of a worker are set apart"
+        raise UsageError(f"--comm-cores {options.comm_cores} without --bind cores", hint)
+    store.planned_fault()  # a mistake in it is reported before anything is started
     if hosts is not None:
         return _on_hosts(options, hosts)
     return work(job_of(options), grace=options.grace_s) if joined(options.nproc) else _start(options)
@@ -172,8 +164,10 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
     out = output_folder(schedule.name, options.out)
     schedule = with_sets(schedule)
     plan = _look(schedule, out, options)
-    if plan.next is None and not results.unfinished(plan, out) and not results.ready_ensembles(plan, out):
-        say(in_format(options.log_format, finished_line(_nothing(plan))))
+    if results.nothing_to_do(plan, out):
+        left = tuple(s.stage.name for s in plan.left_out if s.state is State.NOT_CHOSEN)
+        finished = RunFinished(trained=False, seconds=0.0, not_chosen=left)
+        say(in_format(options.log_format, finished_line(finished)))
         say(in_format(options.log_format, _table(plan, out)))
         return ExitCode.DONE
     if not options.retry:
@@ -201,14 +195,13 @@ def _shortly(plan: Plan, out: Path, options: RunOptions) -> str:
     for name, values in (("--redo", options.redo), ("--keep", options.keep), ("--only", options.only)):
         words += [word for value in values for word in (name, value)]
     words += [] if options.until is None else ["--until", options.until]
-    return "\n".join(
-        [text + (f", {left}" if left.startswith("about") else ""), f"`{shlex.join(words)}` shows the full plan"]
-    )
+    text += f", {left}" if left.startswith("about") else ""
+    return f"{text}\n`{shlex.join(words)}` shows the full plan"
 
 
 def _look(schedule: Schedule, out: Path, options: RunOptions) -> Plan:
-    """The plan, and the proof that the folder can be written and nobody that a lock tells of holds it. One on another host, of
-    which only a lease tells, is waited for by the worker."""
+    """The plan, and the proof that the folder can be written and that no lock says it is held. A run on another host, of which only
+    a lease is seen, is waited for by the worker."""
     disk = store.LocalDisk()
     store.prepare(disk, out)
     with store.Lock(out, optional=True):
@@ -220,12 +213,6 @@ def _look(schedule: Schedule, out: Path, options: RunOptions) -> Plan:
             text = f"note: stage `{name}` is not stale, so --redo has nothing to do there"
             say(in_format(options.log_format, text))
     return plan
-
-
-def _nothing(plan: Plan) -> RunFinished:
-    """What a run that finds nothing to do would tell."""
-    left = tuple(s.stage.name for s in plan.left_out if s.state is State.NOT_CHOSEN)
-    return RunFinished(trained=False, seconds=0.0, not_chosen=left)
 
 
 def _table(plan: Plan, out: Path) -> str:
@@ -324,7 +311,7 @@ def _code(error: BaseException | None, last: Event | None) -> int:
 
 
 def after_first(events: Iterator[Event], note: Note) -> Iterator[Event]:
-    """The events, and behind the first, which tells that the run starts, `note`."""
+    """The events, and `note` after the first, which says that the run starts."""
     for number, event in enumerate(events):
         yield event
         if number == 0:
@@ -333,7 +320,7 @@ def after_first(events: Iterator[Event], note: Note) -> Iterator[Event]:
 
 def told(events: Iterator[Event], watch: Monitored | None = None) -> Iterator[Event]:
     """The events, and Failed before an error goes on its way: who looks in the morning finds it in the log. Where a monitor ends the
-    job, that one tells it there, and errors only follow from it."""
+    job, the monitor logs why, and errors only follow from it."""
     try:
         yield from events
     except FolderInUseError:  # the log is that of the run which has taken over

@@ -105,6 +105,10 @@ def ensembles(plan: Plan, out: Path) -> list[EnsembleTested]:
     return [e.result for e in planned_ensembles(plan, out) if e.result is not None]
 
 
+def nothing_to_do(plan: Plan, out: Path) -> bool:
+    return plan.next is None and not unfinished(plan, out) and not ready_ensembles(plan, out)
+
+
 def ready_ensembles(plan: Plan, out: Path) -> list[PlannedEnsemble]:
     """Those whose members are all trained and evaluated, and that are not."""
     waiting = {s.stage.name for s in unfinished(plan, out)}
