@@ -121,7 +121,10 @@ def test_the_final_table_holds_earlier_lives_too_in_the_order_of_the_schedule(
     assert "+20.00" in lines[3]
 
 
-def test_what_to_do_next_stands_last_where_something_was_trained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_to_do_next_stands_last_where_something_was_trained(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     console = Console({}, PARENTS, [finished("init", 0.1), finished("collapse", 0.3)], live=True)
     console(replace(started(), out="out/my run"))
     console(RunFinished(trained=True, seconds=7000))
