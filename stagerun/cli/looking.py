@@ -1,6 +1,6 @@
 """What `status` and `snapshots` look at: an output folder, its snapshots and their results. Changes nothing, takes no lock.
 
-What is newer than what is told by (attempt, serial) alone: clocks of nodes differ, and a copy has other times.
+Which of two is newer, (attempt, serial) alone says: clocks of nodes differ, and a copy has other times.
 """
 
 import json
@@ -17,7 +17,7 @@ from stagerun.data.fingerprint import with_sets
 from stagerun.errors import PermissionDenied, ResumeRefused, StagerunError, StorageError, UsageError
 from stagerun.events import EnsembleTested, StageFinished
 from stagerun.plan import make_plan
-from stagerun.recipe import Schedule, Stage
+from stagerun.recipe import Schedule
 from stagerun.runner import figures
 from stagerun.runner.progress import MOST_RECIPE, MOST_STATE, RECIPE, STATE, progress_of
 from stagerun.runner.results import read_ensemble, read_result
@@ -49,7 +49,7 @@ def find_target(folder: str, overrides: Sequence[str], out: str | None) -> Targe
     if not os.path.lexists(path):
         raise UsageError(
             f"{folder}: there is no such folder",
-            "give a schedule's folder, or the output folder, which `run` makes when it begins",
+            "give a schedule's folder, or the output folder, which `run` makes when it starts",
         )
     if os.path.exists(path / SCHEDULE_FILE) or not os.path.isdir(path):
         schedule = with_sets(load(folder, overrides))
@@ -109,66 +109,50 @@ def list_snapshots(out: Path, verify: bool = False, schedule: Schedule | None = 
     found = [f for f in found if f.state == "complete" or os.path.exists(snapshots_folder(out) / f.name)]
     schedule = schedule or newest_recipe(out, inventory)
     stages = schedule.stages if schedule is not None else ()
-    order = [stage.name for stage in stages]
+    order = {stage.name: number for number, stage in enumerate(stages)}
     pins = store.pins(DISK, out)
+
+    def place(stage: str) -> int:
+        return order.get(stage, len(order))
+
+    def kept_for(f: Found) -> tuple[str, ...]:
+        return tuple(s.name for s in stages if (s.parent, s.parent_iter) == (f.stage, f.iter) and f.state == "complete")
+
     found = [
-        replace(f, kept_for=_starting(stages, f), started=_ordered(f.started, order), pinned=f.name in pins)
+        replace(f, kept_for=kept_for(f), started=tuple(sorted(f.started, key=place)), pinned=f.name in pins)
         for f in found
     ]
-
-    def place(f: Found) -> tuple[int, str, int, int]:
-        return order.index(f.stage) if f.stage in order else len(order), f.stage, f.attempt, f.iter
-
-    return sorted(found, key=place)
+    return sorted(found, key=lambda f: (place(f.stage), f.stage, f.attempt, f.iter))
 
 
 def snapshots_text(out: Path, found: Sequence[Found]) -> str:
     """A table of `list_snapshots`, and how much it is in all."""
     if not found:
         return f"no snapshots in {out.absolute()}"
-    averaged = any(f.result is not None and f.result.ema_top1 is not None for f in found)
-    branches = any(f.kept_for for f in found)
-    header = ["snapshot", "iteration", "epoch", "size", "written", "top-1", "state", "end of", "started"]
-    header += ["kept for"] * branches
-    pinned = any(f.pinned for f in found)
-    header += ["pinned"] * pinned
-    rows = [header[:6] + ["EMA top-1"] * averaged + header[6:]]
-    for f in found:
-        top1 = [percent(f.result.top1 if f.result else None)]
-        top1 += [percent(f.result.ema_top1 if f.result else None)] * averaged
-        rows.append(
-            [
-                f.name,
-                str(f.iter),
-                "" if f.epoch is None else f"{f.epoch:.2f}",
-                "" if f.bytes is None else size(f.bytes),
-                "" if f.written is None else date(f.written),
-                *top1,
-                f.state,
-                f.stage if f.end else "",
-                ", ".join(f.started),
-                *[", ".join(f.kept_for)] * branches,
-                *["pinned" if f.pinned else ""] * pinned,
-            ]
-        )
+    rows = [
+        {
+            "snapshot": f.name,
+            "iteration": str(f.iter),
+            "epoch": "" if f.epoch is None else f"{f.epoch:.2f}",
+            "size": "" if f.bytes is None else size(f.bytes),
+            "written": "" if f.written is None else date(f.written),
+            "top-1": percent(f.result.top1 if f.result else None),
+            "EMA top-1": percent(f.result.ema_top1 if f.result else None),
+            "state": f.state,
+            "end of": f.stage if f.end else "",
+            "started": ", ".join(f.started),
+            "kept for": ", ".join(f.kept_for),
+            "pinned": "pinned" if f.pinned else "",
+        }
+        for f in found
+    ]
+    optional = ("EMA top-1", "kept for", "pinned")
+    titles = [title for title in rows[0] if title not in optional or any(row[title] for row in rows)]
     whole = [f for f in found if f.state == "complete"]
-    lines = [*columns(rows), f"{count(len(whole), 'complete snapshot')}, {size(sum(f.bytes or 0 for f in whole))}"]
-    return "\n".join(
-        [
-            *lines,
-            *(f"{f.state}: {f.name}: {f.reason}" for f in found if f.state in ("damaged", "unreadable", _FORBIDDEN)),
-        ]
-    )
-
-
-def _ordered(names: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:
-    return tuple(sorted(names, key=lambda name: order.index(name) if name in order else len(order)))
-
-
-def _starting(stages: Sequence[Stage], found: Found) -> tuple[str, ...]:
-    """The stages that start at this iteration of its stage."""
-    here = (found.stage, found.iter)
-    return tuple(s.name for s in stages if (s.parent, s.parent_iter) == here and found.state == "complete")
+    lines = columns([titles, *([row[title] for title in titles] for row in rows)])
+    lines.append(f"{count(len(whole), 'complete snapshot')}, {size(sum(f.bytes or 0 for f in whole))}")
+    lines += [f"{f.state}: {f.name}: {f.reason}" for f in found if f.state in ("damaged", "unreadable", _FORBIDDEN)]
+    return "\n".join(lines)
 
 
 def snapshots_json(out: Path, found: Sequence[Found]) -> str:
@@ -279,10 +263,8 @@ def _complete(out: Path, ref: SnapshotRef, inventory: Inventory, verify: bool) -
             store.verify(DISK, out, ref.name)
         position = progress_of({STATE: store.read_file(DISK, out, ref.name, STATE, MOST_STATE)}).position
         epoch = position / ref.whole("data.train.images", 0)
-    except store.Damaged as error:
-        state, reason = _state_of(error), error.reason
-    except PermissionDenied as error:
-        state, reason = _FORBIDDEN, error.message
+    except (store.Damaged, PermissionDenied) as error:
+        state, reason = _wrong(error)
     except (ValueError, KeyError, ZeroDivisionError, ResumeRefused):
         pass  # made by something else than `run`: its epoch is not known
     return Found(
@@ -307,15 +289,16 @@ def _damaged(out: Path, name: str) -> Found:
     state, reason = "unreadable", "it could not be read when it was looked at"
     try:
         store.read_file(DISK, out, name, STATE, MOST_STATE)
-    except store.Damaged as error:
-        state, reason = _state_of(error), error.reason
-    except PermissionDenied as error:
-        state, reason = _FORBIDDEN, error.message
+    except (store.Damaged, PermissionDenied) as error:
+        state, reason = _wrong(error)
     return Found(name=name, **place._asdict(), state=state, reason=reason, written=written(out, name))
 
 
-def _state_of(error: store.Damaged) -> str:
-    return "unreadable" if error.disk_fails else "damaged"
+def _wrong(error: store.Damaged | PermissionDenied) -> tuple[str, str]:
+    """State and reason."""
+    if isinstance(error, PermissionDenied):
+        return _FORBIDDEN, error.message
+    return "unreadable" if error.disk_fails else "damaged", error.reason
 
 
 def _set_aside(out: Path) -> list[Found]:

@@ -36,7 +36,7 @@ from stagerun.pace import DONE, TO_DO, WINDOW, colour, live_line, progress_line,
 from stagerun.recipe import OnNan
 from stagerun.report.failed import failed_line
 from stagerun.report.table import ensembles_table, ordered, results_table
-from stagerun.text import duration, shown, size, wrapped
+from stagerun.text import count, duration, shown, size, wrapped
 from stagerun.world import relayed
 
 _EVERY_S = 0.5  # between two pictures of the live line
@@ -52,7 +52,7 @@ class Terminal(RichConsole):
 
 
 class _Terminal(Terminal):
-    """rich ends the program when nobody reads its output any more; training doesn't end with its audience."""
+    """rich ends the program when its output is no longer read; training doesn't end with its audience."""
 
     def on_broken_pipe(self) -> None:
         print_nowhere()
@@ -66,8 +66,8 @@ def print_nowhere() -> None:
 
 class Console:
     """A sink for events. `display` maps a stage to the iterations between two plain lines (0: none); `results` and
-    `ensembles` are those of stages and ensembles finished before. `live`: whether to show a live line; by default on a terminal that
-    isn't an MPI's launcher's, by way of which what is printed may come to a file."""
+    `ensembles` are those of stages and ensembles finished before. `live`: whether to show a live line; by default on a terminal,
+    but not on an MPI launcher's, which may write what is printed into a file."""
 
     def __init__(
         self,
@@ -97,8 +97,8 @@ class Console:
         self._show()
 
     def say(self, line: str, style: str = "") -> None:
-        """Prints a line. When nobody reads any more (a closed pipe, a terminal whose connection broke, a full disk) it
-        prints nowhere from then on: training goes on, and log.jsonl has everything."""
+        """Prints a line. Once that fails (a closed pipe, a terminal whose connection broke, a full disk) it prints nowhere:
+        training goes on, and log.jsonl has everything."""
         self._show(Text(wrapped(line, self.rich.width if self.live else None) + "\n", style))
 
     def _show(self, *parts: Text | ProgressBar, live: bool = False) -> None:
@@ -131,13 +131,13 @@ class Console:
     def __call__(self, event: Event) -> None:
         match event:
             case Iterated():
-                self._iterated(event)
+                self.window.append(event)
+                self._updated(event)
             case RunStarted():
                 self.started, self.left = event, event.iterations_left
-                workers = f"{event.workers} worker{'s' if event.workers > 1 else ''}"
                 self.say(
-                    f"{event.schedule}: {event.iterations_left} of {event.iterations} iterations to do, {workers} on "
-                    f"{event.device}, {event.threads} thread{'s' if event.threads > 1 else ''} each, output in {event.out}"
+                    f"{event.schedule}: {event.iterations_left} of {event.iterations} iterations to do, "
+                    f"{count(event.workers, 'worker')} on {event.device}, {count(event.threads, 'thread')} each, output in {event.out}"
                 )
             case NotFinite():
                 self.left -= event.done == OnNan.SKIP.value
@@ -149,9 +149,8 @@ class Console:
                 self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.members}
                 self.left = event.iterations_left or self.left  # a damaged snapshot may have added to it
                 self.window.clear()
-                count = len(self.started.stages) if self.started else 0
                 self.say(
-                    f"stage {event.number}/{count} {event.stage}: iterations {event.iter} to {event.max_iter}, batch "
+                    f"stage {event.number}/{self._stages} {event.stage}: iterations {event.iter} to {event.max_iter}, batch "
                     f"{event.batch_size}, from {event.start}"
                 )
                 self._say_strip()
@@ -160,7 +159,8 @@ class Console:
                 self.retraced.clear()
                 self.say(piece_line(event))
             case Retraced():
-                self._retraced(event)
+                self.retraced.append(event.seconds)
+                self._updated(event)
             case Tested():
                 weights = "EMA test" if event.ema else "test"
                 self.say(
@@ -197,32 +197,21 @@ class Console:
                         f"next: `stagerun report {out}`, `stagerun eval {out}`; for other images: `stagerun help own images`"
                     )
 
-    def _iterated(self, event: Iterated) -> None:
-        self.window.append(event)
+    @property
+    def _stages(self) -> int:
+        return len(self.started.stages) if self.started else 0
+
+    def _updated(self, event: Iterated | Retraced) -> None:
         self.left -= 1
         every = self.display.get(event.stage, 0)
-        if self.live:
-            if time.monotonic() >= self._next:
-                self._draw()
-        elif every and event.iter % every == 0:
-            self.say(self._line())
+        if self.live and time.monotonic() >= self._next:
+            self._draw(event)
+        elif not self.live and every and event.iter % every == 0:
+            self.say(self._line(event))
 
-    def _retraced(self, event: Retraced) -> None:
-        self.retraced.append(event.seconds)
-        self.left -= 1
-        every = self.display.get(event.stage, 0)
-        left = (event.until - event.iter) * sum(self.retraced) / len(self.retraced)
-        line = (
-            f"{event.stage} again  {event.iter}/{event.until}  LR {event.lr:.4g}  loss {event.loss:.4f}  "
-            f"{duration(left)} left in it"
-        )
-        if self.live:
-            if time.monotonic() >= self._next:
-                self._show(Text(line), live=True)
-        elif every and event.iter % every == 0:
-            self.say(line)
-
-    def _draw(self) -> None:
+    def _draw(self, event: Iterated | Retraced) -> None:
+        if isinstance(event, Retraced):
+            return self._show(Text(self._line(event)), live=True)
         assert self.stage is not None
         width = self.rich.width - 1  # in the last column a terminal may begin a new line
         marks, bar, rest = live_line(self._marks(), self.stage, self.window, self.left, width)
@@ -231,10 +220,13 @@ class Console:
             parts += [ProgressBar(self.stage.max_iter, self.window[-1].iter, width=bar), Text("  ")]
         self._show(*parts, Text(rest), live=True)
 
-    def _line(self) -> str:
+    def _line(self, event: Iterated | Retraced) -> str:
+        if isinstance(event, Retraced):
+            left = duration((event.until - event.iter) * sum(self.retraced) / len(self.retraced))
+            done = f"{event.stage} again  {event.iter}/{event.until}"
+            return f"{done}  LR {event.lr:.4g}  loss {event.loss:.4f}  {left} left in it"
         assert self.stage is not None
-        count = len(self.started.stages) if self.started else 0
-        return progress_line(self.stage, count, self.window, self.left)
+        return progress_line(self.stage, self._stages, self.window, self.left)
 
 
 def _painted(marks: Mapping[str, str]) -> Text:
