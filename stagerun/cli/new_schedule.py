@@ -72,11 +72,11 @@ def new_schedule(out: str, base: str, train: str, val: str) -> None:
     tried(refuse_existing, out)
     folder = tried(_base, base)
     schedule = tried(load, folder) if folder is not None else None
-    indexes = [tried(_index, path, path == train) for path in (train, val)]
-    if folder is not None and schedule is not None and indexes[0] is not None and indexes[1] is not None:
-        texts = _fitted(folder, schedule, out, (train, val), (indexes[0], indexes[1]))
-        mistakes += _classes(indexes[0], indexes[1], val)
-        mistakes += _sizes(schedule, indexes[0], indexes[1])
+    own, other = (tried(_index, path, path == train) for path in (train, val))
+    if folder is not None and schedule is not None and own is not None and other is not None:
+        texts = _fitted(folder, schedule, out, (train, val), (own, other))
+        mistakes += _classes(own, other, val)
+        mistakes += _sizes(schedule, own, other)
         tried(read, texts, os.path.abspath(out), (), os.path.normpath(out))
     if mistakes:
         raise Unfit(mistakes)
@@ -85,7 +85,7 @@ def new_schedule(out: str, base: str, train: str, val: str) -> None:
         require_nothing_found(load(out))
     except Suspicious as error:
         tell(error.render())
-    show(f"{out}: the stages of {base} for {count(len(indexes[0] or ()), 'image')}; next:")
+    show(f"{out}: the stages of {base} for {count(len(own or ()), 'image')}; next:")
     word = shlex.quote(out)
     rows = [
         (f"  stagerun plan {word} --plot", "what will run, and its learning rate"),
@@ -111,9 +111,8 @@ def _index(path: str, pixels: bool) -> Index:
         with Shown(f"reading {path}", "records") as shown:
             index = build_with(path, shown.progress, threads=threads_here(None), pixels=pixels).index
     if not len(index):
-        raise DataError(
-            f"{path}: there are no images in it", "`stagerun data import` makes an LMDB of a folder of images"
-        )
+        hint = "`stagerun data import` makes an LMDB of a folder of images"
+        raise DataError(f"{path}: there are no images in it", hint)
     return index
 
 
@@ -125,7 +124,7 @@ def _fitted(
     folder: Path, schedule: Schedule, out: str, paths: tuple[str, str], indexes: tuple[Index, Index]
 ) -> dict[str, str]:
     train, val = indexes
-    sides = [array[array > 0].min() for index in indexes for array in (index.heights, index.widths)]
+    sides = (array[array > 0].min() for index in indexes for array in (index.heights, index.widths))
     images = Images(
         train=(os.path.abspath(paths[0]), len(train)),
         val=(os.path.abspath(paths[1]), len(val)),
@@ -147,11 +146,12 @@ def _classes(train: Index, val: Index, path: str) -> Iterator[StagerunError]:
     """Whether a label means the same class in both."""
     known, other = train.facts.classes, val.facts.classes
     hint = "import both with the same class folders"
+    number = _number_of_classes(train)
     if known and other and known != other:
         odd = sorted({*known} ^ {*other})
         what = f"{', '.join(odd[:5])}{', ...' * (len(odd) > 5)} in one of them only" if odd else "the order is another"
         yield DataError(f"{path}: its classes are not those of the training images: {what}", hint)
-    elif (most := int(val.labels.max())) >= (number := _number_of_classes(train)):
+    elif (most := int(val.labels.max())) >= number:
         yield DataError(f"{path}: there is a label {most}, but the training images have labels 0 to {number - 1}", hint)
 
 

@@ -4,6 +4,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from stagerun import recipe, units
 from stagerun.spec import stages
@@ -14,8 +15,8 @@ from stagerun.spec.problems import Problems
 from stagerun.spec.resolve import SCHEDULE_FILE
 from stagerun.spec.tree import SCHEDULE, SOLVER, Block, Entry, quoted
 
-_EPOCHS = dict(DURATIONS)
-_EPOCHS.pop("policy_start_iter")  # updates that a rate is ahead by, however long the stage
+# Not the updates that a rate is ahead by, however long the stage.
+_EPOCHS = {iterations: epochs for iterations, epochs in DURATIONS if iterations != "policy_start_iter"}
 _START = re.compile(r'"([\w-]+)@(\d+)"')
 _LENGTH = re.compile(r"[:,;][^:,;]*\d[\d,.]* updates?\b.*")  # `: 7800 updates, 25 epochs`
 
@@ -47,17 +48,17 @@ def fitted(
         for mark in "@_":  # `trunk@15000`, and the stage `cooldown_trunk_15000` that it makes
             first = first.replace(f"{match[1]}{mark}{match[2]}", f"{match[1]}{mark}{moved}")
     batches = {stage.group or stage.name: stage.solver.batch_size for stage in schedule.stages}
+
+    def edited(source: str, root: Block, about: Sequence[str], batch: int) -> str:
+        return _File(source, root, schedule, images, name, batches).text(about, batch)
+
     root = parse(SCHEDULE_FILE, first, SCHEDULE, Problems())
-    result = {
-        SCHEDULE_FILE: _File(first, root, schedule, images, name, batches).text(
-            [about], schedule.stages[0].solver.batch_size
-        )
-    }
+    result = {SCHEDULE_FILE: edited(first, root, [about], schedule.stages[0].solver.batch_size)}
     for node in stages.nodes(root, Problems()):
         if node.file is not None and node.file in texts and node.file not in result:
             source = texts[node.file]
-            file = _File(source, parse(node.file, source, SOLVER, Problems()), schedule, images, name, batches)
-            result[node.file] = file.text(description(source), batches[node.group or node.name])
+            block = parse(node.file, source, SOLVER, Problems())
+            result[node.file] = edited(source, block, description(source), batches[node.group or node.name])
     return result
 
 
@@ -85,9 +86,7 @@ class _File:
         self.source, self.root, self.schedule, self.images = source, root, schedule, images
         self.name, self.batches = name, batches
         self.tokens = tokens(source)
-        starts = [0]
-        for line in source.split("\n"):
-            starts.append(starts[-1] + len(line) + 1)
+        starts = [0, *accumulate(len(line) + 1 for line in source.split("\n"))]
         self.ends = [starts[t.line - 1] + t.column - 1 + len(t.text) for t in self.tokens]
         self.place = {(t.line, t.column): i for i, t in enumerate(self.tokens)}
         self.edits: list[tuple[int, int, str]] = []
@@ -118,10 +117,8 @@ class _File:
             if new := list(self.changed(block, entry, batch)):
                 self.replace(entry, new)
             branch = entry.field.name == "from" and "@" in str(entry.values[0].value)
-            if branch or entry.field.name in (
-                "data",
-                "snapshot_epoch",
-            ):  # where images come from, how long something takes
+            # Comments say where images come from, or how long something takes.
+            if branch or entry.field.name in ("data", "snapshot_epoch"):
                 self.without_comment(self.place[entry.name.line, entry.name.column])
             for inner in block.blocks(entry.field.name):
                 self.visit(inner, batch)
@@ -145,12 +142,11 @@ class _File:
             case "TransformParameter", "crop_size" if "pad" in block.entries:  # the whole image, moved by the padding
                 yield f"crop_size: {images.side}"
             case "TransformParameter", "mean_value" | "std_value" | "scale" if "mean_value" in block.entries:
-                values = images.mean if field == "mean_value" else images.deviation
+                word, values = ("mean_value", images.mean) if field == "mean_value" else ("std_value", images.deviation)
                 order = block.entries.get("channel_order")
                 values = values[::-1] if order is not None and order.values[0].value == "RGB" else values
                 text = ", ".join(f"{value:.4g}" for value in values)
                 text = f"[{text}]" if len(values) > 1 else text
-                word = "mean_value" if field == "mean_value" else "std_value"
                 yield "" if field == "scale" and "std_value" in block.entries else f"{word}: {text}"
                 yield from [""] * (len(entry.values) - 1)
             case ("Solver", _) | ("Knot", "iter") if field in (*_EPOCHS, "iter"):
@@ -168,7 +164,7 @@ class _File:
             while self.tokens[last + 1].text == "]" or self.tokens[last + 1].kind is Kind.STRING:
                 last += 1
             texts = places[first][1] if first in places else []
-            places[first] = last, [*texts, *([text] if text else [])]
+            places[first] = last, [*texts, *[text] * bool(text)]
         for first, (last, texts) in places.items():
             start = self.ends[first] - len(self.tokens[first].text)
             self.edits.append((start, self.ends[last], "  ".join(texts)))

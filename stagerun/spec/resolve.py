@@ -4,6 +4,7 @@ import contextlib
 import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from stagerun import recipe
 from stagerun.errors import RecipeError, Span, StagerunError
@@ -28,6 +29,7 @@ class Unreadable:
 
 MISSING = Unreadable("there is no such file")
 
+T = TypeVar("T")
 Text = bytes | str | Unreadable
 Records = Callable[[str], int]  # the folder of an LMDB -> its number of records; StagerunError
 
@@ -57,11 +59,12 @@ def read(
     schedule = ranges.sound(parse(path, text, SCHEDULE, problems), problems)
     found = stages.nodes(schedule, problems)
     names = dict.fromkeys([*(n.name for n in found), *stages.groups(found)])
-    changes = _sound_changes(override.read(overrides, list(names), problems), problems)
+    changes = [replace(c, leaf=ranges.sound(c.leaf, problems)) for c in override.read(overrides, list(names), problems)]
     schedule = _counted(_change_schedule(schedule, changes), root, records, problems)
     files = _stage_blocks(found, texts, shown, problems)
     settings = _settings(schedule, found, files, changes, problems)
-    found = stages.check_branches(found, _lengths(settings), problems)
+    lengths = {name: _known(block, lambda view: view.whole("max_iter")) for name, block in settings.items()}
+    found = stages.check_branches(found, {name: n for name, n in lengths.items() if n is not None}, problems)
     order = stages.in_running_order(found, problems)
     _check(schedule, settings, posixpath.basename(root), problems)
     ensembles.check(schedule, found, settings, problems)
@@ -88,6 +91,14 @@ def _decoded(text: Text) -> str:
     return text if isinstance(text, str) else text.decode()
 
 
+def _known(block: Block, read: Callable[[View], T]) -> T | None:
+    """None where it could not be read."""
+    try:
+        return read(View(block))
+    except Doubtful:
+        return None
+
+
 def _stage_blocks(found: Sequence[Node], texts: Mapping[str, Text], shown: str, problems: Problems) -> dict[str, Block]:
     """What each stage's own file says, by the stage's name; an empty, broken Block where it can't be read."""
     parsed: dict[str, Block] = {}
@@ -111,12 +122,8 @@ def _stage_blocks(found: Sequence[Node], texts: Mapping[str, Text], shown: str, 
     return result
 
 
-def _sound_changes(changes: Sequence[Override], problems: Problems) -> list[Override]:
-    return [replace(c, leaf=ranges.sound(c.leaf, problems)) for c in changes]
-
-
 def _change_schedule(schedule: Block, changes: Sequence[Override]) -> Block:
-    """Schedule with the `--set`s that are for itself and not for a Solver."""
+    """Schedule with each `--set` that is for itself and not for a Solver."""
     for change in changes:
         if change.stage is None and change.path[:1] != ("solver",):
             if change.path == () and "solver" in change.leaf.kind.fields_by_name and "solver" in change.leaf.entries:
@@ -153,19 +160,17 @@ def _settings(
     schedule: Block, found: Sequence[Node], files: Mapping[str, Block], changes: Sequence[Override], problems: Problems
 ) -> dict[str, Block]:
     """The settings of each stage by its name, durations in iterations."""
-    try:
-        images = View(schedule).inside("data").inside("train").whole("images")
-    except Doubtful:
-        images = None
+    images = _known(schedule, lambda view: view.inside("data").inside("train").whole("images"))
     nothing = Block(SOLVER, schedule.place, broken="solver" in schedule.doubtful or schedule.broken)
     shared = [c for c in changes if c.stage is None and c.path[:1] == ("solver",)]
+    below = [replace(c, path=c.path[1:]) for c in shared]
     base = [schedule.block("solver") or nothing]
     base += [
         b for c in changes if c.stage is None and not c.path for b in c.leaf.blocks("solver") if c.leaf.kind is SCHEDULE
     ]
-    base += _as_layer([replace(c, path=c.path[1:]) for c in shared])
+    base += _as_layer(below)
     layers.check_layers(base, problems)
-    inherited = _deep(layers.merge(base), [replace(c, path=c.path[1:]) for c in shared])
+    inherited = _deep(layers.merge(base), below)
     merged_by_name, settings = {}, {}
     for node in found:
         swept = [node.sweep] if node.sweep is not None else []
@@ -183,17 +188,6 @@ def _settings(
         settings[node.name] = layers.in_iterations(merged, images, problems)
     unreached.check(shared, merged_by_name, problems)
     return settings
-
-
-def _lengths(settings: Mapping[str, Block]) -> dict[str, int]:
-    """The iterations of the stages, as far as they are known."""
-    found = {}
-    for name, block in settings.items():
-        with contextlib.suppress(Doubtful):
-            length = View(block).whole("max_iter")
-            if length is not None:
-                found[name] = length
-    return found
 
 
 def _as_layer(changes: Sequence[Override]) -> list[Block]:
@@ -215,7 +209,13 @@ def _deep(block: Block, changes: Sequence[Override]) -> Block:
 
 def _check(schedule: Block, settings: Mapping[str, Block], folder: str, problems: Problems) -> None:
     view = View(schedule)
-    shared = _shared(view)
+    shared = check.Shared(
+        _known(schedule, lambda view: view.inside("model").whole("channels")),
+        _known(schedule, lambda view: view.inside("data").has("val")),
+        _known(schedule, lambda view: view.inside("data").inside("val").whole("images")),
+        _known(schedule, lambda view: view.inside("data").text("cache")) == "DEVICE",
+        _known(schedule, lambda view: view.inside("data").inside("train").whole("images")),
+    )
     own = {n: e for n, e in schedule.entries.items() if n != "solver"}
     check.check_required(replace(schedule, entries=own), problems)
     if "name" not in schedule.entries and "name" not in schedule.doubtful and not schedule.broken:
@@ -226,30 +226,6 @@ def _check(schedule: Block, settings: Mapping[str, Block], folder: str, problems
     for name, block in settings.items():
         check.check_stage(name, View(block), shared, problems)
         check.check_required(block, problems)
-
-
-def _shared(view: View) -> check.Shared:
-    """What of the schedule the checks of a stage need; None where it could not be read."""
-
-    def known(number: tuple[str, ...], name: str) -> int | None:
-        at = view
-        try:
-            for step in number:
-                at = at.inside(step)
-            return at.whole(name)
-        except Doubtful:
-            return None
-
-    try:
-        has_val: bool | None = view.inside("data").has("val")
-    except Doubtful:
-        has_val = None
-    try:
-        on_device = view.inside("data").text("cache") == "DEVICE"
-    except Doubtful:
-        on_device = False
-    images = known(("data", "train"), "images")
-    return check.Shared(known(("model",), "channels"), has_val, known(("data", "val"), "images"), on_device, images)
 
 
 def _build(
@@ -319,7 +295,7 @@ def _in_layer(origin: recipe.Origin, block: Block) -> recipe.Origin:
 
 def _branch(node: Node) -> Iterator[build.Fact]:
     """The iteration of its parent that a stage starts from, where that is not the end. Part of its identity: a snapshot's id
-    tells it, too, but only as long as the parent's snapshot is there."""
+    says it, too, but only as long as the parent's snapshot is there."""
     if node.parent_iter is not None:
         origin = recipe.Origin(f"{node.parent}@{node.parent_iter}", "schedule", node.parent_place)
         yield build.Fact(recipe.FROM_ITER, str(node.parent_iter), True, origin)

@@ -1,4 +1,4 @@
-"""Words that people look up and that no field has: what they are called here, or that they are not possible today.
+"""Words that people look up and that are not the name of a field: what they are called here, or that they are not possible today.
 
 A page of the manual under one of these names would come before its entry here.
 """
@@ -68,7 +68,7 @@ validation, evaluation, accuracy, evaluate
   --help`.
 
 gpu, gpus, workers, nodes, machines, cluster, slurm
-  How many workers there are is no part of a schedule: `stagerun run DIR --nproc N`, `--hosts`, or `stagerun sbatch`.
+  How many workers there are is not part of a schedule: `stagerun run DIR --nproc N`, `--hosts`, or `stagerun sbatch`.
   See `stagerun help batch_size`, `stagerun run --help`, `stagerun sbatch --help`, `stagerun preflight --help`.
 
 inference, deploy, onnx, torchvision
