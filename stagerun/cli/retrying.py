@@ -15,7 +15,7 @@ from stagerun import store
 from stagerun.cli.ending import tell
 from stagerun.cli.looking import DISK
 from stagerun.cli.options import output_folder
-from stagerun.cli.running import RunOptions
+from stagerun.cli.running import RunOptions, look
 from stagerun.data.fingerprint import with_sets
 from stagerun.errors import (
     EXIT_MEANINGS,
@@ -28,7 +28,6 @@ from stagerun.errors import (
 )
 from stagerun.launch.commanded import Commanded
 from stagerun.launch.kin import words_of_run
-from stagerun.plan import make_plan, require_fresh
 from stagerun.recipe import Schedule
 from stagerun.runner import results
 from stagerun.runner.restarts import LIMIT, require_progress, standing
@@ -197,11 +196,7 @@ def _before(task: RunOptions) -> str | None:
     own exit code from here, which the launcher's may hide."""
     schedule = with_sets(load(task.folder, task.overrides))
     out = output_folder(schedule.name, task.out)
-    store.prepare(DISK, out)
-    with store.Lock(out, optional=True):
-        found = store.inventory(DISK, out)
-        plan = make_plan(schedule, found, task.redo, task.keep, task.only, task.until)
-    require_fresh(plan)
+    plan, found = look(schedule, out, task)
     if results.nothing_to_do(plan, out):
         return None
     now = standing(DISK, out, schedule, found)

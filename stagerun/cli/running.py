@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from stagerun import signals, store
 from stagerun.cli.ending import over_live_line, tell
 from stagerun.cli.logs import LOGS, SCREENS, Opened, Sink, in_format, parents, require_evaluation, require_packages
+from stagerun.cli.looking import DISK
 from stagerun.cli.options import AUTO, CORES, limits, output_folder
 from stagerun.cli.placing import Wish, place
 from stagerun.cli.timing import find_hours
@@ -31,6 +32,7 @@ from stagerun.report.table import ensembles_table, results_table
 from stagerun.report.whole_file import require_writable
 from stagerun.runner import results
 from stagerun.runner.restarts import require_progress, standing
+from stagerun.snapshots import Inventory
 from stagerun.spec import load
 from stagerun.watch.worker import Monitored, monitored
 from stagerun.world import World
@@ -163,7 +165,8 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
     require_evaluation(options.log, schedule)
     out = output_folder(schedule.name, options.out)
     schedule = with_sets(schedule)
-    plan = _look(schedule, out, options)
+    plan, found = look(schedule, out, options)
+    _report_idle_redo(plan, options)
     if results.nothing_to_do(plan, out):
         left = tuple(s.stage.name for s in plan.left_out if s.state is State.NOT_CHOSEN)
         finished = RunFinished(trained=False, seconds=0.0, not_chosen=left)
@@ -171,8 +174,7 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
         say(in_format(options.log_format, _table(plan, out)))
         return ExitCode.DONE
     if not options.retry:
-        disk = store.LocalDisk()
-        require_progress(disk, out, standing(disk, out, schedule, store.inventory(disk, out)))
+        require_progress(DISK, out, standing(DISK, out, schedule, found))
     check_workers(schedule, size)
     with signals.held():
         from stagerun.runner.images import preflight
@@ -199,20 +201,23 @@ def _shortly(plan: Plan, out: Path, options: RunOptions) -> str:
     return f"{text}\n`{shlex.join(words)}` shows the full plan"
 
 
-def _look(schedule: Schedule, out: Path, options: RunOptions) -> Plan:
+def look(schedule: Schedule, out: Path, options: RunOptions) -> tuple[Plan, Inventory]:
     """The plan, and the proof that the folder can be written and that no lock says it is held. A run on another host, of which only
     a lease is seen, is waited for by the worker."""
-    disk = store.LocalDisk()
-    store.prepare(disk, out)
+    store.prepare(DISK, out)
     with store.Lock(out, optional=True):
-        plan = make_plan(schedule, store.inventory(disk, out), options.redo, options.keep, options.only, options.until)
+        found = store.inventory(DISK, out)
+        plan = make_plan(schedule, found, options.redo, options.keep, options.only, options.until)
     require_fresh(plan)
+    return plan, found
+
+
+def _report_idle_redo(plan: Plan, options: RunOptions) -> None:
     for name in options.redo:
         these = [s for s in plan.stages if name in (s.stage.name, s.stage.group)]
         if not any(s.again or any(s.stage.name in lost.named for lost in plan.lost) for s in these):
             text = f"note: stage `{name}` is not stale, so --redo has nothing to do there"
             say(in_format(options.log_format, text))
-    return plan
 
 
 def _table(plan: Plan, out: Path) -> str:
