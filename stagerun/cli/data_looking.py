@@ -53,10 +53,9 @@ def class_names(path: str) -> tuple[str, ...]:
         lines = Path(path).read_text().splitlines()
     except PermissionError:
         raise PermissionDenied(f"{path}: may not be read", "ask its owner for read permission") from None
-    except OSError as error:
-        raise UsageError(f"{path}: can't be read: {error.strerror}", "give a text file, one name per line") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: is no text in UTF-8", "give a text file, one name per line") from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = f"can't be read: {error.strerror}" if isinstance(error, OSError) else "is not text in UTF-8"
+        raise UsageError(f"{path}: {why}", "give a text file, one name per line") from None
     names = tuple(line.strip() for line in lines)
     if not names or not all(names):
         raise UsageError(f"{path}: has an empty line, or none", "one name per line, the first one for label 0")
@@ -90,7 +89,7 @@ def _verified(folder: str, found: Verified, shown: Shown) -> str:
     if len(lines) > _SHOWN:
         lines = [*lines[:_SHOWN], f"and {len(lines) - _SHOWN} more; --json has them all"]
     records = f"{count(found.records, 'record')}, {size(found.size)}, {', '.join(done)}{shown.rate(found.records)}"
-    verdict = f"{count(len(found.mistakes), 'mistake')}" if found.mistakes else "all is as it should be"
+    verdict = count(len(found.mistakes), "mistake") if found.mistakes else "all is as it should be"
     lines.append(f"{folder}: {records}: {verdict}")
     if not found.digests:
         lines.append(
@@ -110,17 +109,18 @@ def show_info(folder: str, classes: bool, as_json: bool) -> None:
 def _info(found: Description, all_classes: bool) -> list[str]:
     some = found.looked_at < found.records
     looked_at = f" (of {count(found.looked_at, 'record')} looked at)" if some else ""
+    older = found.mean_bgr and not found.deviation_bgr
+    remeasured = f"; `stagerun data index --force {found.path}` measures it" if older else ""
     rows = [
         ("records", f"{found.records}, {size(found.record_bytes)}; data.mdb {size(found.file_size)}"),
         ("images", (", ".join(f"{n} {kind}" for kind, n in found.kinds) or "none that can be used") + looked_at),
         ("sizes", _sizes(found.smallest, found.median, found.largest) + looked_at),
         ("prepared", _prepared(found)),
         ("mean pixel", _per_channel(found.mean_bgr)),
-        ("deviation", _per_channel(found.deviation_bgr) + _remeasured(found)),
+        ("deviation", _per_channel(found.deviation_bgr) + remeasured),
         ("side file", found.index_state),
+        *[("fingerprint", found.fingerprint)] * bool(found.fingerprint),
     ]
-    if found.fingerprint:
-        rows.append(("fingerprint", found.fingerprint))
     lines = columns(rows)
     if found.mistakes:
         lines += ["", f"{count(len(found.mistakes), 'record')} of those looked at can't be used:"]
@@ -139,11 +139,6 @@ def _prepared(found: Description) -> str:
     if not any("JPEG" in kind for kind, _ in found.kinds):
         return "no, there are no JPEGs to prepare"
     return "no; `stagerun data prepare` makes a copy that decodes faster"
-
-
-def _remeasured(found: Description) -> str:
-    older = found.mean_bgr and not found.deviation_bgr
-    return f"; `stagerun data index --force {found.path}` measures it" if older else ""
 
 
 def _per_channel(values: tuple[float, ...]) -> str:

@@ -58,7 +58,7 @@ def printable() -> Iterator[None]:
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Columns of a terminal; None for what is none, or is that of a launcher which may write what comes there into a file."""
+    """Columns of a terminal; None for anything else, and for a launcher's terminal, which may end up in a file."""
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):
@@ -69,7 +69,7 @@ def width_of(stream: TextIO) -> int | None:
 
 
 class _OverLiveLine(Printable):
-    """On which each line takes the place of what stands in the one that it comes to."""
+    """Erases what stands in a line before it prints there."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -82,7 +82,7 @@ class _OverLiveLine(Printable):
 
 
 def over_live_line() -> None:
-    """From now on stderr and the line in which rank 0, here or in another process, draws how far it is don't get mixed up."""
+    """From now on stderr doesn't mix with the live line of rank 0, in this process or another."""
     if width_of(sys.stderr) is not None and not isinstance(sys.stderr, _OverLiveLine):
         sys.stderr = _OverLiveLine(_under(sys.stderr))  # type: ignore[assignment]
 
@@ -93,7 +93,7 @@ def _under(stream: TextIO) -> TextIO:
 
 
 def show(text: str, marks: Mapping[str, str] | None = None) -> None:
-    """On stdout; on a terminal with lines that fit, and in colour what `text` has of the strip of `marks`. JSON is left as it is."""
+    """On stdout. On a terminal lines are folded and the strip of `marks` inside `text` is coloured. JSON is left as it is."""
     coloured = False
     if not text.startswith("{"):
         text = wrapped(shown(text), width_of(sys.stdout))
@@ -111,7 +111,7 @@ def _in_colour(stream: TextIO) -> bool:
 
 
 def tell(text: str) -> None:
-    """On stderr. Where nobody reads it any more, the exit code still says it."""
+    """On stderr. Where that is no longer read, the exit code still says it."""
     if not text:
         return
     try:
@@ -128,9 +128,6 @@ def to_nowhere(stream: TextIO) -> None:
 
 def end_with(error: BaseException) -> NoReturn:
     """Shows an error the way a user should see it, and exits with its code. Our own bugs keep their traceback in a file."""
-    if isinstance(error, StagerunError):
-        tell(error.render())
-        sys.exit(error.exit_code)
     if isinstance(error, KeyboardInterrupt):
         tell("interrupted")
         sys.exit(ExitCode.INTERRUPTED)
@@ -140,36 +137,28 @@ def end_with(error: BaseException) -> NoReturn:
         sys.exit(ExitCode.DONE)
     if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EIO):
         to_nowhere(sys.stdout)
-        tell(f"standard output can't be written: {error.strerror}")
-        sys.exit(ExitCode.STORAGE)
-    if (known := of_surroundings(error)) is not None:
-        tell(known.render())
-        sys.exit(known.exit_code)
-    tell(bug_report(error))
-    sys.exit(ExitCode.BUG)
+        error = StorageError(f"standard output can't be written: {error.strerror}")
+    known = error if isinstance(error, StagerunError) else of_surroundings(error)
+    tell(known.render() if known else bug_report(error))
+    sys.exit(known.exit_code if known else ExitCode.BUG)
 
 
 def of_surroundings(error: BaseException) -> StagerunError | None:
-    """An error that only a limit of this shell or machine explains, in words that torch has none of. StorageError names the limit."""
+    """For an error that a limit of this shell or machine explains, one that names the limit, which torch's own doesn't."""
     again = "and run the same command again"
     number, text = getattr(error, "errno", None), str(error)
     if number == errno.EMFILE or "Too many open files" in text:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return StorageError(
-            f"no more files can be opened: a process may have {files} open here",
-            f"raise that limit (ulimit -n 1024) {again}",
-        )
+        message = f"no more files can be opened: a process may have {files} open here"
+        return StorageError(message, f"raise that limit (ulimit -n 1024) {again}")
     if isinstance(error, MemoryError) or number == errno.ENOMEM or _NO_MEMORY.search(text):
         memory, _ = resource.getrlimit(resource.RLIMIT_AS)
         if memory != resource.RLIM_INFINITY:
-            return StorageError(
-                f"there is no more memory: a process may have {size(memory)} of address space here",
-                f"raise that limit (ulimit -v unlimited) {again}",
-            )
+            message = f"there is no more memory: a process may have {size(memory)} of address space here"
+            return StorageError(message, f"raise that limit (ulimit -v unlimited) {again}")
     if isinstance(error, RuntimeError) and "/dev/urandom" in text:
-        return StorageError(
-            f"torch needs random numbers of the system: {text}", f"make or bind /dev/urandom in this container {again}"
-        )
+        message = f"torch needs random numbers of the system: {text}"
+        return StorageError(message, f"make or bind /dev/urandom in this container {again}")
     return None
 
 

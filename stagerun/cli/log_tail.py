@@ -3,7 +3,6 @@ from now on."""
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,13 +53,7 @@ class Tail:
             return []
         self._at += len(new)
         *lines, self._rest = (self._rest + new).split(b"\n")
-        found = []
-        for line in lines:
-            with suppress(ValueError):
-                event = event_of(line)
-                if event is not None:
-                    found.append(event)
-        return found
+        return [found for line in lines if (found := _parse(line)[0]) is not None]
 
 
 def read_last_life(log: Path) -> Life | None:

@@ -1,4 +1,4 @@
-"""Where else a schedule may have been run, for who asks `status` or `snapshots` in another folder than `run`."""
+"""Where else a schedule may have been run, for `status` and `snapshots` in another folder than that of `run`."""
 
 import os
 from contextlib import suppress

@@ -30,16 +30,20 @@ def remarks(plan: Plan, damaged: Collection[str] = (), forbidden: Collection[str
             found.append(f"{field}.images: {source.images}, read from LMDB {source.path}")
     if (problem := look_at_classes(plan.schedule)) is not None:
         found.append(f"{problem.message} ({problem.span}): `run` will refuse this; {problem.hint}")
-    for name in plan.unclaimed:
-        found.append(f"snapshots of `{name}` count for no stage of this schedule, and are left alone")
+    found += [
+        f"snapshots of `{name}` count for no stage of this schedule, and are left alone" for name in plan.unclaimed
+    ]
     if data.val is None:
         found.append("no data.val: nothing will be evaluated")
     unsaved = [s.stage.name for s in plan.stages if not s.stage.solver.snapshot and s.state is not State.DISABLED]
     if unsaved:
-        found.append(
-            f"no snapshot inside {', '.join(unsaved)}: a kill there costs the stage from its start (`snapshot`)"
-        )
-    return found + _disk(plan)
+        where = ", ".join(unsaved)
+        found.append(f"no snapshot inside {where}: a kill there costs the stage from its start (`snapshot`)")
+    sizes = [ref.bytes for s in plan.stages for ref in (s.start, s.end) if ref is not None]
+    if sizes:
+        whole = snapshots_on_disk(plan.schedule) * max(sizes)
+        found.append(f"snapshots take {size(max(sizes))} each, at most {size(whole)} in all")
+    return found
 
 
 def results_remark(plan: Plan, out: Path) -> list[str]:
@@ -48,8 +52,10 @@ def results_remark(plan: Plan, out: Path) -> list[str]:
     names = [name for name, found in done.items() if found is not None and other_set(plan.schedule, found.tested_set)]
     if not names:
         return []
-    text = f"data.val: the images are not those that {listing(names, 'and')} {'was' if len(names) == 1 else 'were'} evaluated on"
-    return [f"{text}; `run` evaluates again"]
+    were = "was" if len(names) == 1 else "were"
+    return [
+        f"data.val: the images are not those that {listing(names, 'and')} {were} evaluated on; `run` evaluates again"
+    ]
 
 
 def place_remark(out: Path, several_hosts: bool, environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -60,14 +66,6 @@ def place_remark(out: Path, several_hosts: bool, environment: Mapping[str, str] 
         return []
     kind = local_kind(out)
     return [lost_with(out, kind, "")] if kind else []
-
-
-def _disk(plan: Plan) -> list[str]:
-    sizes = [ref.bytes for s in plan.stages for ref in (s.start, s.end) if ref is not None]
-    if not sizes:
-        return []
-    count = snapshots_on_disk(plan.schedule)
-    return [f"snapshots take {size(max(sizes))} each, at most {size(count * max(sizes))} in all"]
 
 
 def write_csv(plan: Plan, path: str) -> None:

@@ -19,13 +19,13 @@ from stagerun.data.records import printable
 from stagerun.data.rectangle import Rectangle
 from stagerun.errors import DataError, UsageError, listing, nearest
 from stagerun.plan import make_plan
-from stagerun.recipe import ChannelOrder, OnBadRecord, Schedule, Solver, Stage, Transform
+from stagerun.recipe import ChannelOrder, OnBadRecord, Schedule, Solver, Stage
 from stagerun.report.whole_file import write_output
 from stagerun.snapshots import Inventory
 from stagerun.spec import load
 from stagerun.text import count
 
-_MOST_MISTAKES_TOLD = 5
+_MOST_MISTAKES = 5
 _MOST_POSITIONS = 2**62  # a position is an int64
 
 
@@ -44,7 +44,7 @@ class ShowOptions:
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """What goes on the sheet, and the bad records in whose place others are shown: up to `allowed` of them a run puts up with."""
+    """What goes on the sheet, and the bad records in whose place others are shown, of which a run tolerates `allowed`."""
 
     heading: tuple[str, ...]
     tiles: Sequence[Tile]
@@ -73,8 +73,8 @@ def show_images(options: ShowOptions) -> None:
     if len(wrong) == 1:
         raise DataError(wrong[0])
     if wrong:
-        more = [f"and {len(wrong) - _MOST_MISTAKES_TOLD} more"] if len(wrong) > _MOST_MISTAKES_TOLD else []
-        raise DataError("\n  ".join([f"{len(wrong)} images can't be used:", *wrong[:_MOST_MISTAKES_TOLD], *more]))
+        more = [f"and {len(wrong) - _MOST_MISTAKES} more"] * (len(wrong) > _MOST_MISTAKES)
+        raise DataError("\n  ".join([f"{len(wrong)} images can't be used:", *wrong[:_MOST_MISTAKES], *more]))
     check(found.replaced, found.allowed)
 
 
@@ -82,24 +82,18 @@ def _show(options: ShowOptions) -> Show:
     if not is_schedule(options.folder):
         for name, given in (("--stage", options.stage), ("--val", options.val), ("--set", options.overrides)):
             if given:
-                raise UsageError(
-                    f"{options.folder} is no schedule's folder, and {name} is for one", f"leave {name} out"
-                )
+                message = f"{options.folder} is not a schedule's folder, and {name} is for one"
+                raise UsageError(message, f"leave {name} out")
         return _stored(LmdbSource(options.folder), options)
     schedule = load(options.folder, options.overrides)
     source = schedule.data.val if options.val else schedule.data.train
     if source is None:
         raise UsageError("the schedule has no data.val", "leave --val out, or write `val { source: ... }` under `data`")
-    stage = None if options.stage is None else _stage(schedule, options.stage)
+    names, stage = [stage.name for stage in schedule.stages], options.stage
+    if stage is not None and stage not in names:
+        raise UsageError(f"no stage is named `{stage}`", nearest(stage, names) or f"the stages are {listing(names)}")
     records = LmdbSource(source.path, source.images)
-    return _stored(records, options) if stage is None else _staged(schedule, stage, records, options)
-
-
-def _stage(schedule: Schedule, name: str) -> Stage:
-    names = [stage.name for stage in schedule.stages]
-    if name not in names:
-        raise UsageError(f"no stage is named `{name}`", nearest(name, names) or f"the stages are {listing(names)}")
-    return schedule.stage(name)
+    return _stored(records, options) if stage is None else _staged(schedule, schedule.stage(stage), records, options)
 
 
 def _choose(
@@ -128,7 +122,8 @@ def _stored(records: LmdbSource, options: ShowOptions) -> Show:
     chosen, words = _choose(options, len(records), "records")
     classes = classes_of(records)
     tiles = [stored_tile(records, i, classes) for i in chosen]
-    return Show((f"{records.name}: {words}", *_transparency(records)), tiles)
+    headings = (f"{records.name}: {words}", transparency_of(records.name))
+    return Show(tuple(filter(None, headings)), tiles)
 
 
 def stored_tile(records: LmdbSource, i: int, classes: Sequence[str]) -> Tile:
@@ -156,19 +151,16 @@ def _staged(schedule: Schedule, stage: Stage, records: LmdbSource, options: Show
         start = 0
         chosen, words = _choose(options, len(records), "images")
         heading = f"{schedule.name}, stage {stage.name}, evaluation: {words}"
-    replaces = train and schedule.data.on_bad_record is OnBadRecord.REPLACE
-    bad = BadRecords(len(records)) if replaces else None
+    bad = BadRecords(len(records)) if train and schedule.data.on_bad_record is OnBadRecord.REPLACE else None
     loader = _loader(schedule, solver, records, train, bad, start)
-    classes, zero = classes_of(records), _zero(transform)
+    classes = classes_of(records)
+    zero = transform.mean_value or (0.0,)  # the colour (B, G, R, or one number) that is 0 for the network
+    if transform.channel_order is ChannelOrder.RGB:
+        zero = zero[::-1]
     tiles = [_staged_tile(records, loader, start + i, classes, zero) for i in chosen]
     replaced = bad.all() if bad is not None else []
-    headings = (heading, *_approximations(solver, transform, train), *_transparency(records))
-    return Show(headings, tiles, replaced, allowed(len(records)))
-
-
-def _transparency(records: LmdbSource) -> list[str]:
-    said = transparency_of(records.name)
-    return [said] if said else []
+    headings = (heading, _approximations(solver) if train else "", transparency_of(records.name))
+    return Show(tuple(filter(None, headings)), tiles, replaced, allowed(len(records)))
 
 
 def _loader(
@@ -210,24 +202,13 @@ def _staged_tile(
     return Tile(image.copy(), (key, label))
 
 
-def _zero(transform: Transform) -> tuple[float, ...]:
-    """The colour (B, G, R, or one number) that is 0 for the network."""
-    mean = transform.mean_value or (0.0,)
-    return mean[::-1] if transform.channel_order is ChannelOrder.RGB else mean
-
-
-def _approximations(solver: Solver, transform: Transform, train: bool) -> list[str]:
-    """What the sheet shows otherwise than the network sees it."""
-    told = []
-    if train and transform.lighting_std:
-        told.append("lighting is rounded and clipped to 0 .. 255")
-    if train and transform.cutout_size:
-        told.append("cutout has the colour that is 0 for the network")
-    names = ("mixup_alpha", "cutmix_alpha", "label_smoothing")
-    left_out = [name for name in names if train and getattr(solver, name)]
-    if left_out:
-        told.append(f"not shown: {', '.join(left_out)}")
-    return ["; ".join(told)] if told else []
+def _approximations(solver: Solver) -> str:
+    """What the sheet shows otherwise than the network sees it in training, or ''."""
+    left_out = [name for name in ("mixup_alpha", "cutmix_alpha", "label_smoothing") if getattr(solver, name)]
+    said = ["lighting is rounded and clipped to 0 .. 255"] * bool(solver.transform.lighting_std)
+    said += ["cutout has the colour that is 0 for the network"] * bool(solver.transform.cutout_size)
+    said += [f"not shown: {', '.join(left_out)}"] * bool(left_out)
+    return "; ".join(said)
 
 
 def classes_of(records: LmdbSource) -> Sequence[str]:
