@@ -73,11 +73,11 @@ def new_schedule(out: str, base: str, train: str, val: str) -> None:
     folder = tried(_base, base)
     schedule = tried(load, folder) if folder is not None else None
     own, other = (tried(_index, path, path == train) for path in (train, val))
-    if folder is not None and schedule is not None and own is not None and other is not None:
-        texts = _fitted(folder, schedule, out, (train, val), (own, other))
-        mistakes += _classes(own, other, val)
-        mistakes += _sizes(schedule, own, other)
-        tried(read, texts, os.path.abspath(out), (), os.path.normpath(out))
+    if folder is None or schedule is None or own is None or other is None:
+        raise Unfit(mistakes)
+    texts = _fitted(folder, schedule, out, (train, val), (own, other))
+    mistakes += [*_classes(own, other, val), *_sizes(schedule, own, other)]
+    tried(read, texts, os.path.abspath(out), (), os.path.normpath(out))
     if mistakes:
         raise Unfit(mistakes)
     write_folder(out, texts)
@@ -85,7 +85,7 @@ def new_schedule(out: str, base: str, train: str, val: str) -> None:
         require_nothing_found(load(out))
     except Suspicious as error:
         tell(error.render())
-    show(f"{out}: the stages of {base} for {count(len(own or ()), 'image')}; next:")
+    show(f"{out}: the stages of {base} for {count(len(own), 'image')}; next:")
     word = shlex.quote(out)
     rows = [
         (f"  stagerun plan {word} --plot", "what will run, and its learning rate"),
@@ -105,7 +105,7 @@ def _base(base: str) -> Path:
 
 
 def _index(path: str, pixels: bool) -> Index:
-    """What is known of each record: the side file, or, where there is none, the same from the records. DataError, StorageError."""
+    """What is known of each record, by the side file or, without one, by the records. DataError, StorageError."""
     index = load_index(path)
     if index is None or (pixels and not index.facts.deviation_bgr):
         with Shown(f"reading {path}", "records") as shown:

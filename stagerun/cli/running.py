@@ -330,13 +330,10 @@ def told(events: Iterator[Event], watch: Monitored | None = None) -> Iterator[Ev
         yield from events
     except FolderInUseError:  # the log is that of the run which has taken over
         raise
-    except StagerunError as error:
+    except Exception as error:
         if watch is not None and isinstance(error, PeerError):
             watch.explain(error)
         if watch is None or not watch.verdict:
-            yield Failed(code=int(error.exit_code), text=error.render())
-        raise
-    except Exception as error:
-        if watch is None or not watch.verdict:
-            yield Failed(code=int(ExitCode.BUG), text=f"{type(error).__name__}: {error}")
+            text = error.render() if isinstance(error, StagerunError) else f"{type(error).__name__}: {error}"
+            yield Failed(code=int(_code(error, None)), text=text)
         raise

@@ -207,29 +207,33 @@ def _of_holder(out: Path, holder: store.Holder, time: float, run: RunStarted) ->
     if not run.attempt:  # a log of before: by the clock. The lock is taken before the log is opened.
         return holder.since is None or time >= holder.since
     # No clock, which may be set back: the holder's life is the newest, once it has taken one, and it has not ended.
-    newest = next((seen.life for seen in store.last_lives(DISK, out, 1)), None)
+    newest = _newest_life(out)
     if newest is None or newest.attempt != run.attempt or newest.code is not None:
         return False
     return holder.pid is None or (holder.pid, holder.host) == (newest.process.pid, newest.process.host)
 
 
+def _newest_life(out: Path) -> store.Life | None:
+    """None also where it can't be read."""
+    return next((seen.life for seen in store.last_lives(DISK, out, 1)), None)
+
+
 def _before_the_log(out: Path) -> tuple[str, int | None] | None:
     """State and exit code of the newest process life, where none has come as far as the log; None where there was none."""
-    lives = [seen.life for seen in store.last_lives(DISK, out, 1) if seen.life is not None]
-    if not lives or lives[0].code == ExitCode.DONE:
+    newest = _newest_life(out)
+    if newest is None or (code := newest.code) == ExitCode.DONE:
         return None
-    code = lives[0].code
     return "killed" if code is None else "stopped" if code == ExitCode.SAVED else "failed", code
 
 
 def _stuck(target: Target, found: Inventory) -> bool:
-    """As `run` asks. Without a schedule it is that of the newest snapshot; without either what the last lives began from must do."""
+    """As `run` asks. Without a schedule it is that of the newest snapshot; without either what the last life started from must do."""
     schedule = target.schedule or newest_recipe(target.out, found)
-    if schedule is None and not found.snapshots and (last := store.last_lives(DISK, target.out, 1)):
-        return last[0].life is not None and bool(restarts.fruitless(DISK, target.out, last[0].life.newest))
-    return schedule is not None and bool(
-        restarts.fruitless(DISK, target.out, restarts.standing(DISK, target.out, schedule, found))
-    )
+    if schedule is not None:
+        now = restarts.standing(DISK, target.out, schedule, found)
+        return bool(restarts.fruitless(DISK, target.out, now))
+    last = None if found.snapshots else _newest_life(target.out)
+    return last is not None and bool(restarts.fruitless(DISK, target.out, last.newest))
 
 
 def _piece(life: Life) -> Progress | None:
