@@ -17,7 +17,7 @@ import tiny
 from stagerun.cli import retrying
 from stagerun.cli.retrying import Ended, RetryOptions, judge, retry_command
 from stagerun.cli.running import RunOptions
-from stagerun.errors import FolderInUseError, ResumeRefused, StorageError
+from stagerun.errors import FolderInUseError, ResumeRefused, StorageError, UsageError
 from stagerun.launch.kin import to_be_told
 
 
@@ -134,6 +134,12 @@ def test_a_run_that_outlives_its_command_is_told(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(retrying.store, "holder", lambda out: "process 7 on a")
     with pytest.raises(FolderInUseError, match="still in use by process 7 on a"):
         retrying._stopped(KILLED, RunOptions(str(base / "schedule")))
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_a_command_that_asks_for_help_is_refused(option: str) -> None:
+    with pytest.raises(UsageError, match="asks `stagerun run` for its help"):
+        retry_command(RetryOptions(("stagerun", "run", option), None, None, None))
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def _parsed(words: list[str]) -> RunOptions:
     from stagerun.cli.commands_run import run
 
     try:
-        with run.make_context("stagerun run", words) as context:
+        with run.make_context("stagerun run", words, help_option_names=["-h", "--help"]) as context:
             params: dict[str, Any] = context.params
     except click.exceptions.Exit as error:
         raise UsageError("COMMAND asks `stagerun run` for its help", "leave --help out") from error
