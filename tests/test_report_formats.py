@@ -196,7 +196,7 @@ def test_a_phone_needs_no_scrolling_sideways_and_a_touch_shows_values(three: lis
 def test_a_loss_is_not_a_gain_and_no_name_stands_twice(tmp_path: Path) -> None:
     Story(tmp_path / "made_up").whole(0.5, 0.7575, 0.75)
     text = report(tmp_path / "made_up").stdout
-    assert text.startswith("# made_up\n") and "of which collapse loses 0.75 points (made_up)" in text
+    assert text.startswith("# made_up\n") and "0.75 points below the stage it starts from (made_up)" in text
 
 
 def test_equal_runs_give_an_equal_page(three: list[Path]) -> None:

@@ -240,17 +240,21 @@ def help_command(ctx: click.Context, words: tuple[str, ...]) -> None:
     try:
         show(help_text(name))
     except UsageError as error:
-        command = _command(ctx.find_root().command, name)
+        command = _command(ctx.find_root(), name)
         if not command:
             raise
         raise UsageError(error.message, f"for the command, `stagerun {command} --help`") from error
 
 
-def _command(group: click.Command, name: str) -> str:
+def _command(ctx: click.Context, name: str) -> str:
     """`import caffe`, for `caffe`; '' if there is no such command."""
-    for known, command in group.commands.items() if isinstance(group, click.Group) else ():
+    group = ctx.command
+    if not isinstance(group, click.Group):
+        return ""
+    for known in group.list_commands(ctx):
         if known == name:
             return name
-        if inner := _command(command, name):
+        command = group.get_command(ctx, known)
+        if command is not None and (inner := _command(click.Context(command, ctx), name)):
             return f"{known} {inner}"
     return ""

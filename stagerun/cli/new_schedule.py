@@ -176,7 +176,7 @@ def _sizes(schedule: Schedule, train: Index, val: Index) -> Iterator[StagerunErr
             typical = own[len(own) // 2 if resized else 0]
             if t.crop_size is not None and not t.pad and min(typical) < t.crop_size and solver.transform.pad == 0:
                 message = f"images of {_size(typical)}, and {where} cuts out {t.crop_size} x {t.crop_size}"
-                hint = "`--from fashion_collapse` fits its crop to the images; `stagerun new --list` shows all"
+                hint = "`stagerun data import --resize-shorter N` enlarges them; `--from fashion_collapse` fits its crop to images of one size"
                 found.setdefault("small", DataError(message, hint))
     yield from found.values()
 

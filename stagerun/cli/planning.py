@@ -47,15 +47,19 @@ def remarks(plan: Plan, damaged: Collection[str] = (), forbidden: Collection[str
 
 
 def results_remark(plan: Plan, out: Path) -> list[str]:
-    """Which results were measured on other validation images than lie there now."""
-    done = {s.stage.name: results.read_result(out, s.end) for s in plan.stages if s.end is not None}
-    names = [name for name, found in done.items() if found is not None and other_set(plan.schedule, found.tested_set)]
-    if not names:
-        return []
-    were = "was" if len(names) == 1 else "were"
-    return [
-        f"data.val: the images are not those that {listing(names, 'and')} {were} evaluated on; `run` evaluates again"
-    ]
+    """What is trained and still to be evaluated: without a result, or with one of other validation images than lie there now."""
+    found = {s.stage.name: results.read_result(out, s.end) for s in results.unfinished(plan, out) if s.end is not None}
+    missing = [name for name, result in found.items() if result is None]
+    other = [n for n, result in found.items() if result is not None and other_set(plan.schedule, result.tested_set)]
+    remarks = []
+    if missing and plan.schedule.data.val is not None:
+        remarks.append(f"trained but not evaluated: {listing(missing, 'and')}; `run` evaluates")
+    if other:
+        were = "was" if len(other) == 1 else "were"
+        remarks.append(
+            f"data.val: the images are not those that {listing(other, 'and')} {were} evaluated on; `run` evaluates again"
+        )
+    return remarks
 
 
 def place_remark(out: Path, several_hosts: bool, environment: Mapping[str, str] = os.environ) -> list[str]:

@@ -94,7 +94,9 @@ def predict_images(folder: Path, options: PredictOptions) -> None:
         text = csv_text([("image", "rank", "label", "name", "probability"), *rows])
         write_output(Path(options.csv), text.encode(errors="surrogateescape"))
     if bad:
-        raise DataError(f"{count(len(bad), 'picture')} can't be used, named above", "get them again, or leave them out")
+        raise DataError(
+            f"{count(len(bad), 'picture')} can't be used; see above", "leave out what the network can't take"
+        )
 
 
 def _paths(given: Sequence[str]) -> list[str]:

@@ -297,7 +297,7 @@ def _marks(
         if planned.state is not State.DISABLED:
             mark = {State.DONE: DONE, State.STALE: STALE}.get(planned.state)
             marks[planned.stage.name] = mark or share(planned.iter, planned.iter and planned.last)
-    if progress is not None and progress.stage in marks and marks[progress.stage] != DONE:
+    if progress is not None and progress.stage in marks and marks[progress.stage] not in (DONE, STALE):
         marks[progress.stage] = share(progress.iter, progress.max_iter)
     return marks
 

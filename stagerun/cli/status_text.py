@@ -46,7 +46,7 @@ def status_text(status: Status, now: float) -> str:
     if status.progress is not None and status.state != "finished":
         lines.append(status.progress.line)
     if status.state == "running" and status.last_logged is not None:
-        lines.append(f"last logged {ago(status.last_logged)} ago: {status.last_event}")
+        lines.append(f"last logged {ago(status.last_logged)} ago")
     if status.not_finite:
         lines.append(f"{count(status.not_finite, 'iteration')} not finite in this process life")
     if status.snapshot is not None:

@@ -34,7 +34,7 @@ def _sentence(group: Group) -> str:
         text += f" (sd {100 * top1.sd:.2f} over {top1.n} runs, seeds {', '.join(group.seeds)})"
     text += f" at the end of {group.stage}"
     if gain:
-        text += f", of which {group.stage} {'loses' if gain.mean < 0 else 'gains'} {100 * abs(gain.mean):.2f} points"
+        text += f", {100 * abs(gain.mean):.2f} points {'below' if gain.mean < 0 else 'above'} the stage it starts from"
     if ema:
         text += f"; with averaged weights {100 * ema.mean:.2f} %"
     return text + ("." if len(group.runs) > 1 else f" ({group.runs[0]}).")

@@ -7,7 +7,8 @@ A page of the manual under one of these names would come before its entry here.
 _TEXT = """\
 own images, my images, own data, dataset
   `stagerun data import FOLDER LMDB` makes an LMDB of a folder that has a folder of images for each class: once for
-  training, once for evaluation. `stagerun new NAME --train LMDB --val LMDB` makes a schedule for them.
+  training, once for evaluation; pictures of many sizes with `--resize-height N --resize-width N`. `stagerun new NAME
+  --train LMDB --val LMDB` makes a schedule for them.
   See `stagerun help Source`, `stagerun new --help`, `stagerun data import --help`.
 
 collapse, cooldown, annealing
@@ -20,7 +21,7 @@ freeze, frozen, lock
   statistics of BatchNorm still move. Not possible today: to hold those.
   See `stagerun help ParamSpec`.
 
-weights, pretrained, finetune, fine tune, fine tuning, transfer learning, init weights
+weights, pretrained, transfer, finetune, fine tune, fine tuning, transfer learning, init weights
   A stage starts from the weights of another stage of its schedule: `from`. Not possible today: to start from the
   weights of another program, or of another schedule.
   See `stagerun help StageEntry.from`, `stagerun help Carry`, `stagerun help Model`.
@@ -71,9 +72,10 @@ gpu, gpus, workers, nodes, machines, cluster, slurm
   How many workers there are is not part of a schedule: `stagerun run DIR --nproc N`, `--hosts`, or `stagerun sbatch`.
   See `stagerun help batch_size`, `stagerun run --help`, `stagerun sbatch --help`, `stagerun preflight --help`.
 
-inference, deploy, onnx, torchvision
-  `stagerun export` writes the network for torch, safetensors or ONNX, and says how it is loaded.
-  See `stagerun export --help`.
+inference, predict, deploy, onnx, torchvision
+  `stagerun predict SNAPSHOT FOLDER` says what is in pictures. `stagerun export` writes the network for torch,
+  safetensors or ONNX, and says how it is loaded.
+  See `stagerun predict --help`, `stagerun export --help`.
 
 early stopping, patience
   Not possible today: a stage has the length that it is given. `plateau` lowers the rate where the loss stands still.
