@@ -204,7 +204,7 @@ class ThreadComm:
 
         return wait
 
-    def all_reduce(self, tensor: Tensor) -> Callable[[], None]:
+    def all_reduce(self, tensor: Tensor, doing: str = "") -> Callable[[], None]:
         def add_up(parts: dict[int, Tensor]) -> None:
             assert len({part.shape for part in parts.values()}) == 1
             total = parts[0].clone()

@@ -198,7 +198,7 @@ def test_compiled_code_is_kept_where_nobody_else_may_write(tmp_path, monkeypatch
         make_state(ConvNet(), compiled, CPU)
     folder.rmdir()
     folder.symlink_to(tmp_path)
-    with pytest.raises(PermissionDenied, match="belongs to another user, or is no folder") as error:
+    with pytest.raises(PermissionDenied, match="belongs to another user, or is not a folder") as error:
         make_state(ConvNet(), compiled, CPU)
     assert error.value.hint == "remove it, or set TORCHINDUCTOR_CACHE_DIR"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/their/own")

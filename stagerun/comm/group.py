@@ -29,6 +29,7 @@ TIMEOUT = timedelta(minutes=30)
 # Where the monitors (`stagerun.watch`) see to it, which know more: they may have learned to wait for longer, and a job that was
 # suspended over a weekend goes on. Also where the user wants no time-outs. Below what milliseconds in 32 bits can hold.
 PATIENT = timedelta(days=7)
+GRADIENTS = "add up gradients"
 _AGAIN = "run the same command again: it goes on from the newest snapshot"
 
 
@@ -42,8 +43,11 @@ class Comm(Protocol):
         """The first `size` ranks as a job of their own, on these; None on the others. Collective over all. Only `close` of the
         whole ends it."""
 
-    def all_reduce(self, tensor: Tensor) -> Callable[[], None]:
-        """Starts summing `tensor` over the ranks in place; the answer waits for it. The sum has the same bits on each rank."""
+    def all_reduce(self, tensor: Tensor, doing: str = GRADIENTS) -> Callable[[], None]:
+        """Starts summing `tensor` over the ranks in place; the answer waits for it. The sum has the same bits on each rank.
+
+        `doing` is what an error says was tried. A profile shows sums of gradients alone.
+        """
 
     def exchange(
         self, sent: Tensor, sent_sizes: Sequence[int], received: Tensor, received_sizes: Sequence[int]
@@ -90,7 +94,7 @@ class SoloComm:
     def first(self, size: int) -> "SoloComm":
         return self
 
-    def all_reduce(self, tensor: Tensor) -> Callable[[], None]:
+    def all_reduce(self, tensor: Tensor, doing: str = GRADIENTS) -> Callable[[], None]:
         return lambda: None
 
     def exchange(
@@ -180,21 +184,21 @@ class TorchComm:
         part.size, part.group = size, group
         return part
 
-    def all_reduce(self, tensor: Tensor) -> Callable[[], None]:
-        with _peers("add up gradients"):
+    def all_reduce(self, tensor: Tensor, doing: str = GRADIENTS) -> Callable[[], None]:
+        with _peers(doing):
             work = dist.all_reduce(tensor, group=self.group, async_op=True)
-        return self._waiting([work], tensor.nbytes)
+        return self._waiting([work], tensor.nbytes, doing)
 
     def exchange(
         self, sent: Tensor, sent_sizes: Sequence[int], received: Tensor, received_sizes: Sequence[int]
     ) -> Callable[[], None]:
-        with _peers("add up gradients"):
+        with _peers(GRADIENTS):
             work = dist.all_to_all_single(received, sent, list(received_sizes), list(sent_sizes), self.group, True)
         return self._waiting([work], sent.nbytes)
 
     def complete(self, pieces: Sequence[Tensor]) -> Callable[[], None]:
         # All at once: gloo's all-gather, which copies what it gets once more, takes two to three times as long.
-        with _peers("add up gradients"):
+        with _peers(GRADIENTS):
             works = [dist.broadcast(piece, src, self.group, True) for src, piece in enumerate(pieces)]
         return self._waiting(works, sum(piece.nbytes for piece in pieces))
 
@@ -221,9 +225,9 @@ class TorchComm:
     def close(self) -> None:
         dist.destroy_process_group()
 
-    def _waiting(self, works: Sequence[dist.Work], size: int) -> Callable[[], None]:
+    def _waiting(self, works: Sequence[dist.Work], size: int, doing: str = GRADIENTS) -> Callable[[], None]:
         """A function that returns when the collectives are done, which have to do with so many bytes of this rank's."""
-        arrived = self.spans.reduction(size) if self.spans is not None else None
+        arrived = self.spans.reduction(size) if self.spans is not None and doing == GRADIENTS else None
         if arrived is not None and self.device.type == "cpu":
             # By the threads that bring them to their ends, mostly while this one is computing; the last of them takes the 0.
             left = list(range(len(works)))
@@ -231,7 +235,7 @@ class TorchComm:
                 work.get_future().add_done_callback(lambda _: arrived() if left.pop() == 0 else None)
 
         def wait() -> None:
-            with _peers("add up gradients", self.pulse):
+            with _peers(doing, self.pulse):
                 for work in works:
                     work.wait()
                 self._settle()

@@ -22,7 +22,7 @@ def compare(comm: Comm, where: str, digests: Mapping[str, int], good: bool = Tru
     told = torch.zeros(comm.size + 1, dtype=torch.int64)
     told[comm.rank] = combined(digests) - (1 << 63)  # int64 has as many numbers
     told[-1] = not good
-    comm.all_reduce(told)()
+    comm.all_reduce(told, "compare what they hold")()
     if len(set(told[:-1].tolist())) == 1:
         return not told[-1], None
     try:
