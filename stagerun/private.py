@@ -51,5 +51,5 @@ def gone(pid: int, host: str) -> bool:
     except ProcessLookupError:
         return True
     except (OSError, OverflowError):
-        return False
+        pass  # it lives and is another user's, or it can't be known
     return False

@@ -269,7 +269,7 @@ def test_a_launched_run_ends_with_80_and_goes_on_to_the_same_bits(tmp_path: Path
         ended.stderr
     )
     assert (
-        "hint: nothing of it is saved; run the same command again: it goes on from the newest snapshot; if it names that rank again"
+        "hint: this state is not saved; run the same command again: it goes on from the newest snapshot; if it names that rank again"
         in ended.stderr
     )
     assert [ref.name for ref in store.inventory(store.LocalDisk(), tmp_path / "out").snapshots] == [

@@ -60,7 +60,7 @@ def counts(ref: SnapshotRef, stage: Stage, source: Source | None, inventory: Inv
 
 
 def of_these_images(refs: tuple[SnapshotRef, ...], stage: Stage, schedule: Schedule) -> tuple[SnapshotRef, ...]:
-    """Of the snapshots that count for the stage: where one is its end, those that were not trained on other images than are there now.
+    """The snapshots that count for the stage, without those trained on other images than are there now, where one of them is its end.
     A stage in its midst goes on with what is there, and `run` says that it is EQUIVALENT."""
     now, last = schedule.sets.get("train", ""), stage.solver.max_iter
 

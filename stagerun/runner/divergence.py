@@ -17,8 +17,8 @@ _NAMED = 3
 
 
 def compare(comm: Comm, where: str, digests: Mapping[str, int], good: bool = True) -> tuple[bool, RanksDiffer | None]:
-    """Whether `good` on every rank, and what is to be said, on each, if `digests`, of its state by tensor, are not the same on all.
-    Collective: one sum of a few bytes, and more only where they differ."""
+    """(whether every rank says `good`, the error if `digests`, by tensor, are not the same on all ranks). Both are the same on every rank.
+    Collective: one sum of a few bytes, and more only where they differ. PeerError."""
     told = torch.zeros(comm.size + 1, dtype=torch.int64)
     told[comm.rank] = combined(digests) - (1 << 63)  # int64 has as many numbers
     told[-1] = not good
@@ -36,7 +36,7 @@ def compare(comm: Comm, where: str, digests: Mapping[str, int], good: bool = Tru
 
 
 def different(where: str, hosts: Sequence[str], digests: Sequence[Mapping[str, int]]) -> RanksDiffer:
-    """What to say of `digests` that are not all the same. Pure; both by rank."""
+    """The error that names tensors and ranks, for `digests` that are not all the same. Pure; `hosts` and `digests` by rank."""
     kinds = [combined(found) for found in digests]
     kind, many = Counter(kinds).most_common(1)[0]
     names = [name for name in digests[0] if len({found.get(name) for found in digests}) > 1]
@@ -51,7 +51,7 @@ def different(where: str, hosts: Sequence[str], digests: Sequence[Mapping[str, i
         again = "if it comes again, test memory and processor of each"
     return RanksDiffer(
         f"{where}: {text}",
-        f"nothing of it is saved; run the same command again: it goes on from the newest snapshot; {again}",
+        f"this state is not saved; run the same command again: it goes on from the newest snapshot; {again}",
     )
 
 
