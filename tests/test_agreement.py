@@ -8,8 +8,8 @@ from engine_help import ThreadComm, Threads
 from stagerun.data.fingerprint import Glance
 from stagerun.errors import StagerunError
 from stagerun.preflight.facts import Facts, Images, host_facts
-from stagerun.runner.agreement import _agree, _names
-from stagerun.runner.together import ToldByAnother
+from stagerun.train.agreement import _agree, _names
+from stagerun.train.together import ToldByAnother
 
 HERE = host_facts(None)
 SEEN = Images(role="train", path="/x", seen=Glance(records=9, size=4096, fingerprint="f" * 64, ends="e" * 32))

@@ -20,8 +20,8 @@ from stagerun.engine.state import Capture, TrainState, average, digests, make_st
 from stagerun.errors import Diverged, ExitCode, PeerError, StagerunError
 from stagerun.events import Event, Iterated, Note, NotFinite, RunFinished
 from stagerun.recipe import Precision
-from stagerun.runner import stage, walk
-from stagerun.runner.divergence import different
+from stagerun.train import stage, walk
+from stagerun.train.divergence import different
 
 SOLVER_TEXT = "snapshot: 3 ema_decay: 0.9"
 

@@ -26,10 +26,10 @@ from stagerun.models import BatchNorm2d
 from stagerun.recipe import Schedule
 from stagerun.report.caffe_log import CaffeLog
 from stagerun.report.course import course
-from stagerun.runner.keeper import Keeper
-from stagerun.runner.stored import load_network, open_snapshot
-from stagerun.runner.walk import run
 from stagerun.spec import load
+from stagerun.train.keeper import Keeper
+from stagerun.train.stored import load_network, open_snapshot
+from stagerun.train.walk import run
 from stagerun.world import World
 
 CPU = torch.device("cpu")

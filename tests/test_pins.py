@@ -17,12 +17,12 @@ from stagerun.engine.state import make_state
 from stagerun.errors import FolderInUseError, PermissionDenied, StagerunError, StorageError
 from stagerun.events import Note, SnapshotFailed, SnapshotWritten
 from stagerun.recipe import Schedule
-from stagerun.runner.keeper import Keeper
-from stagerun.runner.progress import Progress
-from stagerun.runner.snapshotter import Snapshotter
 from stagerun.snapshots import SnapshotRef
 from stagerun.spec import load
 from stagerun.store import LocalDisk
+from stagerun.train.keeper import Keeper
+from stagerun.train.progress import Progress
+from stagerun.train.snapshotter import Snapshotter
 
 DISK = LocalDisk()
 SCHEDULE = """name: "pins"

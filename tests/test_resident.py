@@ -39,7 +39,7 @@ from stagerun.recipe import (
     RandomResizedCrop,
     Transform,
 )
-from stagerun.runner import resident as runner
+from stagerun.train import resident as runner
 
 RECORDS, HEIGHT, WIDTH = 37, 14, 18
 
@@ -279,7 +279,7 @@ def test_images_of_several_sizes_are_a_mistake_only_where_they_are_to_be_kept(pr
 PRETENDING = """
 import sys, torch
 from types import SimpleNamespace
-from stagerun.runner import resident, stage
+from stagerun.train import resident, stage
 keep, read_all, cpu = resident.keep, resident.read_all, torch.device("cpu")
 torch.cuda.mem_get_info = lambda device: (10**9, 10**9)
 resident.read_all = lambda batches, n, device, *rest: read_all(batches, n, cpu, *rest)

@@ -25,12 +25,12 @@ from stagerun.comm import SoloComm
 from stagerun.errors import ExitCode, FolderInUseError, ResumeRefused
 from stagerun.events import Event, SnapshotFailed, SnapshotWritten
 from stagerun.recipe import Determinism, Schedule
-from stagerun.runner.keeper import Keeper, Progress
-from stagerun.runner.restarts import LIMIT, standing
-from stagerun.runner.walk import run
 from stagerun.spec import load
 from stagerun.store import lease, lives, write
 from stagerun.store.lives import Life, Process
+from stagerun.train.keeper import Keeper, Progress
+from stagerun.train.restarts import LIMIT, standing
+from stagerun.train.walk import run
 from stagerun.world import World
 
 DISK = store.LocalDisk()
@@ -161,7 +161,7 @@ def test_killed_processes_are_lives_and_the_command_refuses_before_it_starts_a_w
     base: Path, schedule: Schedule, tmp_path: Path
 ) -> None:
     script = """import os, signal, sys; from pathlib import Path
-from stagerun.runner.keeper import Keeper; from stagerun.spec import load
+from stagerun.train.keeper import Keeper; from stagerun.spec import load
 Keeper(load(sys.argv[1], ()), Path(sys.argv[2])).open(); os.kill(os.getpid(), signal.SIGKILL)"""
     for _ in range(LIMIT):
         killed = subprocess.run([sys.executable, "-c", script, base / "schedule", tmp_path], timeout=60)

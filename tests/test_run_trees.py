@@ -32,9 +32,9 @@ from stagerun.events import (
     Stopped,
     Tested,
 )
-from stagerun.runner.keeper import WEIGHTS, Keeper
-from stagerun.runner.walk import run
 from stagerun.spec import load
+from stagerun.train.keeper import WEIGHTS, Keeper
+from stagerun.train.walk import run
 from stagerun.world import World
 
 CPU = torch.device("cpu")

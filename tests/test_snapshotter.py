@@ -15,9 +15,9 @@ from stagerun.engine.state import TrainState, momentum, weights
 from stagerun.errors import Diverged, StorageError
 from stagerun.events import Note, SnapshotFailed, SnapshotWritten
 from stagerun.recipe import Precision
-from stagerun.runner.keeper import MOMENTUM, WEIGHTS, Keeper, Progress
-from stagerun.runner.snapshotter import PATIENCE, Snapshotter
 from stagerun.snapshots import SnapshotRef
+from stagerun.train.keeper import MOMENTUM, WEIGHTS, Keeper, Progress
+from stagerun.train.snapshotter import PATIENCE, Snapshotter
 
 FP32 = replace(SOLVER, precision=Precision.FP32)
 PROGRESS = Progress(0, 0.0, [])

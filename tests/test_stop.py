@@ -30,10 +30,10 @@ from stagerun.launch.local import verdict
 from stagerun.launch.relay import Relay, least_before
 from stagerun.pulse import Section
 from stagerun.recipe import Determinism
-from stagerun.runner.keeper import Keeper
-from stagerun.runner.stopping import Grace, Stopping
-from stagerun.runner.walk import run
 from stagerun.spec import load
+from stagerun.train.keeper import Keeper
+from stagerun.train.stopping import Grace, Stopping
+from stagerun.train.walk import run
 from stagerun.world import World
 
 NEVER = lambda done: False  # noqa: E731

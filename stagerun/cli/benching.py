@@ -64,7 +64,7 @@ def _start(options: ScalingOptions, job: Job) -> int:
     most = max(options.workers)
     if not options.synthetic:
         with signals.held():
-            from stagerun.runner.images import preflight
+            from stagerun.train.images import preflight
 
         preflight(schedule)
     return start(options.arguments(), most, options.threads, job, STOPPING, None, ExitCode.INTERRUPTED)
@@ -96,10 +96,10 @@ def _require_picture(file: str) -> None:
 def _scaling(options: ScalingOptions, world: World, stop: StopRequest) -> int:
     import torch
 
-    from stagerun.runner.images import Images
-    from stagerun.runner.rehearse import made_up_images
-    from stagerun.runner.scaling import require_workers, scaling
-    from stagerun.runner.together import rank0
+    from stagerun.train.images import Images
+    from stagerun.train.rehearse import made_up_images
+    from stagerun.train.scaling import require_workers, scaling
+    from stagerun.train.together import rank0
 
     device, comm = join(world, options.threads, stop)
     require_workers(comm, options.workers)

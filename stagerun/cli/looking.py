@@ -18,9 +18,6 @@ from stagerun.errors import PermissionDenied, ResumeRefused, StagerunError, Stor
 from stagerun.events import EnsembleTested, StageFinished
 from stagerun.plan import make_plan
 from stagerun.recipe import Schedule
-from stagerun.runner import figures
-from stagerun.runner.progress import MOST_RECIPE, MOST_STATE, RECIPE, STATE, progress_of
-from stagerun.runner.results import read_ensemble, read_result
 from stagerun.snapshots import Inventory, SnapshotRef
 from stagerun.spec import load
 from stagerun.spec.resolve import SCHEDULE_FILE
@@ -28,6 +25,9 @@ from stagerun.spec.stored import read_foreign
 from stagerun.spec.upgraded import completed
 from stagerun.store.layout import MANIFEST, snapshots_folder
 from stagerun.text import columns, count, size
+from stagerun.train import figures
+from stagerun.train.progress import MOST_RECIPE, MOST_STATE, RECIPE, STATE, progress_of
+from stagerun.train.results import read_ensemble, read_result
 
 LOG = "log.jsonl"
 _FORBIDDEN = "no permission"

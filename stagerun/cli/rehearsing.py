@@ -26,10 +26,10 @@ from stagerun.plan.ensembles import ensembles_left, plan_ensembles
 from stagerun.plan.estimate import Figures, StageTime, estimate, speeds_of
 from stagerun.plan.estimate_text import Room, caveats, needs, render_needs, render_times
 from stagerun.recipe import Schedule
-from stagerun.runner.figures import write_figures
 from stagerun.snapshots import Inventory
 from stagerun.spec import load
 from stagerun.text import count, duration
+from stagerun.train.figures import write_figures
 from stagerun.world import World
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _start(options: RehearseOptions) -> int:
     _check(options, schedule, nproc)
     if not options.synthetic:
         with signals.held():
-            from stagerun.runner.images import preflight
+            from stagerun.train.images import preflight
 
         preflight(schedule)
     return start(options.arguments(), nproc, options.threads, _job(options), STOPPING, None, ExitCode.INTERRUPTED)
@@ -117,8 +117,8 @@ def check_short(schedule: Schedule, workers: int, device_batch: int | None, synt
 
 
 def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
-    from stagerun.runner.rehearse import Rehearsal, rehearse
-    from stagerun.runner.together import everyone, rank0
+    from stagerun.train.rehearse import Rehearsal, rehearse
+    from stagerun.train.together import everyone, rank0
 
     device, comm = join(world, options.threads, stop)
     schedule = load_everywhere(options.folder, options.overrides, comm)

@@ -30,10 +30,10 @@ from stagerun.report.console import finished_line
 from stagerun.report.jsonl import JsonLines
 from stagerun.report.table import ensembles_table, results_table
 from stagerun.report.whole_file import require_writable
-from stagerun.runner import results
-from stagerun.runner.restarts import require_progress, standing
 from stagerun.snapshots import Inventory
 from stagerun.spec import load
+from stagerun.train import results
+from stagerun.train.restarts import require_progress, standing
 from stagerun.watch.worker import Monitored, monitored
 from stagerun.world import World
 
@@ -177,7 +177,7 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
         require_progress(DISK, out, standing(DISK, out, schedule, found))
     check_workers(schedule, size)
     with signals.held():
-        from stagerun.runner.images import preflight
+        from stagerun.train.images import preflight
 
     preflight(schedule)
     together = ensembles_text(results.planned_ensembles(plan, out))
@@ -245,11 +245,11 @@ def _train(options: RunOptions, world: World, stop: StopRequest, cut: Cut | None
 def _train_monitored(
     options: RunOptions, world: World, stop: StopRequest, cut: Cut | None, watch: Monitored | None
 ) -> int:
-    from stagerun.runner.keeper import Keeper
-    from stagerun.runner.profiling import Profile
-    from stagerun.runner.stopping import Grace
-    from stagerun.runner.together import rank0
-    from stagerun.runner.walk import run
+    from stagerun.train.keeper import Keeper
+    from stagerun.train.profiling import Profile
+    from stagerun.train.stopping import Grace
+    from stagerun.train.together import rank0
+    from stagerun.train.walk import run
 
     device, comm = join(world, options.threads, stop, watch, patient=True)
     schedule = load_everywhere(options.folder, options.overrides, comm)

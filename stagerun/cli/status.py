@@ -28,8 +28,8 @@ from stagerun.pace import DONE, STALE, TO_DO, pace, progress_line, share
 from stagerun.plan import Plan, State, make_plan
 from stagerun.plan.renamed import under
 from stagerun.report.failed import failed_line
-from stagerun.runner import restarts
 from stagerun.snapshots import Inventory
+from stagerun.train import restarts
 
 _CODES = {"finished": int(ExitCode.DONE), "stopped": int(ExitCode.SAVED)}
 _LOOK_S = 0.25

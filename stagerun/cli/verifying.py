@@ -76,7 +76,7 @@ def _check(options: VerifyOptions, schedule: Schedule, nproc: int) -> None:
     check_short(schedule, max(nproc, then or 1), options.device_batch, options.synthetic, "verifies")
     if not options.synthetic:
         with signals.held():
-            from stagerun.runner.images import preflight
+            from stagerun.train.images import preflight
 
         preflight(schedule)
 

@@ -199,7 +199,7 @@ def _leave(code: int) -> NoReturn:
     end by themselves: those that torch.compile has started wait for more.
     """
     for thread in threading.enumerate():
-        if thread.name == "snapshot":  # of `runner.snapshotter`
+        if thread.name == "snapshot":  # of `train.snapshotter`
             thread.join()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # nobody reads any more
@@ -241,8 +241,8 @@ def join(
 
 def load_everywhere(folder: str, overrides: Sequence[str], comm: "Comm") -> Schedule:
     """The schedule as this rank reads it. Collective: where one rank's files have a mistake, no rank waits for it."""
-    from stagerun.runner.agreement import require_same_code
-    from stagerun.runner.together import everyone
+    from stagerun.train.agreement import require_same_code
+    from stagerun.train.together import everyone
 
     require_same_code(comm)
     loaded: list[Schedule] = []

@@ -28,10 +28,10 @@ from stagerun import recipe
 from stagerun.cli.main import main as command
 from stagerun.comm import SoloComm
 from stagerun.errors import StagerunError
-from stagerun.runner.bounds import most_bytes, require_buildable
-from stagerun.runner.keeper import Keeper
-from stagerun.runner.start import StageRun, restored
 from stagerun.spec import load
+from stagerun.train.bounds import most_bytes, require_buildable
+from stagerun.train.keeper import Keeper
+from stagerun.train.start import StageRun, restored
 
 NEVER = {
     "pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty",

@@ -15,7 +15,7 @@ from stagerun.preflight.compare import Finding, differences, stagerun_of, unlike
 from stagerun.preflight.facts import Facts, Trouble, from_json, host_facts, image_facts, settings_digest, with_settings
 from stagerun.preflight.machine import code_digest, version
 from stagerun.recipe import Schedule
-from stagerun.runner.together import SeveralFailed, ToldByAnother
+from stagerun.train.together import SeveralFailed, ToldByAnother
 from stagerun.world import World
 
 

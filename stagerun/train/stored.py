@@ -14,10 +14,10 @@ from stagerun.engine.state import restore
 from stagerun.errors import ResumeRefused, UsageError
 from stagerun.models import build
 from stagerun.recipe import Schedule, Stage
-from stagerun.runner.bounds import require_buildable, require_large_enough
-from stagerun.runner.progress import AVERAGE, MOST_RECIPE, RECIPE, WEIGHTS
 from stagerun.snapshots import SnapshotRef
 from stagerun.spec.stored import read_foreign
+from stagerun.train.bounds import require_buildable, require_large_enough
+from stagerun.train.progress import AVERAGE, MOST_RECIPE, RECIPE, WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from stagerun.engine.images import Batch, Normalise
 from stagerun.engine.views import Averaged, Views
 from stagerun.errors import DataError, UsageError
 from stagerun.recipe import Schedule, Solver
-from stagerun.runner.images import default_loader_threads
-from stagerun.runner.stored import Stored, load_network
+from stagerun.train.images import default_loader_threads
+from stagerun.train.stored import Stored, load_network
 
 DATA_HINT = "name the folder of an LMDB with --data"
 

@@ -12,7 +12,7 @@ from stagerun.comm import Comm
 from stagerun.data.bad_records import Bad, BadRecords, allowed, check, listed
 from stagerun.events import Note
 from stagerun.recipe import Data, OnBadRecord
-from stagerun.runner.together import everyone
+from stagerun.train.together import everyone
 
 
 class Replacing:

@@ -22,8 +22,8 @@ from stagerun.errors import DataError, UsageError
 from stagerun.events import Note
 from stagerun.pulse import beating
 from stagerun.recipe import Cache, PadMode, Solver
-from stagerun.runner.start import StageRun
 from stagerun.text import size as size_text
+from stagerun.train.start import StageRun
 
 AUTO_SHARE = 8  # AUTO takes at most one part of so many of what is free
 _AT_ONCE = 256  # images that are copied to the device together

@@ -20,11 +20,11 @@ from stagerun.models import build
 from stagerun.plan import PlannedStage, State
 from stagerun.recipe import Schedule
 from stagerun.report.bench_scaling import WARM_UP, Share, Turn
-from stagerun.runner.images import Images
-from stagerun.runner.resident import training_batches
-from stagerun.runner.stage import make_loop, requests
-from stagerun.runner.start import StageRun
 from stagerun.spans import Spans, overlap, seconds_of
+from stagerun.train.images import Images
+from stagerun.train.resident import training_batches
+from stagerun.train.stage import make_loop, requests
+from stagerun.train.start import StageRun
 
 
 def scaling(

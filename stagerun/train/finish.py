@@ -22,11 +22,11 @@ from stagerun.plan.images import augmentation
 from stagerun.plan.tested import tested_on
 from stagerun.pulse import Section, beating
 from stagerun.recipe import Solver, Transform
-from stagerun.runner.images import evaluated
-from stagerun.runner.results import write_result
-from stagerun.runner.start import StageRun
-from stagerun.runner.together import rank0
 from stagerun.schedule import make_knobs
+from stagerun.train.images import evaluated
+from stagerun.train.results import write_result
+from stagerun.train.start import StageRun
+from stagerun.train.together import rank0
 from stagerun.units import epochs
 
 

@@ -13,10 +13,10 @@ from stagerun.plan import Plan, State, changed_fields, make_plan, require_fresh
 from stagerun.plan.renamed import names_of, under
 from stagerun.plan.rollback import targets
 from stagerun.recipe import OnNan, Schedule, Stage
-from stagerun.runner.progress import AVERAGE, MOMENTUM, RECIPE, STATE, WEIGHTS, Progress, progress_of
-from stagerun.runner.restarts import require_progress, standing
 from stagerun.snapshots import SnapshotRef, how_far
 from stagerun.spec import canonical
+from stagerun.train.progress import AVERAGE, MOMENTUM, RECIPE, STATE, WEIGHTS, Progress, progress_of
+from stagerun.train.restarts import require_progress, standing
 
 __all__ = ["AVERAGE", "MOMENTUM", "RECIPE", "STATE", "WEIGHTS", "Keeper", "Progress", "progress_of"]
 

@@ -30,16 +30,16 @@ from stagerun.plan import State
 from stagerun.plan.render import carried_over
 from stagerun.pulse import Section, beating
 from stagerun.recipe import OnNan
-from stagerun.runner.divergence import compare
-from stagerun.runner.environment import environment_of, promise
-from stagerun.runner.finish import finish_stage, normalise_for, test
-from stagerun.runner.keeper import Progress, progress_of
-from stagerun.runner.resident import keep, training_batches
-from stagerun.runner.rollback import gone_back, keys_of
-from stagerun.runner.snapshotter import Snapshotter
-from stagerun.runner.start import StageRun, parent_id, restored
-from stagerun.runner.together import ToldByAnother, rank0
 from stagerun.schedule import make_knobs
+from stagerun.train.divergence import compare
+from stagerun.train.environment import environment_of, promise
+from stagerun.train.finish import finish_stage, normalise_for, test
+from stagerun.train.keeper import Progress, progress_of
+from stagerun.train.resident import keep, training_batches
+from stagerun.train.rollback import gone_back, keys_of
+from stagerun.train.snapshotter import Snapshotter
+from stagerun.train.start import StageRun, parent_id, restored
+from stagerun.train.together import ToldByAnother, rank0
 
 
 def train_stage(run: StageRun) -> Iterator[Event]:
@@ -201,7 +201,7 @@ def _recall(run: StageRun) -> None:
 def _handle(
     run: StageRun, state: TrainState, snapshotter: Snapshotter | None, event: Event
 ) -> Generator[Event, None, bool]:
-    """What the runner does about an event of the loop. True when the run stops here, with everything saved."""
+    """What is done about an event of the loop. True when the run stops here, with everything saved."""
     stopped, reason = isinstance(event, Stopped), event.reason if isinstance(event, Stopped) else ""
     iter = state.iter
     match event:

@@ -12,9 +12,9 @@ from stagerun.engine.state import restore
 from stagerun.errors import UsageError
 from stagerun.models.catalog import ARGUMENTS
 from stagerun.recipe import Model, PadMode, Transform
-from stagerun.runner.stored import Stored, load_network, saved_weights
 from stagerun.spec.networks import NETWORKS, TORCHVISION
 from stagerun.text import count
+from stagerun.train.stored import Stored, load_network, saved_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,11 +18,11 @@ from stagerun.events import Event, Note, NotFinite
 from stagerun.plan import State
 from stagerun.plan.rollback import place, targets
 from stagerun.pulse import Section
-from stagerun.runner.bounds import most_bytes
-from stagerun.runner.keeper import progress_of
-from stagerun.runner.start import LOSS_WINDOW, StageRun, parent_id
-from stagerun.runner.together import rank0
 from stagerun.snapshots import SnapshotRef
+from stagerun.train.bounds import most_bytes
+from stagerun.train.keeper import progress_of
+from stagerun.train.start import LOSS_WINDOW, StageRun, parent_id
+from stagerun.train.together import rank0
 
 
 def keys_of(run: StageRun, failed: NotFinite) -> tuple[str, ...]:

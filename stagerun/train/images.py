@@ -21,10 +21,10 @@ from stagerun.engine.resident import Resident
 from stagerun.errors import DataError, Problem, RecipeError, StagerunError
 from stagerun.events import Note
 from stagerun.recipe import Cache, Data, Schedule, Stage, Transform
-from stagerun.runner.copying import Copying
-from stagerun.runner.replacing import Replacing
-from stagerun.runner.together import everyone
 from stagerun.spec.model import classes_problem
+from stagerun.train.copying import Copying
+from stagerun.train.replacing import Replacing
+from stagerun.train.together import everyone
 from stagerun.world import World
 
 _CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ class Images:
         self._sharers = 1  # workers of this node
         self._memory: Decoded | None = None
         self._memory_made = False
-        # Filled by runner.resident.
+        # Filled by train.resident.
         self.resident: Resident | None = None
         self.resident_decided = False
 

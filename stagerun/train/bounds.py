@@ -13,8 +13,8 @@ from stagerun import recipe
 from stagerun.data.free_memory import available_memory
 from stagerun.errors import ResumeRefused
 from stagerun.models import build
-from stagerun.runner.progress import AVERAGE, MOMENTUM, MOST_RECIPE, MOST_STATE, RECIPE, STATE, WEIGHTS
 from stagerun.text import size
+from stagerun.train.progress import AVERAGE, MOMENTUM, MOST_RECIPE, MOST_STATE, RECIPE, STATE, WEIGHTS
 
 # Bytes of a number in a tensor: precision FP64, and less than any. What a solver remembers of a parameter: two tensors at most (Adam's).
 NARROWEST, WIDEST, SLOTS = 2, 8, 2

@@ -23,10 +23,10 @@ from stagerun.errors import DataError, PeerError, StagerunError
 from stagerun.events import Note
 from stagerun.pulse import Section
 from stagerun.recipe import Data, ScratchCopy, ScratchFrom
-from stagerun.runner.copying_text import Status, Told, as_notes, copies_differ, progress_text
-from stagerun.runner.handing_on import HandingOn
-from stagerun.runner.hosts import hosts_of
-from stagerun.runner.together import everyone
+from stagerun.train.copying_text import Status, Told, as_notes, copies_differ, progress_text
+from stagerun.train.handing_on import HandingOn
+from stagerun.train.hosts import hosts_of
+from stagerun.train.together import everyone
 
 _MEET_EVERY_S = 1.0
 _SETTLE_EVERY_S = 0.1  # until it is settled which way the images come

@@ -1,6 +1,6 @@
 """What the ranks settle while images are copied: which nodes hand on blocks to each other, and whether that is faster than the source.
 
-All of it goes with the table that the ranks add up anyway (`stagerun.runner.copying`). Rank 0 says what phase comes next, and since all
+All of it goes with the table that the ranks add up anyway (`stagerun.train.copying`). Rank 0 says what phase comes next, and since all
 see the same table, all enter it, and know the same members, at the same meeting.
 """
 

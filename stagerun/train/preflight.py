@@ -27,8 +27,8 @@ from stagerun.preflight.compare import unlike
 from stagerun.preflight.facts import Facts, from_json
 from stagerun.preflight.measured import HostTimes, Link, Measured, rounds
 from stagerun.recipe import Schedule, Stage
-from stagerun.runner.agreement import refuse
 from stagerun.schedule.image_size import at_largest
+from stagerun.train.agreement import refuse
 from stagerun.world import World
 
 # Steps that are timed: so many as take STEPS_S, after one (with `compile` two) that is not.

@@ -28,13 +28,13 @@ from stagerun.models import build
 from stagerun.plan.ensembles import made_from
 from stagerun.pulse import Section, beating
 from stagerun.recipe import Ensemble, EnsembleRule, Schedule, Solver, Stage, Transform
-from stagerun.runner.finish import finite
-from stagerun.runner.images import Images, evaluated
-from stagerun.runner.keeper import Keeper
-from stagerun.runner.results import write_ensemble
-from stagerun.runner.start import hand_out
-from stagerun.runner.together import rank0
 from stagerun.snapshots import SnapshotRef
+from stagerun.train.finish import finite
+from stagerun.train.images import Images, evaluated
+from stagerun.train.keeper import Keeper
+from stagerun.train.results import write_ensemble
+from stagerun.train.start import hand_out
+from stagerun.train.together import rank0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,9 @@ from stagerun.events import (
 from stagerun.plan.estimate import Cost, Figures, mean
 from stagerun.plan.rehearsal import cost_key, rehearsal, synthetic_images, with_sources
 from stagerun.recipe import Schedule
-from stagerun.runner.keeper import Keeper
-from stagerun.runner.together import everyone, rank0
-from stagerun.runner.walk import run
+from stagerun.train.keeper import Keeper
+from stagerun.train.together import everyone, rank0
+from stagerun.train.walk import run
 from stagerun.world import World
 
 # Where the number of iterations isn't given: at least this many, and as many as take this long for each stage. Short

@@ -22,11 +22,11 @@ from stagerun.plan.renamed import names_of
 from stagerun.plan.tested import other_set
 from stagerun.pulse import Section
 from stagerun.recipe import Ensemble, Schedule
-from stagerun.runner import results
-from stagerun.runner.agreement import require_same_schedule
-from stagerun.runner.bounds import most_bytes
-from stagerun.runner.ensembling import EnsembleRun, Trained, test_ensemble
-from stagerun.runner.environment import (
+from stagerun.train import results
+from stagerun.train.agreement import require_same_schedule
+from stagerun.train.bounds import most_bytes
+from stagerun.train.ensembling import EnsembleRun, Trained, test_ensemble
+from stagerun.train.environment import (
     environment_of,
     other_machines,
     promise,
@@ -34,16 +34,16 @@ from stagerun.runner.environment import (
     require_exact,
     require_same,
 )
-from stagerun.runner.finish import finish_stage
-from stagerun.runner.hosts import hosts_of, only_here
-from stagerun.runner.images import Images
-from stagerun.runner.keeper import WEIGHTS, Keeper
-from stagerun.runner.profiling import Profile
-from stagerun.runner.rollback import aside
-from stagerun.runner.stage import train_stage
-from stagerun.runner.start import StageRun, restored
-from stagerun.runner.stopping import Grace, Stopping
-from stagerun.runner.together import everyone, rank0
+from stagerun.train.finish import finish_stage
+from stagerun.train.hosts import hosts_of, only_here
+from stagerun.train.images import Images
+from stagerun.train.keeper import WEIGHTS, Keeper
+from stagerun.train.profiling import Profile
+from stagerun.train.rollback import aside
+from stagerun.train.stage import train_stage
+from stagerun.train.start import StageRun, restored
+from stagerun.train.stopping import Grace, Stopping
+from stagerun.train.together import everyone, rank0
 from stagerun.world import World
 
 

@@ -11,8 +11,8 @@ from stagerun.engine.state import Capture, TrainState
 from stagerun.errors import Diverged, StagerunError, StorageError
 from stagerun.events import Note, SnapshotFailed, SnapshotWritten
 from stagerun.recipe import Stage
-from stagerun.runner.keeper import AVERAGE, MOMENTUM, WEIGHTS, Keeper, Progress
 from stagerun.snapshots import SnapshotRef
+from stagerun.train.keeper import AVERAGE, MOMENTUM, WEIGHTS, Keeper, Progress
 
 # Snapshots that may fail one after the other before training stops: more would train what no one can keep.
 FAILURES_IN_A_ROW = 3

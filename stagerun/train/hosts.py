@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stagerun import store
 from stagerun.comm import Comm
-from stagerun.runner.together import rank0
+from stagerun.train.together import rank0
 
 
 def hosts_of(comm: Comm) -> list[str]:

@@ -15,12 +15,12 @@ from stagerun.errors import Problem, RecipeError, ResumeRefused, Span
 from stagerun.models import build
 from stagerun.plan import PlannedStage, State
 from stagerun.recipe import Schedule, Stage
-from stagerun.runner.images import Images
-from stagerun.runner.keeper import AVERAGE, MOMENTUM, WEIGHTS, Keeper, progress_of
-from stagerun.runner.profiling import Profile
-from stagerun.runner.stopping import Stopping
-from stagerun.runner.together import everyone, rank0
 from stagerun.schedule.plateau import FRESH, PlateauState
+from stagerun.train.images import Images
+from stagerun.train.keeper import AVERAGE, MOMENTUM, WEIGHTS, Keeper, progress_of
+from stagerun.train.profiling import Profile
+from stagerun.train.stopping import Stopping
+from stagerun.train.together import everyone, rank0
 
 # Iterations over which the loss in the table of results is averaged, at most.
 LOSS_WINDOW = 100
