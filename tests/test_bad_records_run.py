@@ -19,8 +19,8 @@ from stagerun.data.write import write_lmdb
 from stagerun.errors import DataError
 from stagerun.recipe import Data, OnBadRecord, Source
 from stagerun.spec import load
+from stagerun.train.images import Replacing
 from stagerun.train.keeper import STATE, Keeper, progress_of
-from stagerun.train.replacing import Replacing
 from stagerun.train.walk import run
 from stagerun.world import World
 

@@ -21,7 +21,7 @@ from stagerun.recipe import Schedule
 from stagerun.spec import canonical, load, read
 from stagerun.spec.stored import read_recipe
 from stagerun.store.layout import MANIFEST, snapshots_folder
-from stagerun.train.figures import write_figures
+from stagerun.train.results import write_figures
 
 SCHEDULE = """
 name: "tree"

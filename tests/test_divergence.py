@@ -21,7 +21,7 @@ from stagerun.errors import Diverged, ExitCode, PeerError, StagerunError
 from stagerun.events import Event, Iterated, Note, NotFinite, RunFinished
 from stagerun.recipe import Precision
 from stagerun.train import stage, walk
-from stagerun.train.divergence import different
+from stagerun.train.agreement import different
 
 SOLVER_TEXT = "snapshot: 3 ema_decay: 0.9"
 

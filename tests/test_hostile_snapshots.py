@@ -29,9 +29,9 @@ from stagerun.errors import ResumeRefused
 from stagerun.snapshots import SnapshotRef
 from stagerun.spec.networks import NETWORKS
 from stagerun.store.manifest import MAX_BYTES, MAX_INTEGER
-from stagerun.train.bounds import elements, most_bytes, require_buildable
 from stagerun.train.keeper import Keeper
 from stagerun.train.progress import STATE, WEIGHTS, Progress, progress_of
+from stagerun.train.stored import elements, most_bytes, require_buildable
 
 DISK = store.LocalDisk()
 MODEL = 'name: "resnet_small" num_classes: 10 channels: 1'

@@ -29,7 +29,7 @@ from stagerun.spec import load
 from stagerun.store import lease, lives, write
 from stagerun.store.lives import Life, Process
 from stagerun.train.keeper import Keeper, Progress
-from stagerun.train.restarts import LIMIT, standing
+from stagerun.train.results import LIMIT, standing
 from stagerun.train.walk import run
 from stagerun.world import World
 

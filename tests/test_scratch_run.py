@@ -24,11 +24,10 @@ from stagerun.events import Event, Iterated, Note, RunFinished, Stopped
 from stagerun.pulse import Pulse
 from stagerun.recipe import Data
 from stagerun.spec import load
-from stagerun.train.copying import Copying
-from stagerun.train.copying_text import Status, Told, as_notes, progress_text
+from stagerun.train.agreement import ToldByAnother
+from stagerun.train.copying import Copying, Status, Told, as_notes, progress_text
 from stagerun.train.images import preflight
 from stagerun.train.keeper import Keeper
-from stagerun.train.together import ToldByAnother
 from stagerun.train.walk import run
 from stagerun.world import World
 

@@ -10,7 +10,7 @@ from test_store_lease import NODE7, NODE8, taken
 from stagerun import store
 from stagerun.cli import status
 from stagerun.store.lease import Lease
-from stagerun.train.hosts import only_here
+from stagerun.train.agreement import only_here
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from stagerun.pulse import Section
 from stagerun.recipe import Determinism
 from stagerun.spec import load
 from stagerun.train.keeper import Keeper
-from stagerun.train.stopping import Grace, Stopping
+from stagerun.train.start import Grace, Stopping
 from stagerun.train.walk import run
 from stagerun.world import World
 

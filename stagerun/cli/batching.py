@@ -41,7 +41,7 @@ from stagerun.store.disk import make_folder
 from stagerun.store.faults import reporting
 from stagerun.text import columns, count, duration
 from stagerun.train import results
-from stagerun.train.restarts import require_progress, standing
+from stagerun.train.results import require_progress, standing
 
 _SIGNAL_BEFORE_S = 300
 _MOST_SIGNAL_S = 65535  # of sbatch

@@ -96,10 +96,10 @@ def _require_picture(file: str) -> None:
 def _scaling(options: ScalingOptions, world: World, stop: StopRequest) -> int:
     import torch
 
+    from stagerun.train.agreement import rank0
     from stagerun.train.images import Images
     from stagerun.train.rehearse import made_up_images
     from stagerun.train.scaling import require_workers, scaling
-    from stagerun.train.together import rank0
 
     device, comm = join(world, options.threads, stop)
     require_workers(comm, options.workers)

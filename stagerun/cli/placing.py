@@ -51,7 +51,7 @@ def place(
     import torch
 
     from stagerun.comm import gather_json
-    from stagerun.train.together import everyone
+    from stagerun.train.agreement import everyone
 
     if wish.bind == NONE or (wish.bind == AUTO and comm.size == 1):
         return None

@@ -8,7 +8,7 @@ from stagerun.plan import Plan
 from stagerun.plan.prediction import Job
 from stagerun.plan.reduction import Link
 from stagerun.recipe import Determinism, Schedule
-from stagerun.train.figures import read_figures
+from stagerun.train.results import read_figures
 
 
 def job_of(

@@ -123,8 +123,8 @@ def _preflight(options: PreflightOptions, world: World, stop: StopRequest) -> in
 
 
 def _measured(options: PreflightOptions, world: World, stop: StopRequest, watch: Monitored | None) -> int:
+    from stagerun.train.agreement import rank0
     from stagerun.train.preflight import measure, meet
-    from stagerun.train.together import rank0
 
     device, comm = join(world, options.threads, stop, watch, patient=True)
     hosts, facts = meet(

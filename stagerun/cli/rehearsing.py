@@ -29,7 +29,7 @@ from stagerun.recipe import Schedule
 from stagerun.snapshots import Inventory
 from stagerun.spec import load
 from stagerun.text import count, duration
-from stagerun.train.figures import write_figures
+from stagerun.train.results import write_figures
 from stagerun.world import World
 
 if TYPE_CHECKING:
@@ -117,8 +117,8 @@ def check_short(schedule: Schedule, workers: int, device_batch: int | None, synt
 
 
 def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
+    from stagerun.train.agreement import everyone, rank0
     from stagerun.train.rehearse import Rehearsal, rehearse
-    from stagerun.train.together import everyone, rank0
 
     device, comm = join(world, options.threads, stop)
     schedule = load_everywhere(options.folder, options.overrides, comm)

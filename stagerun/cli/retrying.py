@@ -33,7 +33,7 @@ from stagerun.spec import load
 from stagerun.store.lives import Seen
 from stagerun.text import duration
 from stagerun.train import results
-from stagerun.train.restarts import LIMIT, require_progress, standing
+from stagerun.train.results import LIMIT, require_progress, standing
 
 # Codes that another start would not mend.
 _FINAL = {

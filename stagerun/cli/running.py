@@ -33,7 +33,7 @@ from stagerun.report.whole_file import require_writable
 from stagerun.snapshots import Inventory
 from stagerun.spec import load
 from stagerun.train import results
-from stagerun.train.restarts import require_progress, standing
+from stagerun.train.results import require_progress, standing
 from stagerun.watch.worker import Monitored, monitored
 from stagerun.world import World
 
@@ -245,10 +245,10 @@ def _train(options: RunOptions, world: World, stop: StopRequest, cut: Cut | None
 def _train_monitored(
     options: RunOptions, world: World, stop: StopRequest, cut: Cut | None, watch: Monitored | None
 ) -> int:
+    from stagerun.train.agreement import rank0
     from stagerun.train.keeper import Keeper
     from stagerun.train.profiling import Profile
-    from stagerun.train.stopping import Grace
-    from stagerun.train.together import rank0
+    from stagerun.train.start import Grace
     from stagerun.train.walk import run
 
     device, comm = join(world, options.threads, stop, watch, patient=True)

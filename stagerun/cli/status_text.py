@@ -12,7 +12,7 @@ from stagerun.pace import strip
 from stagerun.report.table import ensembles_table
 from stagerun.snapshots import passed_over
 from stagerun.text import columns, count, duration, size
-from stagerun.train.restarts import LIMIT
+from stagerun.train.results import LIMIT
 
 MOST_WARNINGS = 10
 MOST_HOSTS = 8

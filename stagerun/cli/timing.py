@@ -22,8 +22,7 @@ from stagerun.plan.measured import Measured, hours_of_run, measured
 from stagerun.plan.prediction import Job, hours_of, predict, prediction_record, render_prediction
 from stagerun.recipe import Schedule
 from stagerun.text import count, size
-from stagerun.train.figures import read_figures
-from stagerun.train.results import planned_ensembles, results
+from stagerun.train.results import planned_ensembles, read_figures, results
 
 
 @dataclass(frozen=True, slots=True)

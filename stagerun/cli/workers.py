@@ -241,8 +241,7 @@ def join(
 
 def load_everywhere(folder: str, overrides: Sequence[str], comm: "Comm") -> Schedule:
     """The schedule as this rank reads it. Collective: where one rank's files have a mistake, no rank waits for it."""
-    from stagerun.train.agreement import require_same_code
-    from stagerun.train.together import everyone
+    from stagerun.train.agreement import everyone, require_same_code
 
     require_same_code(comm)
     loaded: list[Schedule] = []

@@ -29,12 +29,12 @@ from stagerun.plan.ensembles import made_from
 from stagerun.pulse import Section, beating
 from stagerun.recipe import Ensemble, EnsembleRule, Schedule, Solver, Stage, Transform
 from stagerun.snapshots import SnapshotRef
+from stagerun.train.agreement import rank0
 from stagerun.train.finish import finite
 from stagerun.train.images import Images, evaluated
 from stagerun.train.keeper import Keeper
 from stagerun.train.results import write_ensemble
 from stagerun.train.start import hand_out
-from stagerun.train.together import rank0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,11 @@
 """What the bits of a stage depend on besides its definition, and what is promised where it goes on."""
 
-import json
 from collections.abc import Iterable, Iterator
 
 import torch
 
 import stagerun
-from stagerun.comm import Comm, layout_of
+from stagerun.comm import Comm, gather_json, layout_of
 from stagerun.data.transform import pixels_made_by
 from stagerun.engine.augment import colours_made_by
 from stagerun.engine.device import RECORDED_SINCE, differences, environment, flags_apart
@@ -21,7 +20,7 @@ from stagerun.text import count
 def other_machines(comm: Comm, device: torch.device) -> str:
     """What other ranks compute with, where that is not what rank 0 does; '' where all are alike. Collective."""
     mine = _machine(device, comm.size, "")
-    found = [json.loads(data) for data in comm.gather_bytes(json.dumps(mine).encode())]
+    found = gather_json(comm, mine)
     ranks: dict[str, list[str]] = {}
     for rank, other in enumerate(found):
         names = sorted(name for name in other.keys() | found[0].keys() if other.get(name) != found[0].get(name))

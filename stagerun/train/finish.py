@@ -23,10 +23,10 @@ from stagerun.plan.tested import tested_on
 from stagerun.pulse import Section, beating
 from stagerun.recipe import Solver, Transform
 from stagerun.schedule import make_knobs
+from stagerun.train.agreement import rank0
 from stagerun.train.images import evaluated
 from stagerun.train.results import write_result
 from stagerun.train.start import StageRun
-from stagerun.train.together import rank0
 from stagerun.units import epochs
 
 

@@ -4,7 +4,6 @@ All of it goes with the table that the ranks add up anyway (`stagerun.train.copy
 see the same table, all enter it, and know the same members, at the same meeting.
 """
 
-import json
 import os
 import secrets
 import time
@@ -13,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import or_
 
-from stagerun.comm import Comm
+from stagerun.comm import Comm, gather_json
 from stagerun.data.scratch import Original
 from stagerun.data.scratch.layout import blocks_in
 from stagerun.data.scratch.serving import Place, Server, own_place
@@ -71,7 +70,7 @@ class HandingOn:
                 mine = {"family": family, "address": address, "port": server.port, "names": self._names}
             except OSError:  # it has no address that others know: it reads from the source
                 pass
-        told = [json.loads(data) for data in comm.gather_bytes(json.dumps(mine).encode())]
+        told = gather_json(comm, mine)
         # A copy's name has the path and time of its LMDB in it: who has these otherwise, as a file server that trains as well, could be
         # asked for nothing.
         names = Counter(tuple(place["names"]) for place in told if place)
@@ -137,7 +136,7 @@ class HandingOn:
     def judge(self, comm: Comm) -> bool:
         """Whether the copy that some node had is damaged, as others have found; there it is suspect now. Collective."""
         found = [self._members[m] for m in sorted(self.exchange.damaged)] if self.exchange is not None else []
-        damaged = {rank for told in comm.gather_bytes(json.dumps(found).encode()) for rank in json.loads(told)}
+        damaged = {rank for ranks in gather_json(comm, found) for rank in ranks}
         if self.exchange is not None and self.rank in damaged:
             self.exchange.suspect()
         return bool(damaged)

@@ -1,14 +1,15 @@
-"""The images of a schedule as this rank reads them."""
+"""The images of a schedule as this rank reads them, and the bad training records that are replaced (`on_bad_record`)."""
 
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from copy import copy
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import torch
 
-from stagerun.comm import Comm
+from stagerun.comm import Comm, gather_json
+from stagerun.data.bad_records import Bad, BadRecords, allowed, check, listed
 from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.loader import Loader, together
 from stagerun.data.loaders import evaluation_loader, training_loader
@@ -20,12 +21,80 @@ from stagerun.engine.augment import make_augment
 from stagerun.engine.resident import Resident
 from stagerun.errors import DataError, Problem, RecipeError, StagerunError
 from stagerun.events import Note
-from stagerun.recipe import Cache, Data, Schedule, Stage, Transform
+from stagerun.recipe import Cache, Data, OnBadRecord, Schedule, Stage, Transform
 from stagerun.spec.model import classes_problem
+from stagerun.train.agreement import everyone
 from stagerun.train.copying import Copying
-from stagerun.train.replacing import Replacing
-from stagerun.train.together import everyone
 from stagerun.world import World
+
+
+class Replacing:
+    """Bad records on one rank, for one life of a run. Where a bad record stops the run, `met` is None, and there is nothing to report.
+
+    Each rank meets its own, and all are counted together: the ranks tell each other at every snapshot, where they stop, and before a
+    stage's end is saved. A snapshot knows all that was met up to it, so that the count goes on where the next process does.
+    """
+
+    def __init__(self, data: Data) -> None:
+        self._most = allowed(data.train.images)
+        self.met = BadRecords(data.train.images) if data.on_bad_record is OnBadRecord.REPLACE else None
+
+    def too_many(self) -> bool:
+        """Whether this rank alone knows of more than there may be: all must stop, and `news_of_all` then raises."""
+        return self.met is not None and self.met.too_many()
+
+    def recall(self, comm: Comm, told: Iterable[Iterable[int | str]], is_bad: Callable[[int], bool]) -> None:
+        """Counts those that a snapshot knows of and that still are bad: an LMDB can be mended. Collective.
+
+        `told` is rank 0's, as `known` gave it. DataError when they are too many.
+        """
+        met = self.met
+        if met is None:
+            return
+
+        def count() -> None:
+            found = [Bad(int(index), int(position), str(text)) for index, position, text in told]
+            met.learn([bad for bad in found if is_bad(bad.index)])
+            check(met.all(), self._most)
+
+        everyone(comm, count)
+
+    def known(self) -> list[list[int | str]]:
+        """[index, position, text] of each bad record, for a snapshot."""
+        return [list(astuple(bad)) for bad in self.met.all()] if self.met is not None else []
+
+    def news(self) -> Iterator[Note]:
+        """A warning for each bad record that this rank has met and replaced since the last call.
+
+        When they are too many the error that follows names them, and no one reads thousands.
+        """
+        if self.met is not None and not self.met.too_many():
+            yield from map(_note, self.met.fresh())
+
+    def news_of_all(self, comm: Comm) -> Iterator[Note]:
+        """The same of all ranks, which from then on know of the same ones. Collective. DataError when they are too many, though
+        no rank alone has met as many."""
+        if self.met is None:
+            return
+        rows = gather_json(comm, self.known())
+        all_met: dict[int, Bad] = {}
+        for index, position, text in (row for rank in rows for row in rank):
+            all_met.setdefault(index, Bad(index, position, text))
+        new = self.met.learn(all_met.values())
+        # Not what this rank knows by now: its threads read ahead, and all are to say the same.
+        everyone(comm, lambda: check(list(all_met.values()), self._most))
+        yield from map(_note, [*self.met.fresh(), *new])
+
+    def summary(self) -> Note | None:
+        """All of them, up to now."""
+        if self.met is None or not (known := self.met.all()):
+            return None
+        return Note(text=f"bad training records replaced so far: {len(known)}\n  {listed(known)}", warning=True)
+
+
+def _note(bad: Bad) -> Note:
+    return Note(text=f"another record is taken in the place of a bad one: {bad.text}", warning=True)
+
 
 _CPU = torch.device("cpu")
 _MOST_THREADS = 8

@@ -16,7 +16,7 @@ from stagerun.recipe import OnNan, Schedule, Stage
 from stagerun.snapshots import SnapshotRef, how_far
 from stagerun.spec import canonical
 from stagerun.train.progress import AVERAGE, MOMENTUM, RECIPE, STATE, WEIGHTS, Progress, progress_of
-from stagerun.train.restarts import require_progress, standing
+from stagerun.train.results import require_progress, standing
 
 __all__ = ["AVERAGE", "MOMENTUM", "RECIPE", "STATE", "WEIGHTS", "Keeper", "Progress", "progress_of"]
 

@@ -1,6 +1,5 @@
 """What a job would cost per step on these hosts, and which of them is slow: measured with the schedule's own model, on made-up images."""
 
-import json
 import math
 import os
 import socket
@@ -12,7 +11,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from stagerun.comm import Comm, make_reducer, pairs
+from stagerun.comm import Comm, gather_json, make_reducer, pairs
 from stagerun.comm.reduce import CHUNK_BYTES, Reducer, SoloReducer
 from stagerun.data.batch import Batch
 from stagerun.engine.device import dtype_of, synchronize
@@ -57,7 +56,7 @@ def meet(comm: Comm, world: World, look: Callable[[], Facts]) -> tuple[Hosts, di
     mine = {"host": os.environ.get("STAGERUN_HOST") or socket.gethostname(), "local": world.local_rank}
     if world.local_rank == 0:
         mine["facts"] = look().as_json()
-    told = [json.loads(data) for data in comm.gather_bytes(json.dumps(mine).encode())]
+    told = gather_json(comm, mine)
     names = named([(one["host"], one["local"]) for one in told])
     leaders = tuple(rank for rank, one in enumerate(told) if one["local"] == 0)
     facts = {names[rank]: told[rank]["facts"] for rank in leaders}
@@ -94,7 +93,7 @@ def measure(
         return None
     alone = _Steps(schedule, stage, state, device, 1, 0)
     timed = alone.run(SoloReducer(parameters), comm, None)
-    told = [json.loads(data) for data in comm.gather_bytes(json.dumps(timed).encode())]
+    told = gather_json(comm, timed)
     if _asked(comm, stop):
         return None
     together = None
@@ -103,7 +102,7 @@ def measure(
         reducer = make_reducer(schedule.determinism, parameters, comm, comm.size)
         number = max(LEAST_STEPS, min(MOST_STEPS, round(STEPS_S / max(sum(t) + seconds for t in told))))
         mine = sum(steps.run(reducer, comm, number))
-        together = max(json.loads(data) for data in comm.gather_bytes(json.dumps(mine).encode()))
+        together = max(gather_json(comm, mine))
     solver = stage.solver
     return Measured(
         stage=stage.name,
@@ -161,7 +160,7 @@ def _links(comm: Comm, hosts: Hosts, stop: Callable[[], bool]) -> tuple[Link, ..
                 mine.append([other, rate, trip])
         if _asked(comm, stop):
             return None
-    told = [json.loads(data) for data in comm.gather_bytes(json.dumps(mine).encode())]
+    told = gather_json(comm, mine)
     trips = {frozenset((rank, other)): trip for rank, rows in enumerate(told) for other, _, trip in rows if trip}
     return tuple(
         Link(sender=hosts.of(rank), receiver=hosts.of(other), rate=rate, round_trip=trips[frozenset((rank, other))])

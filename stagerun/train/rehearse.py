@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from stagerun.comm import Comm
+from stagerun.comm import Comm, gather_json
 from stagerun.data.synthetic import write_synthetic
 from stagerun.events import (
     EnsembleTested,
@@ -31,8 +31,8 @@ from stagerun.events import (
 from stagerun.plan.estimate import Cost, Figures, mean
 from stagerun.plan.rehearsal import cost_key, rehearsal, synthetic_images, with_sources
 from stagerun.recipe import Schedule
+from stagerun.train.agreement import everyone, rank0
 from stagerun.train.keeper import Keeper
-from stagerun.train.together import everyone, rank0
 from stagerun.train.walk import run
 from stagerun.world import World
 
@@ -233,7 +233,7 @@ def _memory(comm: Comm, device: torch.device) -> tuple[int, int]:
     """Bytes of main and of GPU memory that the largest worker had at its peak. Collective."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # kilobytes on Linux
     gpu = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
-    told = [json.loads(data) for data in comm.gather_bytes(json.dumps([peak, gpu]).encode())]
+    told = gather_json(comm, [peak, gpu])
     return max(t[0] for t in told), max(t[1] for t in told)
 
 

@@ -19,10 +19,10 @@ from stagerun.plan import State
 from stagerun.plan.rollback import place, targets
 from stagerun.pulse import Section
 from stagerun.snapshots import SnapshotRef
-from stagerun.train.bounds import most_bytes
+from stagerun.train.agreement import rank0
 from stagerun.train.keeper import progress_of
 from stagerun.train.start import LOSS_WINDOW, StageRun, parent_id
-from stagerun.train.together import rank0
+from stagerun.train.stored import most_bytes
 
 
 def keys_of(run: StageRun, failed: NotFinite) -> tuple[str, ...]:

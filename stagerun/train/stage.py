@@ -31,7 +31,7 @@ from stagerun.plan.render import carried_over
 from stagerun.pulse import Section, beating
 from stagerun.recipe import OnNan
 from stagerun.schedule import make_knobs
-from stagerun.train.divergence import compare
+from stagerun.train.agreement import ToldByAnother, compare, rank0
 from stagerun.train.environment import environment_of, promise
 from stagerun.train.finish import finish_stage, normalise_for, test
 from stagerun.train.keeper import Progress, progress_of
@@ -39,7 +39,6 @@ from stagerun.train.resident import keep, training_batches
 from stagerun.train.rollback import gone_back, keys_of
 from stagerun.train.snapshotter import Snapshotter
 from stagerun.train.start import StageRun, parent_id, restored
-from stagerun.train.together import ToldByAnother, rank0
 
 
 def train_stage(run: StageRun) -> Iterator[Event]:

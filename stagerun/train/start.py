@@ -12,15 +12,65 @@ from stagerun.engine.codec import decode
 from stagerun.engine.parameters import idle_rules
 from stagerun.engine.state import TrainState, average, make_state, momentum, restore, slots, weights
 from stagerun.errors import Problem, RecipeError, ResumeRefused, Span
+from stagerun.events import Note
 from stagerun.models import build
 from stagerun.plan import PlannedStage, State
 from stagerun.recipe import Schedule, Stage
 from stagerun.schedule.plateau import FRESH, PlateauState
+from stagerun.text import duration
+from stagerun.train.agreement import everyone, rank0
 from stagerun.train.images import Images
 from stagerun.train.keeper import AVERAGE, MOMENTUM, WEIGHTS, Keeper, progress_of
 from stagerun.train.profiling import Profile
-from stagerun.train.stopping import Stopping
-from stagerun.train.together import everyone, rank0
+
+# A stop may have to wait for the snapshot under way before it writes its own.
+_SNAPSHOTS = 2
+# Bytes per second, and seconds for the files and folders themselves, that a slow disk is taken to have before it has shown its own.
+_RATE, _FILES_S = 50e6, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Grace:
+    """`seconds` from a request to stop to the end of the process, and what is `left` of them now; None: no one has asked."""
+
+    seconds: float
+    left: Callable[[], float | None]
+
+
+class Stopping:
+    """`snapshot_s`: the longest that a snapshot has taken, 0 before the first; rank 0 alone knows, and asks for a stop in time for all."""
+
+    def __init__(self, grace: Grace | None = None) -> None:
+        self.grace = grace
+        self.snapshot_s = self._expected_s = 0.0
+        self._warned = False
+
+    @property
+    def asked(self) -> bool:
+        return self.grace is not None and self.grace.left() is not None
+
+    def expect(self, size: int) -> None:
+        """Snapshots will have so many bytes."""
+        self._expected_s = _FILES_S + size / _RATE
+
+    def left(self) -> float | None:
+        """Seconds that an iteration may still take, with snapshots to be written after it."""
+        left = self.grace.left() if self.grace is not None else None
+        return None if left is None else left - _SNAPSHOTS * (self.snapshot_s or self._expected_s)
+
+    def warning(self, batch_s: float) -> Note | None:
+        """Once, when it turns out that the time may not do. `batch_s`: what a device batch takes."""
+        needed = batch_s + _SNAPSHOTS * self.snapshot_s
+        if self._warned or self.grace is None or not self.snapshot_s or needed <= self.grace.seconds:
+            return None
+        self._warned = True
+        return Note(
+            text=f"a stop may take {duration(needed)}: {batch_s:.1f} s for a device batch, {self.snapshot_s:.1f} s for a snapshot, "
+            f"which may have to wait for another; the grace period is {duration(self.grace.seconds)}: what was trained since the "
+            "last snapshot may be lost (--grace says how long the scheduler waits)",
+            warning=True,
+        )
+
 
 # Iterations over which the loss in the table of results is averaged, at most.
 LOSS_WINDOW = 100

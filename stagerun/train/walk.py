@@ -23,8 +23,7 @@ from stagerun.plan.tested import other_set
 from stagerun.pulse import Section
 from stagerun.recipe import Ensemble, Schedule
 from stagerun.train import results
-from stagerun.train.agreement import require_same_schedule
-from stagerun.train.bounds import most_bytes
+from stagerun.train.agreement import everyone, hosts_of, only_here, rank0, require_same_schedule
 from stagerun.train.ensembling import EnsembleRun, Trained, test_ensemble
 from stagerun.train.environment import (
     environment_of,
@@ -35,15 +34,13 @@ from stagerun.train.environment import (
     require_same,
 )
 from stagerun.train.finish import finish_stage
-from stagerun.train.hosts import hosts_of, only_here
 from stagerun.train.images import Images
 from stagerun.train.keeper import WEIGHTS, Keeper
 from stagerun.train.profiling import Profile
 from stagerun.train.rollback import aside
 from stagerun.train.stage import train_stage
-from stagerun.train.start import StageRun, restored
-from stagerun.train.stopping import Grace, Stopping
-from stagerun.train.together import everyone, rank0
+from stagerun.train.start import Grace, StageRun, Stopping, restored
+from stagerun.train.stored import most_bytes
 from stagerun.world import World
 
 

@@ -20,8 +20,8 @@ from reliability.trial import Scenario, Trial
 from stagerun import store
 from stagerun.snapshots import SnapshotRef
 from stagerun.spec import load
-from stagerun.train.bounds import most_bytes
 from stagerun.train.keeper import Keeper
+from stagerun.train.stored import most_bytes
 
 PAGE = 4096
 PER_TRIAL = 100

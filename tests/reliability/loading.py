@@ -29,9 +29,9 @@ from stagerun.cli.main import main as command
 from stagerun.comm import SoloComm
 from stagerun.errors import StagerunError
 from stagerun.spec import load
-from stagerun.train.bounds import most_bytes, require_buildable
 from stagerun.train.keeper import Keeper
 from stagerun.train.start import StageRun, restored
+from stagerun.train.stored import most_bytes, require_buildable
 
 NEVER = {
     "pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty",
