@@ -109,7 +109,7 @@ def corrupted(
 
     def events(run: stage.StageRun, loop: object, state: TrainState, *rest: object) -> Iterator[Event]:
         for event in inner(run, loop, state, *rest):  # type: ignore[arg-type]
-            if isinstance(event, Iterated) and event.iter == iter and run.comm.rank in ranks:
+            if isinstance(event, Iterated) and event.iter == iter and run.worker.comm.rank in ranks:
                 harm(state)
             yield event
 

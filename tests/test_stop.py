@@ -27,13 +27,13 @@ from stagerun.events import Event, Iterated, RunFinished, Stopped
 from stagerun.launch import StopRequest, folder, run_workers
 from stagerun.launch.folder import Report
 from stagerun.launch.local import verdict
-from stagerun.launch.relay import Relay, least_before
+from stagerun.launch.stopping import Relay, least_before
 from stagerun.pulse import Section
 from stagerun.recipe import Determinism
 from stagerun.spec import load
 from stagerun.train.keeper import Keeper
-from stagerun.train.start import Grace, Stopping
 from stagerun.train.walk import run
+from stagerun.train.worker import Grace, Stopping
 from stagerun.world import World
 
 NEVER = lambda done: False  # noqa: E731

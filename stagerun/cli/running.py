@@ -248,8 +248,8 @@ def _train_monitored(
     from stagerun.train.agreement import rank0
     from stagerun.train.keeper import Keeper
     from stagerun.train.profiling import Profile
-    from stagerun.train.start import Grace
     from stagerun.train.walk import run
+    from stagerun.train.worker import Grace
 
     device, comm = join(world, options.threads, stop, watch, patient=True)
     schedule = load_everywhere(options.folder, options.overrides, comm)

@@ -25,7 +25,7 @@ from stagerun import signals
 from stagerun.child import program
 from stagerun.errors import ExitCode
 from stagerun.launch.folder import LAUNCHER_PID, REPORT_DIR, Report, lives, nothing_begun, reports, send, unwritable
-from stagerun.launch.relay import GRACE_S, Relay, least_before
+from stagerun.launch.stopping import GRACE_S, Relay, least_before
 from stagerun.text import duration
 
 FOLDER_PREFIX = "stagerun-launch-"

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stagerun import order
-from stagerun.comm import Comm, runs_of
+from stagerun.comm import runs_of
 from stagerun.engine.codec import decode
 from stagerun.engine.device import dtype_of
 from stagerun.engine.ensemble import Member, WeightMean, take_statistics, together
@@ -27,14 +27,14 @@ from stagerun.logged import ensemble_of
 from stagerun.models import build
 from stagerun.plan.ensembles import made_from
 from stagerun.pulse import Section, beating
-from stagerun.recipe import Ensemble, EnsembleRule, Schedule, Solver, Stage, Transform
+from stagerun.recipe import Ensemble, EnsembleRule, Solver, Stage, Transform
 from stagerun.snapshots import SnapshotRef
 from stagerun.train.agreement import rank0
 from stagerun.train.finish import finite
-from stagerun.train.images import Images, evaluated
-from stagerun.train.keeper import Keeper
+from stagerun.train.images import evaluated
 from stagerun.train.results import write_ensemble
 from stagerun.train.start import hand_out
+from stagerun.train.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +48,15 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleRun:
-    """What the functions below share. `keeper` and `trained`, in the order of the members, are rank 0's."""
+    """An ensemble that comes next, on one worker. `trained`, in the order of the members, is rank 0's."""
 
-    schedule: Schedule
+    worker: Worker
     ensemble: Ensemble
-    comm: Comm
-    device: torch.device
-    images: Images
-    stop: Callable[[], bool]
-    keeper: Keeper | None
-    trained: Sequence[Trained]
-    final_test_iter: int | None = None  # batches of the evaluation; None: every image
+    trained: Sequence[Trained] = ()
 
     @property
     def stages(self) -> list[Stage]:
-        return [self.schedule.stage(name) for name in self.ensemble.members]
+        return [self.worker.schedule.stage(name) for name in self.ensemble.members]
 
 
 def test_ensemble(run: EnsembleRun) -> Iterator[Event]:
@@ -99,8 +93,8 @@ def _member(run: EnsembleRun, number: int) -> Member:
         with _of_this_network(trained):
             restore(dict(model.state_dict()), decode(trained.weights))
 
-    rank0(run.comm, fill)
-    hand_out(run.comm, model.state_dict().values())
+    rank0(run.worker.comm, fill)
+    hand_out(run.worker.comm, model.state_dict().values())
     return Member(model, _normalise(run, solver, solver.test_transform), solver.precision)
 
 
@@ -119,8 +113,8 @@ def _weight_average(run: EnsembleRun) -> Generator[Event, None, Member | None]:
         with _of_this_network(run.trained[0]):
             restore(dict(model.state_dict()), mean.mean())
 
-    rank0(run.comm, fill)
-    hand_out(run.comm, model.state_dict().values())
+    rank0(run.worker.comm, fill)
+    hand_out(run.worker.comm, model.state_dict().values())
     if statistics.layers:
         images = run.ensemble.batch_norm_iter * solver.batch_size
         yield Note(
@@ -128,7 +122,7 @@ def _weight_average(run: EnsembleRun) -> Generator[Event, None, Member | None]:
         )
         if not _take_statistics(run, model, statistics):
             return None
-    yield from run.images.replacing.news_of_all(run.comm)
+    yield from run.worker.images.replacing.news_of_all(run.worker.comm)
     return Member(model, _normalise(run, solver, solver.test_transform), solver.precision)
 
 
@@ -136,7 +130,7 @@ def _take_statistics(run: EnsembleRun, model: nn.Module, statistics: BatchStatis
     """Over the first member's images of training, from the start of its epoch 0, at the size that it ends with."""
     stage, iterations = run.stages[0], run.ensemble.batch_norm_iter
     solver = replace(stage.solver, transform=replace(stage.solver.transform, crop_size_ramp=None))
-    workers = runs_of(solver.logical_workers, run.comm.size)[run.comm.rank]
+    workers = runs_of(solver.logical_workers, run.worker.comm.size)[run.worker.comm.rank]
     how = Arithmetic(
         logical_workers=solver.logical_workers,
         normalise=_normalise(run, solver, solver.transform),
@@ -147,41 +141,45 @@ def _take_statistics(run: EnsembleRun, model: nn.Module, statistics: BatchStatis
     )
     size = solver.device_batch_size
     asked = ((i * solver.batch_size + worker * size, size) for i in range(iterations) for worker in workers)
-    loader = run.images.loader(replace(stage, solver=solver))
-    pulse = run.comm.pulse
-    with pulse.section(Section.EVALUATION), loader.stream(asked) as batches, feed(batches, run.device) as fed:
-        return take_statistics(model, statistics, beating(fed, pulse), iterations, workers, how, run.comm, run.stop)
+    loader = run.worker.images.loader(replace(stage, solver=solver))
+    pulse = run.worker.comm.pulse
+    with pulse.section(Section.EVALUATION), loader.stream(asked) as batches, feed(batches, run.worker.device) as fed:
+        return take_statistics(
+            model, statistics, beating(fed, pulse), iterations, workers, how, run.worker.comm, run.worker.stop
+        )
 
 
 def _score(run: EnsembleRun, members: Sequence[Member], size: int) -> Score | None:
     """Of all images, `size` at a time. Collective; None if told to stop."""
     first = run.stages[0]
     stage = replace(first, solver=replace(first.solver, test_batch_size=size))
-    loader = run.images.test_loader(stage)
+    loader = run.worker.images.test_loader(stage)
     assert loader is not None  # `check` wants data.val
     images = len(loader.records)
-    numbers = evaluated(stage, -(-images // size), run.final_test_iter)
-    mine = runs_of(len(numbers), run.comm.size)[run.comm.rank]
+    numbers = evaluated(stage, -(-images // size), run.worker.final_test_iter)
+    mine = runs_of(len(numbers), run.worker.comm.size)[run.worker.comm.rank]
     asked = ((begin, min(size, images - begin)) for begin in (numbers[n] * size for n in mine))
-    answer, pulse = together(members, run.ensemble.rule), run.comm.pulse
-    with pulse.section(Section.EVALUATION), loader.stream(asked) as batches, feed(batches, run.device) as fed:
+    answer, pulse = together(members, run.ensemble.rule), run.worker.comm.pulse
+    with pulse.section(Section.EVALUATION), loader.stream(asked) as batches, feed(batches, run.worker.device) as fed:
         fed = beating(fed, pulse)
-        return score(answer, zip(mine, fed, strict=False), len(numbers), members[0].normalise, run.comm, run.stop)
+        return score(
+            answer, zip(mine, fed, strict=False), len(numbers), members[0].normalise, run.worker.comm, run.worker.stop
+        )
 
 
 def _network(run: EnsembleRun, solver: Solver) -> nn.Module:
     """The schedule's network on the device, in the stage's precision and memory format. Not compiled: one evaluation is not worth
     it."""
     torch.manual_seed(solver.random_seed)
-    model = build(run.schedule.model).to(run.device, dtype_of(solver.precision))
+    model = build(run.worker.schedule.model).to(run.worker.device, dtype_of(solver.precision))
     if solver.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
 
 
 def _normalise(run: EnsembleRun, solver: Solver, transform: Transform) -> Normalise:
-    channels, dtype = run.schedule.model.channels, dtype_of(solver.precision)
-    return Normalise(transform, channels, run.device, dtype, solver.channels_last)
+    channels, dtype = run.worker.schedule.model.channels, dtype_of(solver.precision)
+    return Normalise(transform, channels, run.worker.device, dtype, solver.channels_last)
 
 
 @contextmanager
@@ -199,7 +197,7 @@ def _result(run: EnsembleRun, found: Score, seconds: float) -> EnsembleTested:
     """Written to disk by rank 0, the same on every rank."""
 
     def result() -> dict[str, object]:
-        assert run.keeper is not None
+        assert run.worker.keeper is not None
         alone = {t.result.stage: t.result.top1 for t in run.trained if t.result.top1 is not None}
         best = max(alone, key=lambda name: alone[name])
         tested = EnsembleTested(
@@ -212,13 +210,13 @@ def _result(run: EnsembleRun, found: Score, seconds: float) -> EnsembleTested:
             best=best,
             best_top1=alone[best],
             mean_top1=sum(alone.values()) / len(alone),
-            attempt=run.keeper.attempt,
-            serial=run.keeper.serial,
-            tested_set=run.schedule.sets.get("val", ""),
-            **made_from(run.schedule, run.ensemble, [t.ref for t in run.trained]),
+            attempt=run.worker.keeper.attempt,
+            serial=run.worker.keeper.serial,
+            tested_set=run.worker.schedule.sets.get("val", ""),
+            **made_from(run.worker.schedule, run.ensemble, [t.ref for t in run.trained]),
         )
-        run.keeper.require_held()
-        write_ensemble(run.keeper.disk, run.keeper.out, tested)
+        run.worker.keeper.require_held()
+        write_ensemble(run.worker.keeper.disk, run.worker.keeper.out, tested)
         return asdict(tested)
 
-    return ensemble_of(json.dumps(rank0(run.comm, result)).encode())
+    return ensemble_of(json.dumps(rank0(run.worker.comm, result)).encode())

@@ -26,7 +26,7 @@ from stagerun.schedule import make_knobs
 from stagerun.train.agreement import rank0
 from stagerun.train.images import evaluated
 from stagerun.train.results import write_result
-from stagerun.train.start import StageRun
+from stagerun.train.worker import StageRun
 from stagerun.units import epochs
 
 
@@ -34,7 +34,11 @@ def normalise_for(run: StageRun, transform: Transform) -> Normalise:
     """What turns the bytes of a batch into what the stage's network takes."""
     solver = run.stage.solver
     return Normalise(
-        transform, run.schedule.model.channels, run.device, dtype_of(solver.precision), solver.channels_last
+        transform,
+        run.worker.schedule.model.channels,
+        run.worker.device,
+        dtype_of(solver.precision),
+        solver.channels_last,
     )
 
 
@@ -56,28 +60,35 @@ def test(run: StageRun, state: TrainState, test_iter: int | None) -> Generator[E
 
 
 def _test(run: StageRun, state: TrainState, test_iter: int | None, ema: bool) -> Generator[Event, None, Score | None]:
-    loader = run.images.test_loader(run.stage)
+    loader = run.worker.images.test_loader(run.stage)
     assert loader is not None
     solver = run.stage.solver
     size = solver.test_batch_size
     images = len(loader.records)
     numbers = evaluated(run.stage, -(-images // size), test_iter)
-    mine = runs_of(len(numbers), run.comm.size)[run.comm.rank]
+    mine = runs_of(len(numbers), run.worker.comm.size)[run.worker.comm.rank]
     asked = ((first, min(size, images - first)) for first in (numbers[n] * size for n in mine))
     begun = time.monotonic()
     # Nothing is yielded in here: whoever stops listening leaves the model with its own weights.
     weights = state.average.in_place() if ema and state.average is not None else nullcontext()
-    too_large, pulse = explained(size, "test_batch_size"), run.comm.pulse
+    too_large, pulse = explained(size, "test_batch_size"), run.worker.comm.pulse
     here = pulse.section(Section.EVALUATION)
-    with here, too_large, weights, _as_code(solver), loader.stream(asked) as batches, feed(batches, run.device) as fed:
+    with (
+        here,
+        too_large,
+        weights,
+        _as_code(solver),
+        loader.stream(asked) as batches,
+        feed(batches, run.worker.device) as fed,
+    ):
         score = evaluate(
             state.model,
             zip(mine, beating(fed, pulse), strict=False),
             len(numbers),
             normalise_for(run, solver.test_transform),
             solver.precision,
-            run.comm,
-            run.stop,
+            run.worker.comm,
+            run.worker.stop,
         )
     if score is not None:
         yield Tested(
@@ -107,9 +118,9 @@ def finish_stage(run: StageRun, state: TrainState) -> Iterator[Event]:
     Diverged for a stage of which every iteration was skipped.
     """
     scores: Scores | None = None
-    rank0(run.comm, lambda: _require_losses(run, state))  # it alone has those of lives before
-    if run.images.val is not None:
-        scores = yield from test(run, state, run.final_test_iter)
+    rank0(run.worker.comm, lambda: _require_losses(run, state))  # it alone has those of lives before
+    if run.worker.images.val is not None:
+        scores = yield from test(run, state, run.worker.final_test_iter)
         if scores is None:
             yield Stopped(stage=run.stage.name, iter=state.iter, reason="asked to stop")
             return
@@ -125,7 +136,7 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
     """The line of the table, written to disk by rank 0, the same on every rank."""
 
     def result() -> dict[str, object]:
-        assert run.keeper is not None
+        assert run.worker.keeper is not None
         solver = run.stage.solver
         first, last = make_knobs(solver)(0), make_knobs(solver)(solver.max_iter - 1, state.plateau.drops)
         snapshot = _last_snapshot(run, state)
@@ -134,7 +145,7 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
         finished = StageFinished(
             stage=run.stage.name,
             iterations=state.iter,
-            epochs=epochs(state.iter, run.schedule.data.train.images, solver.batch_size),
+            epochs=epochs(state.iter, run.worker.schedule.data.train.images, solver.batch_size),
             first_lr=first.lr,
             last_lr=last.lr,
             weight_decay=first.weight_decay,
@@ -149,18 +160,18 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
             train_seconds=seconds,
             images_per_second=state.iter * solver.batch_size / seconds if seconds else 0.0,
             snapshot=snapshot,
-            tested_on=tested_on(run.schedule, run.stage),
+            tested_on=tested_on(run.worker.schedule, run.stage),
             last_weight_decay=None if last.weight_decay == first.weight_decay else last.weight_decay,
-            tested_set=run.schedule.sets.get("val", ""),
+            tested_set=run.worker.schedule.sets.get("val", ""),
             skips=state.skips_in_all,
             rollbacks=state.rollbacks,
         )
-        run.keeper.require_held()
-        write_result(run.keeper.disk, run.keeper.out, finished)
+        run.worker.keeper.require_held()
+        write_result(run.worker.keeper.disk, run.worker.keeper.out, finished)
         return asdict(finished)
 
-    with run.comm.pulse.section(Section.SAVE):  # the folder is read, and written to
-        return StageFinished(**rank0(run.comm, result))  # type: ignore[arg-type]
+    with run.worker.comm.pulse.section(Section.SAVE):  # the folder is read, and written to
+        return StageFinished(**rank0(run.worker.comm, result))  # type: ignore[arg-type]
 
 
 def finite(loss: float) -> float | None:
@@ -169,10 +180,10 @@ def finite(loss: float) -> float | None:
 
 
 def _last_snapshot(run: StageRun, state: TrainState) -> str:
-    assert run.keeper is not None
+    assert run.worker.keeper is not None
     if run.planned.end is not None:
         return run.planned.end.name
-    own = [ref for ref in run.keeper.inventory().of(run.stage.name) if ref.iter == state.iter]
+    own = [ref for ref in run.worker.keeper.inventory().of(run.stage.name) if ref.iter == state.iter]
     if not own:  # it was there when the stage ended
         raise StorageError(
             f"the last snapshot of stage `{run.stage.name}` can't be read any more",

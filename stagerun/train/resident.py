@@ -23,7 +23,7 @@ from stagerun.events import Note
 from stagerun.pulse import beating
 from stagerun.recipe import Cache, PadMode, Solver
 from stagerun.text import size as size_text
-from stagerun.train.start import StageRun
+from stagerun.train.worker import StageRun
 
 AUTO_SHARE = 8  # AUTO takes at most one part of so many of what is free
 _AT_ONCE = 256  # images that are copied to the device together
@@ -35,29 +35,29 @@ def keep(run: StageRun) -> Generator[Note, None, Resident | None]:
 
     UsageError if they don't fit though `cache: DEVICE` says so; errors of the loader.
     """
-    cache, images = run.schedule.data.cache, run.images
-    wanted = cache in (Cache.AUTO, Cache.DEVICE) and run.device.type == "cuda"
+    cache, images = run.worker.schedule.data.cache, run.worker.images
+    wanted = cache in (Cache.AUTO, Cache.DEVICE) and run.worker.device.type == "cuda"
     if not (wanted and only_places(run.stage.solver.transform)):
         return None
     if not images.resident_decided:
-        images.resident = yield from _fill(run, torch.cuda.mem_get_info(run.device)[0])
-        images.resident_decided = not run.stop()
+        images.resident = yield from _fill(run, torch.cuda.mem_get_info(run.worker.device)[0])
+        images.resident_decided = not run.worker.stop()
     return images.resident
 
 
 def _fill(run: StageRun, free: int) -> Generator[Note, None, Resident | None]:
     """Reads and decodes every record once. None where they can't be kept; errors as of `keep`."""
-    loader, cache = run.images.whole_images(), run.schedule.data.cache
+    loader, cache = run.worker.images.whole_images(), run.worker.schedule.data.cache
     records = len(loader.records)
     asked = ((first, min(_AT_ONCE, records - first)) for first in range(0, records, _AT_ONCE))
     try:
         with loader.stream(asked) as batches:
             resident = read_all(
-                beating(batches, run.comm.pulse),
+                beating(batches, run.worker.comm.pulse),
                 records,
-                run.device,
+                run.worker.device,
                 lambda needed: room(cache, needed, free),
-                run.stop,
+                run.worker.stop,
             )
     except Undecodable as error:
         # At its turn the loader stops, or takes another record in its place: which one depends on the position.
@@ -92,11 +92,14 @@ def training_batches(
     # What grows with the iterations of the stage (`crop_size_ramp_param`) doesn't jump where images are left out.
     start = run.planned.position + run.planned.skipped
     if resident is None:
-        with run.images.loader(run.stage, start).stream(asked) as batches, feed(batches, run.device) as fed:
+        with (
+            run.worker.images.loader(run.stage, start).stream(asked) as batches,
+            feed(batches, run.worker.device) as fed,
+        ):
             yield fed
         return
     solver = run.stage.solver
-    drawn = cuts(solver, run.schedule.data.shuffle, resident, asked, start)
+    drawn = cuts(solver, run.worker.schedule.data.shuffle, resident, asked, start)
     reflect = solver.transform.pad_mode is PadMode.REFLECT
     with closing(resident.batches(drawn, solver.transform.pad, reflect)) as made:
         yield made

@@ -21,16 +21,17 @@ from stagerun.pulse import Section
 from stagerun.snapshots import SnapshotRef
 from stagerun.train.agreement import rank0
 from stagerun.train.keeper import progress_of
-from stagerun.train.start import LOSS_WINDOW, StageRun, parent_id
+from stagerun.train.start import parent_id
 from stagerun.train.stored import most_bytes
+from stagerun.train.worker import LOSS_WINDOW, StageRun
 
 
 def keys_of(run: StageRun, failed: NotFinite) -> tuple[str, ...]:
     """The keys of the iteration's images, over all ranks, in the order of their positions; on rank 0, which alone tells them."""
-    records = run.images.train
-    if run.comm.rank != 0 or records is None:
+    records = run.worker.images.train
+    if run.worker.comm.rank != 0 or records is None:
         return ()
-    seed, shuffle = run.stage.solver.random_seed, run.schedule.data.shuffle
+    seed, shuffle = run.stage.solver.random_seed, run.worker.schedule.data.shuffle
     indices = order.indices(seed, len(records), failed.position, failed.images, shuffle)
     return tuple(printable(records.key(int(i))) for i in indices)
 
@@ -42,7 +43,7 @@ def gone_back(run: StageRun, failed: NotFinite) -> Generator[Event, None, StageR
     time, that one is gone back to, which makes a run that is EQUIVALENT only. Diverged if either leads to the stage's start, and
     the snapshot that it was is gone or damaged.
     """
-    run.comm.pulse.enter(Section.START)  # for the others: rank 0 reads and verifies
+    run.worker.comm.pulse.enter(Section.START)  # for the others: rank 0 reads and verifies
     found: list[tuple[SnapshotRef | None, dict[str, bytes] | None]] = []
     notes: list[Note] = []
 
@@ -53,13 +54,13 @@ def gone_back(run: StageRun, failed: NotFinite) -> Generator[Event, None, StageR
             return {"own": False, "iter": 0, "skipped": run.planned.skipped_before, "rollbacks": 0}
         return {"own": True, "iter": ref.iter, "skipped": ref.skipped, "rollbacks": progress_of(files).rollbacks}
 
-    answer = rank0(run.comm, choose)
+    answer = rank0(run.worker.comm, choose)
     assert isinstance(answer, dict)
     planned, solver, back_to = run.planned, run.stage.solver, int(answer["iter"])
     ref, files = found[0] if found else (None, None)
     yield from notes
     start = ref.name if ref is not None else f"seed {solver.random_seed}"
-    wanted = place(failed.iter, solver.snapshot, run.schedule.branch_points(run.stage.name))
+    wanted = place(failed.iter, solver.snapshot, run.worker.schedule.branch_points(run.stage.name))
     again = back_to != wanted and failed.position not in run.again
     where = f"{run.stage.name}: {failed.what} at iteration {failed.iter}; the snapshot to go back to, of {wanted}, is damaged or gone"
     if again:
@@ -73,17 +74,20 @@ def gone_back(run: StageRun, failed: NotFinite) -> Generator[Event, None, StageR
         skipped, rollbacks = planned.skipped + (failed.iter + 1 - back_to) * solver.batch_size, failed.number
     return replace(
         run,
-        planned=replace(
-            planned,
-            state=State.RESUME if answer["own"] else State.FRESH,
-            iter=back_to,
-            start=ref,
-            skipped=skipped,
-            # The ids of a stage that was renamed go on with its first name, also from its start.
-            like=planned.like or (planned.start if planned.state is State.RESUME else None),
+        step=replace(
+            run.step,
+            planned=replace(
+                planned,
+                state=State.RESUME if answer["own"] else State.FRESH,
+                iter=back_to,
+                start=ref,
+                skipped=skipped,
+                # The ids of a stage that was renamed go on with its first name, also from its start.
+                like=planned.like or (planned.start if planned.state is State.RESUME else None),
+            ),
+            files=files,
+            iterations_left=run.step.iterations_left + planned.iter - back_to,
         ),
-        files=files,
-        iterations_left=run.iterations_left + planned.iter - back_to,
         losses=deque(maxlen=LOSS_WINDOW),
         seconds=0.0,
         # It is on disk, and under its name there can be no other of this life.
@@ -97,9 +101,9 @@ def _choose(
     run: StageRun, failed: NotFinite, notes: list[Note]
 ) -> tuple[SnapshotRef | None, dict[str, bytes] | None, bool]:
     """Rank 0's: the snapshot (None: the seed), its verified files, and whether it is one of the stage itself."""
-    keeper, planned, stage = run.keeper, run.planned, run.stage
+    keeper, planned, stage = run.worker.keeper, run.planned, run.stage
     assert keeper is not None
-    branches, parent = run.schedule.branch_points(stage.name), parent_id(planned)
+    branches, parent = run.worker.schedule.branch_points(stage.name), parent_id(planned)
     like = planned.start if planned.kept and planned.state is State.RESUME else None
     for name in keeper.inventory().damaged:
         parsed = store.parse_name(name)
@@ -118,7 +122,7 @@ def _choose(
                 "train the stage before it again, or write `on_nan: SKIP`",
             )
         ref = own[0] if own else start
-        files = keeper.read(ref, most_bytes(run.schedule.model)) if ref is not None else None
+        files = keeper.read(ref, most_bytes(run.worker.schedule.model)) if ref is not None else None
         if ref is None or files is not None:
             return ref, files, bool(own)
         notes.append(aside(ref.name, f".bad-{ref.name}"))

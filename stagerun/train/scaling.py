@@ -24,7 +24,8 @@ from stagerun.spans import Spans, overlap, seconds_of
 from stagerun.train.images import Images
 from stagerun.train.resident import training_batches
 from stagerun.train.stage import make_loop, requests
-from stagerun.train.start import StageRun
+from stagerun.train.worker import StageRun, Step, Worker
+from stagerun.world import World
 
 
 def scaling(
@@ -79,18 +80,8 @@ class _Trial:
             return
         self.state = state
         planned = PlannedStage(stage=schedule.stages[0], state=State.FRESH, iter=0, position=0)
-        self.run = StageRun(
-            schedule=schedule,
-            planned=planned,
-            number=1,
-            comm=self.comm,
-            device=device,
-            images=images,
-            stop=stop,
-            keeper=None,
-            iterations_left=0,
-            files=None,
-        )
+        worker = Worker(schedule, "", self.comm, World(), device, None, stop, images)
+        self.run = StageRun(worker, Step(planned, number=1, iterations_left=0, files=None))
         parameters = [p.tensor for p in state.solver.parameters]
         solver = schedule.stages[0].solver
         self.reducer = make_reducer(schedule.determinism, parameters, self.comm, solver.logical_workers)
@@ -108,7 +99,7 @@ class _Trial:
         self.comm.barrier()
         with training_batches(self.run, None, asked) as fed:
             events = timed_train(
-                loop, self.state, fed, self.reducer, self.run.stop, lambda: None, spans, self.run.device
+                loop, self.state, fed, self.reducer, self.run.worker.stop, lambda: None, spans, self.run.worker.device
             )
             for event in events:
                 if isinstance(event, Stopped):

@@ -38,7 +38,8 @@ from stagerun.train.keeper import Progress, progress_of
 from stagerun.train.resident import keep, training_batches
 from stagerun.train.rollback import gone_back, keys_of
 from stagerun.train.snapshotter import Snapshotter
-from stagerun.train.start import StageRun, parent_id, restored
+from stagerun.train.start import parent_id, restored
+from stagerun.train.worker import StageRun
 
 
 def train_stage(run: StageRun) -> Iterator[Event]:
@@ -52,32 +53,32 @@ def train_stage(run: StageRun) -> Iterator[Event]:
 
 def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     """The same up to the iteration from which it is to go back; None at the end, and after a Stopped."""
-    solver, planned, pulse = run.stage.solver, run.planned, run.comm.pulse
+    solver, planned, pulse = run.stage.solver, run.planned, run.worker.comm.pulse
     pulse.enter(Section.START)
     state = restored(run)
     if run.rollbacks is None:
         _recall(run)
     parameters = [p.tensor for p in state.solver.parameters]
-    reducer = make_reducer(run.schedule.determinism, parameters, run.comm, solver.logical_workers)
-    bits = environment_of(run.schedule, run.stage, run.device, run.comm.size, run.others)
+    reducer = make_reducer(run.worker.schedule.determinism, parameters, run.worker.comm, solver.logical_workers)
+    bits = environment_of(run.worker.schedule, run.stage, run.worker.device, run.worker.comm.size, run.worker.others)
     yield _started(run)
-    if (same := promise(run.schedule, planned, bits)) and (same.warning or run.rollbacks is None):
+    if (same := promise(run.worker.schedule, planned, bits)) and (same.warning or run.rollbacks is None):
         yield same
     if planned.state is State.RESUME:
         run.saved = state.iter  # a stop before the first update has nothing to write
     snapshotter = None
-    if run.keeper is not None:
+    if run.worker.keeper is not None:
         parent = parent_id(planned)
         snapshotter = Snapshotter(
-            run.keeper, run.stage, parent, state, bits, run.is_piece, planned.id_stage, planned.skipped
+            run.worker.keeper, run.stage, parent, state, bits, run.is_piece, planned.id_stage, planned.skipped
         )
-        run.stopping.expect(sum(part.nbytes for part in snapshotter.capture.files() if part is not None))
+        run.worker.stopping.expect(sum(part.nbytes for part in snapshotter.capture.files() if part is not None))
         if run.saved == state.iter:
             snapshotter.newest = planned.start
-    loop, replacing = make_loop(run), run.images.replacing
+    loop, replacing = make_loop(run), run.worker.images.replacing
 
     def stop() -> bool:
-        return run.stop() or replacing.too_many()
+        return run.worker.stop() or replacing.too_many()
 
     try:
         asked = requests(loop, state.iter, solver.device_batch_size)
@@ -94,7 +95,7 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
                             yield from snapshotter.wait()
                     return event
                 yield from replacing.news()
-                yield from run.images.copied(run.comm)
+                yield from run.worker.images.copied(run.worker.comm)
         yield from _save(run, state, snapshotter)
     except (DataError, StorageError, PermissionDenied, PeerError, UsageError):  # the last is a memory that is too small
         yield from _save_what_is_trained(run, state, snapshotter)
@@ -105,7 +106,7 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
                 snapshotter.wait()
     if note := replacing.summary():
         yield note
-    yield from run.images.copied(run.comm, all_nodes=True)
+    yield from run.worker.images.copied(run.worker.comm, all_nodes=True)
     if not run.is_piece:
         yield from finish_stage(run, state)
     return None
@@ -119,10 +120,10 @@ def _events(
     reducer: Reducer,
     stop: Callable[[], bool],
 ) -> Iterator[Event]:
-    left = run.stopping.left
-    if run.profile is None:
+    left = run.worker.stopping.left
+    if run.worker.profile is None:
         return train(loop, state, batches, reducer, stop, left)
-    return run.profile.train(loop, state, batches, reducer, stop, left, run.device)
+    return run.worker.profile.train(loop, state, batches, reducer, stop, left, run.worker.device)
 
 
 def _started(run: StageRun) -> StageStarted | PieceStarted:
@@ -135,18 +136,18 @@ def _started(run: StageRun) -> StageStarted | PieceStarted:
             until=planned.until,
             start=start,
             children=planned.children,
-            iterations_left=run.iterations_left,
+            iterations_left=run.step.iterations_left,
         )
     return StageStarted(
         stage=run.stage.name,
-        number=run.number,
+        number=run.step.number,
         iter=planned.iter,
         max_iter=solver.max_iter,
         start=start,
         batch_size=solver.batch_size,
         device_batch_size=solver.device_batch_size,
         carried_over=carried_over(planned) if run.stage.parent else "",
-        iterations_left=run.iterations_left,
+        iterations_left=run.step.iterations_left,
         train_seconds=run.seconds,
     )
 
@@ -158,13 +159,13 @@ def make_loop(run: StageRun) -> StageLoop:
         stage=run.stage.name,
         max_iter=run.planned.last,
         batch_size=solver.batch_size,
-        epoch_images=run.schedule.data.train.images,
+        epoch_images=run.worker.schedule.data.train.images,
         start_position=run.planned.position + run.planned.skipped,
-        run=runs_of(solver.logical_workers, run.comm.size)[run.comm.rank],
+        run=runs_of(solver.logical_workers, run.worker.comm.size)[run.worker.comm.rank],
         knobs=make_knobs(solver),
         snapshot=solver.snapshot,
         test_interval=0 if run.is_piece else solver.test_interval,
-        branch_points=frozenset(run.schedule.branch_points(run.stage.name)),
+        branch_points=frozenset(run.worker.schedule.branch_points(run.stage.name)),
         is_piece=run.is_piece,
         on_nan=solver.on_nan,
         max_nan=solver.max_nan,
@@ -191,10 +192,10 @@ def requests(loop: StageLoop, iter: int, device_batch_size: int) -> Iterator[tup
 def _recall(run: StageRun) -> None:
     """The bad records that the snapshot knows of, rank 0's to count from here on. Collective. DataError if they are too many as
     it is: the same command then ends as it did."""
-    if run.images.replacing.met is None:
+    if run.worker.images.replacing.met is None:
         return
-    told = progress_of(run.files).bad_records if run.files else []
-    run.images.replacing.recall(run.comm, told, run.images.loader(run.stage).is_bad)
+    told = progress_of(run.step.files).bad_records if run.step.files else []
+    run.worker.images.replacing.recall(run.worker.comm, told, run.worker.images.loader(run.stage).is_bad)
 
 
 def _handle(
@@ -223,7 +224,7 @@ def _handle(
             yield event
         case SnapshotDue():
             yield event
-            yield from run.images.replacing.news_of_all(run.comm)
+            yield from run.worker.images.replacing.news_of_all(run.worker.comm)
             yield from _begin_snapshot(run, state, snapshotter)
         case TestDue():
             yield event
@@ -236,22 +237,22 @@ def _handle(
             # from the snapshot before, and goes back as this one would have.
             iter = max(run.saved, run.planned.iter)
             reason = f"{reason}; what came after it has overflowed, and is not kept"
-            yield from run.images.replacing.news_of_all(run.comm)
+            yield from run.worker.images.replacing.news_of_all(run.worker.comm)
             if snapshotter is not None:
-                with run.comm.pulse.section(Section.SAVE):
+                with run.worker.comm.pulse.section(Section.SAVE):
                     yield from snapshotter.wait()
                 iter = snapshotter.newest.iter if snapshotter.newest is not None else run.planned.iter
         elif state.iter:
             yield from _save(run, state, snapshotter)
         else:  # the next process starts the stage as this one has
-            yield from run.images.replacing.news_of_all(run.comm)
+            yield from run.worker.images.replacing.news_of_all(run.worker.comm)
         yield Stopped(stage=run.stage.name, iter=iter, reason=reason)
     return stopped
 
 
 def _counted(run: StageRun, iter: int, seconds: float) -> Iterator[Note]:
     """An iteration is over; what the monitor wants told."""
-    pulse = run.comm.pulse
+    pulse = run.worker.comm.pulse
     run.seconds += seconds
     pulse.iterated(iter, seconds)
     while pulse.news:
@@ -259,9 +260,9 @@ def _counted(run: StageRun, iter: int, seconds: float) -> Iterator[Note]:
 
 
 def _warned(run: StageRun, snapshotter: Snapshotter, iteration_s: float) -> Iterator[Note]:
-    run.stopping.snapshot_s = max(run.stopping.snapshot_s, snapshotter.slowest)
-    passes = len(runs_of(run.stage.solver.logical_workers, run.comm.size)[run.comm.rank])
-    if note := run.stopping.warning(iteration_s / passes):
+    run.worker.stopping.snapshot_s = max(run.worker.stopping.snapshot_s, snapshotter.slowest)
+    passes = len(runs_of(run.stage.solver.logical_workers, run.worker.comm.size)[run.worker.comm.rank])
+    if note := run.worker.stopping.warning(iteration_s / passes):
         yield note
 
 
@@ -282,14 +283,14 @@ def _begin_snapshot(
 ) -> Iterator[SnapshotWritten | SnapshotFailed | Note]:
     """Collective, unless `alone`: then the other ranks may be gone, and nothing is compared with theirs."""
     notes: list[Note] = []
-    with run.comm.pulse.section(Section.SAVE):
+    with run.worker.comm.pulse.section(Section.SAVE):
         if snapshotter is not None:
 
             def agreeing(found: Mapping[str, int]) -> bool:
                 # What the others look at is what rank 0 has, unless their states may differ.
-                return _agree(run, state.iter, notes, found, not run.others or snapshotter.capture.finite())
+                return _agree(run, state.iter, notes, found, not run.worker.others or snapshotter.capture.finite())
 
-            agree = None if alone or run.comm.size == 1 else agreeing
+            agree = None if alone or run.worker.comm.size == 1 else agreeing
             try:
                 yield from snapshotter.start(state.iter, _progress(run, state), agree)
             except StagerunError:
@@ -308,13 +309,13 @@ def _agree(run: StageRun, iter: int, notes: list[Note], found: Mapping[str, int]
     Ranks that don't compute alike may round differently when they apply an update, and are only warned of.
     """
     where = f"after iteration {iter} of stage `{run.stage.name}`"
-    good, error = compare(run.comm, where, found, finite)
+    good, error = compare(run.worker.comm, where, found, finite)
     if error is None:
         return good
-    if not run.others:
-        raise error if run.comm.rank == 0 else ToldByAnother(error.exit_code)
+    if not run.worker.others:
+        raise error if run.worker.comm.rank == 0 else ToldByAnother(error.exit_code)
     if not run.drifted:
-        text = f"{error.message}; they don't compute alike ({run.others}), so it may be rounding; snapshots hold what rank 0 has"
+        text = f"{error.message}; they don't compute alike ({run.worker.others}), so it may be rounding; snapshots hold what rank 0 has"
         notes.append(Note(text=text, warning=True))
     run.drifted = True
     return good
@@ -326,7 +327,7 @@ def _progress(run: StageRun, state: TrainState) -> Progress:
         run.planned.position + run.planned.skipped + state.iter * solver.batch_size,
         run.seconds,
         list(run.losses),
-        run.images.replacing.known(),
+        run.worker.images.replacing.known(),
         asdict(state.plateau) if solver.lr_policy == "plateau" else None,
         skips=state.skips,
         skips_in_all=state.skips_in_all,
@@ -345,11 +346,11 @@ def _save_what_is_trained(
     Not the end of a stage (or a piece) that replaces bad records: that counts as finished, and must not before the ranks have
     told each other what they met and found it few enough. RuntimeError is torch's, of a GPU.
     """
-    if run.images.replacing.met is not None and state.iter == run.planned.last:
+    if run.worker.images.replacing.met is not None and state.iter == run.planned.last:
         return
     if snapshotter is None or run.saved == state.iter or state.iter == run.planned.iter:
         return
-    with suppress(StagerunError, RuntimeError), run.comm.pulse.section(Section.SAVE):
+    with suppress(StagerunError, RuntimeError), run.worker.comm.pulse.section(Section.SAVE):
         yield from _begin_snapshot(run, state, snapshotter, alone=True)
         yield from snapshotter.wait()
 
@@ -359,15 +360,15 @@ def _save(
 ) -> Iterator[SnapshotWritten | SnapshotFailed | Note]:
     """Returns when the snapshot of the present iteration is on disk. Collective; StorageError on rank 0 if it can't be, and
     DataError, before it is started, if all ranks together have met too many bad records."""
-    yield from run.images.replacing.news_of_all(run.comm)
+    yield from run.worker.images.replacing.news_of_all(run.worker.comm)
     if run.saved != state.iter:
         yield from _begin_snapshot(run, state, snapshotter)
     if snapshotter is not None:
-        with run.comm.pulse.section(Section.SAVE):
+        with run.worker.comm.pulse.section(Section.SAVE):
             yield from snapshotter.wait()
 
     def name() -> str:
         assert snapshotter is not None
         return snapshotter.require(state.iter).name
 
-    rank0(run.comm, name)
+    rank0(run.worker.comm, name)

@@ -1,8 +1,7 @@
 """Where a stage starts on one rank: its state from a snapshot or the seed, the same on every rank."""
 
-from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any, cast
 
 import torch
@@ -12,104 +11,13 @@ from stagerun.engine.codec import decode
 from stagerun.engine.parameters import idle_rules
 from stagerun.engine.state import TrainState, average, make_state, momentum, restore, slots, weights
 from stagerun.errors import Problem, RecipeError, ResumeRefused, Span
-from stagerun.events import Note
 from stagerun.models import build
 from stagerun.plan import PlannedStage, State
-from stagerun.recipe import Schedule, Stage
+from stagerun.recipe import Stage
 from stagerun.schedule.plateau import FRESH, PlateauState
-from stagerun.text import duration
 from stagerun.train.agreement import everyone, rank0
-from stagerun.train.images import Images
-from stagerun.train.keeper import AVERAGE, MOMENTUM, WEIGHTS, Keeper, progress_of
-from stagerun.train.profiling import Profile
-
-# A stop may have to wait for the snapshot under way before it writes its own.
-_SNAPSHOTS = 2
-# Bytes per second, and seconds for the files and folders themselves, that a slow disk is taken to have before it has shown its own.
-_RATE, _FILES_S = 50e6, 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Grace:
-    """`seconds` from a request to stop to the end of the process, and what is `left` of them now; None: no one has asked."""
-
-    seconds: float
-    left: Callable[[], float | None]
-
-
-class Stopping:
-    """`snapshot_s`: the longest that a snapshot has taken, 0 before the first; rank 0 alone knows, and asks for a stop in time for all."""
-
-    def __init__(self, grace: Grace | None = None) -> None:
-        self.grace = grace
-        self.snapshot_s = self._expected_s = 0.0
-        self._warned = False
-
-    @property
-    def asked(self) -> bool:
-        return self.grace is not None and self.grace.left() is not None
-
-    def expect(self, size: int) -> None:
-        """Snapshots will have so many bytes."""
-        self._expected_s = _FILES_S + size / _RATE
-
-    def left(self) -> float | None:
-        """Seconds that an iteration may still take, with snapshots to be written after it."""
-        left = self.grace.left() if self.grace is not None else None
-        return None if left is None else left - _SNAPSHOTS * (self.snapshot_s or self._expected_s)
-
-    def warning(self, batch_s: float) -> Note | None:
-        """Once, when it turns out that the time may not do. `batch_s`: what a device batch takes."""
-        needed = batch_s + _SNAPSHOTS * self.snapshot_s
-        if self._warned or self.grace is None or not self.snapshot_s or needed <= self.grace.seconds:
-            return None
-        self._warned = True
-        return Note(
-            text=f"a stop may take {duration(needed)}: {batch_s:.1f} s for a device batch, {self.snapshot_s:.1f} s for a snapshot, "
-            f"which may have to wait for another; the grace period is {duration(self.grace.seconds)}: what was trained since the "
-            "last snapshot may be lost (--grace says how long the scheduler waits)",
-            warning=True,
-        )
-
-
-# Iterations over which the loss in the table of results is averaged, at most.
-LOSS_WINDOW = 100
-
-
-@dataclass(slots=True)
-class StageRun:
-    """What the functions below share, for one stage in one process life. `keeper` and `files` are rank 0's."""
-
-    schedule: Schedule
-    planned: PlannedStage
-    number: int  # 1-based, of all stages
-    comm: Comm
-    device: torch.device
-    images: Images
-    stop: Callable[[], bool]
-    keeper: Keeper | None
-    iterations_left: int  # of all stages; 0 but on rank 0
-    files: dict[str, bytes] | None
-    stopping: Stopping = field(default_factory=Stopping)
-    others: str = ""  # `environment.other_machines`
-    final_test_iter: int | None = None  # batches of the evaluation after the stage; None: every image
-    profile: Profile | None = None
-    losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSS_WINDOW))
-    seconds: float = 0.0  # trained, over all process lives
-    saved: int = -1  # iteration of the newest snapshot asked for
-    rollbacks: int | None = None  # in the stage so far, where this life has gone back; else the snapshot knows
-    # Positions of iterations that failed, and were come to again since the snapshot to go back to was lost.
-    again: frozenset[int] = frozenset()
-    drifted: bool = False  # it was said that ranks which don't compute alike hold other states
-
-    @property
-    def is_piece(self) -> bool:
-        """Whether this is a stretch of a stage that is trained once more (`plan.Plan.pieces`)."""
-        return self.planned.until is not None
-
-    @property
-    def stage(self) -> Stage:
-        return self.planned.stage
+from stagerun.train.progress import AVERAGE, MOMENTUM, WEIGHTS, progress_of
+from stagerun.train.worker import StageRun
 
 
 def restored(run: StageRun) -> TrainState:
@@ -119,18 +27,18 @@ def restored(run: StageRun) -> TrainState:
     """
     solver = run.stage.solver
     torch.manual_seed(solver.random_seed)
-    model = build(run.schedule.model)
-    everyone(run.comm, lambda: _refuse_idle_rules(run.stage, model))
-    state = make_state(model, solver, run.device)
+    model = build(run.worker.schedule.model)
+    everyone(run.worker.comm, lambda: _refuse_idle_rules(run.stage, model))
+    state = make_state(model, solver, run.worker.device)
     state.iter = run.planned.iter
-    if not rank0(run.comm, lambda: _fill(run, state)):
+    if not rank0(run.worker.comm, lambda: _fill(run, state)):
         state.average = None
     tensors = [*weights(state).values()]
     if _carries_momentum(run.planned):
         tensors += momentum(state).values()
     if run.planned.state is not State.FRESH:
         tensors += average(state).values()
-    hand_out(run.comm, tensors)
+    hand_out(run.worker.comm, tensors)
     if run.planned.state is State.FRESH and state.average is not None:
         state.average.restart()
     if solver.lr_policy == "plateau" and run.planned.state is not State.FRESH:
@@ -146,10 +54,10 @@ def _failures(run: StageRun) -> tuple[int, int, int]:
     """How often it failed before the snapshot (`on_nan`), so that the limit is the same for a run that was interrupted. Collective."""
 
     def saved() -> list[int]:
-        progress = progress_of(run.files) if run.files is not None else None
+        progress = progress_of(run.step.files) if run.step.files is not None else None
         return [progress.skips, progress.skips_in_all, progress.rollbacks] if progress is not None else [0, 0, 0]
 
-    skips, skips_in_all, rollbacks = cast(list[int], rank0(run.comm, saved))
+    skips, skips_in_all, rollbacks = cast(list[int], rank0(run.worker.comm, saved))
     return skips, skips_in_all, rollbacks
 
 
@@ -175,7 +83,7 @@ def _plateau(run: StageRun) -> PlateauState:
     matter in a finished stage that was trained by another policy, and is kept as it is."""
 
     def saved() -> dict[str, Any]:
-        found = progress_of(run.files).plateau if run.files is not None else None
+        found = progress_of(run.step.files).plateau if run.step.files is not None else None
         if found is None and run.planned.state is not State.RESUME:
             return asdict(FRESH)
         if found is None:
@@ -185,7 +93,7 @@ def _plateau(run: StageRun) -> PlateauState:
             )
         return found
 
-    fields: Any = rank0(run.comm, saved)
+    fields: Any = rank0(run.worker.comm, saved)
     return PlateauState(fields["drops"], fields["lowest"], fields["since"], tuple(fields["losses"]))
 
 
@@ -199,16 +107,16 @@ def _fill(run: StageRun, state: TrainState) -> bool:
 
     Whether averaged weights can be evaluated: not those of a finished stage that was trained without, and is kept as it is.
     """
-    if run.files is None:
+    if run.step.files is None:
         return True
     assert run.planned.start is not None or run.planned.end is not None
     try:
-        restore(weights(state), decode(run.files[WEIGHTS]))
+        restore(weights(state), decode(run.step.files[WEIGHTS]))
         if _carries_momentum(run.planned):
-            restore(momentum(state), _saved_momentum(run, state, run.files[MOMENTUM]))
-        averaged = AVERAGE in run.files
+            restore(momentum(state), _saved_momentum(run, state, run.step.files[MOMENTUM]))
+        averaged = AVERAGE in run.step.files
         if averaged and run.planned.state is not State.FRESH and state.average is not None:
-            restore(average(state), decode(run.files[AVERAGE]))
+            restore(average(state), decode(run.step.files[AVERAGE]))
         if not averaged and run.planned.state is State.RESUME and state.average is not None:
             raise ValueError("it has no averaged weights to go on from, and the stage has `ema_decay`")
     except (ValueError, KeyError) as error:
@@ -218,7 +126,7 @@ def _fill(run: StageRun, state: TrainState) -> bool:
             "it was made by another model, solver type or stagerun; take another --out to start anew",
         ) from error
     if run.planned.state is not State.FRESH:
-        progress = progress_of(run.files)
+        progress = progress_of(run.step.files)
         run.seconds = progress.train_seconds
         run.losses.extend(progress.losses)
     return averaged or run.planned.state is State.FRESH

@@ -7,7 +7,6 @@ a path of its own: it is how every stage starts.
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 
 import torch
 
@@ -21,7 +20,7 @@ from stagerun.plan.ensembles import PlannedEnsemble
 from stagerun.plan.renamed import names_of
 from stagerun.plan.tested import other_set
 from stagerun.pulse import Section
-from stagerun.recipe import Ensemble, Schedule
+from stagerun.recipe import Schedule
 from stagerun.train import results
 from stagerun.train.agreement import everyone, hosts_of, only_here, rank0, require_same_schedule
 from stagerun.train.ensembling import EnsembleRun, Trained, test_ensemble
@@ -39,46 +38,10 @@ from stagerun.train.keeper import WEIGHTS, Keeper
 from stagerun.train.profiling import Profile
 from stagerun.train.rollback import aside
 from stagerun.train.stage import train_stage
-from stagerun.train.start import Grace, StageRun, Stopping, restored
+from stagerun.train.start import restored
 from stagerun.train.stored import most_bytes
+from stagerun.train.worker import Grace, StageRun, Step, Stopping, Worker
 from stagerun.world import World
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What the functions below share, for one process life. `keeper` is rank 0's."""
-
-    schedule: Schedule
-    out: str
-    comm: Comm
-    world: World
-    device: torch.device
-    keeper: Keeper | None
-    stop: Callable[[], bool]
-    final_test_iter: int | None
-    images: Images
-    stopping: Stopping
-    exact: bool
-    others: str  # `other_machines`
-    profile: Profile | None
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What comes next. `files` are the start snapshot's, on rank 0 alone."""
-
-    planned: PlannedStage
-    number: int
-    iterations_left: int
-    files: dict[str, bytes] | None
-
-
-@dataclass(frozen=True, slots=True)
-class EnsembleStep:
-    """An ensemble comes next. `trained` are its members, on rank 0 alone."""
-
-    ensemble: Ensemble
-    trained: tuple[Trained, ...] = ()
 
 
 def run(
@@ -111,10 +74,10 @@ def run(
         schedule = keeper.schedule  # which has the sets: rank 0 plans, promises and writes
     with closing(Images(schedule, device)) as images:
         stopping = Stopping(grace)
-        job = Job(
-            schedule, out, comm, world, device, keeper, stop, final_test_iter, images, stopping, exact, others, profile
+        worker = Worker(
+            schedule, out, comm, world, device, keeper, stop, images, stopping, exact, others, final_test_iter, profile
         )
-        trained = yield from _walk(job)
+        trained = yield from _walk(worker)
     if trained is not None:
         not_chosen = keeper.not_chosen() if keeper is not None else ()
         if keeper is not None and isinstance(keeper.disk, store.FaultyDisk) and (missed := keeper.disk.missed()):
@@ -122,75 +85,49 @@ def run(
         yield RunFinished(trained=trained, seconds=time.monotonic() - begun, not_chosen=not_chosen)
 
 
-def _walk(job: Job) -> Generator[Event, None, bool | None]:
+def _walk(worker: Worker) -> Generator[Event, None, bool | None]:
     """Whether there was anything to do; None after Stopped."""
     opened = False
-    yield from _opening(job)
-    for name in job.keeper.inventory().damaged if job.keeper is not None else ():
+    yield from _opening(worker)
+    for name in worker.keeper.inventory().damaged if worker.keeper is not None else ():
         yield Note(text=f"snapshot {name} is damaged and is passed over", warning=True)
     while True:
-        job.comm.pulse.enter(Section.START)
-        step, notes = _next(job)
+        worker.comm.pulse.enter(Section.START)
+        step, notes = _next(worker)
         yield from notes
         if step is None:
             break
-        if _stopped(job):
-            stage, iter = _place(job.schedule, step)
+        if _stopped(worker):
+            stage, iter = _place(worker.schedule, step)
             yield Stopped(stage=stage, iter=iter, reason="asked to stop")
             return None
         if not opened:
-            stopped = yield from job.images.open(job.comm, job.world, job.stop)
+            stopped = yield from worker.images.open(worker.comm, worker.world, worker.stop)
             if stopped:
                 reason = "asked to stop while the images were copied; the copy goes on where it was"
-                stage, iter = _place(job.schedule, step)
+                stage, iter = _place(worker.schedule, step)
                 yield Stopped(stage=stage, iter=iter, reason=reason)
                 return None
-            everyone(job.comm, job.images.preflight)
+            everyone(worker.comm, worker.images.preflight)
             opened = True
-        for event in _do(job, step):
+        for event in _do(worker, step):
             yield event
             if isinstance(event, Stopped):
                 return None
     return opened
 
 
-def _do(job: Job, step: Step | EnsembleStep) -> Iterator[Event]:
+def _do(worker: Worker, step: Step | EnsembleRun) -> Iterator[Event]:
     """Collective; the last event may be Stopped."""
-    if isinstance(step, EnsembleStep):
-        if job.keeper is not None and (other := _promise(job, step)):
+    keeper = worker.keeper
+    if isinstance(step, EnsembleRun):
+        if keeper is not None and (other := _promise(worker, step)):
             yield other
-        together = EnsembleRun(
-            schedule=job.schedule,
-            ensemble=step.ensemble,
-            comm=job.comm,
-            device=job.device,
-            images=job.images,
-            stop=job.stop,
-            keeper=job.keeper,
-            trained=step.trained,
-            final_test_iter=job.final_test_iter,
-        )
-        yield from test_ensemble(together)
+        yield from test_ensemble(step)
         return
-    stage_run = StageRun(
-        schedule=job.schedule,
-        planned=step.planned,
-        number=step.number,
-        comm=job.comm,
-        device=job.device,
-        images=job.images,
-        stop=job.stop,
-        keeper=job.keeper,
-        iterations_left=step.iterations_left,
-        files=step.files,
-        stopping=job.stopping,
-        others=job.others,
-        final_test_iter=job.final_test_iter,
-        profile=job.profile,
-    )
-    done = step.planned.state is State.DONE
-    if done and job.keeper is not None:
-        again, same = _evaluated_again(job.keeper, step.planned), _promise(job, step)
+    stage_run, done = StageRun(worker, step), step.planned.state is State.DONE
+    if done and keeper is not None:
+        again, same = _evaluated_again(keeper, step.planned), _promise(worker, step)
         if again:
             yield again
         if same and (same.warning or not again):
@@ -209,24 +146,24 @@ def _evaluated_again(keeper: Keeper, planned: PlannedStage) -> Note | None:
     return Note(text=text, warning=True)
 
 
-def _promise(job: Job, step: Step | EnsembleStep) -> Note | None:
+def _promise(worker: Worker, step: Step | EnsembleRun) -> Note | None:
     """What is said about its bits, on rank 0."""
-    if isinstance(step, EnsembleStep):
+    if isinstance(step, EnsembleRun):
         refs = [trained.ref for trained in step.trained]
-        return promise_of_ensemble(job.schedule, step.ensemble, refs, job.device, job.comm.size, job.others)
-    now = environment_of(job.schedule, step.planned.stage, job.device, job.comm.size, job.others)
-    return promise(job.schedule, step.planned, now)
+        return promise_of_ensemble(worker.schedule, step.ensemble, refs, worker.device, worker.comm.size, worker.others)
+    now = environment_of(worker.schedule, step.planned.stage, worker.device, worker.comm.size, worker.others)
+    return promise(worker.schedule, step.planned, now)
 
 
-def _stopped(job: Job) -> bool:
+def _stopped(worker: Worker) -> bool:
     """Whether any rank was told to stop. Collective."""
-    asked = torch.tensor([int(job.stopping.asked)])
-    job.comm.all_reduce(asked)()
+    asked = torch.tensor([int(worker.stopping.asked)])
+    worker.comm.all_reduce(asked)()
     return bool(asked)
 
 
-def _opening(job: Job) -> Iterator[Event]:
-    schedule, comm, keeper = job.schedule, job.comm, job.keeper
+def _opening(worker: Worker) -> Iterator[Event]:
+    schedule, comm, keeper = worker.schedule, worker.comm, worker.keeper
 
     def left() -> int:
         assert keeper is not None
@@ -235,9 +172,9 @@ def _opening(job: Job) -> Iterator[Event]:
     hosts = tuple(hosts_of(comm))
     yield RunStarted(
         schedule=schedule.name,
-        out=job.out,
+        out=worker.out,
         workers=comm.size,
-        device=str(job.device),
+        device=str(worker.device),
         threads=torch.get_num_threads(),
         stages=tuple(stage.name for stage in schedule.stages if stage.enabled),
         iterations=sum(stage.solver.max_iter for stage in schedule.stages if stage.enabled),
@@ -248,7 +185,7 @@ def _opening(job: Job) -> Iterator[Event]:
         hosts=hosts,
         attempt=keeper.attempt if keeper is not None else 0,
     )
-    if (text := only_here(comm, hosts, job.out)) and keeper is not None:
+    if (text := only_here(comm, hosts, worker.out)) and keeper is not None:
         yield Note(text=text, warning=True)
     if keeper is not None and isinstance(keeper.disk, store.FaultyDisk):
         yield Note(text=keeper.disk.announced(), warning=True)
@@ -257,7 +194,7 @@ def _opening(job: Job) -> Iterator[Event]:
         yield Renamed(stage=name, snapshots=tuple(snapshot for snapshot, stage in taken.items() if stage == name))
 
 
-def _place(schedule: Schedule, step: Step | EnsembleStep) -> tuple[str, int]:
+def _place(schedule: Schedule, step: Step | EnsembleRun) -> tuple[str, int]:
     """Stage and iteration at which a step begins: of an ensemble the end of its last member."""
     if isinstance(step, Step):
         return step.planned.stage.name, step.planned.iter
@@ -265,30 +202,30 @@ def _place(schedule: Schedule, step: Step | EnsembleStep) -> tuple[str, int]:
     return last.name, last.solver.max_iter
 
 
-def _next(job: Job) -> tuple[Step | EnsembleStep | None, list[Note]]:
+def _next(worker: Worker) -> tuple[Step | EnsembleRun | None, list[Note]]:
     """Rank 0's decision, on every rank. Collective.
 
     A start snapshot that turns out damaged is set aside, and the plan is made again without it: training then goes on from
     the one before, at the cost of the iterations in between.
     """
-    schedule, comm, keeper = job.schedule, job.comm, job.keeper
-    found: list[Step | EnsembleStep | None] = []
+    schedule, comm, keeper = worker.schedule, worker.comm, worker.keeper
+    found: list[Step | EnsembleRun | None] = []
     notes: list[Note] = []
 
     def decide() -> dict[str, object] | None:
         assert keeper is not None
         while True:
             plan = keeper.plan()
-            require_same(plan, job.device, comm.size, job.others)
+            require_same(plan, worker.device, comm.size, worker.others)
             waiting = results.unfinished(plan, keeper.out)
             ready = [] if waiting else results.ready_ensembles(plan, keeper.out)
             if ready:
                 trained = _members(keeper, ready[0], notes)
                 if trained is None:
                     continue
-                together = EnsembleStep(ready[0].ensemble, trained)
-                if job.exact:
-                    require_exact(_promise(job, together))
+                together = EnsembleRun(worker, ready[0].ensemble, trained)
+                if worker.exact:
+                    require_exact(_promise(worker, together))
                 found.append(together)
                 return {"ensemble": ready[0].ensemble.name}
             planned = waiting[0] if waiting else plan.next
@@ -299,8 +236,8 @@ def _next(job: Job) -> tuple[Step | EnsembleStep | None, list[Note]]:
             files = keeper.read(source, most_bytes(schedule.model)) if source is not None else None
             if source is None or files is not None:
                 step = Step(planned, _number(plan, planned), plan.iterations_left, files)
-                if job.exact:
-                    require_exact(_promise(job, step))
+                if worker.exact:
+                    require_exact(_promise(worker, step))
                 found.append(step)
                 return {
                     "stage": planned.stage.name,
@@ -320,7 +257,7 @@ def _next(job: Job) -> tuple[Step | EnsembleStep | None, list[Note]]:
         return None, []
     assert isinstance(answer, dict)
     if "ensemble" in answer:
-        return EnsembleStep(next(e for e in schedule.ensembles if e.name == answer["ensemble"])), []
+        return EnsembleRun(worker, next(e for e in schedule.ensembles if e.name == answer["ensemble"])), []
     planned = PlannedStage(
         stage=schedule.stage(answer["stage"]),
         state=State(answer["state"]),
