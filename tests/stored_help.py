@@ -14,7 +14,7 @@ from stagerun.engine.codec import encode
 from stagerun.models import build
 from stagerun.proto import caffe_pb2
 from stagerun.spec import canonical, load
-from stagerun.train.keeper import AVERAGE, MOMENTUM, RECIPE, STATE, WEIGHTS
+from stagerun.train.progress import AVERAGE, MOMENTUM, RECIPE, STATE, WEIGHTS
 
 SCHEDULE = """name: "stored"
 model {{ {model} }}

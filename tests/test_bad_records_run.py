@@ -20,7 +20,8 @@ from stagerun.errors import DataError
 from stagerun.recipe import Data, OnBadRecord, Source
 from stagerun.spec import load
 from stagerun.train.images import Replacing
-from stagerun.train.keeper import STATE, Keeper, progress_of
+from stagerun.train.keeper import Keeper
+from stagerun.train.progress import STATE, progress_of
 from stagerun.train.walk import run
 from stagerun.world import World
 

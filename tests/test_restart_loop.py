@@ -28,7 +28,8 @@ from stagerun.recipe import Determinism, Schedule
 from stagerun.spec import load
 from stagerun.store import lease, lives, write
 from stagerun.store.lives import Life, Process
-from stagerun.train.keeper import Keeper, Progress
+from stagerun.train.keeper import Keeper, Lineage
+from stagerun.train.progress import Progress
 from stagerun.train.results import LIMIT, standing
 from stagerun.train.walk import run
 from stagerun.world import World
@@ -369,7 +370,7 @@ def test_the_life_that_began_without_snapshots_says_so_in_its_own(schedule: Sche
         keeper.open()
         stage = schedule.stages[0]
         for iter in (1, 2):
-            ref = keeper.commit(stage, iter, "", {"model.safetensors": b"w"}, Progress(0, 0.0, []), {})
+            ref = keeper.commit(Lineage(stage, "", {}), iter, {"model.safetensors": b"w"}, Progress(0, 0.0, []))
             assert ref.began_empty is expected
             assert store.inventory(DISK, tmp_path).snapshots[-1] == ref
         keeper.close(0)

@@ -33,7 +33,8 @@ from stagerun.events import (
     Tested,
 )
 from stagerun.spec import load
-from stagerun.train.keeper import WEIGHTS, Keeper
+from stagerun.train.keeper import Keeper, Selection
+from stagerun.train.progress import WEIGHTS
 from stagerun.train.walk import run
 from stagerun.world import World
 
@@ -94,7 +95,7 @@ def go(
     """The events of `run` in this process. `stop` is asked with those so far."""
     loaded = load(schedule, overrides)
     out.mkdir(exist_ok=True)
-    keeper, seen = Keeper(loaded, out, **choice), list[Event]()
+    keeper, seen = Keeper(loaded, out, Selection(**choice)), list[Event]()
     keeper.open()
     try:
         for event in run(loaded, str(out), SoloComm(), World(), CPU, keeper, lambda: stop(seen)):

@@ -16,7 +16,6 @@ from engine_help import CPU, KNOBS, SOLVER, ConvNet, Threads, arithmetic, assert
 
 from stagerun import __main__ as entry
 from stagerun import signals
-from stagerun.cli.workers import join
 from stagerun.comm import Comm, SoloComm, make_reducer, runs_of
 from stagerun.engine.leaving import Pace, hopeless
 from stagerun.engine.loop import StageLoop, train
@@ -31,6 +30,7 @@ from stagerun.launch.stopping import Relay, least_before
 from stagerun.pulse import Section
 from stagerun.recipe import Determinism
 from stagerun.spec import load
+from stagerun.train.join import join
 from stagerun.train.keeper import Keeper
 from stagerun.train.walk import run
 from stagerun.train.worker import Grace, Stopping

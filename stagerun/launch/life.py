@@ -12,6 +12,7 @@ from stagerun.errors import ExitCode
 from stagerun.launch.folder import Report
 from stagerun.launch.local import too_late, verdict
 from stagerun.launch.remote import Message, Remote
+from stagerun.launch.workers import Orders
 from stagerun.text import count, listed
 
 RELEASED_S = 10.0
@@ -130,20 +131,6 @@ _LOOK_S = 0.25
 _END_S, _MARGIN_S = 2.0, 60.0
 # What a stop that no one but the launcher wants is told as.
 _OWN_STOP = signal.SIGUSR1
-
-
-@dataclass(frozen=True, slots=True)
-class Orders:
-    """What all workers do: `stagerun COMMAND...`, with `threads` each (None: the processors shared evenly), and `grace` seconds from a
-    signal to the end. `saves`: rank 0 may have something to save when another fails. `watched`: they have monitors. `stopped`: as of
-    `verdict`."""
-
-    command: tuple[str, ...]
-    threads: int | None
-    grace: float
-    saves: bool = True
-    watched: bool = True
-    stopped: int = ExitCode.SAVED
 
 
 class Asking:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import NoReturn, TypeVar, cast
 
 import torch
 
@@ -23,6 +23,8 @@ from stagerun.preflight.machine import code_digest, version
 from stagerun.recipe import Schedule
 from stagerun.text import count, listed
 from stagerun.world import World
+
+_T = TypeVar("_T")
 
 
 class ToldByAnother(StagerunError):
@@ -60,18 +62,18 @@ def rank0(comm: Comm, decide: Callable[[], object]) -> object:
     return decided["answer"]
 
 
-def everyone(comm: Comm, do: Callable[[], None]) -> None:
+def everyone(comm: Comm, do: Callable[[], _T]) -> _T:
     """`do()` on every rank. Collective. When any raised a StagerunError, rank 0 raises them all as one."""
     mine: StagerunError | None = None
     try:
-        do()
+        done = do()
     except StagerunError as error:
         mine = error
     host = socket.gethostname()
     status = {"code": int(mine.exit_code), "text": mine.render(), "host": host} if mine else {"code": 0}
     failed = [(rank, s) for rank, s in enumerate(gather_json(comm, status)) if s["code"]]
     if not failed:
-        return
+        return done
     code = failed[0][1]["code"]
     if comm.rank != 0:
         raise ToldByAnother(code)

@@ -3,8 +3,9 @@
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from stagerun import store
 from stagerun.data.fingerprint import with_sets
@@ -15,32 +16,51 @@ from stagerun.plan.rollback import targets
 from stagerun.recipe import OnNan, Schedule, Stage
 from stagerun.snapshots import SnapshotRef, how_far
 from stagerun.spec import canonical
-from stagerun.train.progress import AVERAGE, MOMENTUM, RECIPE, STATE, WEIGHTS, Progress, progress_of
+from stagerun.train.progress import RECIPE, STATE, Progress, progress_of
 from stagerun.train.results import require_progress, standing
 
-__all__ = ["AVERAGE", "MOMENTUM", "RECIPE", "STATE", "WEIGHTS", "Keeper", "Progress", "progress_of"]
+
+class Selection(NamedTuple):
+    """What --redo, --keep, --only and --until name."""
+
+    redo: Collection[str] = ()
+    keep: Collection[str] = ()
+    only: Collection[str] = ()
+    until: str | None = None
+
+
+ALL = Selection()
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """What the snapshots of a stage's run have in common. `parent`: id of the snapshot that it started from, '' for the seed. `id_stage`
+    and `skipped` as in SnapshotRef."""
+
+    stage: Stage
+    parent: str
+    environment: Mapping[str, str]
+    id_stage: str = ""
+    skipped: int = 0
 
 
 class Keeper:
     """Only rank 0 makes one. Holds `out`, by its lock and a lease, from `open` to `close`.
 
-    `retry`: lives before that came to nothing are no reason to refuse. `say` is told why it waits in `open`, if it does, and `stop`
-    asked whether to.
+    `retry`: earlier lives that came to nothing are not a reason to refuse. `say` gets the reason if `open` waits, and `stop` is asked
+    whether to go on waiting.
     """
 
     def __init__(
         self,
         schedule: Schedule,
         out: Path,
-        redo: Collection[str] = (),
-        keep: Collection[str] = (),
-        only: Collection[str] = (),
-        until: str | None = None,
+        selection: Selection = ALL,
         retry: bool = False,
         say: Callable[[str], None] = lambda text: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.schedule, self.out, self.redo, self.keep, self.only, self.until = schedule, out, redo, keep, only, until
+        self.schedule, self.out, self.selection = schedule, out, selection
         self.disk = store.disk_of_run()
         self.attempt = 1
         self.began_empty = False  # no snapshot was there when this process life began
@@ -118,7 +138,7 @@ class Keeper:
         return tuple(planned.stage.name for planned in left if planned.state is State.NOT_CHOSEN)
 
     def _made(self, found: store.Inventory) -> Plan:
-        return make_plan(self.schedule, found, self.redo, self.keep, self.only, self.until)
+        return make_plan(self.schedule, found, *self.selection)
 
     def read(self, ref: SnapshotRef, most: Mapping[str, int] | None = None) -> dict[str, bytes] | None:
         """The verified files of a snapshot, or None: it was damaged, and is set aside now. So is one with a file larger than
@@ -174,18 +194,8 @@ class Keeper:
                 "it was trained with another `model`: put that back, or train the stage again with --redo",
             ) from error
 
-    def commit(
-        self,
-        stage: Stage,
-        iter: int,
-        parent: str,
-        files: Mapping[str, store.Blob],
-        progress: Progress,
-        environment: Mapping[str, str],
-        id_stage: str = "",
-        skipped: int = 0,
-    ) -> SnapshotRef:
-        """Writes a snapshot; `files` are the tensors'. Called from the writing thread; one at a time. `id_stage` as in SnapshotRef.
+    def commit(self, lineage: Lineage, iter: int, files: Mapping[str, store.Blob], progress: Progress) -> SnapshotRef:
+        """Writes a snapshot; `files` are the tensors'. Called from the writing thread; one at a time.
 
         StorageError, PermissionDenied, FolderInUseError.
         """
@@ -193,17 +203,17 @@ class Keeper:
         return store.commit(
             self.disk,
             self.out,
-            stage=stage.name,
+            stage=lineage.stage.name,
             iter=iter,
             attempt=self.attempt,
-            parent=parent,
-            identity=stage.identity,
-            environment=environment,
+            parent=lineage.parent,
+            identity=lineage.stage.identity,
+            environment=lineage.environment,
             files={**files, STATE: json.dumps(asdict(progress)).encode(), RECIPE: canonical(self.schedule).encode()},
             content=tuple(files),
-            id_stage=id_stage,
+            id_stage=lineage.id_stage,
             serial=self.serial,
-            skipped=skipped,
+            skipped=lineage.skipped,
             began_empty=self.began_empty,
             require_held=self.require_held,
         )

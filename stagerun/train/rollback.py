@@ -20,7 +20,7 @@ from stagerun.plan.rollback import place, targets
 from stagerun.pulse import Section
 from stagerun.snapshots import SnapshotRef
 from stagerun.train.agreement import rank0
-from stagerun.train.keeper import progress_of
+from stagerun.train.progress import progress_of
 from stagerun.train.start import parent_id
 from stagerun.train.stored import most_bytes
 from stagerun.train.worker import LOSS_WINDOW, StageRun

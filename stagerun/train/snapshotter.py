@@ -10,9 +10,9 @@ from stagerun.binding import step_aside
 from stagerun.engine.state import Capture, TrainState
 from stagerun.errors import Diverged, StagerunError, StorageError
 from stagerun.events import Note, SnapshotFailed, SnapshotWritten
-from stagerun.recipe import Stage
 from stagerun.snapshots import SnapshotRef
-from stagerun.train.keeper import AVERAGE, MOMENTUM, WEIGHTS, Keeper, Progress
+from stagerun.train.keeper import Keeper, Lineage
+from stagerun.train.progress import AVERAGE, MOMENTUM, WEIGHTS, Progress
 
 # Snapshots that may fail one after the other before training stops: more would train what no one can keep.
 FAILURES_IN_A_ROW = 3
@@ -25,21 +25,9 @@ class Snapshotter:
     """Rank 0 only, for one stage. One snapshot is in flight at a time; a second one waits for the first: none is left out, since
     a stage may start from it, and a rollback go back to it, and which those are must not hang on the speed of a disk."""
 
-    def __init__(
-        self,
-        keeper: Keeper,
-        stage: Stage,
-        parent: str,
-        state: TrainState,
-        environment: Mapping[str, str],
-        piece: bool = False,
-        id_stage: str = "",
-        skipped: int = 0,
-    ) -> None:
-        self.keeper, self.stage, self.parent, self.environment = keeper, stage, parent, environment
-        self.spared = keeper.before_piece(stage) if piece else None
-        self.id_stage, self.skipped = id_stage, skipped
-        self.state = state
+    def __init__(self, keeper: Keeper, lineage: Lineage, state: TrainState, piece: bool = False) -> None:
+        self.keeper, self.lineage, self.stage, self.state = keeper, lineage, lineage.stage, state
+        self.spared = keeper.before_piece(lineage.stage) if piece else None
         self.capture = Capture(state)
         self.thread: threading.Thread | None = None
         self.done: list[SnapshotWritten | SnapshotFailed | Note] = []
@@ -149,14 +137,8 @@ class Snapshotter:
 
     def _commit(self, iter: int, files: Mapping[str, memoryview], progress: Progress) -> SnapshotRef:
         """Once more, where the disk is full and older snapshots could be spared for it. StorageError, PermissionDenied."""
-
-        def commit() -> SnapshotRef:
-            return self.keeper.commit(
-                self.stage, iter, self.parent, files, progress, self.environment, self.id_stage, self.skipped
-            )
-
         try:
-            return commit()
+            return self.keeper.commit(self.lineage, iter, files, progress)
         except StorageError as error:
             if not store.is_full(error):
                 raise
@@ -171,7 +153,7 @@ class Snapshotter:
                 f"the disk is full: {names} deleted to make room, each older than one that was read back and is whole"
             )
             self.done.append(Note(text=text, warning=True))
-        return commit()
+        return self.keeper.commit(self.lineage, iter, files, progress)
 
     def _is_wrong(self, error: store.Damaged) -> None:
         self.newest, self.failures = None, self.failures + 1

@@ -34,7 +34,8 @@ from stagerun.schedule import make_knobs
 from stagerun.train.agreement import ToldByAnother, compare, rank0
 from stagerun.train.environment import environment_of, promise
 from stagerun.train.finish import finish_stage, normalise_for, test
-from stagerun.train.keeper import Progress, progress_of
+from stagerun.train.keeper import Lineage
+from stagerun.train.progress import Progress, progress_of
 from stagerun.train.resident import keep, training_batches
 from stagerun.train.rollback import gone_back, keys_of
 from stagerun.train.snapshotter import Snapshotter
@@ -68,10 +69,8 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
         run.saved = state.iter  # a stop before the first update has nothing to write
     snapshotter = None
     if run.worker.keeper is not None:
-        parent = parent_id(planned)
-        snapshotter = Snapshotter(
-            run.worker.keeper, run.stage, parent, state, bits, run.is_piece, planned.id_stage, planned.skipped
-        )
+        lineage = Lineage(run.stage, parent_id(planned), bits, planned.id_stage, planned.skipped)
+        snapshotter = Snapshotter(run.worker.keeper, lineage, state, run.is_piece)
         run.worker.stopping.expect(sum(part.nbytes for part in snapshotter.capture.files() if part is not None))
         if run.saved == state.iter:
             snapshotter.newest = planned.start

@@ -34,8 +34,9 @@ from stagerun.train.environment import (
 )
 from stagerun.train.finish import finish_stage
 from stagerun.train.images import Images
-from stagerun.train.keeper import WEIGHTS, Keeper
+from stagerun.train.keeper import Keeper
 from stagerun.train.profiling import Profile
+from stagerun.train.progress import WEIGHTS
 from stagerun.train.rollback import aside
 from stagerun.train.stage import train_stage
 from stagerun.train.start import restored

@@ -1,59 +1,96 @@
-"""A worker finds its cores: after it has met the others, before it computes.
+"""A worker joins its job: it meets the others, reads the schedule as they do, and finds its cores.
 
-Not sooner, since a rank alone can't know what its affinity means: that of all workers of its host, who are to share it out, or what
-its launcher has given to it alone (Open MPI, `srun --cpu-bind`). All of them together see it. Nothing is lost by that: threads are
-moved one by one, and the team that computes begins with the first computation.
+The cores come after the others and before it computes. A rank alone can't know what its affinity means: that of all workers of its host,
+who are to share it out, or what its launcher has given to it alone (Open MPI, `srun --cpu-bind`). All of them together see it. Nothing is
+lost by that: threads are moved one by one, and the team that computes begins with the first computation.
 """
 
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from stagerun import binding
-from stagerun.cli.options import AUTO, CORES, NONE
+from stagerun.comm import PATIENT, TIMEOUT, Comm, SoloComm, TorchComm, gather_json
+from stagerun.engine.device import choose_device
 from stagerun.errors import UsageError
 from stagerun.events import Note
+from stagerun.launch import StopRequest
+from stagerun.launch.workers import Wish, check_workers
+from stagerun.pulse import Section
+from stagerun.recipe import Schedule
+from stagerun.spec import load
 from stagerun.text import count
 from stagerun.topology import Found, Seat, Share, ranges, read, share
+from stagerun.train.agreement import everyone, require_same_code
 from stagerun.watch.worker import Monitored
-from stagerun.world import World, boot_id, given_threads, torchrun_chose
+from stagerun.world import World, boot_id, default_threads, given_threads, torchrun_chose
 
-if TYPE_CHECKING:
-    import torch
-
-    from stagerun.comm import Comm
-
+_ITERATION = "after this iteration"
+# When a worker stops that is in a section.
+_STOPS = {
+    Section.START: "before training goes on",
+    Section.COPY: "after this piece of the copy",
+    Section.FIRST_ITERATION: _ITERATION,
+    Section.ITERATION: _ITERATION,
+    Section.EVALUATION: "after this batch of the evaluation",
+    Section.SAVE: "after what is being written",  # a snapshot, the log
+}
 # Workers that are told one by one; of more, how many there are.
 _FEW = 4
 _TAKEN = "taken"
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """`bind`: one of BIND. `threads`: of a worker; None: OMP_NUM_THREADS says it, or the plan does."""
+def join(
+    world: World, threads: int | None, stop: StopRequest, watch: Monitored | None = None, patient: bool = False
+) -> tuple[torch.device, Comm]:
+    """This worker's device and the others. With this the job has begun: whoever gets on asks `stop` from time to time. `watch`
+    then knows the others, too. `patient`: time-outs are the monitors' affair, or the user wants none.
 
-    bind: str = AUTO
-    comm_cores: int | None = None
-    threads: int | None = None
+    UsageError with more workers than GPUs, PeerError if the others don't come.
+    """
+    torch.set_num_threads(threads or default_threads(world.local_size))
+    device = choose_device(world)
+    pulse = watch.pulse if watch is not None else None
+    comm: Comm = SoloComm(pulse)
+    if world.size > 1:
+        with stop.watched():
+            comm = TorchComm(world, device, pulse, PATIENT if patient else TIMEOUT)
+            if watch is not None:
+                watch.meet(comm)
+
+    def when() -> str:
+        text = _STOPS[comm.pulse.within]
+        # An iteration that can't be finished in time is broken off.
+        return f"in or {text}" if text == _ITERATION and stop.grace is not None else text
+
+    stop.begin(when)
+    return device, comm
 
 
-def place(
-    world: World, device: "torch.device", comm: "Comm", wish: Wish, watch: Monitored | None = None
-) -> Note | None:
+def load_everywhere(folder: str, overrides: Sequence[str], comm: Comm) -> Schedule:
+    """The schedule as this rank reads it. Collective: where one rank's files have a mistake, no rank waits for it."""
+    require_same_code(comm)
+
+    def read_here() -> Schedule:
+        schedule = load(folder, overrides)
+        check_workers(schedule, comm.size)
+        return schedule
+
+    return everyone(comm, read_here)
+
+
+def place(world: World, device: torch.device, comm: Comm, wish: Wish, watch: Monitored | None = None) -> Note | None:
     """Binds this worker and its monitor where `wish` and the machine say so, and then sets the number of its threads; what rank 0 tells
     of that, None where nobody is bound because nobody needs to be. Collective, unless alone.
 
     UsageError where --bind cores or --comm-cores can't be had.
     """
-    import torch
-
-    from stagerun.comm import gather_json
-    from stagerun.train.agreement import everyone
-
-    if wish.bind == NONE or (wish.bind == AUTO and comm.size == 1):
+    if wish.bound is False or (wish.bound is None and comm.size == 1):
         return None
     boot = boot_id()  # two hosts may have one name, and two containers of one machine different ones
     here = Found(f"{socket.gethostname()} {boot}", world.local_rank, tuple(sorted(os.sched_getaffinity(0))), boot)
@@ -61,11 +98,9 @@ def place(
     given = gather_json(comm, wish.threads or given_threads())
     # The environment of one host may say something else than that of another: one number for all.
     threads = min(filter(None, given), default=None)
-    found: list[Share] = []
-    everyone(comm, lambda: found.append(_share(device, ranks, comm.rank, wish, threads)))
-    mine = found[0]
+    mine = everyone(comm, lambda: _share(device, ranks, comm.rank, wish, threads))
     shares = gather_json(comm, _words(mine))
-    if not all(each["bind"] for each in shares) and wish.bind == AUTO:
+    if not all(each["bind"] for each in shares) and wish.bound is None:
         return None  # all or nobody: all have the same number of threads
     # The slowest sets the pace: nobody has more threads than the smallest slice has cores. So the same bits come from any host, too.
     threads = threads or min(each["threads"] for each in shares)
@@ -76,12 +111,12 @@ def place(
     return _told(ranks, shares, outcomes, about, wish)
 
 
-def _share(device: "torch.device", ranks: Sequence[Found], rank: int, wish: Wish, threads: int | None) -> Share:
+def _share(device: torch.device, ranks: Sequence[Found], rank: int, wish: Wish, threads: int | None) -> Share:
     machine = read(Path("/"), os.environ)
     if device.type != "cuda":
         machine = replace(machine, gpus=())
     found = share(machine, ranks, rank, os.environ, wish.comm_cores, threads)
-    if wish.bind == CORES and found.seat is None:
+    if wish.bound and found.seat is None:
         raise UsageError(f"--bind cores can't be had: {found.choice.why}", "fewer workers, more cores, or --bind none")
     return found
 
@@ -89,7 +124,7 @@ def _share(device: "torch.device", ranks: Sequence[Found], rank: int, wish: Wish
 def _bind(seat: Seat, wish: Wish, watch: Monitored | None, group: bool) -> str:
     """What went wrong; '' for nothing. `group`: there are threads of a process group."""
     free = binding.claim(seat)
-    if not free and wish.bind == AUTO:
+    if not free and wish.bound is None:
         return _TAKEN
     try:
         binding.bind(seat)
@@ -124,7 +159,7 @@ def _told(
 ) -> Note:
     hosts = list(dict.fromkeys(found.host for found in ranks))
     first = [r for r in range(len(ranks)) if ranks[r].host == hosts[0]]
-    text = f"bound to cores ({'as asked' if wish.bind == CORES else shares[0]['why']}): "
+    text = f"bound to cores ({'as asked' if wish.bound else shares[0]['why']}): "
     if len(hosts) == 1 and len(first) <= _FEW:
         text += "; ".join(f"worker {r} to {_cpus(shares[r])}" for r in first)
     else:
@@ -134,7 +169,7 @@ def _told(
     if not failed:
         return Note(text=text, warning=about_threads[1])
     taken = ranges(r for r, outcome in failed.items() if outcome == _TAKEN)
-    if taken and wish.bind == AUTO:
+    if taken and wish.bound is None:
         text += f"; not rank {taken}: other workers of stagerun on that host have said that they are bound there"
     elif taken:
         text += f"; other workers of stagerun are bound where rank {taken} is: both are slower for it"
