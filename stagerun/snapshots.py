@@ -1,4 +1,4 @@
-"""What is known about a snapshot without its tensors: values that plan, store and runner hand to each other. No I/O."""
+"""What is known about a snapshot without its tensors: values that plan, store and train hand to each other. No I/O."""
 
 import re
 from collections.abc import Mapping

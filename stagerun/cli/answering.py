@@ -8,8 +8,8 @@ from typing import Any
 
 from stagerun.cli.options import output_folder
 from stagerun.cli.running import RunOptions, look_first
-from stagerun.cli.workers import devices
 from stagerun.errors import StagerunError
+from stagerun.launch.workers import devices
 from stagerun.preflight.facts import host_facts
 from stagerun.spec import load
 from stagerun.world import boot_id

@@ -15,10 +15,8 @@ import click
 from stagerun import signals, store
 from stagerun.child import program
 from stagerun.cli.ending import show, tell
-from stagerun.cli.logs import require_evaluation, require_packages
 from stagerun.cli.options import at_least, limits, output_folder
 from stagerun.cli.timing import find_budget, find_hours
-from stagerun.cli.workers import check_workers
 from stagerun.data.fingerprint import with_sets
 from stagerun.errors import (
     PeerError,
@@ -32,16 +30,18 @@ from stagerun.errors import (
     listing,
 )
 from stagerun.launch.sbatch import Batch, log_file, most_grace, script
+from stagerun.launch.workers import check_workers
 from stagerun.plan import Plan, make_plan, require_fresh
 from stagerun.plan.budget import MOST
 from stagerun.plan.ensembles import ensembles_left
 from stagerun.recipe import Schedule
-from stagerun.runner import results
-from stagerun.runner.restarts import require_progress, standing
 from stagerun.spec import load
 from stagerun.store.disk import make_folder
 from stagerun.store.faults import reporting
 from stagerun.text import columns, count, duration
+from stagerun.train import results
+from stagerun.train.logs import require_evaluation, require_packages
+from stagerun.train.results import require_progress, standing
 
 _SIGNAL_BEFORE_S = 300
 _MOST_SIGNAL_S = 65535  # of sbatch
@@ -163,7 +163,7 @@ def _look_at_images(schedule: Schedule) -> None:
         tell(f"warning: {named} {are} not here; unless the nodes see {them}, the job ends with 65")
         return
     with signals.held():
-        from stagerun.runner.images import preflight
+        from stagerun.train.images import preflight
 
     preflight(schedule)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from stagerun import signals
 from stagerun.cli.ending import tell
-from stagerun.cli.placing import Wish, place
 from stagerun.cli.rehearsing import check_short
-from stagerun.cli.workers import Job, join, joined, load_everywhere, say, start, work
+from stagerun.cli.workers import say, start, work
 from stagerun.errors import ExitCode, StorageError, UsageError, nearest
 from stagerun.launch import StopRequest
+from stagerun.launch.workers import Job, Orders, Wish, joined
 from stagerun.plan.rehearsal import for_speed, synthetic_images
 from stagerun.recipe import Schedule
 from stagerun.report.bench_scaling import WARM_UP, Measured, Turn, as_record, render, rows, sharing
@@ -20,8 +20,6 @@ from stagerun.report.whole_file import require_writable
 from stagerun.spec import load
 from stagerun.text import count
 from stagerun.world import World
-
-STOPPING = "which leaves nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +44,10 @@ class ScalingOptions:
             words += [] if value is None else [option, value]
         return words + ["--synthetic"] * self.synthetic + ["--json"] * self.as_json
 
+    @property
+    def orders(self) -> Orders:
+        return Orders(tuple(self.arguments()), self.threads, saves=False)
+
 
 def scaling_command(options: ScalingOptions) -> int:
     """The exit code."""
@@ -53,7 +55,7 @@ def scaling_command(options: ScalingOptions) -> int:
     def job(world: World, stop: StopRequest) -> int:
         return _scaling(options, world, stop)
 
-    return work(job, STOPPING, None, ExitCode.INTERRUPTED) if joined(None) else _start(options, job)
+    return work(job, options.orders) if joined(None) else _start(options, job)
 
 
 def _start(options: ScalingOptions, job: Job) -> int:
@@ -64,10 +66,10 @@ def _start(options: ScalingOptions, job: Job) -> int:
     most = max(options.workers)
     if not options.synthetic:
         with signals.held():
-            from stagerun.runner.images import preflight
+            from stagerun.train.images import preflight
 
         preflight(schedule)
-    return start(options.arguments(), most, options.threads, job, STOPPING, None, ExitCode.INTERRUPTED)
+    return start(job, options.orders, most)
 
 
 def _cut(options: ScalingOptions, schedule: Schedule) -> Schedule:
@@ -96,10 +98,11 @@ def _require_picture(file: str) -> None:
 def _scaling(options: ScalingOptions, world: World, stop: StopRequest) -> int:
     import torch
 
-    from stagerun.runner.images import Images
-    from stagerun.runner.rehearse import made_up_images
-    from stagerun.runner.scaling import require_workers, scaling
-    from stagerun.runner.together import rank0
+    from stagerun.train.agreement import rank0
+    from stagerun.train.images import Images
+    from stagerun.train.join import join, load_everywhere, place
+    from stagerun.train.rehearse import made_up_images
+    from stagerun.train.scaling import require_workers, scaling
 
     device, comm = join(world, options.threads, stop)
     require_workers(comm, options.workers)

@@ -8,9 +8,9 @@ import click
 
 from stagerun.cli.ending import guarded
 from stagerun.cli.host_options import chosen_hosts, host_options
-from stagerun.cli.logs import LOGS, SCREENS
 from stagerun.cli.options import BIND, Duration, at_least, choice_options, output_options, schedule_options
 from stagerun.cli.titled import Titled
+from stagerun.train.logs import LOGS, SCREENS
 
 TITLES = {
     "What is trained": ("--redo", "--keep", "--only", "--until"),

@@ -12,12 +12,12 @@ from stagerun.errors import ResumeRefused, UsageError
 from stagerun.plan.difference import Difference, FieldDifference, RateDifference, Value, difference
 from stagerun.plan.picture import Picture, StagePicture, make_picture
 from stagerun.recipe import Schedule
-from stagerun.runner.progress import MOST_RECIPE, RECIPE
 from stagerun.snapshots import Inventory, SnapshotRef
 from stagerun.spec import load
 from stagerun.spec.resolve import SCHEDULE_FILE
 from stagerun.spec.stored import read_foreign
 from stagerun.store.layout import MANIFEST
+from stagerun.train.progress import MOST_RECIPE, RECIPE
 from stagerun.units import epochs
 
 

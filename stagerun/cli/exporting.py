@@ -29,8 +29,8 @@ def export_snapshot(folder: Path, options: ExportOptions) -> None:
     _require_free(path, options.force)
 
     from stagerun.engine.export import Format
-    from stagerun.runner.exporting import Wanted, export
-    from stagerun.runner.stored import open_snapshot
+    from stagerun.train.exporting import Wanted, export
+    from stagerun.train.stored import open_snapshot
 
     wanted = Wanted(format=Format(SUFFIX[kind]), file=str(path), ema=options.ema, rgb=options.rgb, side=options.side)
     data, lines = export(open_snapshot(folder), wanted)

@@ -16,12 +16,10 @@ from stagerun import signals
 from stagerun.cli.printed import Printed
 from stagerun.errors import ExitCode, PeerError, UsageError
 from stagerun.launch.hostfile import Host, read_hosts, workers
-from stagerun.launch.life import Asking, LifeEnd, Lived, Orders
-from stagerun.launch.probe import AGAIN_S, Probe
-from stagerun.launch.remote import ANSWER_S, NOBODY, Each, Message, Remote
-from stagerun.launch.restarting import AGAIN, Again, Ended, Finish, Policy, decide
-from stagerun.launch.ssh import Way
-from stagerun.launch.sync import Bundle, bundle
+from stagerun.launch.life import AGAIN, Again, Asking, Ended, Finish, LifeEnd, Lived, Policy, decide
+from stagerun.launch.remote import AGAIN_S, ANSWER_S, NOBODY, Each, Message, Probe, Remote
+from stagerun.launch.ssh import Bundle, Way, bundle
+from stagerun.launch.workers import Orders
 from stagerun.preflight.compare import differences, troubles, worst
 from stagerun.preflight.facts import Facts, from_json
 from stagerun.text import count, duration

@@ -18,9 +18,6 @@ from stagerun.errors import PermissionDenied, ResumeRefused, StagerunError, Stor
 from stagerun.events import EnsembleTested, StageFinished
 from stagerun.plan import make_plan
 from stagerun.recipe import Schedule
-from stagerun.runner import figures
-from stagerun.runner.progress import MOST_RECIPE, MOST_STATE, RECIPE, STATE, progress_of
-from stagerun.runner.results import read_ensemble, read_result
 from stagerun.snapshots import Inventory, SnapshotRef
 from stagerun.spec import load
 from stagerun.spec.resolve import SCHEDULE_FILE
@@ -28,6 +25,8 @@ from stagerun.spec.stored import read_foreign
 from stagerun.spec.upgraded import completed
 from stagerun.store.layout import MANIFEST, snapshots_folder
 from stagerun.text import columns, count, size
+from stagerun.train.progress import MOST_RECIPE, MOST_STATE, RECIPE, STATE, progress_of
+from stagerun.train.results import figures_file, read_ensemble, read_result
 
 LOG = "log.jsonl"
 _FORBIDDEN = "no permission"
@@ -55,7 +54,7 @@ def find_target(folder: str, overrides: Sequence[str], out: str | None) -> Targe
         schedule = with_sets(load(folder, overrides))
         return Target(output_folder(schedule.name, out), schedule, path if out is None else None)
     # `rehearse` leaves its figures in a folder in which nothing has been run.
-    if not (os.path.isdir(path / "snapshots") or any(os.path.exists(p) for p in (path / LOG, figures.path_of(path)))):
+    if not (os.path.isdir(path / "snapshots") or any(os.path.exists(p) for p in (path / LOG, figures_file(path)))):
         raise UsageError(
             f"{folder} is neither a schedule's folder ({SCHEDULE_FILE}) nor an output folder (snapshots, {LOG})",
             "give the folder that `stagerun run` was given, or the one that it writes to",

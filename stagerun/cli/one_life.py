@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from stagerun.cli.options import limits
 from stagerun.cli.running import Cut, RunOptions, job_of
-from stagerun.cli.workers import joined, start, work
+from stagerun.cli.workers import start, work
 from stagerun.launch import die_with_launcher
+from stagerun.launch.workers import Orders, joined
 from stagerun.plan.rehearsal import interruptible, with_sources
 from stagerun.recipe import Schedule
 
@@ -57,8 +59,9 @@ def live(options: VerifyOptions) -> int:
     # A life may well have been hit before it came any further: that is no reason to give up here.
     of_run = RunOptions(options.folder, options.overrides, str(out), (), (), nproc, threads, retry=True)
     cut = Cut(lambda schedule: shortened(options, schedule, batches, out.parent), batches)
-    job = job_of(of_run, cut)
+    job = job_of(of_run, limits(()), cut)
+    orders = Orders(tuple(options.life_arguments(out, batches, threads)), threads)
     if joined(options.nproc):
-        return work(job)
+        return work(job, orders)
     die_with_launcher()
-    return start(options.life_arguments(out, batches, threads), nproc, threads, job)
+    return start(job, orders, nproc)

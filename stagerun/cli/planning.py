@@ -10,12 +10,12 @@ from stagerun.plan import Plan, State
 from stagerun.plan.estimate import snapshots_on_disk
 from stagerun.plan.render import csv_rows
 from stagerun.plan.tested import other_set
-from stagerun.runner import results
 from stagerun.snapshots import passed_over
 from stagerun.spec import look_at_classes
 from stagerun.spec.layers import LMDB
 from stagerun.store import local_kind, lost_with
 from stagerun.text import size
+from stagerun.train import results
 
 
 def remarks(plan: Plan, damaged: Collection[str] = (), forbidden: Collection[str] = ()) -> list[str]:

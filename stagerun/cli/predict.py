@@ -23,7 +23,7 @@ from stagerun.report.whole_file import write_output
 from stagerun.text import count, csv_text
 
 if TYPE_CHECKING:
-    from stagerun.runner.stored import Stored
+    from stagerun.train.stored import Stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +68,8 @@ def predict_images(folder: Path, options: PredictOptions) -> None:
 
     from stagerun.engine.device import choose_device
     from stagerun.engine.views import Views
-    from stagerun.runner.evaluating import Wanted, classifier
-    from stagerun.runner.stored import open_snapshot
+    from stagerun.train.evaluating import Wanted, classifier
+    from stagerun.train.stored import open_snapshot
     from stagerun.world import World, default_threads
 
     torch.set_num_threads(options.threads or default_threads(1))

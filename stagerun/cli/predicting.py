@@ -8,7 +8,7 @@ from stagerun.plan import Plan
 from stagerun.plan.prediction import Job
 from stagerun.plan.reduction import Link
 from stagerun.recipe import Determinism, Schedule
-from stagerun.runner.figures import read_figures
+from stagerun.train.results import read_figures
 
 
 def job_of(
@@ -25,7 +25,7 @@ def job_of(
             f"a prediction needs {missing}, too",
             "write --workers 128 --link 10Gbit/s, and --latency 50us where it is known",
         )
-    from stagerun.cli.workers import check_workers
+    from stagerun.launch.workers import check_workers
 
     check_workers(plan.schedule, workers)
     figures = read_figures(out)

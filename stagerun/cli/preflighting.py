@@ -7,21 +7,18 @@ from dataclasses import dataclass, replace
 from stagerun.cli.ending import tell
 from stagerun.cli.hosting import HostOptions, Task, on_hosts
 from stagerun.cli.options import limits
-from stagerun.cli.placing import Wish, place
-from stagerun.cli.workers import Job, check_workers, devices, join, joined, say, start, work
-from stagerun.errors import ExitCode, PeerError, UsageError
-from stagerun.launch import GRACE_S, StopRequest
-from stagerun.launch.life import Orders
+from stagerun.cli.workers import say, start, watched, work
+from stagerun.errors import ExitCode, UsageError
+from stagerun.launch import StopRequest
+from stagerun.launch.workers import Job, Orders, Wish, check_workers, devices, joined
 from stagerun.preflight.compare import Finding, differences, troubles, worst
 from stagerun.preflight.facts import Facts, host_facts
 from stagerun.preflight.measured import Measured, verdicts
 from stagerun.preflight.page import page, record
 from stagerun.recipe import Schedule
 from stagerun.spec import load
-from stagerun.watch.worker import Monitored, monitored
+from stagerun.watch.worker import Monitored
 from stagerun.world import World
-
-STOPPING = "which leaves nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +36,24 @@ class PreflightOptions:
         words += [] if self.out is None else ["--out", self.out]
         return words + ["--json"] * self.as_json
 
+    @property
+    def orders(self) -> Orders:
+        return Orders(tuple(self.arguments()), self.threads, saves=False)
+
 
 def preflight_command(options: PreflightOptions, hosts: HostOptions | None = None) -> int:
     """The exit code. `hosts`: what --hosts and the options beside it say."""
     if hosts is not None:
         return _on_hosts(options, hosts)
-    return work(_job(options), STOPPING, None, ExitCode.INTERRUPTED) if joined(options.nproc) else _start(options)
+
+    def job(world: World, stop: StopRequest) -> int:
+        with watched(world, limits(())) as watch:
+            return _measured(options, world, stop, watch)
+
+    return work(job, options.orders) if joined(options.nproc) else _start(options, job)
 
 
-def _job(options: PreflightOptions) -> Job:
-    return lambda world, stop: _preflight(options, world, stop)
-
-
-def _start(options: PreflightOptions) -> int:
+def _start(options: PreflightOptions, job: Job) -> int:
     schedule = load(options.folder, options.overrides)
     require_stages(schedule)
     nproc = options.nproc or devices(schedule)
@@ -61,7 +63,7 @@ def _start(options: PreflightOptions) -> int:
     if worst(found):
         show(options, schedule.name, {mine.host: mine}, None, found)
         return worst(found)
-    return start(options.arguments(), nproc, options.threads, _job(options), STOPPING, None, ExitCode.INTERRUPTED)
+    return start(job, options.orders, nproc)
 
 
 def _on_hosts(options: PreflightOptions, hosts: HostOptions) -> int:
@@ -79,7 +81,7 @@ def _on_hosts(options: PreflightOptions, hosts: HostOptions) -> int:
         return worst(found)
 
     task = Task(
-        Orders(tuple(there.arguments()), options.threads, GRACE_S, saves=False, stopped=ExitCode.INTERRUPTED),
+        there.orders,
         {"folder": folder, "overrides": options.overrides, "out": options.out},
         lambda size: check_workers(schedule, size),
         bundle=bundle,
@@ -109,22 +111,10 @@ def show(
 # -- a worker
 
 
-def _preflight(options: PreflightOptions, world: World, stop: StopRequest) -> int:
-    def speak(text: str) -> None:
-        tell(f"rank {world.rank}: {text}" if world.rank else text)
-
-    with monitored(world, limits(()), speak) as watch:
-        try:
-            return _measured(options, world, stop, watch)
-        except PeerError as error:
-            if watch is not None:
-                watch.explain(error)
-            raise
-
-
 def _measured(options: PreflightOptions, world: World, stop: StopRequest, watch: Monitored | None) -> int:
-    from stagerun.runner.preflight import measure, meet
-    from stagerun.runner.together import rank0
+    from stagerun.train.agreement import rank0
+    from stagerun.train.join import join, place
+    from stagerun.train.preflight import measure, meet
 
     device, comm = join(world, options.threads, stop, watch, patient=True)
     hosts, facts = meet(

@@ -12,31 +12,30 @@ from typing import TYPE_CHECKING
 from stagerun import signals, store
 from stagerun.cli.ending import tell
 from stagerun.cli.options import output_folder
-from stagerun.cli.placing import Wish, place
 from stagerun.cli.throw_away import claim
-from stagerun.cli.workers import Job, check_workers, devices, join, joined, load_everywhere, say, start, work
+from stagerun.cli.workers import say, start, work
 from stagerun.data.free_memory import whole_memory
 from stagerun.data.lmdb_source import data_file
 from stagerun.errors import DataError, ExitCode, UsageError
 from stagerun.events import EnsembleTested, Event, Note, Stopped, Tested
 from stagerun.events import StageStarted as Started
 from stagerun.launch import StopRequest
+from stagerun.launch.workers import Job, Orders, Wish, check_workers, devices, joined
 from stagerun.plan import make_plan
 from stagerun.plan.ensembles import ensembles_left, plan_ensembles
 from stagerun.plan.estimate import Figures, StageTime, estimate, speeds_of
 from stagerun.plan.estimate_text import Room, caveats, needs, render_needs, render_times
 from stagerun.recipe import Schedule
-from stagerun.runner.figures import write_figures
 from stagerun.snapshots import Inventory
 from stagerun.spec import load
 from stagerun.text import count, duration
+from stagerun.train.results import write_figures
 from stagerun.world import World
 
 if TYPE_CHECKING:
     from stagerun.comm import Comm
 
 THROW_AWAY = ".rehearsal"
-STOPPING = "which leaves nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +63,30 @@ class RehearseOptions:
             words += [] if value is None else [option, str(value)]
         return words + ["--synthetic"] * self.synthetic + ["--json"] * self.as_json
 
+    @property
+    def orders(self) -> Orders:
+        return Orders(tuple(self.arguments()), self.threads, saves=False)
+
 
 def rehearse_command(options: RehearseOptions) -> int:
     """The exit code."""
-    return work(_job(options), STOPPING, None, ExitCode.INTERRUPTED) if joined(options.nproc) else _start(options)
+
+    def job(world: World, stop: StopRequest) -> int:
+        return _rehearse(options, world, stop)
+
+    return work(job, options.orders) if joined(options.nproc) else _start(options, job)
 
 
-def _job(options: RehearseOptions) -> Job:
-    return lambda world, stop: _rehearse(options, world, stop)
-
-
-def _start(options: RehearseOptions) -> int:
+def _start(options: RehearseOptions, job: Job) -> int:
     schedule = load(options.folder, options.overrides)
     nproc = options.nproc or devices(schedule)
     _check(options, schedule, nproc)
     if not options.synthetic:
         with signals.held():
-            from stagerun.runner.images import preflight
+            from stagerun.train.images import preflight
 
         preflight(schedule)
-    return start(options.arguments(), nproc, options.threads, _job(options), STOPPING, None, ExitCode.INTERRUPTED)
+    return start(job, options.orders, nproc)
 
 
 def _check(options: RehearseOptions, schedule: Schedule, workers: int) -> None:
@@ -117,8 +120,9 @@ def check_short(schedule: Schedule, workers: int, device_batch: int | None, synt
 
 
 def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
-    from stagerun.runner.rehearse import Rehearsal, rehearse
-    from stagerun.runner.together import everyone, rank0
+    from stagerun.train.agreement import everyone, rank0
+    from stagerun.train.join import join, load_everywhere, place
+    from stagerun.train.rehearse import Rehearsal, rehearse
 
     device, comm = join(world, options.threads, stop)
     schedule = load_everywhere(options.folder, options.overrides, comm)

@@ -23,9 +23,9 @@ from stagerun.report.replay import history
 from stagerun.report.runs import Run, notes
 from stagerun.report.tables import Table
 from stagerun.report.written import document, separated
-from stagerun.runner.results import read_result
 from stagerun.snapshots import Inventory, SnapshotRef, passed_over
 from stagerun.spec.upgraded import completed
+from stagerun.train.results import read_result
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,11 @@ from stagerun.errors import (
 from stagerun.launch.commanded import Commanded
 from stagerun.launch.kin import words_of_run
 from stagerun.recipe import Schedule
-from stagerun.runner import results
-from stagerun.runner.restarts import LIMIT, require_progress, standing
 from stagerun.spec import load
 from stagerun.store.lives import Seen
 from stagerun.text import duration
+from stagerun.train import results
+from stagerun.train.results import LIMIT, require_progress, standing
 
 # Codes that another start would not mend.
 _FINAL = {

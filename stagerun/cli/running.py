@@ -2,45 +2,40 @@
 this process is one."""
 
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagerun import signals, store
 from stagerun.cli.ending import over_live_line, tell
-from stagerun.cli.logs import LOGS, SCREENS, Opened, Sink, in_format, parents, require_evaluation, require_packages
 from stagerun.cli.looking import DISK
-from stagerun.cli.options import AUTO, CORES, limits, output_folder
-from stagerun.cli.placing import Wish, place
+from stagerun.cli.options import AUTO, CORES, NONE, limits, output_folder
 from stagerun.cli.timing import find_hours
-from stagerun.cli.workers import Job, check_workers, devices, join, joined, load_everywhere, say, start, work
+from stagerun.cli.workers import say, start, watched, work
 from stagerun.data.fingerprint import with_sets
-from stagerun.errors import ExitCode, FolderInUseError, PeerError, StagerunError, UsageError
-from stagerun.events import Event, Failed, Note, RunFinished, Stopped
+from stagerun.errors import ExitCode, UsageError
+from stagerun.events import RunFinished
 from stagerun.launch import GRACE_S, StopRequest
+from stagerun.launch.workers import Job, Orders, Wish, check_workers, devices, joined
 from stagerun.plan import Plan, State, make_plan, require_fresh
 from stagerun.plan.ensembles import ensembles_text
 from stagerun.plan.hours_text import render_hours
 from stagerun.plan.render import going_on, render_text
-from stagerun.pulse import Section
+from stagerun.pulse import Limits
 from stagerun.recipe import Schedule
 from stagerun.report.console import finished_line
-from stagerun.report.jsonl import JsonLines
 from stagerun.report.table import ensembles_table, results_table
-from stagerun.report.whole_file import require_writable
-from stagerun.runner import results
-from stagerun.runner.restarts import require_progress, standing
 from stagerun.snapshots import Inventory
 from stagerun.spec import load
-from stagerun.watch.worker import Monitored, monitored
+from stagerun.train import results
+from stagerun.train.keeper import Selection
+from stagerun.train.logs import in_format, parents, require_evaluation, require_packages
+from stagerun.train.results import require_progress, standing
 from stagerun.world import World
 
 if TYPE_CHECKING:
     from stagerun.cli.hosting import HostOptions
-
-PROFILED = 10  # iterations of --profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +59,21 @@ class RunOptions:
     comm_cores: int | None = None
     profile: str | None = None
     profile_iterations: int | None = None
+
+    @property
+    def selection(self) -> Selection:
+        return Selection(self.redo, self.keep, self.only, self.until)
+
+    @property
+    def wish(self) -> Wish:
+        return Wish({AUTO: None, CORES: True, NONE: False}[self.bind], self.comm_cores, self.threads)
+
+    @property
+    def orders(self) -> Orders:
+        return Orders(tuple(self.arguments()), self.threads, self.grace_s)
+
+    def output(self, schedule: Schedule) -> Path:
+        return output_folder(schedule.name, self.out)
 
     @property
     def grace_s(self) -> float:
@@ -99,7 +109,7 @@ def run_command(options: RunOptions, hosts: "HostOptions | None" = None) -> int:
     """The exit code. `hosts`: what --hosts and the options beside it say."""
     over_live_line()
     require_packages(options.log)
-    limits(options.timeouts)  # a mistake in it, too
+    times = limits(options.timeouts)
     if options.profile is None and options.profile_iterations is not None:
         raise UsageError("--profile-iterations without --profile", "`--profile FILE` says where to write them")
     if options.comm_cores is not None and options.bind != CORES:
@@ -107,8 +117,9 @@ def run_command(options: RunOptions, hosts: "HostOptions | None" = None) -> int:
         raise UsageError(f"--comm-cores {options.comm_cores} without --bind cores", hint)
     store.planned_fault()  # a mistake in it is reported before anything is started
     if hosts is not None:
-        return _on_hosts(options, hosts)
-    return work(job_of(options), grace=options.grace_s) if joined(options.nproc) else _start(options)
+        return _on_hosts(options, hosts, watched=times is not None)
+    job = job_of(options, times)
+    return work(job, options.orders) if joined(options.nproc) else _start(job, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,37 +131,36 @@ class Cut:
     final_test_iter: int
 
 
-def job_of(options: RunOptions, cut: Cut | None = None) -> Job:
-    """What a worker of the run does."""
-    return lambda world, stop: _train(options, world, stop, cut)
+def job_of(options: RunOptions, times: Limits | None, cut: Cut | None = None) -> Job:
+    """What a worker of the run does. `times`: how long it may stay in a section; None: it has no monitor."""
+
+    def job(world: World, stop: StopRequest) -> int:
+        with watched(world, times) as watch:
+            from stagerun.train.run import train
+
+            return train(options, world, stop, watch, tell, cut)
+
+    return job
 
 
-# -- the process that a person started
-
-
-def _start(options: RunOptions) -> int:
+def _start(job: Job, options: RunOptions) -> int:
     schedule = load(options.folder, options.overrides)
     nproc = options.nproc or devices(schedule)
     done = look_first(options, schedule, nproc)
-    if done is not None:
-        return done
-    return start(options.arguments(), nproc, options.threads, job_of(options), grace=options.grace_s)
+    return done if done is not None else start(job, options.orders, nproc)
 
 
-def _on_hosts(options: RunOptions, hosts: "HostOptions") -> int:
+def _on_hosts(options: RunOptions, hosts: "HostOptions", watched: bool) -> int:
     # Only here: it compares what data hosts see, and so loads numpy, whose threads others start with signals held.
     from stagerun.cli.hosting import Task, on_hosts
-    from stagerun.launch.life import Orders
 
     schedule = load(options.folder, options.overrides)
     require_evaluation(options.log, schedule)
-    watched = limits(options.timeouts) is not None
     bundle, folder = hosts.bundle(options.folder)
     options = replace(options, folder=folder)
-    question = {"folder": folder, "overrides": options.overrides, "out": options.out}
     task = Task(
-        Orders(tuple(options.arguments()), options.threads, options.grace_s, watched=watched),
-        question,
+        replace(options.orders, watched=watched),
+        {"folder": folder, "overrides": options.overrides, "out": options.out},
         lambda size: check_workers(schedule, size),
         {"options": asdict(options)},
         bundle,
@@ -163,7 +173,7 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
     """What `run` finds and prints where rank 0 will be, before `size` workers are started; the exit code where there is nothing to do.
     What is wrong is raised."""
     require_evaluation(options.log, schedule)
-    out = output_folder(schedule.name, options.out)
+    out = options.output(schedule)
     schedule = with_sets(schedule)
     plan, found = look(schedule, out, options)
     _report_idle_redo(plan, options)
@@ -177,7 +187,7 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
         require_progress(DISK, out, standing(DISK, out, schedule, found))
     check_workers(schedule, size)
     with signals.held():
-        from stagerun.runner.images import preflight
+        from stagerun.train.images import preflight
 
     preflight(schedule)
     together = ensembles_text(results.planned_ensembles(plan, out))
@@ -207,7 +217,7 @@ def look(schedule: Schedule, out: Path, options: RunOptions) -> tuple[Plan, Inve
     store.prepare(DISK, out)
     with store.Lock(out, optional=True):
         found = store.inventory(DISK, out)
-        plan = make_plan(schedule, found, options.redo, options.keep, options.only, options.until)
+        plan = make_plan(schedule, found, *options.selection)
     require_fresh(plan)
     return plan, found
 
@@ -224,116 +234,3 @@ def _table(plan: Plan, out: Path) -> str:
     stages = results_table(results.results(plan, out), parents(plan))
     together = ensembles_table(results.ensembles(plan, out))
     return f"{stages}\n\n{together}" if together else stages
-
-
-# -- a worker
-
-
-def _train(options: RunOptions, world: World, stop: StopRequest, cut: Cut | None) -> int:
-    def speak(text: str) -> None:
-        tell(f"rank {world.rank}: {text}" if world.rank else text)
-
-    with monitored(world, limits(options.timeouts), speak) as watch:
-        try:
-            return _train_monitored(options, world, stop, cut, watch)
-        except PeerError as error:
-            if watch is not None:
-                watch.explain(error)
-            raise
-
-
-def _train_monitored(
-    options: RunOptions, world: World, stop: StopRequest, cut: Cut | None, watch: Monitored | None
-) -> int:
-    from stagerun.runner.keeper import Keeper
-    from stagerun.runner.profiling import Profile
-    from stagerun.runner.stopping import Grace
-    from stagerun.runner.together import rank0
-    from stagerun.runner.walk import run
-
-    device, comm = join(world, options.threads, stop, watch, patient=True)
-    schedule = load_everywhere(options.folder, options.overrides, comm)
-    placed = place(world, device, comm, Wish(options.bind, options.comm_cores, options.threads), watch)
-    if cut is not None:
-        schedule = cut.schedule(schedule)
-    out = output_folder(schedule.name, options.out)
-    keeper = None
-    if comm.rank == 0:
-        choice = (options.redo, options.keep, options.only, options.until)
-        keeper = Keeper(schedule, out, *choice, retry=options.retry, say=tell, stop=stop)
-    with ExitStack() as stack:
-        sinks: list[Sink] = []
-        last: Event | None = None
-
-        def open_folder() -> None:
-            assert keeper is not None
-            if options.profile is not None:
-                require_writable(options.profile)
-            stack.push(lambda kind, error, trace: keeper.close(_code(error, last)))
-            keeper.open()
-            if watch is not None:
-                watch.log(out / "log.jsonl")
-            plan = keeper.plan()
-            before = results.results(plan, out)
-            screen = SCREENS[options.log_format](plan, before, results.ensembles(plan, out))
-            stack.callback(comm.pulse.prints, False)
-            sinks.append(stack.enter_context(screen))
-            stack.callback(comm.pulse.prints, True)  # its end prints, too
-            sinks.append(stack.enter_context(JsonLines(out / "log.jsonl", screen.say)))
-            require_evaluation(options.log, schedule)
-            opened = Opened(plan, out, before, screen.say)
-            for name in dict.fromkeys(options.log):
-                sinks.append(stack.enter_context(LOGS[name].make(opened)))
-
-        rank0(comm, open_folder)
-        final_test_iter = cut.final_test_iter if cut else None
-        grace = Grace(options.grace_s, stop.left)
-        profile = None
-        if options.profile is not None:
-            profile = Profile(options.profile, options.profile_iterations or PROFILED, comm)
-        events = run(
-            schedule, str(out), comm, world, device, keeper, stop, final_test_iter, grace, options.exact, profile
-        )
-        if placed is not None:
-            events = after_first(events, placed)
-        for event in told(events, watch) if sinks else events:
-            # A monitor's word is the last that the user sees. What is still trained after it may be saved, so it is logged.
-            for sink in sinks if watch is None or not watch.verdict else sinks[1:]:
-                with comm.pulse.printing() if sink is sinks[0] else comm.pulse.section(Section.SAVE):
-                    sink(event)
-            last = event
-        if profile is not None and not profile.over and (note := profile.finish()).text and sinks:
-            sinks[0](note)
-    comm.close()
-    return _code(None, last)
-
-
-def _code(error: BaseException | None, last: Event | None) -> int:
-    """What the run ends with: `error`, or else its last event."""
-    if error is not None:
-        return error.exit_code if isinstance(error, StagerunError) else ExitCode.BUG
-    return ExitCode.SAVED if isinstance(last, Stopped) else ExitCode.DONE
-
-
-def after_first(events: Iterator[Event], note: Note) -> Iterator[Event]:
-    """The events, and `note` after the first, which says that the run starts."""
-    for number, event in enumerate(events):
-        yield event
-        if number == 0:
-            yield note
-
-
-def told(events: Iterator[Event], watch: Monitored | None = None) -> Iterator[Event]:
-    """The events, and Failed before an error goes on its way: who looks in the morning finds it in the log. Where a monitor ends the
-    job, the monitor logs why, and errors only follow from it."""
-    try:
-        yield from events
-    except FolderInUseError:  # the log is that of the run which has taken over
-        raise
-    except Exception as error:
-        if watch is not None and isinstance(error, PeerError):
-            watch.explain(error)
-        if watch is None or not watch.verdict:
-            text = error.render() if isinstance(error, StagerunError) else f"{type(error).__name__}: {error}"
-            yield Failed(code=int(_code(error, None)), text=text)
-        raise

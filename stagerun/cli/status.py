@@ -28,8 +28,8 @@ from stagerun.pace import DONE, STALE, TO_DO, pace, progress_line, share
 from stagerun.plan import Plan, State, make_plan
 from stagerun.plan.renamed import under
 from stagerun.report.failed import failed_line
-from stagerun.runner import restarts
 from stagerun.snapshots import Inventory
+from stagerun.train.results import fruitless, standing
 
 _CODES = {"finished": int(ExitCode.DONE), "stopped": int(ExitCode.SAVED)}
 _LOOK_S = 0.25
@@ -230,10 +230,10 @@ def _stuck(target: Target, found: Inventory) -> bool:
     """As `run` asks. Without a schedule it is that of the newest snapshot; without either what the last life started from must do."""
     schedule = target.schedule or newest_recipe(target.out, found)
     if schedule is not None:
-        now = restarts.standing(DISK, target.out, schedule, found)
-        return bool(restarts.fruitless(DISK, target.out, now))
+        now = standing(DISK, target.out, schedule, found)
+        return bool(fruitless(DISK, target.out, now))
     last = None if found.snapshots else _newest_life(target.out)
-    return last is not None and bool(restarts.fruitless(DISK, target.out, last.newest))
+    return last is not None and bool(fruitless(DISK, target.out, last.newest))
 
 
 def _piece(life: Life) -> Progress | None:

@@ -9,8 +9,8 @@ from stagerun.cli.looking import LOG, ensemble_on_disk, last_result
 from stagerun.events import EnsembleTested, StageFinished, Tested
 from stagerun.plan import Plan
 from stagerun.plan.ensembles import EnsembleState
-from stagerun.runner.results import planned_ensembles, read_result
 from stagerun.snapshots import Inventory
+from stagerun.train.results import planned_ensembles, read_result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

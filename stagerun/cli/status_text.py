@@ -10,9 +10,9 @@ from stagerun.cli.status import Status
 from stagerun.errors import ExitCode
 from stagerun.pace import strip
 from stagerun.report.table import ensembles_table
-from stagerun.runner.restarts import LIMIT
 from stagerun.snapshots import passed_over
 from stagerun.text import columns, count, duration, size
+from stagerun.train.results import LIMIT
 
 MOST_WARNINGS = 10
 MOST_HOSTS = 8

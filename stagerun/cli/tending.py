@@ -12,10 +12,10 @@ from stagerun.cli.looking import DISK, Target
 from stagerun.errors import ResumeRefused, StagerunError, UsageError, nearest
 from stagerun.plan import Plan, State, changed_fields, make_plan
 from stagerun.recipe import Schedule
-from stagerun.runner.results import path_of
 from stagerun.snapshots import Inventory, SnapshotRef
 from stagerun.store.layout import snapshots_folder
 from stagerun.text import count
+from stagerun.train.results import path_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,8 @@ from stagerun.plan.hours_text import budget_record, hours_record, render_budget,
 from stagerun.plan.measured import Measured, hours_of_run, measured
 from stagerun.plan.prediction import Job, hours_of, predict, prediction_record, render_prediction
 from stagerun.recipe import Schedule
-from stagerun.runner.figures import read_figures
-from stagerun.runner.results import planned_ensembles, results
 from stagerun.text import count, size
+from stagerun.train.results import planned_ensembles, read_figures, results
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from stagerun.errors import StorageError
 from stagerun.plan import make_plan
 from stagerun.plan.interruption import Compared, result_numbers
 from stagerun.recipe import Determinism, Schedule
-from stagerun.runner import results
 from stagerun.text import columns, count, duration
+from stagerun.train import results
 
 
 @dataclass(frozen=True, slots=True)

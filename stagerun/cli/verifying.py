@@ -16,9 +16,10 @@ from stagerun.cli.strokes import Stroke, strike, strokes
 from stagerun.cli.throw_away import claim
 from stagerun.cli.verdict import Ends, Lived, Verdict, as_record, ends_of, life_line, render
 from stagerun.cli.victim import LOOK_S, Victim
-from stagerun.cli.workers import devices, say
+from stagerun.cli.workers import say
 from stagerun.errors import EXIT_MEANINGS, ExitCode, StagerunError, UsageError
 from stagerun.events import Event, PieceStarted, RunStarted, StageStarted
+from stagerun.launch.workers import devices
 from stagerun.plan.interruption import Compared, Course, Moment, compare_logs, course_of, promises, went_on
 from stagerun.plan.rehearsal import enough_logical_workers, synthetic_images
 from stagerun.recipe import Determinism, Schedule
@@ -76,7 +77,7 @@ def _check(options: VerifyOptions, schedule: Schedule, nproc: int) -> None:
     check_short(schedule, max(nproc, then or 1), options.device_batch, options.synthetic, "verifies")
     if not options.synthetic:
         with signals.held():
-            from stagerun.runner.images import preflight
+            from stagerun.train.images import preflight
 
         preflight(schedule)
 

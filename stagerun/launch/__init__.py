@@ -4,8 +4,7 @@ from stagerun.launch.folder import report
 from stagerun.launch.kin import bound_note
 from stagerun.launch.local import run_workers
 from stagerun.launch.meeting import go_there, meet, place_note
-from stagerun.launch.process import StopRequest, die_with_launcher
-from stagerun.launch.relay import GRACE_S
+from stagerun.launch.stopping import GRACE_S, StopRequest, die_with_launcher
 
 __all__ = [
     "GRACE_S",

@@ -25,7 +25,7 @@ from stagerun import signals
 from stagerun.child import program
 from stagerun.errors import ExitCode
 from stagerun.launch.folder import LAUNCHER_PID, REPORT_DIR, Report, lives, nothing_begun, reports, send, unwritable
-from stagerun.launch.relay import GRACE_S, Relay, least_before
+from stagerun.launch.stopping import GRACE_S, Relay, least_before
 from stagerun.text import duration
 
 FOLDER_PREFIX = "stagerun-launch-"
@@ -261,7 +261,7 @@ def verdict(
     """The one exit code and message for all workers.
 
     A worker that only lost its peers is not the cause; one that met an error of its own is, then one that was killed, then one
-    that was told to stop. A worker with nothing to say leaves it to the one that raised the error (`runner.together`).
+    that was told to stop. A worker with nothing to say leaves it to the one that raised the error (`train.together`).
     `deaths`: exit codes by rank as the agent saw them, negative for a signal. `asked`: the launcher was told to stop; `stopped` is
     the code where that leaves nothing else to say. `hosts`: by rank, where there are several.
     """

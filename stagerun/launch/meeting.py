@@ -28,8 +28,7 @@ from stagerun.launch.addresses import (
     resolve,
     towards,
 )
-from stagerun.launch.pmi1 import Pmi1
-from stagerun.launch.pmix import Pmix
+from stagerun.launch.pmi import Pmi1, Pmix
 from stagerun.nodelist import expand
 from stagerun.text import duration
 from stagerun.world import GIVEN, World

@@ -21,14 +21,14 @@ FLOORS = [
     {"engine"},
     {"report", "launch"},
     {"watch"},  # it leaves its reports in the launcher's folder
-    {"runner"},  # the only one that imports plan, store, data and engine
+    {"train"},  # the only one that imports plan, store, data and engine
     {"cli"},
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
-TORCH = {"models", "comm", "engine", "runner"}
+TORCH = {"models", "comm", "engine", "train"}
 # Functions that start workers may import it: by then they are wanted.
 TORCH_INSIDE_FUNCTIONS = {"launch", "cli"}
-NOT_FROM_ENGINE = {"plan", "store", "data", "report", "cli", "launch", "runner", "spec"}
+NOT_FROM_ENGINE = {"plan", "store", "data", "report", "cli", "launch", "train", "spec"}
 
 
 def files() -> Iterator[tuple[str, Path]]:

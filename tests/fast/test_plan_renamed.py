@@ -10,9 +10,9 @@ from stagerun.cli.planning import remarks
 from stagerun.plan import State, make_plan
 from stagerun.plan.renamed import names_of, under
 from stagerun.recipe import Schedule
-from stagerun.runner.keeper import Keeper
 from stagerun.snapshots import SnapshotRef
 from stagerun.spec import read
+from stagerun.train.keeper import Keeper
 
 HEAD = """
 name: "renamed"

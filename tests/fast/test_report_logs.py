@@ -24,7 +24,6 @@ from log_help import (
 )
 
 from stagerun import store
-from stagerun.cli.logs import LOGS, require_evaluation, require_packages
 from stagerun.cli.running import RunOptions
 from stagerun.errors import StorageError, UsageError
 from stagerun.events import Event, StageFinished
@@ -32,6 +31,7 @@ from stagerun.plan import Plan
 from stagerun.report.course import course
 from stagerun.report.dawnbench import DawnBench
 from stagerun.report.tensorboard import TensorBoard
+from stagerun.train.logs import LOGS, require_evaluation, require_packages
 
 # -- DAWNBench
 

@@ -18,9 +18,9 @@ from stagerun.comm import SoloComm
 from stagerun.data.write import write_lmdb
 from stagerun.events import Event, Iterated, NotFinite
 from stagerun.proto import caffe_pb2
-from stagerun.runner.keeper import Keeper
-from stagerun.runner.walk import run
 from stagerun.spec import load
+from stagerun.train.keeper import Keeper
+from stagerun.train.walk import run
 from stagerun.world import World
 
 IMAGES, BATCH = 64, 8

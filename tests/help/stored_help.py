@@ -13,8 +13,8 @@ from stagerun.data.write import write_lmdb
 from stagerun.engine.codec import encode
 from stagerun.models import build
 from stagerun.proto import caffe_pb2
-from stagerun.runner.keeper import AVERAGE, MOMENTUM, RECIPE, STATE, WEIGHTS
 from stagerun.spec import canonical, load
+from stagerun.train.progress import AVERAGE, MOMENTUM, RECIPE, STATE, WEIGHTS
 
 SCHEDULE = """name: "stored"
 model {{ {model} }}

@@ -18,10 +18,10 @@ from stagerun.plan.difference import Difference, FieldDifference, difference
 from stagerun.plan.estimate import Cost, Figures
 from stagerun.plan.rehearsal import cost_key
 from stagerun.recipe import Schedule
-from stagerun.runner.figures import write_figures
 from stagerun.spec import canonical, load, read
 from stagerun.spec.stored import read_recipe
 from stagerun.store.layout import MANIFEST, snapshots_folder
+from stagerun.train.results import write_figures
 
 SCHEDULE = """
 name: "tree"

@@ -26,10 +26,10 @@ from stagerun.models import BatchNorm2d
 from stagerun.recipe import Schedule
 from stagerun.report.caffe_log import CaffeLog
 from stagerun.report.course import course
-from stagerun.runner.keeper import Keeper
-from stagerun.runner.stored import load_network, open_snapshot
-from stagerun.runner.walk import run
 from stagerun.spec import load
+from stagerun.train.keeper import Keeper, Selection
+from stagerun.train.stored import load_network, open_snapshot
+from stagerun.train.walk import run
 from stagerun.world import World
 
 CPU = torch.device("cpu")
@@ -89,7 +89,7 @@ def times(out: Path) -> dict[str, int]:
 def again(schedule: Path, out: Path, *overrides: str, redo: tuple[str, ...] = (), stop: bool = False) -> list[object]:
     """The events of `run`, in this process."""
     loaded = load(schedule, overrides)
-    keeper = Keeper(loaded, out, redo)
+    keeper = Keeper(loaded, out, Selection(redo))
     out.mkdir(exist_ok=True)
     keeper.open()
     try:

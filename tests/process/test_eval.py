@@ -21,8 +21,8 @@ from stagerun import store
 from stagerun.data import index, indexing
 from stagerun.data.crops import five_crops
 from stagerun.engine.images import Batch
-from stagerun.runner.evaluating import Wanted, score
-from stagerun.runner.stored import load_network, open_snapshot
+from stagerun.train.evaluating import Wanted, score
+from stagerun.train.stored import load_network, open_snapshot
 
 CROPPED = "transform_param { crop_size: 24 mean_value: 73 scale: 0.0111 }"
 MODEL = 'name: "resnet_small" num_classes: 10 channels: 1'

@@ -29,8 +29,8 @@ from stagerun.cli.main import main
 from stagerun.cli.status import look
 from stagerun.cli.status_text import GOES_ON, status_text
 from stagerun.report.jsonl import JsonLines
-from stagerun.runner.keeper import Keeper
 from stagerun.spec import load
+from stagerun.train.keeper import Keeper
 
 LONG = 'base_lr: 0.05 lr_policy: "fixed" max_iter: 100000 snapshot: 10 test_interval: 15'
 KEPT = ("--set", "keep_snapshots=1000")  # so that a snapshot that is waited for stays

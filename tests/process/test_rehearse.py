@@ -22,9 +22,9 @@ from stagerun.plan.estimate import Cost, Figures, estimate, snapshots_on_disk, t
 from stagerun.plan.estimate_text import Room, caveats, needs, render_needs, render_times
 from stagerun.plan.rehearsal import Synthetic, cost_key, rehearsal, synthetic_images
 from stagerun.recipe import Cache, CropSizeRamp, ParamRule, Schedule
-from stagerun.runner.rehearse import LEAST_ITERS, Observer, Rehearsal, costs, first_life
 from stagerun.snapshots import Inventory
 from stagerun.spec import load
+from stagerun.train.rehearse import LEAST_ITERS, Observer, Rehearsal, costs, first_life
 
 SOLVERS = Path(__file__).parents[2] / "solvers"
 TREE = schedule(

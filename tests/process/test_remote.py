@@ -20,8 +20,7 @@ from stagerun.cli.printed import Printed
 from stagerun.errors import UsageError
 from stagerun.launch.hostfile import Host
 from stagerun.launch.remote import Remote
-from stagerun.launch.ssh import Way, passed_on
-from stagerun.launch.sync import BAD_STREAM, CANT_WRITE, MOST_BYTES, Bundle, bundle
+from stagerun.launch.ssh import BAD_STREAM, CANT_WRITE, MOST_BYTES, Bundle, Way, bundle, passed_on
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ import torch
 from stagerun.comm import SoloComm
 from stagerun.data.write import write_lmdb
 from stagerun.proto import caffe_pb2
-from stagerun.runner.keeper import Keeper
-from stagerun.runner.walk import run
 from stagerun.spec import load
 from stagerun.store import LocalDisk, inventory
+from stagerun.train.keeper import Keeper
+from stagerun.train.walk import run
 from stagerun.world import World
 
 SCHEDULE = """

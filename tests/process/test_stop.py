@@ -16,7 +16,6 @@ from engine_help import CPU, KNOBS, SOLVER, ConvNet, Threads, arithmetic, assert
 
 from stagerun import __main__ as entry
 from stagerun import signals
-from stagerun.cli.workers import join
 from stagerun.comm import Comm, SoloComm, make_reducer, runs_of
 from stagerun.engine.leaving import Pace, hopeless
 from stagerun.engine.loop import StageLoop, train
@@ -27,13 +26,14 @@ from stagerun.events import Event, Iterated, RunFinished, Stopped
 from stagerun.launch import StopRequest, folder, run_workers
 from stagerun.launch.folder import Report
 from stagerun.launch.local import verdict
-from stagerun.launch.relay import Relay, least_before
+from stagerun.launch.stopping import Relay, least_before
 from stagerun.pulse import Section
 from stagerun.recipe import Determinism
-from stagerun.runner.keeper import Keeper
-from stagerun.runner.stopping import Grace, Stopping
-from stagerun.runner.walk import run
 from stagerun.spec import load
+from stagerun.train.join import join
+from stagerun.train.keeper import Keeper
+from stagerun.train.walk import run
+from stagerun.train.worker import Grace, Stopping
 from stagerun.world import World
 
 NEVER = lambda done: False  # noqa: E731

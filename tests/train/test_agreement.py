@@ -8,8 +8,7 @@ from engine_help import ThreadComm, Threads
 from stagerun.data.fingerprint import Glance
 from stagerun.errors import StagerunError
 from stagerun.preflight.facts import Facts, Images, host_facts
-from stagerun.runner.agreement import _agree, _names
-from stagerun.runner.together import ToldByAnother
+from stagerun.train.agreement import ToldByAnother, _agree, _names
 
 HERE = host_facts(None)
 SEEN = Images(role="train", path="/x", seen=Glance(records=9, size=4096, fingerprint="f" * 64, ends="e" * 32))

@@ -18,10 +18,11 @@ from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.write import write_lmdb
 from stagerun.errors import DataError
 from stagerun.recipe import Data, OnBadRecord, Source
-from stagerun.runner.keeper import STATE, Keeper, progress_of
-from stagerun.runner.replacing import Replacing
-from stagerun.runner.walk import run
 from stagerun.spec import load
+from stagerun.train.images import Replacing
+from stagerun.train.keeper import Keeper
+from stagerun.train.progress import STATE, progress_of
+from stagerun.train.walk import run
 from stagerun.world import World
 
 SEED = 1

@@ -20,8 +20,8 @@ from stagerun.engine.state import Capture, TrainState, average, digests, make_st
 from stagerun.errors import Diverged, ExitCode, PeerError, StagerunError
 from stagerun.events import Event, Iterated, Note, NotFinite, RunFinished
 from stagerun.recipe import Precision
-from stagerun.runner import stage, walk
-from stagerun.runner.divergence import different
+from stagerun.train import stage, walk
+from stagerun.train.agreement import different
 
 SOLVER_TEXT = "snapshot: 3 ema_decay: 0.9"
 
@@ -109,7 +109,7 @@ def corrupted(
 
     def events(run: stage.StageRun, loop: object, state: TrainState, *rest: object) -> Iterator[Event]:
         for event in inner(run, loop, state, *rest):  # type: ignore[arg-type]
-            if isinstance(event, Iterated) and event.iter == iter and run.comm.rank in ranks:
+            if isinstance(event, Iterated) and event.iter == iter and run.worker.comm.rank in ranks:
                 harm(state)
             yield event
 

@@ -14,7 +14,7 @@ from stagerun.engine.state import make_state
 from stagerun.engine.update import update
 from stagerun.knobs import Knobs
 from stagerun.recipe import ChannelOrder, Determinism, Precision, Transform
-from stagerun.runner.finish import _as_code as as_code
+from stagerun.train.finish import _as_code as as_code
 
 MEAN, STD = (103.5, 116.25, 123.75), (57.375, 57.12, 58.395)
 FORMATS = {True: torch.channels_last, False: torch.contiguous_format}

@@ -47,9 +47,9 @@ from stagerun.plan.hours_text import render_hours
 from stagerun.recipe import EnsembleRule, Precision, Schedule
 from stagerun.report.read_log import Log
 from stagerun.report.replay import history
-from stagerun.runner import results
 from stagerun.spec import canonical
 from stagerun.spec.stored import read_recipe
+from stagerun.train import results
 
 # ---- the mean of answers
 

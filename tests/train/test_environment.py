@@ -12,7 +12,7 @@ from stagerun.engine.device import RECORDED_SINCE, environment
 from stagerun.errors import ResumeRefused
 from stagerun.plan import Plan, make_plan
 from stagerun.recipe import Determinism, Schedule
-from stagerun.runner.environment import environment_of, require_same
+from stagerun.train.environment import environment_of, require_same
 
 CPU = torch.device("cpu")
 GONE = ("main@12", "b_y@4")  # `b_x` came from there, and `b_y` is to start there

@@ -21,9 +21,9 @@ from stagerun import recipe, store
 from stagerun.cli import exporting
 from stagerun.engine.images import Normalise
 from stagerun.models.vision import torchvision_models
-from stagerun.runner.exporting import in_torchvision
-from stagerun.runner.stored import load_network, open_snapshot
 from stagerun.store import LocalDisk
+from stagerun.train.exporting import in_torchvision
+from stagerun.train.stored import load_network, open_snapshot
 
 COLOUR = "transform_param { crop_size: 40 mean_value: 104 mean_value: 117 mean_value: 124 scale: 0.017 }"
 GREY = "transform_param { crop_size: 28 mean_value: 73 scale: 0.0111 }"

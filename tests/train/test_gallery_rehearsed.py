@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import stagerun.runner.rehearse as rehearsing
+import stagerun.train.rehearse as rehearsing
 from stagerun.comm import SoloComm
 from stagerun.recipe import Schedule
-from stagerun.runner.rehearse import Rehearsal, rehearse
 from stagerun.spec import load
+from stagerun.train.rehearse import Rehearsal, rehearse
 from stagerun.world import World
 
 SOLVERS = Path(__file__).parents[2] / "solvers"

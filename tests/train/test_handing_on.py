@@ -14,9 +14,9 @@ from stagerun.data.write import write_lmdb
 from stagerun.errors import DataError, PeerError
 from stagerun.pulse import Pulse
 from stagerun.recipe import Data, ScratchFrom, Source
-from stagerun.runner import copying, handing_on
-from stagerun.runner.copying import Copying
-from stagerun.runner.handing_on import HandingOn
+from stagerun.train import copying, handing_on
+from stagerun.train.copying import Copying
+from stagerun.train.handing_on import HandingOn
 
 BLOCK = 1 << 16
 HOSTS = ["node0", "node1", "node2"]

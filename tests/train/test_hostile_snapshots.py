@@ -26,12 +26,12 @@ from stagerun.cli.looking import newest_snapshot
 from stagerun.engine.codec import decode
 from stagerun.engine.state import restore
 from stagerun.errors import ResumeRefused
-from stagerun.runner.bounds import elements, most_bytes, require_buildable
-from stagerun.runner.keeper import Keeper
-from stagerun.runner.progress import STATE, WEIGHTS, Progress, progress_of
 from stagerun.snapshots import SnapshotRef
 from stagerun.spec.networks import NETWORKS
 from stagerun.store.manifest import MAX_BYTES, MAX_INTEGER
+from stagerun.train.keeper import Keeper
+from stagerun.train.progress import STATE, WEIGHTS, Progress, progress_of
+from stagerun.train.stored import elements, most_bytes, require_buildable
 
 DISK = store.LocalDisk()
 MODEL = 'name: "resnet_small" num_classes: 10 channels: 1'

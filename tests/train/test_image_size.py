@@ -37,9 +37,9 @@ from stagerun.recipe import (
     Solver,
     Transform,
 )
-from stagerun.runner import resident as runner
 from stagerun.schedule.image_size import at_largest, crop_size, epoch_images, ramped
 from stagerun.snapshots import Inventory
+from stagerun.train import resident as runner
 
 IMAGES, HEIGHT, WIDTH = 30, 40, 52
 RAMP = CropSizeRamp(start_size=16, start_epoch=1, end_epoch=3, multiple=8)

@@ -14,7 +14,7 @@ from stagerun.data.records import ListRecords, Room
 from stagerun.errors import DataError
 from stagerun.proto.caffe_pb2 import Datum
 from stagerun.recipe import Cache, Data, InterpMode, Model, RandomResizedCrop, Schedule, Source, Transform
-from stagerun.runner.images import Images, default_loader_threads
+from stagerun.train.images import Images, default_loader_threads
 
 
 def png(i: int, height: int = 20, width: int = 30) -> bytes:

@@ -22,10 +22,10 @@ from stagerun.errors import DataError, Span
 from stagerun.events import Tested
 from stagerun.proto.caffe_pb2 import Datum
 from stagerun.recipe import InterpMode, RandomResize, Solver, Stage, Transform
-from stagerun.runner import images
-from stagerun.runner.keeper import Keeper
-from stagerun.runner.walk import run
 from stagerun.spec import load
+from stagerun.train import images
+from stagerun.train.keeper import Keeper
+from stagerun.train.walk import run
 from stagerun.world import World
 
 SIZES = [

@@ -30,8 +30,8 @@ from stagerun.events import (
     Stopped,
 )
 from stagerun.plan import make_plan
-from stagerun.runner import stage
 from stagerun.spec import load
+from stagerun.train import stage
 
 SKIP = "on_nan: SKIP snapshot: 4"
 ROLLBACK = "on_nan: ROLLBACK snapshot: 4"

@@ -17,12 +17,12 @@ from stagerun.engine.state import make_state
 from stagerun.errors import FolderInUseError, PermissionDenied, StagerunError, StorageError
 from stagerun.events import Note, SnapshotFailed, SnapshotWritten
 from stagerun.recipe import Schedule
-from stagerun.runner.keeper import Keeper
-from stagerun.runner.progress import Progress
-from stagerun.runner.snapshotter import Snapshotter
 from stagerun.snapshots import SnapshotRef
 from stagerun.spec import load
 from stagerun.store import LocalDisk
+from stagerun.train.keeper import Keeper, Lineage
+from stagerun.train.progress import Progress
+from stagerun.train.snapshotter import Snapshotter
 
 DISK = LocalDisk()
 SCHEDULE = """name: "pins"
@@ -53,7 +53,7 @@ def keeper(schedule: Schedule, tmp_path: Path) -> Keeper:
 
 def commit(keeper: Keeper, iter: int, stage: str = "main", parent: str = "") -> SnapshotRef:
     files = {"model.safetensors": f"{stage} {iter}".encode() * 20}
-    return keeper.commit(keeper.schedule.stage(stage), iter, parent, files, Progress(0, 0.0, []), {})
+    return keeper.commit(Lineage(keeper.schedule.stage(stage), parent, {}), iter, files, Progress(0, 0.0, []))
 
 
 def names(keeper: Keeper) -> list[str]:
@@ -341,7 +341,7 @@ def test_room_for_a_piece_is_made_of_its_own_steps_alone(keeper: Keeper) -> None
 def snapshotter(keeper: Keeper, piece: bool = False) -> Snapshotter:
     stage = keeper.schedule.stage("main")
     state = make_state(stored_help.network(keeper.schedule.model, 1), stage.solver, torch.device("cpu"))
-    return Snapshotter(keeper, stage, "", state, {}, piece)
+    return Snapshotter(keeper, Lineage(stage, "", {}), state, piece)
 
 
 def test_a_run_on_a_full_disk_deletes_what_it_can_spare_tries_once_more_and_says_so(keeper: Keeper) -> None:

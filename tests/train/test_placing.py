@@ -9,9 +9,9 @@ import torch
 from engine_help import Threads
 from test_topology import machine
 
-from stagerun.cli import placing
-from stagerun.cli.placing import Wish, place
 from stagerun.events import Note
+from stagerun.train import join as placing
+from stagerun.train.join import Wish, place
 from stagerun.world import THREADS_GIVEN, World
 
 CPU = torch.device("cpu")

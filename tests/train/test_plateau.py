@@ -20,11 +20,11 @@ from stagerun.plan import make_plan
 from stagerun.plan.hazards import notes
 from stagerun.plan.render import csv_rows
 from stagerun.recipe import Schedule, Solver
-from stagerun.runner import walk
-from stagerun.runner.keeper import Keeper
 from stagerun.schedule import make_knobs
 from stagerun.schedule.plateau import FRESH, follow
 from stagerun.snapshots import Inventory
+from stagerun.train import walk
+from stagerun.train.keeper import Keeper
 from stagerun.world import World
 
 WINDOWS = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)

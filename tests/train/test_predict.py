@@ -12,7 +12,7 @@ from PIL import Image
 
 from stagerun.data import index, indexing
 from stagerun.report import confusion
-from stagerun.runner.stored import load_network, open_snapshot
+from stagerun.train.stored import load_network, open_snapshot
 
 MODEL = 'name: "resnet_small" num_classes: 10 channels: 1'
 CROPPED = "transform_param { crop_size: 24 mean_value: 73 scale: 0.0111 }"
@@ -96,7 +96,7 @@ def test_answers_of_rectangles_go_by_their_record(tmp_path: Path) -> None:
     """They are evaluated in the order of their shapes."""
     from stagerun.cli.evaluating import Answers
     from stagerun.engine.device import choose_device
-    from stagerun.runner.evaluating import Wanted, score
+    from stagerun.train.evaluating import Wanted, score
     from stagerun.world import World
 
     shapes = [(30, 60), (60, 30), (40, 44), (33, 50)]

@@ -18,9 +18,9 @@ from stagerun.errors import ResumeRefused
 from stagerun.events import Note
 from stagerun.plan import Plan, State, make_plan, require_fresh
 from stagerun.recipe import Determinism, Ensemble, Schedule
-from stagerun.runner.environment import environment_of, promise, promise_of_ensemble, require_exact
-from stagerun.runner.stage import requests
 from stagerun.snapshots import TRAINING_SET, SnapshotRef, same_set
+from stagerun.train.environment import environment_of, promise, promise_of_ensemble, require_exact
+from stagerun.train.stage import requests
 
 CPU = torch.device("cpu")
 TRAIN = 'train { source: "/d/train" images: 1000 }'

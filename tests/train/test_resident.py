@@ -39,7 +39,7 @@ from stagerun.recipe import (
     RandomResizedCrop,
     Transform,
 )
-from stagerun.runner import resident as runner
+from stagerun.train import resident as runner
 
 RECORDS, HEIGHT, WIDTH = 37, 14, 18
 
@@ -216,12 +216,14 @@ def a_run(device: str, cache: Cache, param: Transform, values: list[bytes] | Non
 
     images.whole_images = whole_images
     return SimpleNamespace(
-        schedule=SimpleNamespace(data=SimpleNamespace(cache=cache)),
         stage=SimpleNamespace(solver=replace(SOLVER, transform=param)),
-        images=images,
-        device=SimpleNamespace(type=device),
-        stop=lambda: False,
-        comm=SoloComm(),
+        worker=SimpleNamespace(
+            schedule=SimpleNamespace(data=SimpleNamespace(cache=cache)),
+            images=images,
+            device=SimpleNamespace(type=device),
+            stop=lambda: False,
+            comm=SoloComm(),
+        ),
     )
 
 
@@ -248,7 +250,7 @@ def test_a_set_that_fits_is_kept_once_for_all_stages(pretended_gpu: None, cache:
     first, notes = kept(run)
     assert first is not None and [n.text for n in notes] == ["the training images are kept on the GPU: 28.0 kB"]
     np.testing.assert_array_equal(first.images.numpy(), pictures())
-    assert kept(run) == (first, []) and run.images.made == 1
+    assert kept(run) == (first, []) and run.worker.images.made == 1
     run.stage.solver = replace(SOLVER, transform=Transform(trivial_augment=True))
     assert kept(run) == (None, []), "this stage's images come from the loader"
 
@@ -256,7 +258,7 @@ def test_a_set_that_fits_is_kept_once_for_all_stages(pretended_gpu: None, cache:
 def test_where_nothing_is_kept(pretended_gpu: None) -> None:
     for device, cache in (("cpu", Cache.AUTO), ("cpu", Cache.DEVICE), ("cuda", Cache.MEMORY), ("cuda", Cache.DISK)):
         run = a_run(device, cache, CASES["cifar"])
-        assert kept(run) == (None, []) and run.images.made == 0
+        assert kept(run) == (None, []) and run.worker.images.made == 0
 
 
 def test_a_bad_record_leaves_the_images_to_the_loader(pretended_gpu: None) -> None:
@@ -279,16 +281,15 @@ def test_images_of_several_sizes_are_a_mistake_only_where_they_are_to_be_kept(pr
 PRETENDING = """
 import sys, torch
 from types import SimpleNamespace
-from stagerun.runner import resident, stage
+from stagerun.train import resident, stage
 keep, read_all, cpu = resident.keep, resident.read_all, torch.device("cpu")
 torch.cuda.mem_get_info = lambda device: (10**9, 10**9)
 resident.read_all = lambda batches, n, device, *rest: read_all(batches, n, cpu, *rest)
 def pretend(run):
-    seen = SimpleNamespace(
-        schedule=run.schedule, stage=run.stage, images=run.images, stop=run.stop, comm=run.comm
-    )
-    seen.device = SimpleNamespace(type="cuda")
-    return keep(seen)
+    its = run.worker
+    worker = SimpleNamespace(schedule=its.schedule, images=its.images, stop=its.stop, comm=its.comm)
+    worker.device = SimpleNamespace(type="cuda")
+    return keep(SimpleNamespace(stage=run.stage, worker=worker))
 stage.keep = pretend
 from stagerun.cli.main import main
 main()
@@ -335,7 +336,7 @@ def test_leaving_early_ends_the_thread_that_draws() -> None:
     asked = ((8 * i, 8) for i in range(10**6))
     run = SimpleNamespace(
         stage=SimpleNamespace(solver=SOLVER),
-        schedule=SimpleNamespace(data=SimpleNamespace(shuffle=True)),
+        worker=SimpleNamespace(schedule=SimpleNamespace(data=SimpleNamespace(shuffle=True))),
         planned=SimpleNamespace(position=0, skipped=0),
     )
     with runner.training_batches(run, resident, asked) as batches:  # type: ignore[arg-type]

@@ -25,12 +25,13 @@ from stagerun.comm import SoloComm
 from stagerun.errors import ExitCode, FolderInUseError, ResumeRefused
 from stagerun.events import Event, SnapshotFailed, SnapshotWritten
 from stagerun.recipe import Determinism, Schedule
-from stagerun.runner.keeper import Keeper, Progress
-from stagerun.runner.restarts import LIMIT, standing
-from stagerun.runner.walk import run
 from stagerun.spec import load
 from stagerun.store import lease, lives, write
 from stagerun.store.lives import Life, Process
+from stagerun.train.keeper import Keeper, Lineage
+from stagerun.train.progress import Progress
+from stagerun.train.results import LIMIT, standing
+from stagerun.train.walk import run
 from stagerun.world import World
 
 DISK = store.LocalDisk()
@@ -161,7 +162,7 @@ def test_killed_processes_are_lives_and_the_command_refuses_before_it_starts_a_w
     base: Path, schedule: Schedule, tmp_path: Path
 ) -> None:
     script = """import os, signal, sys; from pathlib import Path
-from stagerun.runner.keeper import Keeper; from stagerun.spec import load
+from stagerun.train.keeper import Keeper; from stagerun.spec import load
 Keeper(load(sys.argv[1], ()), Path(sys.argv[2])).open(); os.kill(os.getpid(), signal.SIGKILL)"""
     for _ in range(LIMIT):
         killed = subprocess.run([sys.executable, "-c", script, base / "schedule", tmp_path], timeout=60)
@@ -369,7 +370,7 @@ def test_the_life_that_began_without_snapshots_says_so_in_its_own(schedule: Sche
         keeper.open()
         stage = schedule.stages[0]
         for iter in (1, 2):
-            ref = keeper.commit(stage, iter, "", {"model.safetensors": b"w"}, Progress(0, 0.0, []), {})
+            ref = keeper.commit(Lineage(stage, "", {}), iter, {"model.safetensors": b"w"}, Progress(0, 0.0, []))
             assert ref.began_empty is expected
             assert store.inventory(DISK, tmp_path).snapshots[-1] == ref
         keeper.close(0)

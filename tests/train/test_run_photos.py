@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 
 from stagerun.cli.main import main
 from stagerun.errors import DataError, RecipeError
-from stagerun.runner.images import preflight
 from stagerun.spec import canonical, load
+from stagerun.train.images import preflight
 
 SCHEDULE = """
 name: "photos"

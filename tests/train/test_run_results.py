@@ -11,10 +11,10 @@ import pytest
 from stagerun.errors import StorageError
 from stagerun.events import EnsembleTested, StageFinished
 from stagerun.logged import result_of
-from stagerun.runner import results
-from stagerun.runner.finish import finite
 from stagerun.snapshots import SnapshotRef
 from stagerun.store import LocalDisk
+from stagerun.train import results
+from stagerun.train.finish import finite
 
 FINISHED = StageFinished(
     stage="a", iterations=1, epochs=1.0, first_lr=0.1, last_lr=0.1, weight_decay=0.0, augmentation="none", loss=1.0,

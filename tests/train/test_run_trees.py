@@ -32,9 +32,10 @@ from stagerun.events import (
     Stopped,
     Tested,
 )
-from stagerun.runner.keeper import WEIGHTS, Keeper
-from stagerun.runner.walk import run
 from stagerun.spec import load
+from stagerun.train.keeper import Keeper, Selection
+from stagerun.train.progress import WEIGHTS
+from stagerun.train.walk import run
 from stagerun.world import World
 
 CPU = torch.device("cpu")
@@ -94,7 +95,7 @@ def go(
     """The events of `run` in this process. `stop` is asked with those so far."""
     loaded = load(schedule, overrides)
     out.mkdir(exist_ok=True)
-    keeper, seen = Keeper(loaded, out, **choice), list[Event]()
+    keeper, seen = Keeper(loaded, out, Selection(**choice)), list[Event]()
     keeper.open()
     try:
         for event in run(loaded, str(out), SoloComm(), World(), CPU, keeper, lambda: stop(seen)):

@@ -15,10 +15,10 @@ from stagerun.plan.rehearsal import rehearsal
 from stagerun.plan.render import csv_rows, render_text
 from stagerun.recipe import Schedule
 from stagerun.report.table import results_table
-from stagerun.runner import walk
-from stagerun.runner.keeper import Keeper
 from stagerun.schedule import make_knobs
 from stagerun.snapshots import Inventory
+from stagerun.train import walk
+from stagerun.train.keeper import Keeper
 from stagerun.world import World
 
 STAGES = {

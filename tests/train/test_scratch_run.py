@@ -23,13 +23,12 @@ from stagerun.errors import DataError, PeerError, StagerunError, StorageError
 from stagerun.events import Event, Iterated, Note, RunFinished, Stopped
 from stagerun.pulse import Pulse
 from stagerun.recipe import Data
-from stagerun.runner.copying import Copying
-from stagerun.runner.copying_text import Status, Told, as_notes, progress_text
-from stagerun.runner.images import preflight
-from stagerun.runner.keeper import Keeper
-from stagerun.runner.together import ToldByAnother
-from stagerun.runner.walk import run
 from stagerun.spec import load
+from stagerun.train.agreement import ToldByAnother
+from stagerun.train.copying import Copying, Status, Told, as_notes, progress_text
+from stagerun.train.images import preflight
+from stagerun.train.keeper import Keeper
+from stagerun.train.walk import run
 from stagerun.world import World
 
 HOME = f"stagerun-{os.getuid()}"

@@ -15,9 +15,10 @@ from stagerun.engine.state import TrainState, momentum, weights
 from stagerun.errors import Diverged, StorageError
 from stagerun.events import Note, SnapshotFailed, SnapshotWritten
 from stagerun.recipe import Precision
-from stagerun.runner.keeper import MOMENTUM, WEIGHTS, Keeper, Progress
-from stagerun.runner.snapshotter import PATIENCE, Snapshotter
 from stagerun.snapshots import SnapshotRef
+from stagerun.train.keeper import Keeper, Lineage
+from stagerun.train.progress import MOMENTUM, WEIGHTS, Progress
+from stagerun.train.snapshotter import PATIENCE, Snapshotter
 
 FP32 = replace(SOLVER, precision=Precision.FP32)
 PROGRESS = Progress(0, 0.0, [])
@@ -32,7 +33,7 @@ class FakeKeeper:
     written: list[tuple[int, dict[str, bytes]]] = field(default_factory=list)
     retained: list[int] = field(default_factory=list)
 
-    def commit(self, stage: Any, iter: int, parent: str, files: dict[str, memoryview], *_: Any) -> SnapshotRef:
+    def commit(self, lineage: Any, iter: int, files: dict[str, memoryview], *_: Any) -> SnapshotRef:
         self.began.set()
         assert self.open.wait(60)
         self.written.append((iter, {name: bytes(file) for name, file in files.items()}))
@@ -60,7 +61,7 @@ def made(open: bool = True) -> tuple[FakeKeeper, TrainState, Snapshotter]:
     keeper = FakeKeeper()
     if open:
         keeper.open.set()
-    snapshotter = Snapshotter(cast(Keeper, keeper), cast(Any, Stage()), "", state, {})
+    snapshotter = Snapshotter(cast(Keeper, keeper), Lineage(cast(Any, Stage()), "", {}), state)
     return keeper, state, snapshotter
 
 

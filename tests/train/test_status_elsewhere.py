@@ -9,8 +9,8 @@ from test_store_lease import NODE7, NODE8, taken
 
 from stagerun import store
 from stagerun.cli import status
-from stagerun.runner.hosts import only_here
 from stagerun.store.lease import Lease
+from stagerun.train.agreement import only_here
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from stagerun.comm import SoloComm
 from stagerun.engine.device import environment
 from stagerun.errors import ResumeRefused, StorageError
 from stagerun.plan import State
-from stagerun.runner.environment import environment_of, other_machines
-from stagerun.runner.keeper import Keeper
 from stagerun.snapshots import SnapshotRef
 from stagerun.spec import load
 from stagerun.store.fault_points import Fault, FaultyDisk
+from stagerun.train.environment import environment_of, other_machines
+from stagerun.train.keeper import Keeper
 
 __all__ = ["keeper", "schedule"]  # fixtures
 

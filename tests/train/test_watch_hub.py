@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from stagerun import comm
-from stagerun.cli.workers import join
 from stagerun.engine.device import synchronize
 from stagerun.launch import StopRequest
 from stagerun.pulse import Limits, Pulse, Section
+from stagerun.train.join import join
 from stagerun.watch import hub as hubs
 from stagerun.watch.hub import Hub
 from stagerun.watch.judge import Seen

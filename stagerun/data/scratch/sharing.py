@@ -4,7 +4,7 @@ Of n nodes that need a copy each reads every n-th block from the source, and han
 by all together, each node sends about as much as it gets, and no one waits for one that comes before it in a chain. Where a node is
 gone, or gives other bytes than it should, its share is read from the source. A node that had its copy is a source itself.
 
-The training threads of the ranks meet meanwhile (`stagerun.runner.copying`); they settle who takes part, and by which way.
+The training threads of the ranks meet meanwhile (`stagerun.train.copying`); they settle who takes part, and by which way.
 """
 
 import enum
