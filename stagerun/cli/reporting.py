@@ -25,7 +25,7 @@ from stagerun.report.tables import Table
 from stagerun.report.written import document, separated
 from stagerun.runner.results import read_result
 from stagerun.snapshots import Inventory, SnapshotRef, passed_over
-from stagerun.spec.upgraded import completed
+from stagerun.spec.build import completed
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from stagerun.plan.planned import Change, Lost, Plan, PlannedStage, State, label
 from stagerun.plan.renamed import taken_over
 from stagerun.recipe import Schedule, Stage
 from stagerun.snapshots import Inventory, SnapshotRef, how_far
-from stagerun.spec.upgraded import completed
+from stagerun.spec.build import completed
 
 __all__ = ["Change", "Lost", "Plan", "PlannedStage", "State", "changed_fields", "make_plan", "require_fresh"]
 

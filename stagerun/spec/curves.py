@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from stagerun import recipe, schedule
 from stagerun.errors import Span, listing
-from stagerun.spec import tree
-from stagerun.spec.build_rate import curve
+from stagerun.spec import tree, values
 from stagerun.spec.knots import check_knots
 from stagerun.spec.problems import Problems
 from stagerun.spec.rate import telling_iterations
@@ -55,9 +54,9 @@ def _values(stage: str, name: str, view: View, message: View, images: int | None
     """Momentum stays below 1, weight decay finite, neither falls below 0."""
     if not all(view.has(field) for field in ("max_iter", "batch_size")):
         return
-    found, batch, value = curve(view, f"{name}_policy"), view.whole("batch_size"), view.number(name)
+    found, batch, value = values.build(recipe.Curve, message), view.whole("batch_size"), view.number(name)
     length, start = view.whole("max_iter"), view.whole("policy_start_iter")
-    assert found is not None and batch and length and start is not None and value is not None
+    assert batch and length and start is not None and value is not None
     solver = recipe.Solver(
         base_lr=0.0,
         lr_policy="fixed",

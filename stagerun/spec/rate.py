@@ -5,7 +5,7 @@ import math
 
 from stagerun import recipe, schedule
 from stagerun.recipe import DecayFrom
-from stagerun.spec.build_rate import rate_settings
+from stagerun.spec.build import rate_settings
 from stagerun.spec.problems import Problems
 from stagerun.spec.view import View
 

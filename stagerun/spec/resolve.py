@@ -246,7 +246,7 @@ def _build(
         "model.batch_norm_param.moving_average_fraction": repr(model.moving_average_fraction),
         "model.batch_norm_param.eps": repr(model.eps),
     }
-    shared = list(build.facts(schedule, "", derived, path))
+    shared = list(build.facts(SCHEDULE, schedule, "", derived, path))
     data = build.data(view.inside("data"), root)
     return recipe.Schedule(
         name=name,
@@ -274,7 +274,7 @@ def _stage(node: Node, block: Block, seed: int, images: int, shared: Sequence[bu
         derived[f"solver.{field}.std_value"] = "[1.0]"
         if transform.random_resize:
             derived[f"solver.{field}.random_resize_param.max_size"] = str(transform.random_resize.max_size)
-    found = [*shared, *build.facts(block, "solver.", derived, path), *_branch(node)]
+    found = [*shared, *build.facts(SOLVER, block, "solver.", derived, path), *_branch(node)]
     return recipe.Stage(
         name=node.name,
         parent=node.parent,
