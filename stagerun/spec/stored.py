@@ -11,8 +11,10 @@ from typing import Any
 
 from stagerun import recipe
 from stagerun.errors import Span
-from stagerun.spec import ranges, scalars
+from stagerun.spec import scalars
 from stagerun.spec.lexer import Kind, Token, tokens
+from stagerun.spec.ranges import bounds_missed
+from stagerun.spec.tree import SCHEDULE
 from stagerun.spec.values import Member, layout
 
 # What divides, or is stepped by: a snapshot need not be ours, and `check` has not seen its recipe.
@@ -56,13 +58,14 @@ def read_foreign(text: str) -> recipe.Schedule:
 
 def _require_in_range(value: Any) -> None:
     """A message of the recipe and those in it, by the ranges of what `check` reads; a default needs not be in one."""
+    kind = SCHEDULE.file.message_types_by_name[f"{type(value).__name__}Parameter"]
     for member in layout(type(value)):
         found = getattr(value, member.attribute)
-        allowed = ranges.RANGES.get(f"{type(value).__name__}Parameter.{member.name}")
+        field = kind.fields_by_name.get(member.name)
         if dataclasses.is_dataclass(found):
             _require_in_range(found)
-        elif allowed is not None and found is not None and found != member.default and found not in allowed:
-            raise ValueError(f"`{member.name}` must be {allowed}")
+        elif field is not None and found not in (None, member.default) and (missed := bounds_missed(field, found)):
+            raise ValueError(f"`{member.name}` must be {missed}")
 
 
 class _Reader:
