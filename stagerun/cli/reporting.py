@@ -12,7 +12,7 @@ from stagerun.cli.looking import Target, ensemble_on_disk
 from stagerun.cli.status import look
 from stagerun.errors import PermissionDenied, StorageError, UsageError
 from stagerun.events import EnsembleTested
-from stagerun.plan.renamed import under
+from stagerun.plan.counting import under
 from stagerun.report import compare_tables, epoch_tables, tables
 from stagerun.report.branches import most
 from stagerun.report.compare import groups

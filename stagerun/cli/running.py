@@ -22,7 +22,7 @@ from stagerun.events import Event, Failed, Note, RunFinished, Stopped
 from stagerun.launch import GRACE_S, StopRequest
 from stagerun.plan import Plan, State, make_plan, require_fresh
 from stagerun.plan.ensembles import ensembles_text
-from stagerun.plan.hours_text import render_hours
+from stagerun.plan.hours import render_hours
 from stagerun.plan.render import going_on, render_text
 from stagerun.pulse import Section
 from stagerun.recipe import Schedule

@@ -24,7 +24,7 @@ from stagerun.recipe import Cache, Data, Schedule, Stage, Transform
 from stagerun.runner.copying import Copying
 from stagerun.runner.replacing import Replacing
 from stagerun.runner.together import everyone
-from stagerun.spec.model import classes_problem
+from stagerun.spec.transform import classes_problem
 from stagerun.world import World
 
 _CPU = torch.device("cpu")

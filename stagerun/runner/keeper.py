@@ -10,8 +10,7 @@ from stagerun import store
 from stagerun.data.fingerprint import with_sets
 from stagerun.errors import PermissionDenied, ResumeRefused, StagerunError, StorageError
 from stagerun.plan import Plan, State, changed_fields, make_plan, require_fresh
-from stagerun.plan.renamed import names_of, under
-from stagerun.plan.rollback import targets
+from stagerun.plan.counting import names_of, targets, under
 from stagerun.recipe import OnNan, Schedule, Stage
 from stagerun.runner.progress import AVERAGE, MOMENTUM, RECIPE, STATE, WEIGHTS, Progress, progress_of
 from stagerun.runner.restarts import require_progress, standing

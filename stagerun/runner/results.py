@@ -11,8 +11,8 @@ from stagerun.errors import StorageError
 from stagerun.events import EnsembleTested, StageFinished
 from stagerun.logged import ensemble_of, result_of
 from stagerun.plan import Plan, PlannedStage, State
+from stagerun.plan.counting import other_set, tested_on
 from stagerun.plan.ensembles import EnsembleState, PlannedEnsemble, plan_ensembles
-from stagerun.plan.tested import other_set, tested_on
 from stagerun.snapshots import SnapshotRef
 from stagerun.store.layout import results_folder
 

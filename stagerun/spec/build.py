@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from stagerun import recipe
-from stagerun.spec import knots, layers, tree, values
+from stagerun.spec import layers, tree, values
 from stagerun.spec.layers import PAIRS
 from stagerun.spec.networks import NETWORKS, PLAIN
 from stagerun.spec.tree import SCHEDULE, SOLVER, Block, Entry, is_message
@@ -157,7 +157,7 @@ def _block_as_written(block: Block) -> str:
     found = []
     for name, entry in block.entries.items():
         text = _written(entry)
-        found.append(text if text.startswith(f"{knots.EPOCH}: ") else f"{name}: {text}")
+        found.append(text if text.startswith(f"{layers.EPOCH}: ") else f"{name}: {text}")
     return "{ " + " ".join(found) + " }"
 
 

@@ -5,11 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from stagerun import recipe
-from stagerun.errors import listing, nearest
+from stagerun.errors import Problems, listing, nearest
 from stagerun.spec.build import evaluation_transform
 from stagerun.spec.check import check_required
-from stagerun.spec.problems import Problems
-from stagerun.spec.scalars import shown
+from stagerun.spec.lexer import shown
 from stagerun.spec.stages import Node
 from stagerun.spec.tree import Block, Value
 from stagerun.spec.values import layout

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from stagerun.errors import Span, listing, nearest
+from stagerun.errors import Problems, Span, listing, nearest
 from stagerun.proto import stagerun_pb2
 from stagerun.schedule import CURVES, POLICIES, SOLVER_TYPES
+from stagerun.spec.lexer import shown
 from stagerun.spec.networks import FILLER_FIELDS, NETWORKS
-from stagerun.spec.problems import Problems
-from stagerun.spec.scalars import shown
 from stagerun.spec.tree import SCHEDULE, Block, Entry, Scalar, Value
 
 # The options of the .proto that bound a number; their names are the words of the message.

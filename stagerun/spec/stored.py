@@ -11,7 +11,7 @@ from typing import Any
 
 from stagerun import recipe
 from stagerun.errors import Span
-from stagerun.spec import scalars
+from stagerun.spec import lexer
 from stagerun.spec.lexer import Kind, Token, tokens
 from stagerun.spec.ranges import bounds_missed
 from stagerun.spec.tree import SCHEDULE
@@ -89,7 +89,7 @@ class _Reader:
                 return block
             mark = self.take()
             if name.kind is not Kind.WORD or mark.text not in (":", "{"):
-                raise ValueError(f"line {name.line}: `{scalars.shown(name.text)}` is no field")
+                raise ValueError(f"line {name.line}: `{lexer.shown(name.text)}` is no field")
             block.fields.setdefault(name.text, []).append(
                 self.block(mark, depth + 1) if mark.text == "{" else self.take()
             )
@@ -126,8 +126,8 @@ def _item(wanted: Any, name: str, item: "Token | _Block") -> Any:
     if isinstance(item, Token) and not dataclasses.is_dataclass(wanted):
         try:
             return _scalar(wanted, item)
-        except (ValueError, scalars.WrongValue) as error:
-            shown = scalars.shown(item.text)
+        except (ValueError, lexer.WrongValue) as error:
+            shown = lexer.shown(item.text)
             raise ValueError(f"line {item.line}: `{name}` can't be `{shown}`") from error
     raise ValueError(f"line {item.line}: `{name}` is of another kind")
 
@@ -136,7 +136,7 @@ def _scalar(wanted: Any, token: Token) -> Any:
     if wanted is str:
         if token.kind is not Kind.STRING:
             raise ValueError("no text in quotes")
-        return scalars.utf8(scalars.string(token))
+        return lexer.utf8(lexer.string(token))
     if token.kind not in (Kind.WORD, Kind.NUMBER):
         raise ValueError("no value")
     if issubclass(wanted, enum.Enum):
