@@ -349,13 +349,13 @@ class Stage:
 
     name: str
     parent: str | None
+    parent_iter: int | None = None
+    enabled: bool = True
+    group: str | None = None
     solver: Solver
     identity: Mapping[str, str]
     origins: Mapping[str, Origin]
     span: Span
-    parent_iter: int | None = None
-    enabled: bool = True
-    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,11 +378,11 @@ class Schedule:
     seed: int
     model: Model
     data: Data
-    stages: tuple[Stage, ...]
     determinism: Determinism = Determinism.FIXED
     keep_snapshots: int = 3
-    files: tuple[tuple[str, str], ...] = ()
+    stages: tuple[Stage, ...]
     ensembles: tuple[Ensemble, ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
     sets: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def stage(self, name: str) -> Stage:

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from stagerun.errors import Span
-from stagerun.spec.problems import Problems
+from stagerun.errors import Problems, Span
 
 
 @dataclass(frozen=True, slots=True)

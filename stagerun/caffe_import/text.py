@@ -10,9 +10,8 @@ from stagerun.caffe_import.left import Findings
 from stagerun.caffe_import.lines import plain
 from stagerun.errors import nearest
 from stagerun.proto import caffe_pb2
-from stagerun.spec.lexer import Kind, Token, tokens
+from stagerun.spec.lexer import Kind, Token, shown, tokens
 from stagerun.spec.parse import Reader, parse
-from stagerun.spec.scalars import shown
 from stagerun.spec.tree import Block, Entry
 
 SOLVER: Descriptor = caffe_pb2.SolverParameter.DESCRIPTOR

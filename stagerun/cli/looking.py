@@ -20,9 +20,9 @@ from stagerun.plan import make_plan
 from stagerun.recipe import Schedule
 from stagerun.snapshots import Inventory, SnapshotRef
 from stagerun.spec import load
+from stagerun.spec.build import completed
 from stagerun.spec.resolve import SCHEDULE_FILE
 from stagerun.spec.stored import read_foreign
-from stagerun.spec.upgraded import completed
 from stagerun.store.layout import MANIFEST, snapshots_folder
 from stagerun.text import columns, count, size
 from stagerun.train.progress import MOST_RECIPE, MOST_STATE, RECIPE, STATE, progress_of

@@ -7,9 +7,9 @@ from pathlib import Path
 from stagerun.cli.options import missing_data
 from stagerun.errors import PermissionDenied, StorageError, listing
 from stagerun.plan import Plan, State
+from stagerun.plan.counting import other_set
 from stagerun.plan.estimate import snapshots_on_disk
 from stagerun.plan.render import csv_rows
-from stagerun.plan.tested import other_set
 from stagerun.snapshots import passed_over
 from stagerun.spec import look_at_classes
 from stagerun.spec.layers import LMDB

@@ -5,8 +5,7 @@ from pathlib import Path
 from stagerun import signals
 from stagerun.errors import UsageError
 from stagerun.plan import Plan
-from stagerun.plan.prediction import Job
-from stagerun.plan.reduction import Link
+from stagerun.plan.prediction import Job, Link
 from stagerun.recipe import Determinism, Schedule
 from stagerun.train.results import read_figures
 

@@ -23,8 +23,17 @@ from stagerun.launch import StopRequest
 from stagerun.launch.workers import Job, Orders, Wish, check_workers, devices, joined
 from stagerun.plan import make_plan
 from stagerun.plan.ensembles import ensembles_left, plan_ensembles
-from stagerun.plan.estimate import Figures, StageTime, estimate, speeds_of
-from stagerun.plan.estimate_text import Room, caveats, needs, render_needs, render_times
+from stagerun.plan.estimate import (
+    Figures,
+    Room,
+    StageTime,
+    caveats,
+    estimate,
+    needs,
+    render_needs,
+    render_times,
+    speeds_of,
+)
 from stagerun.recipe import Schedule
 from stagerun.snapshots import Inventory
 from stagerun.spec import load

@@ -12,7 +12,7 @@ from stagerun.cli.looking import Target, ensemble_on_disk
 from stagerun.cli.status import look
 from stagerun.errors import PermissionDenied, StorageError, UsageError
 from stagerun.events import EnsembleTested
-from stagerun.plan.renamed import under
+from stagerun.plan.counting import under
 from stagerun.report import compare_tables, epoch_tables, tables
 from stagerun.report.branches import most
 from stagerun.report.compare import groups
@@ -24,8 +24,8 @@ from stagerun.report.runs import Run, notes
 from stagerun.report.tables import Table
 from stagerun.report.written import document, separated
 from stagerun.snapshots import Inventory, SnapshotRef, passed_over
-from stagerun.spec.upgraded import completed
 from stagerun.train.results import read_result
+from stagerun.spec.build import completed
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from stagerun.launch import GRACE_S, StopRequest
 from stagerun.launch.workers import Job, Orders, Wish, check_workers, devices, joined
 from stagerun.plan import Plan, State, make_plan, require_fresh
 from stagerun.plan.ensembles import ensembles_text
-from stagerun.plan.hours_text import render_hours
+from stagerun.plan.hours import render_hours
 from stagerun.plan.render import going_on, render_text
 from stagerun.pulse import Limits
 from stagerun.recipe import Schedule

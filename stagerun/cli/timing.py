@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from stagerun.cli.log_tail import Life, read_last_life
@@ -12,13 +12,20 @@ from stagerun.errors import StagerunError, UsageError
 from stagerun.lmdb_file import data_file
 from stagerun.pace import pace
 from stagerun.plan import Plan
-from stagerun.plan.budget import Budget, budget
+from stagerun.plan.budget import Budget, budget, render_budget
 from stagerun.plan.ensembles import ensembles_left, ensembles_record, ensembles_text
-from stagerun.plan.estimate import Figures, speeds_of
-from stagerun.plan.estimate_text import doubts
-from stagerun.plan.hours import Hours, Spent, at_images_per_second, not_known
-from stagerun.plan.hours_text import budget_record, hours_record, render_budget, render_hours
-from stagerun.plan.measured import Measured, hours_of_run, measured
+from stagerun.plan.estimate import Figures, doubts, speeds_of
+from stagerun.plan.hours import (
+    Hours,
+    Measured,
+    Spent,
+    at_images_per_second,
+    hours_of_run,
+    hours_record,
+    measured,
+    not_known,
+    render_hours,
+)
 from stagerun.plan.prediction import Job, hours_of, predict, prediction_record, render_prediction
 from stagerun.recipe import Schedule
 from stagerun.text import count, size
@@ -56,7 +63,7 @@ def beside(
         record["time"] = hours_record(plan, hours, together)
     if ends:
         blocks.append(render_budget(ends))
-        record["budget"] = budget_record(ends)
+        record["budget"] = asdict(ends)
     return Beside(tuple(blocks), record)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from stagerun.plan.hours import Hours, Speed, of_part, spent
 from stagerun.plan.plan import Plan, PlannedStage
 from stagerun.recipe import Schedule
+from stagerun.text import count, duration
 
 MOST = 1000  # allocations that are counted
 
@@ -194,3 +195,47 @@ def _count(job: _Job, first: Place, seconds: float, killed: bool) -> int | None:
         if number > MOST:
             break
     return number
+
+
+def render_budget(found: Budget) -> str:
+    """Where an allocation of that length ends, and what follows."""
+    if not found.total:
+        return "nothing is left that an allocation would be for"
+    if found.done:
+        return f"an allocation of {duration(found.seconds)} is enough: all is done after {duration(found.total)}"
+    done = f", after {', '.join(found.finished)}" if found.finished else ""
+    ends = f"an allocation of {duration(found.seconds)} ends in"
+    if found.testing:
+        lines = [f"{ends} the evaluation of {found.stage or 'the ensembles'}{done}"]
+        lines.append(f"  {f'{found.stage} is saved by then, and' if found.stage else 'which'} is evaluated again")
+    else:
+        lines = [f"{ends} {found.stage}, at iteration {found.iter} of {found.last} (epoch {found.epoch:.2f}){done}"]
+        saved = f"{found.saved_stage} at {found.saved_iter}" if found.saved_stage else "the seed"
+        lines.append(
+            f"  told to stop before (SIGTERM, SIGUSR1): saves {found.stage} at iteration {found.stop_iter}, and nothing is lost"
+        )
+        lines.append(
+            f"  killed: the last snapshot by then is {saved}; {count(found.lost, 'iteration')}, "
+            f"{duration(found.lost_seconds)}, are trained again"
+            if found.saved_stage
+            else f"  killed: there is no snapshot by then; it begins again from the seed, {duration(found.lost_seconds)} lost"
+        )
+    return "\n".join([*lines, f"  {_allocations(found)}"])
+
+
+def _allocations(found: Budget) -> str:
+    length = duration(found.seconds)
+    if found.allocations is None:
+        short = "too short for a start and what is next, an iteration and its snapshot or an evaluation"
+        return f"with {length} each it gets nowhere: {short}"
+    times = _number(found.allocations)
+    text = f"{times} allocations of {length} in all: the same command goes on where the last one ended"
+    if found.killed_allocations is None:
+        return text + "; if each is killed, it never gets beyond its last snapshot: set a smaller `snapshot`"
+    if found.killed_allocations != found.allocations:
+        return text + f"; {_number(found.killed_allocations)} if each is killed"
+    return text
+
+
+def _number(allocations: int) -> str:
+    return str(allocations) if allocations <= MOST else f"more than {MOST}"

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stagerun.events import EnsembleTested
+from stagerun.plan.counting import other_set, tested_on
 from stagerun.plan.hours import EVALUATION_SHARE, Speed, Spent
 from stagerun.plan.plan import Plan, State
-from stagerun.plan.tested import other_set, tested_on
 from stagerun.recipe import Ensemble, EnsembleRule, Schedule
 from stagerun.snapshots import SnapshotRef
 from stagerun.text import columns, count, listed

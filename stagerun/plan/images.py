@@ -5,7 +5,7 @@ import enum
 from stagerun.plan.update import place
 from stagerun.recipe import PadMode, Schedule, Solver, Stage, Transform
 from stagerun.schedule.image_size import crop_size
-from stagerun.spec.digest import NAMES
+from stagerun.spec.values import layout
 
 # What turns pixels into the numbers that the network gets, and what counts where nothing is given.
 _NUMBERS: dict[str, float | None] = {"channel_order": None, "mean_value": 0.0, "std_value": 1.0, "scale": None}
@@ -51,12 +51,8 @@ def augmentation(solver: Solver) -> str:
 
 def augmentation_changes(before: Transform, now: Transform) -> list[str]:
     """`field old -> new` for each part of the transform that differs."""
-    changed = []
-    for field in Transform.__dataclass_fields__:
-        old, new = getattr(before, field), getattr(now, field)
-        if old != new:
-            changed.append(f"{NAMES.get(field, field)} {_short(old)} -> {_short(new)}")
-    return changed
+    pairs = ((m.name, getattr(before, m.attribute), getattr(now, m.attribute)) for m in layout(Transform))
+    return [f"{name} {_short(old)} -> {_short(new)}" for name, old, new in pairs if old != new]
 
 
 def image_notes(schedule: Schedule, stage: Stage) -> list[str]:

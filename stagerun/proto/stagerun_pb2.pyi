@@ -104,6 +104,16 @@ BIAS: ParamKind
 NORM: ParamKind
 IDENTITY_FIELD_NUMBER: _ClassVar[int]
 identity: _descriptor.FieldDescriptor
+AT_LEAST_FIELD_NUMBER: _ClassVar[int]
+at_least: _descriptor.FieldDescriptor
+ABOVE_FIELD_NUMBER: _ClassVar[int]
+above: _descriptor.FieldDescriptor
+AT_MOST_FIELD_NUMBER: _ClassVar[int]
+at_most: _descriptor.FieldDescriptor
+BELOW_FIELD_NUMBER: _ClassVar[int]
+below: _descriptor.FieldDescriptor
+REQUIRED_FIELD_NUMBER: _ClassVar[int]
+required: _descriptor.FieldDescriptor
 
 class Schedule(_message.Message):
     __slots__ = ("name", "seed", "model", "data", "solver", "stage", "determinism", "keep_snapshots", "ensemble")

@@ -3,17 +3,19 @@
 from stagerun.schedule.rates import (
     CURVES,
     POLICIES,
+    SOLVER_TYPES,
     KnobsAt,
     curve_fields,
+    fields_read,
     is_ever,
     learning_rate,
     make_knobs,
     moving,
     own_fields,
     policy_fields,
+    slots_of,
     warm_up_end,
 )
-from stagerun.schedule.solver_types import SOLVER_TYPES, fields_read, slots_of
 
 __all__ = [
     "CURVES",

@@ -3,91 +3,52 @@
 import posixpath
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from stagerun import recipe
-from stagerun.errors import Span
-from stagerun.spec import knots, layers, tree
-from stagerun.spec.build_rate import curve, rate_settings
-from stagerun.spec.build_transform import evaluation_transform, number, transform, whole
+from stagerun.spec import layers, tree, values
 from stagerun.spec.layers import PAIRS
 from stagerun.spec.networks import NETWORKS, PLAIN
-from stagerun.spec.tree import Block, Entry, is_message
+from stagerun.spec.tree import SCHEDULE, SOLVER, Block, Entry, is_message
+from stagerun.spec.values import NONE, RATES
 from stagerun.spec.view import View
 
 # Messages whose absence means something else than all of their defaults.
-OPTIONAL = {
-    "val",
-    "random_aspect_ratio_param",
-    "random_resize_param",
-    "random_resized_crop_param",
-    "color_jitter_param",
-    "rand_augment_param",
-    "crop_size_ramp_param",
-    "test_transform_param",
-    "fc_weight_filler",
-    "fc_bias_filler",
-    "momentum_policy",
-    "weight_decay_policy",
+OPTIONAL = {"test_transform_param"} | {
+    member.path
+    for kind in (recipe.Model, recipe.Data, recipe.Solver, recipe.Transform)
+    for member in values.layout(kind)
+    if member.is_message and member.default is None
 }
 # Fields that say nothing by themselves: they are resolved into others, or stand in stages.
 SKIPPED = {"clear", "solver", "stage", "ensemble"} | {other for _, other in PAIRS}
-NONE = "none"
 
 
 def model(view: View) -> recipe.Model:
-    name, norm = _text(view, "name"), view.inside("batch_norm_param")
-    fraction, eps = NETWORKS[name].batch_norm or PLAIN
-    return recipe.Model(
-        name=name,
-        num_classes=whole(view, "num_classes"),
-        channels=whole(view, "channels"),
-        moving_average_fraction=number(norm, "moving_average_fraction")
+    norm = view.inside("batch_norm_param")
+    fraction, eps = NETWORKS[view.text("name") or ""].batch_norm or PLAIN
+    return values.build(
+        recipe.Model,
+        view,
+        moving_average_fraction=norm.number("moving_average_fraction")
         if norm.has("moving_average_fraction")
         else fraction,
-        eps=number(norm, "eps") if norm.has("eps") else eps,
-        zero_gamma=recipe.ZeroGamma(view.text("zero_gamma")),
-        fc_weight_filler=_filler(view.view("fc_weight_filler")),
-        fc_bias_filler=_filler(view.view("fc_bias_filler")),
-        blur_pool=view.flag("blur_pool"),
-        spare_classes=view.flag("spare_classes"),
-    )
-
-
-def _filler(view: View | None) -> recipe.Filler | None:
-    if view is None:
-        return None
-    return recipe.Filler(
-        type=_text(view, "type"),
-        value=number(view, "value"),
-        min=number(view, "min"),
-        max=number(view, "max"),
-        mean=number(view, "mean"),
-        std=number(view, "std"),
-        variance_norm=recipe.VarianceNorm(view.text("variance_norm")),
+        eps=norm.number("eps") if norm.has("eps") else eps,
     )
 
 
 def data(view: View, root: str) -> recipe.Data:
     val = view.view("val")
-    return recipe.Data(
-        train=_source(view.inside("train"), root),
-        val=_source(val, root) if val else None,
-        scratch=view.text("scratch"),
-        shuffle=view.flag("shuffle"),
-        loader_threads=view.whole("loader_threads"),
-        cache=recipe.Cache(view.text("cache")),
-        on_bad_record=recipe.OnBadRecord(view.text("on_bad_record")),
-        scratch_reserve=number(view, "scratch_reserve"),
-        scratch_copy=recipe.ScratchCopy(view.text("scratch_copy")),
-        scratch_from=recipe.ScratchFrom(view.text("scratch_from")),
+    return values.build(
+        recipe.Data, view, train=_source(view.inside("train"), root), val=_source(val, root) if val else None
     )
 
 
 def _source(view: View, root: str) -> recipe.Source:
-    source = _text(view, "source")
-    return recipe.Source(source=source, path=path_of(root, source), images=whole(view, "images"))
+    return values.build(recipe.Source, view, path=path_of(root, view.text("source") or ""))
 
 
 def path_of(root: str, source: str) -> str:
@@ -97,64 +58,53 @@ def path_of(root: str, source: str) -> str:
 
 def solver(view: View, seed: int, images: int) -> recipe.Solver:
     """A stage's settings, durations in iterations; `seed` is Schedule.seed, `images` is how many an epoch has."""
-    carry = view.inside("carry")
-    made = transform(view.inside("transform_param"))
-    test = view.view("test_transform_param")
-    random_seed, test_batch = view.whole("random_seed"), view.whole("test_batch_size")
-    return recipe.Solver(
-        **rate_settings(view, images),
-        device_batch_size=whole(view, "device_batch_size"),
-        momentum_policy=curve(view, "momentum_policy"),
-        weight_decay_policy=curve(view, "weight_decay_policy"),
-        type=_text(view, "type"),
-        momentum=number(view, "momentum"),
-        momentum2=number(view, "momentum2"),
-        rms_decay=number(view, "rms_decay"),
-        delta=number(view, "delta"),
-        regularization_type=_text(view, "regularization_type"),
-        local_lr_auto=view.flag("local_lr_auto"),
-        local_gw_ratio=number(view, "local_gw_ratio"),
-        ema_decay=view.number("ema_decay"),
-        ema_interval=whole(view, "ema_interval"),
-        momentum_form=recipe.MomentumForm(view.text("momentum_form")),
-        weight_decay=number(view, "weight_decay"),
-        clip_gradients=view.number("clip_gradients"),
-        param=tuple(_param(v) for v in view.views("param")),
-        carry_momentum=carry.text("momentum") == "KEEP",
-        carry_data=carry.text("data") == "CONTINUE",
-        transform=made,
-        test_transform=transform(test) if test else evaluation_transform(made),
-        mixup_alpha=number(view, "mixup_alpha"),
-        cutmix_alpha=number(view, "cutmix_alpha"),
-        label_smoothing=number(view, "label_smoothing"),
-        random_seed=seed if random_seed is None else random_seed,
-        precision=recipe.Precision(view.text("precision")),
-        channels_last=view.flag("channels_last"),
-        compile=view.flag("compile"),
-        on_nan=recipe.OnNan(view.text("on_nan")),
-        max_nan=whole(view, "max_nan"),
-        display=whole(view, "display"),
-        test_interval=whole(view, "test_interval"),
-        test_iter=view.whole("test_iter"),
-        test_batch_size=whole(view, "device_batch_size") if test_batch is None else test_batch,
-        snapshot=whole(view, "snapshot"),
+    own_seed = view.whole("random_seed")
+    return values.build(
+        recipe.Solver,
+        view,
+        **_for_the_batch(view, images),
+        test_transform=evaluation_transform(view),
+        random_seed=seed if own_seed is None else own_seed,
     )
 
 
-def _param(view: View) -> recipe.ParamRule:
-    return recipe.ParamRule(
-        name=_text(view, "name"),
-        kind=recipe.ParamKind(view.text("kind")),
-        lr_mult=number(view, "lr_mult"),
-        decay_mult=number(view, "decay_mult"),
-        adapt=view.flag("adapt"),
-    )
+# The fields of Solver that a learning rate depends on.
+RATE_FIELDS = (
+    *("lr_policy", "max_iter", "power", "gamma", "stepsize", "stepvalue", "lr_iter", "warmup_iter", "decay_from"),
+    *("policy_start_iter", "peak_iter", "knot", "plateau_winsize", "average_loss"),
+)
 
 
-def _text(view: View, name: str) -> str:
-    value = view.text(name)
-    assert value is not None, name
-    return value
+def rate_settings(view: View, images: int | None) -> dict[str, Any]:
+    """Those fields, by name. `images`: of an epoch. OverflowError where `base_lr_batch` makes a rate too large for a double."""
+    return {**values.settings(recipe.Solver, view, RATE_FIELDS), **_for_the_batch(view, images)}
+
+
+def _for_the_batch(view: View, images: int | None) -> dict[str, Any]:
+    found = values.settings(recipe.Solver, view, ("batch_size", *RATES))
+    batch, base = found["batch_size"], view.whole("base_lr_batch")
+    rates = {name: scaled(found[name], batch, base) for name in RATES}
+    return {"batch_size": batch, "epoch_iter": None if images is None else images / batch, **rates}
+
+
+def scaled(rate: float, batch: int, base: int | None) -> float:
+    """A learning rate for `base` images as one for `batch`: linear scaling (Goyal et al., arXiv:1706.02677), on the decimal
+    number as written, rounded once.
+
+    >>> scaled(0.256, 2048, 256), 0.1 * 3 / 1, scaled(0.1, 3, 1)
+    (2.048, 0.30000000000000004, 0.3)
+    """
+    return rate if base is None else float(Fraction(repr(rate)) * batch / base)
+
+
+def evaluation_transform(view: View) -> recipe.Transform:
+    """The transform of an evaluation; of one that has none of its own the training's, with nothing drawn at random, and
+    crop_size from the start."""
+    own = view.view("test_transform_param")
+    if own is not None:
+        return values.build(recipe.Transform, own)
+    names = ("scale", "crop_size", "mean_value", "channel_order", "std_value")
+    return recipe.Transform(**values.settings(recipe.Transform, view.inside("transform_param"), names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +117,12 @@ class Fact:
     origin: recipe.Origin
 
 
-def facts(block: Block, prefix: str, derived: Mapping[str, str], schedule: str) -> Iterator[Fact]:
-    """Every field below a block, written or not, in the order of the .proto. `derived` has the canonical text of
+def facts(
+    kind: Descriptor, block: Block | None, prefix: str, derived: Mapping[str, str], schedule: str, identity: bool = True
+) -> Iterator[Fact]:
+    """Every field below a message, written or not, in the order of the .proto. `derived` has the canonical text of
     defaults that come from other fields, by key; `schedule` is the path of schedule.prototxt.
     """
-    yield from _facts(block.kind, block, prefix, True, derived, schedule)
-
-
-def _facts(
-    kind: Descriptor, block: Block | None, prefix: str, identity: bool, derived: Mapping[str, str], schedule: str
-) -> Iterator[Fact]:
     for field in kind.fields:
         if field.name in SKIPPED:
             continue
@@ -185,11 +131,10 @@ def _facts(
         entry = block.entries.get(field.name) if block else None
         if is_message(field) and not field.is_repeated and (entry or field.name not in OPTIONAL):
             inner = block.block(field.name) if block else None
-            yield from _facts(field.message_type, inner, key + ".", counts, derived, schedule)
+            yield from facts(field.message_type, inner, key + ".", derived, schedule, counts)
         elif entry:
-            span: Span = entry.place
-            layer = layers.layer_of(span, schedule)
-            origin = recipe.Origin(_written(entry), layer, None if layer == layers.LMDB else span)
+            layer = layers.layer_of(entry.place, schedule)
+            origin = recipe.Origin(_written(entry), layer, None if layer == layers.LMDB else entry.place)
             yield Fact(key, _canonical(entry), counts, origin)
         else:
             text = derived.get(key) or default_text(field)
@@ -212,7 +157,7 @@ def _block_as_written(block: Block) -> str:
     found = []
     for name, entry in block.entries.items():
         text = _written(entry)
-        found.append(text if text.startswith(f"{knots.EPOCH}: ") else f"{name}: {text}")
+        found.append(text if text.startswith(f"{layers.EPOCH}: ") else f"{name}: {text}")
     return "{ " + " ".join(found) + " }"
 
 
@@ -228,3 +173,39 @@ def _message(block: Block) -> str:
     entries = ((f, block.entries.get(f.name)) for f in block.kind.fields)
     texts = ((f.name, _canonical(e) if e else default_text(f)) for f, e in entries)
     return "{ " + " ".join(f"{name}: {text}" for name, text in texts if text != NONE) + " }"
+
+
+# -- identities of snapshots that another version of stagerun made, in the words of this one
+
+# Defaults that the .proto does not state, and that follow from no other field.
+_CONSTANT = {"warmup_iter": "0", "mean_value": "[0.0]", "std_value": "[1.0]"}
+
+
+def completed(identity: Mapping[str, str]) -> dict[str, str]:
+    """The identity (`recipe.Stage.identity`) with the fields that it lacks at their defaults, and without those that count no
+    more: the version that wrote it did not know the ones, and an upgrade is no difference.
+
+    A name that this version doesn't know stays. A default that follows from other fields is stated as `none`: fields of that
+    kind are as old as snapshots are.
+    """
+    policy = identity.get("solver.lr_policy", "").strip('"')
+    found = {key: value for key, value in identity.items() if values.identity(key, policy) or not values.known(key)}
+    defaults = {key: text for key, text in _defaults(SCHEDULE, "", identity) if values.is_read(key, policy)}
+    return found | {key: text for key, text in defaults.items() if key not in identity}
+
+
+def _defaults(kind: Descriptor, prefix: str, said: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(key, text) of each field below a message that training depends on; of a message that may be absent its fields where one
+    of them is said, `none` for itself else."""
+    for field in kind.fields:
+        key = prefix + field.name
+        if kind is SCHEDULE and field.name == "solver":
+            yield from _defaults(SOLVER, "solver.", said)
+        elif field.name in SKIPPED or not tree.identity(field):
+            continue
+        elif not is_message(field) or field.is_repeated:
+            yield key, _CONSTANT.get(field.name) or default_text(field)
+        elif field.name not in OPTIONAL or any(name.startswith(f"{key}.") for name in said):
+            yield from _defaults(field.message_type, f"{key}.", said)
+        else:
+            yield key, NONE

@@ -9,56 +9,63 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from google.protobuf.descriptor import Descriptor
+
 from stagerun import schedule
-from stagerun.errors import listing
+from stagerun.errors import Problems, listing
+from stagerun.proto import stagerun_pb2
+from stagerun.recipe import MomentumForm
 from stagerun.spec import layers, tree
-from stagerun.spec.curves import check_curves
-from stagerun.spec.knots import check_knots
-from stagerun.spec.problems import Problems
-from stagerun.spec.rate import FACTORS, check_learning_rate
+from stagerun.spec.layers import higher
+from stagerun.spec.rate import FACTORS, check_curves, check_knots, check_learning_rate
 from stagerun.spec.transform import check_compiled, check_drawn, check_training, check_transform
 from stagerun.spec.tree import Block
-from stagerun.spec.update import check_carry, check_local_rate, check_regularisation
 from stagerun.spec.view import Doubtful, View
 
+
+def check_local_rate(stage: str, view: View, problems: Problems) -> None:
+    """Caffe has layer-wise rates in its SGD only."""
+    kind = view.text("type")
+    if kind != "SGD" and view.flag("local_lr_auto"):
+        message = f"`local_lr_auto` goes with type `SGD`, not with `{kind}`"
+        problems.add(higher(view, "local_lr_auto", "type"), message, "write `local_lr_auto: false`")
+
+
+def check_regularisation(stage: str, view: View, problems: Problems) -> None:
+    """What is published of some types has the L2 term alone."""
+    kind = view.text("type")
+    if kind is not None and schedule.SOLVER_TYPES[kind].l2_alone and view.text("regularization_type") == "L1":
+        message = f"type `{kind}` has no form with `regularization_type` `L1`"
+        problems.add(higher(view, "regularization_type", "type"), message, 'write `regularization_type: "L2"`')
+
+
+def check_carry(stage: str, view: View, parent: str, before: View, problems: Problems) -> None:
+    """Momentum can go on only where what is remembered means the same."""
+    with contextlib.suppress(Doubtful):
+        if view.inside("carry").text("momentum") != "KEEP":
+            return
+        (kind, form), (old_kind, old_form) = _type(view), _type(before)
+        if schedule.slots_of(kind, form) == schedule.slots_of(old_kind, old_form):
+            return
+        if schedule.slots_of(kind, form) == schedule.slots_of(old_kind, form):
+            what = f"`momentum_form` is {old_form.value} and not {form.value}"
+            hint = "the same `momentum_form`"
+        else:
+            fitting = [t for t in schedule.SOLVER_TYPES if schedule.slots_of(t, form) == schedule.slots_of(kind, form)]
+            what = f"type `{old_kind}` remembers something else than `{kind}`"
+            hint = f"give both type {listing(fitting)}"
+        place = view.view("carry") or view
+        message = f"stage `{stage}` keeps the momentum of `{parent}`, whose {what}"
+        problems.add(place.place("momentum"), message, f"write `carry {{ momentum: ZERO }}`, or {hint}")
+
+
+def _type(view: View) -> tuple[str, MomentumForm]:
+    kind = view.text("type")
+    assert kind is not None
+    return kind, MomentumForm(view.text("momentum_form"))
+
+
 __all__ = ["Shared", "check_carry", "check_data", "check_required", "check_stage"]
-
-# What has no default, by message. A Solver's are in _required_settings.
-REQUIRED: dict[str, tuple[str, ...]] = {
-    "Schedule": ("model", "data", "stage"),
-    "Model": ("name", "num_classes"),
-    "Data": ("train",),
-    "Source": ("source",),
-    "StageEntry": ("name",),
-    "Sweep": ("name",),
-    "Ensemble": ("name", "members"),
-    "RandomResizeParameter": ("min_size",),
-    "PolicyParameter": ("policy",),
-    "CropSizeRampParameter": ("start_size", "end_epoch"),
-}
-
-EXAMPLES = {
-    "model": 'model { name: "resnet50" num_classes: 1000 }',
-    "data": 'data { train { source: "/path/to/lmdb" } }',
-    "stage": 'stage { name: "init" }',
-    "Model.name": 'name: "resnet50"',
-    "StageEntry.name": 'name: "init"',
-    "Sweep.name": 'name: "low"',
-    "Ensemble.name": 'name: "all"',
-    "members": 'members: ["STAGE", "STAGE"]',
-    "num_classes": "num_classes: 1000",
-    "source": 'source: "/path/to/lmdb"',
-    "train": 'train { source: "/path/to/lmdb" }',
-    "base_lr": "base_lr: 0.1",
-    "lr_policy": 'lr_policy: "poly"',
-    "max_iter": "max_iter: 1000` or `max_epoch: 10",
-    "batch_size": "batch_size: 256",
-    "policy": 'policy: "linear"',
-    "device_batch_size": "device_batch_size: 32` or `iter_size: 8",
-    "min_size": "min_size: 256",
-    "start_size": "start_size: 160",
-    "end_epoch": "end_epoch: 13",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +80,32 @@ class Shared:
 
 
 def check_required(block: Block, problems: Problems) -> None:
-    """Missing fields of a message and of the messages in it, Solvers left out."""
-    view = View(block)
-    missing = []
-    for name in REQUIRED.get(block.kind.name, ()):
-        try:
-            if not view.has(name) or not block.entries[name].values:
-                missing.append(name)
-        except Doubtful:
-            continue
+    """Missing fields of a message and of the messages in it, Solvers left out: those inherit."""
+    missing = [] if block.kind is tree.SOLVER else _missing(block, required(block.kind))
     if missing:
-        message = f"{block.kind.name} lacks {_all(missing)}"
-        examples = [EXAMPLES.get(f"{block.kind.name}.{name}") or EXAMPLES[name] for name in missing]
-        problems.add(block.place, message, "write " + ", ".join(f"`{e}`" for e in examples))
+        problems.add(block.place, f"{block.kind.name} lacks {_all(missing)}", _examples(block.kind, missing))
     for name in block.entries:
         for inner in block.blocks(name):
             check_required(inner, problems)
+
+
+def required(kind: Descriptor) -> list[str]:
+    return [field.name for field in kind.fields if field.GetOptions().HasExtension(stagerun_pb2.required)]
+
+
+def _missing(block: Block, names: Iterable[str]) -> list[str]:
+    """Those of the names that are not written; what could not be read is."""
+
+    def missing(name: str) -> bool:
+        entry = block.entries.get(name)
+        return not entry.values if entry else not (block.broken or name in block.doubtful)
+
+    return [name for name in names if missing(name)]
+
+
+def _examples(kind: Descriptor, names: Iterable[str]) -> str:
+    fields = [kind.fields_by_name[name] for name in names]
+    return "write " + ", ".join(f"`{field.GetOptions().Extensions[stagerun_pb2.required]}`" for field in fields)
 
 
 def check_data(schedule: View, problems: Problems) -> None:
@@ -132,15 +149,8 @@ def check_stage(name: str, view: View, shared: Shared, problems: Problems) -> No
 
 
 def _required_settings(stage: str, view: View, problems: Problems) -> None:
-    missing = []
-    for name in ("base_lr", "lr_policy", "max_iter", "batch_size", "device_batch_size"):
-        try:
-            if not view.has(name):
-                missing.append(name)
-        except Doubtful:
-            continue
-    if missing:
-        hint = "write " + ", ".join(f"`{EXAMPLES[n]}`" for n in missing)
+    if missing := _missing(view.block, required(tree.SOLVER)):
+        hint = _examples(tree.SOLVER, missing)
         problems.add(view.block.place, f"stage `{stage}` lacks {_all(missing)}", hint)
 
 
@@ -174,14 +184,7 @@ def _policy(stage: str, view: View, problems: Problems) -> None:
     if policy is None:
         return
     needed = [n for n in schedule.own_fields(policy) if tree.default(tree.SOLVER.fields_by_name[n]) is None]
-    missing = []
-    for name in needed:
-        try:
-            if not view.has(name) or not view.block.entries[name].values:
-                missing.append(name)
-        except Doubtful:
-            continue
-    if missing:
+    if missing := _missing(view.block, needed):
         place = view.place("lr_policy")
         if place not in view.block.own:
             # Inherited, by stages that may have the field.

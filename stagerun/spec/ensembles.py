@@ -5,14 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from stagerun import recipe
-from stagerun.errors import listing, nearest
-from stagerun.spec.build_transform import evaluation_transform, transform
+from stagerun.errors import Problems, listing, nearest
+from stagerun.spec.build import evaluation_transform
 from stagerun.spec.check import check_required
-from stagerun.spec.digest import NAMES
-from stagerun.spec.problems import Problems
-from stagerun.spec.scalars import shown
+from stagerun.spec.lexer import shown
 from stagerun.spec.stages import Node
 from stagerun.spec.tree import Block, Value
+from stagerun.spec.values import layout
 from stagerun.spec.view import Doubtful, View
 
 
@@ -141,9 +140,8 @@ def _seen(block: Block) -> dict[str, object] | None:
         return None
     view = View(block)
     try:
-        test = view.view("test_transform_param")
-        made = transform(test) if test else evaluation_transform(transform(view.inside("transform_param")))
-        found = {NAMES.get(f.name, f.name): getattr(made, f.name) for f in dataclasses.fields(made)}
+        made = evaluation_transform(view)
+        found = {member.name: getattr(made, member.attribute) for member in layout(recipe.Transform)}
         if made.rectangular:
             found["test_batch_size"] = view.whole("test_batch_size") or view.whole("device_batch_size")
     except Doubtful:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from stagerun import recipe, units
+from stagerun.errors import Problems
 from stagerun.spec import stages
 from stagerun.spec.layers import DURATIONS
 from stagerun.spec.lexer import Kind, tokens
 from stagerun.spec.parse import parse
-from stagerun.spec.problems import Problems
 from stagerun.spec.resolve import SCHEDULE_FILE
 from stagerun.spec.tree import SCHEDULE, SOLVER, Block, Entry, quoted
 

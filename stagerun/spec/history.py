@@ -9,11 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stagerun import recipe
-from stagerun.errors import Span
+from stagerun.errors import Problems, Span
 from stagerun.spec import override, stages
 from stagerun.spec.layers import PARTNER
 from stagerun.spec.parse import parse
-from stagerun.spec.problems import Problems
 from stagerun.spec.stages import Node
 from stagerun.spec.tree import SCHEDULE, SOLVER, Block, Entry, Value, is_message, quoted
 

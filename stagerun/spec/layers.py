@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stagerun import units
-from stagerun.errors import Span, nearest
-from stagerun.spec import knots
-from stagerun.spec.problems import Problems
-from stagerun.spec.scalars import INT64_MAX
+from stagerun.errors import Problems, Span, nearest
+from stagerun.spec.lexer import INT64_MAX
 from stagerun.spec.tree import SOLVER, Block, Entry, Value
 from stagerun.spec.view import Doubtful, View
 
@@ -31,6 +29,9 @@ DURATIONS = (
     ("display", "display_epoch"),
 )
 PAIRS = (*DURATIONS, ("device_batch_size", "iter_size"))
+# Where knots stand in a Solver besides its own: in these messages.
+INSIDE = ("momentum_policy", "weight_decay_policy")
+EPOCH = "epoch"
 SET = "--set"  # the path of a place in an argument
 LMDB = "LMDB"  # that of a value which was read from the LMDB itself
 PARTNER = dict(PAIRS) | {b: a for a, b in PAIRS}
@@ -134,7 +135,69 @@ def in_iterations(block: Block, images: int | None, problems: Problems) -> Block
             entries["device_batch_size"] = found
         else:
             doubtful.add("device_batch_size")
-    return knots.in_iterations(replace(block, entries=entries, doubtful=frozenset(doubtful)), images, batch, problems)
+    return _knots_in_iterations(replace(block, entries=entries, doubtful=frozenset(doubtful)), images, batch, problems)
+
+
+def _knots_in_iterations(block: Block, images: int | None, batch: int | None, problems: Problems) -> Block:
+    """A Solver's settings with every knot at an iteration, no whole one in general, still at the place where it was written.
+    `images` of an epoch and `batch` are None where they aren't known; knots that depend on them are doubtful then.
+    """
+    block = _knots_converted(block, images, batch, problems)
+    for name in INSIDE:
+        inner = block.block(name)
+        if inner is not None:
+            found = _knots_converted(inner, images, batch, problems)
+            value = replace(block.entries[name].values[0], value=found)
+            block = replace(block, entries={**block.entries, name: replace(block.entries[name], values=(value,))})
+    return block
+
+
+def _knots_converted(block: Block, images: int | None, batch: int | None, problems: Problems) -> Block:
+    """The message with its field `knot` converted, or doubtful."""
+    entry = block.entries.get("knot")
+    if entry is None:
+        return block
+    values = []
+    for value in entry.values:
+        assert isinstance(value.value, Block)
+        found = _knot(value.value, images, batch, problems)
+        values += [replace(value, value=found)] if found else []
+    if len(values) == len(entry.values):
+        return replace(block, entries={**block.entries, "knot": replace(entry, values=tuple(values))})
+    kept = {name: e for name, e in block.entries.items() if name != "knot"}
+    return replace(block, entries=kept, doubtful=block.doubtful | {"knot"})
+
+
+def _knot(block: Block, images: int | None, batch: int | None, problems: Problems) -> Block | None:
+    """The knot with `iter` in place of `epoch`. None where it has both, neither, no factor, or is not known."""
+    iter, epoch = block.entries.get("iter"), block.entries.get(EPOCH)
+    if block.broken or block.doubtful:
+        return None  # which has been reported
+    if "factor" not in block.entries:
+        problems.add(block.place, "Knot lacks `factor`", "write `factor: 1` for base_lr itself, say")
+        return None
+    if iter is not None and epoch is not None:
+        later, earlier = sorted((iter, epoch), key=lambda e: e.name, reverse=True)
+        message = f"`{later.field.name}` and `{earlier.field.name}` say the same thing"
+        problems.add(later.name, message, f"keep one of them; the other stands in line {earlier.name.line}")
+        return None
+    if epoch is None:
+        if iter is None:
+            problems.add(block.place, "Knot lacks `iter` or `epoch`", "write `epoch: 5` or `iter: 1000`, say")
+        return block if iter is not None else None
+    if images is None or batch is None:
+        return None
+    value = epoch.values[0]
+    assert isinstance(value.value, int | float)
+    place = units.exact(value.value, images, batch)
+    if place > INT64_MAX:
+        problems.add(value.span, "`epoch` is more iterations than 64 bits can count")
+        return None
+    count = place.numerator if place.denominator == 1 else float(place)
+    converted = Entry(
+        block.kind.fields_by_name["iter"], epoch.name, (Value(count, f"{EPOCH}: {value.text}", value.span),)
+    )
+    return replace(block, entries={"iter": converted} | {n: e for n, e in block.entries.items() if n != EPOCH})
 
 
 def _convert(entry: Entry, name: str, images: int | None, batch: int | None, problems: Problems) -> Entry | None:

@@ -39,98 +39,45 @@ class Network:
         return self.smallest <= min(height, width) and (self.largest is None or max(height, width) <= self.largest)
 
 
+def _all(network: Network, *names: str) -> dict[str, Network]:
+    return dict.fromkeys(names, network)
+
+
 _RESNET = Network(zero_gamma=True, blur_pool=True)
-_VGG = Network(smallest=32)
-_VGG_WITHOUT = Network(smallest=32, batch_norm=None)
-_SWIN = Network(smallest=4, batch_norm=None)
-_VIT = Network(smallest=224, largest=224, batch_norm=None)
-_CONVNEXT = Network(smallest=32, batch_norm=None)
-_DENSENET = Network(smallest=29)
+_PLAIN = Network()
 _EPS_3 = Network(batch_norm=(0.9, 1e-3))
 _SLOW_EPS_3 = Network(batch_norm=(0.99, 1e-3))
-_MNASNET = Network(batch_norm=(0.9997, 1e-5))
 
 TORCHVISION: dict[str, Network] = {
     "alexnet": Network(smallest=63, batch_norm=None),
-    "convnext_tiny": _CONVNEXT,
-    "convnext_small": _CONVNEXT,
-    "convnext_base": _CONVNEXT,
-    "convnext_large": _CONVNEXT,
-    "densenet121": _DENSENET,
-    "densenet161": _DENSENET,
-    "densenet169": _DENSENET,
-    "densenet201": _DENSENET,
-    "efficientnet_b0": Network(),
-    "efficientnet_b1": Network(),
-    "efficientnet_b2": Network(),
-    "efficientnet_b3": Network(),
-    "efficientnet_b4": Network(),
-    "efficientnet_b5": _SLOW_EPS_3,
-    "efficientnet_b6": _SLOW_EPS_3,
-    "efficientnet_b7": _SLOW_EPS_3,
-    "efficientnet_v2_s": _EPS_3,
-    "efficientnet_v2_m": _EPS_3,
-    "efficientnet_v2_l": _EPS_3,
+    **_all(Network(smallest=32, batch_norm=None), *(f"convnext_{size}" for size in ("tiny", "small", "base", "large"))),
+    **_all(Network(smallest=29), *(f"densenet{depth}" for depth in (121, 161, 169, 201))),
+    **_all(_PLAIN, *(f"efficientnet_b{n}" for n in range(5))),
+    **_all(_SLOW_EPS_3, *(f"efficientnet_b{n}" for n in range(5, 8))),
+    **_all(_EPS_3, *(f"efficientnet_v2_{size}" for size in "sml")),
     "googlenet": Network(smallest=15, batch_norm=(0.9, 1e-3)),
     "inception_v3": Network(smallest=75, batch_norm=(0.9, 1e-3)),
     "maxvit_t": Network(smallest=224, largest=224, batch_norm=(0.99, 1e-3), fc_bias=False),
-    "mnasnet0_5": _MNASNET,
-    "mnasnet0_75": _MNASNET,
-    "mnasnet1_0": _MNASNET,
-    "mnasnet1_3": _MNASNET,
-    "mobilenet_v2": Network(),
-    "mobilenet_v3_small": _SLOW_EPS_3,
-    "mobilenet_v3_large": _SLOW_EPS_3,
-    "regnet_x_400mf": Network(),
-    "regnet_x_800mf": Network(),
-    "regnet_x_1_6gf": Network(),
-    "regnet_x_3_2gf": Network(),
-    "regnet_x_8gf": Network(),
-    "regnet_x_16gf": Network(),
-    "regnet_x_32gf": Network(),
-    "regnet_y_400mf": Network(),
-    "regnet_y_800mf": Network(),
-    "regnet_y_1_6gf": Network(),
-    "regnet_y_3_2gf": Network(),
-    "regnet_y_8gf": Network(),
-    "regnet_y_16gf": Network(),
-    "regnet_y_32gf": Network(),
-    "regnet_y_128gf": Network(),
-    "resnet18": _RESNET,
-    "resnet34": _RESNET,
-    "resnet50": _RESNET,
-    "resnet101": _RESNET,
-    "resnet152": _RESNET,
-    "resnext50_32x4d": _RESNET,
-    "resnext101_32x8d": _RESNET,
-    "resnext101_64x4d": _RESNET,
-    "shufflenet_v2_x0_5": Network(),
-    "shufflenet_v2_x1_0": Network(),
-    "shufflenet_v2_x1_5": Network(),
-    "shufflenet_v2_x2_0": Network(),
+    **_all(Network(batch_norm=(0.9997, 1e-5)), *(f"mnasnet{width}" for width in ("0_5", "0_75", "1_0", "1_3"))),
+    "mobilenet_v2": _PLAIN,
+    **_all(_SLOW_EPS_3, "mobilenet_v3_small", "mobilenet_v3_large"),
+    **_all(_PLAIN, *(f"regnet_x_{size}" for size in ("400mf", "800mf", "1_6gf", "3_2gf", "8gf", "16gf", "32gf"))),
+    **_all(
+        _PLAIN, *(f"regnet_y_{size}" for size in ("400mf", "800mf", "1_6gf", "3_2gf", "8gf", "16gf", "32gf", "128gf"))
+    ),
+    **_all(_RESNET, *(f"resnet{depth}" for depth in (18, 34, 50, 101, 152))),
+    **_all(_RESNET, "resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d"),
+    **_all(_PLAIN, *(f"shufflenet_v2_x{width}" for width in ("0_5", "1_0", "1_5", "2_0"))),
     "squeezenet1_0": Network(smallest=21, batch_norm=None, fc_weight=False, fc_bias=False),
     "squeezenet1_1": Network(smallest=17, batch_norm=None, fc_weight=False, fc_bias=False),
-    "swin_t": _SWIN,
-    "swin_s": _SWIN,
-    "swin_b": _SWIN,
-    "swin_v2_t": _SWIN,
-    "swin_v2_s": _SWIN,
-    "swin_v2_b": _SWIN,
-    "vgg11": _VGG_WITHOUT,
-    "vgg13": _VGG_WITHOUT,
-    "vgg16": _VGG_WITHOUT,
-    "vgg19": _VGG_WITHOUT,
-    "vgg11_bn": _VGG,
-    "vgg13_bn": _VGG,
-    "vgg16_bn": _VGG,
-    "vgg19_bn": _VGG,
-    "vit_b_16": _VIT,
-    "vit_b_32": _VIT,
-    "vit_l_16": _VIT,
-    "vit_l_32": _VIT,
-    "vit_h_14": _VIT,
-    "wide_resnet50_2": _RESNET,
-    "wide_resnet101_2": _RESNET,
+    **_all(Network(smallest=4, batch_norm=None), "swin_t", "swin_s", "swin_b", "swin_v2_t", "swin_v2_s", "swin_v2_b"),
+    **_all(Network(smallest=32, batch_norm=None), *(f"vgg{depth}" for depth in (11, 13, 16, 19))),
+    **_all(Network(smallest=32), *(f"vgg{depth}_bn" for depth in (11, 13, 16, 19))),
+    **_all(
+        Network(smallest=224, largest=224, batch_norm=None),
+        *("vit_b_16", "vit_b_32", "vit_l_16", "vit_l_32", "vit_h_14"),
+    ),
+    **_all(_RESNET, "wide_resnet50_2", "wide_resnet101_2"),
 }
 
 NETWORKS: dict[str, Network] = {

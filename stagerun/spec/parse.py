@@ -7,15 +7,115 @@ characters, bytes that are no UTF-8, escapes without a meaning, and files above 
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from stagerun.errors import Span, listing, nearest
-from stagerun.spec import hints, scalars
-from stagerun.spec.cursor import CLOSING, MOST_MISTAKES, Cursor, TooManyMistakes
-from stagerun.spec.lexer import Kind, Token, tokens
-from stagerun.spec.problems import Problems
-from stagerun.spec.scalars import WrongValue, shown
+from stagerun.errors import Problems, Span, listing, nearest
+from stagerun.spec import lexer
+from stagerun.spec.lexer import Kind, Token, WrongValue, shown, tokens
 from stagerun.spec.tree import SCHEDULE, SOLVER, Block, Entry, Value, is_message
 
 LARGEST = 1_000_000  # bytes of a file
+MOST_MISTAKES = 100  # of one file; after that the file is probably something else
+
+CLOSING = {"{": "}", "<": ">", "[": "]"}
+
+
+class TooManyMistakes(Exception):
+    """The rest of the file is not read."""
+
+
+class Cursor:
+    """A place in the tokens of a file, and where its mistakes go."""
+
+    def __init__(self, path: str, found: list[Token], problems: Problems) -> None:
+        self.path = path
+        self.tokens = found
+        self.at = 0
+        self.problems = problems
+
+    @property
+    def token(self) -> Token:
+        return self.tokens[self.at]
+
+    def take(self) -> Token:
+        token = self.token
+        if token.kind is not Kind.END:
+            self.at += 1
+        return token
+
+    def took(self, *marks: str) -> bool:
+        if self.token.kind is Kind.MARK and self.token.text in marks:
+            self.at += 1
+            return True
+        return False
+
+    def looking_at(self, *marks: str) -> bool:
+        return self.token.kind is Kind.MARK and self.token.text in marks
+
+    def span(self, token: Token) -> Span:
+        return Span(self.path, token.line, token.column, max(1, len(token.text)))
+
+    def fail(self, place: Token | Span, message: str, hint: str = "") -> None:
+        self.problems.add(place if isinstance(place, Span) else self.span(place), message, hint)
+        if self.problems.count(self.path) > MOST_MISTAKES:
+            raise TooManyMistakes
+
+    def instead(self) -> str:
+        if self.token.kind is Kind.END:
+            return ", but here is the end"
+        return f", not `{shown(self.token.text)}`"
+
+    def starts_field(self) -> bool:
+        """Whether a name and what follows a name is next."""
+        following = self.tokens[min(self.at + 1, len(self.tokens) - 1)]
+        return self.token.kind is Kind.WORD and following.kind is Kind.MARK and following.text in (":", "{", "<", "=")
+
+    def may_start_field(self) -> bool:
+        """Whether to go on reading here: a field, or a word at the start of a line."""
+        first = self.at > 0 and self.tokens[self.at - 1].line != self.token.line
+        return self.starts_field() or (first and self.token.kind is Kind.WORD)
+
+    def skip_value(self) -> None:
+        """Past what may be the value of a field that can't be read, up to the next field."""
+        if self.looking_at("{", "<", "["):
+            self.skip_nested()
+        self.skip()
+
+    def skip(self) -> None:
+        """To the next name before a colon or brace, the next closing brace, or the end."""
+        while self.token.kind is not Kind.END and not self.may_start_field() and not self.looking_at("}", ">"):
+            if self.looking_at("{", "<", "["):
+                self.skip_nested()
+            else:
+                self.take()
+
+    def skip_list(self) -> None:
+        """Out of a list in which something is wrong: past its bracket, or to the next field."""
+        while self.token.kind is not Kind.END and not self.may_start_field() and not self.looking_at("}", ">"):
+            if self.took("]"):
+                return
+            if self.looking_at("{", "<", "["):
+                self.skip_nested()
+            else:
+                self.take()
+
+    def skip_nested(self) -> None:
+        """Past a bracket and everything up to the one that closes it."""
+        opening = self.take()
+        depth = 1
+        while depth and self.token.kind is not Kind.END:
+            if (
+                opening.text == "["
+                and self.starts_field()
+                and self.tokens[self.at - 1].line != self.token.line
+                and depth == 1
+            ):
+                return  # a list that is not closed must not swallow the file
+            if self.looking_at("{", "<", "["):
+                depth += 1
+            elif self.looking_at("}", ">", "]"):
+                depth -= 1
+            self.take()
+        if depth:
+            self.fail(opening, f"`{opening.text}` is never closed", f"add the missing `{CLOSING[opening.text]}`")
 
 
 def parse(
@@ -239,7 +339,7 @@ class Reader(Cursor):
             if field.type == FieldDescriptor.TYPE_STRING:
                 return self.string(field)
             self.take()
-            value = Value(scalars.read(field, token), token.text, self.span(token))
+            value = Value(lexer.read(field, token), token.text, self.span(token))
         except WrongValue as wrong:
             self.fail(self.tokens[self.at - 1], f"`{field.name}` {wrong.message}", wrong.hint)
             if not listed:
@@ -254,22 +354,22 @@ class Reader(Cursor):
             raise WrongValue(
                 f"is a text in quotes, not `{shown(first.text)}`", f'write `{field.name}: "{shown(first.text)}"`'
             )
-        data, text = scalars.string(first), first.text
+        data, text = lexer.string(first), first.text
         while self.token.kind is Kind.STRING:
             token = self.take()
-            data, text = data + scalars.string(token), f"{text} {token.text}"
-        return Value(scalars.utf8(data), text, self.span(first))
+            data, text = data + lexer.string(token), f"{text} {token.text}"
+        return Value(lexer.utf8(data), text, self.span(first))
 
     def unknown(self, kind: Descriptor, name: Token, doubtful: set[str]) -> None:
         known = kind.fields_by_name
         hint = ""
         other = {SCHEDULE: SOLVER, SOLVER: SCHEDULE}.get(kind)
-        if name.text in hints.ELSEWHERE and hints.ELSEWHERE[name.text] in known:
-            hint = f"did you mean `{hints.ELSEWHERE[name.text]}`?"
+        if name.text in ELSEWHERE and ELSEWHERE[name.text] in known:
+            hint = f"did you mean `{ELSEWHERE[name.text]}`?"
         elif other is not None and name.text in other.fields_by_name:
             hint = _belongs(other)
-        elif name.text in hints.CAFFE:
-            hint = hints.CAFFE[name.text]
+        elif name.text in CAFFE:
+            hint = CAFFE[name.text]
         else:
             hint = _elsewhere(name.text, kind) or nearest(name.text, known)
         if hint.startswith("did you mean"):
@@ -288,7 +388,7 @@ class Reader(Cursor):
 
 
 def _wanted(field: FieldDescriptor) -> str:
-    return "a message" if is_message(field) else scalars.wanted(field)
+    return "a message" if is_message(field) else lexer.wanted(field)
 
 
 def _belongs(kind: Descriptor) -> str:
@@ -311,3 +411,44 @@ def _messages() -> list[Descriptor]:
     for message in found:  # grows while it is walked
         found += [f.message_type for f in message.fields if is_message(f) and f.message_type not in found]
     return found
+
+
+# -- What to write in place of fields that people know from Caffe and stagerun doesn't have
+CAFFE: dict[str, str] = {
+    "net": 'the network is named in schedule.prototxt: `model { name: "resnet50" num_classes: 1000 }`',
+    "train_net": 'the network is named in schedule.prototxt: `model { name: "resnet50" num_classes: 1000 }`',
+    "test_net": "training and evaluation share one network; the images of the evaluation are `data { val { ... } }` in "
+    "schedule.prototxt",
+    "net_param": 'the network is named in schedule.prototxt: `model { name: "resnet50" num_classes: 1000 }`',
+    "train_net_param": 'the network is named in schedule.prototxt: `model { name: "resnet50" num_classes: 1000 }`',
+    "test_net_param": "training and evaluation share one network; the images of the evaluation are "
+    "`data { val { ... } }` in schedule.prototxt",
+    "train_state": "leave it out: a network has no phases or levels here",
+    "test_state": "leave it out: a network has no phases or levels here",
+    "solver_mode": "leave it out: where it is computed is chosen on the command line",
+    "device_id": "leave it out: where it is computed is chosen on the command line",
+    "solver_type": 'write `type: "..."`; `stagerun help type` lists them',
+    "snapshot_prefix": "leave it out: snapshots go to ./out/NAME/snapshots, or below the folder given with --out",
+    "snapshot_after_train": "leave it out: a stage always ends with a snapshot",
+    "snapshot_diff": "leave it out: a snapshot holds weights, momentum and place, not gradients",
+    "snapshot_format": "leave it out: snapshots have one format",
+    "test_initialization": "leave it out: `test_interval` says how often the stage is evaluated",
+    "test_compute_loss": "leave it out: an evaluation always has the loss",
+    "debug_info": "leave it out",
+    "layer": "a network is not described in layers: `model` in schedule.prototxt names one",
+    "data_param": "`data` in schedule.prototxt says where the images are",
+    "mean_file": "write `mean_value`: one number per channel",
+    "lr_mult": 'write `param { name: "..." lr_mult: ... }`',
+    "decay_mult": 'write `param { name: "..." decay_mult: ... }`',
+}
+
+# Names of other programs for the same thing.
+ELSEWHERE: dict[str, str] = {
+    "learning_rate": "base_lr",
+    "lr": "base_lr",
+    "epochs": "max_epoch",
+    "num_epochs": "max_epoch",
+    "warmup_epochs": "warmup_epoch",
+    "nesterov": "type",
+    "optimizer": "type",
+}

@@ -1,13 +1,16 @@
-"""Whether the learning rate of a stage exists at every iteration. Pure."""
+"""Whether the learning rate, momentum and weight decay of a stage exist at every iteration; knots and policies. Pure."""
 
+import contextlib
 import itertools
 import math
+from collections.abc import Callable, Sequence
 
 from stagerun import recipe, schedule
+from stagerun.errors import Problems, Span, listing
 from stagerun.recipe import DecayFrom
-from stagerun.spec.build_rate import rate_settings
-from stagerun.spec.problems import Problems
-from stagerun.spec.view import View
+from stagerun.spec import tree, values
+from stagerun.spec.build import rate_settings
+from stagerun.spec.view import Doubtful, View
 
 # The field that makes a policy's learning rate impossible, where it is not base_lr.
 CULPRITS = {
@@ -41,24 +44,24 @@ def check_learning_rate(stage: str, view: View, images: int | None, problems: Pr
         return
     for drops in sorted({0, len(solver.plateau_winsize) if solver.lr_policy == "plateau" else 0}):
         for iteration in telling_iterations(solver):
-            what = _wrong(solver, drops, iteration)
-            if what:
+            if what := _impossible(lambda n=drops, i=iteration: schedule.learning_rate(solver, n)(i)):  # type: ignore[misc]
                 when = f"after {drops} drops" if drops else f"at iteration {iteration}"
                 place = _culprit(solver, view)
                 problems.add(view.place(place), f"the learning rate {what} {when}", _rate_hint(stage, solver))
                 return
 
 
-def _wrong(solver: recipe.Solver, drops: int, iteration: int) -> str:
+def _impossible(value: Callable[[], float]) -> str:
+    """Why a setting can't have the value, as the end of `the learning rate ...`; '' where it can."""
     try:
-        value = schedule.learning_rate(solver, drops)(iteration)
+        now = value()
     except (ValueError, ZeroDivisionError):
         return "is no number"
     except OverflowError:
+        now = math.inf
+    if math.isinf(now):
         return "is too large for a double"
-    if math.isinf(value):
-        return "is too large for a double"
-    return "" if value >= 0 else f"is {value:.6g}"
+    return "" if now >= 0 else f"is {now:.6g}"
 
 
 def _culprit(solver: recipe.Solver, view: View) -> str:
@@ -124,3 +127,128 @@ def _rate_hint(stage: str, solver: recipe.Solver) -> str:
     if solver.lr_policy == "poly" and solver.policy_start_iter > 1:
         return f"stage `{stage}` reads lr_policy `poly` beyond its end, max_iter; `linear` stays at end_lr there"
     return f"stage `{stage}`, lr_policy `{solver.lr_policy}`"
+
+
+# -- momentum_policy and weight_decay_policy
+
+EXAMPLES = {
+    "power": "power: 2",
+    "gamma": "gamma: 0.94",
+    "knot": "knot { epoch: 0 factor: 1 } knot { epoch: 5 factor: 2 }",
+}
+
+
+def check_curves(stage: str, view: View, images: int | None, problems: Problems) -> None:
+    """`images` (of an epoch) is None where it isn't known."""
+    for name in ("momentum", "weight_decay"):
+        with contextlib.suppress(Doubtful):
+            message = view.view(f"{name}_policy")
+            policy = message.text("policy") if message else None
+            if message is not None and policy is not None:
+                _check_fields(policy, message, problems)
+                if policy == "piecewise_linear":
+                    check_knots(message, f"{name}_policy", problems)
+                end = message.number("end_value") or 0.0
+                if name == "momentum" and end >= 1:
+                    problems.add(message.place("end_value"), f"`end_value` of momentum must be below 1, not {end:g}")
+                    continue
+                _check_values(stage, name, view, message, images, problems)
+
+
+def _check_fields(policy: str, message: View, problems: Problems) -> None:
+    """What the policy needs and lacks, and what is written and not read: nothing is inherited inside the message."""
+    read = schedule.curve_fields(policy)
+    lacking = [n for n in read if tree.default(message.block.kind.fields_by_name[n]) is None and not message.has(n)]
+    if lacking:
+        hint = "write " + " ".join(f"`{EXAMPLES[n]}`" for n in lacking)
+        problems.add(message.place("policy"), f"policy `{policy}` needs `{lacking[0]}`", hint)
+    for field in message.block.entries:
+        if field not in ("policy", *read):
+            readers = [f'policy: "{p}"' for p in schedule.CURVES if field in schedule.curve_fields(p)]
+            hint = f"write {listing(readers)}, or remove it"
+            problems.add(message.place(field), f"policy `{policy}` does not read `{field}`", hint)
+
+
+def _check_values(stage: str, name: str, view: View, message: View, images: int | None, problems: Problems) -> None:
+    """Momentum stays below 1, weight decay finite, neither falls below 0."""
+    if not all(view.has(field) for field in ("max_iter", "batch_size")):
+        return
+    found, batch, value = values.build(recipe.Curve, message), view.whole("batch_size"), view.number(name)
+    length, start = view.whole("max_iter"), view.whole("policy_start_iter")
+    assert batch and length and start is not None and value is not None
+    solver = recipe.Solver(
+        base_lr=0.0,
+        lr_policy="fixed",
+        max_iter=length,
+        batch_size=batch,
+        policy_start_iter=start,
+        epoch_iter=None if images is None else images / batch,
+        device_batch_size=1,
+        random_seed=0,
+        test_batch_size=1,
+        momentum_policy=found if name == "momentum" else None,
+        weight_decay_policy=found if name == "weight_decay" else None,
+    )
+    if not _complete(found, solver):
+        return
+    for iteration in telling_iterations(solver):
+        what = _wrong(name, value, found, solver, iteration)
+        if what:
+            hint = f"stage `{stage}`: `{name}` goes on from {value:g}"
+            problems.add(_end_of(view, message, found, name), f"`{name}` {what} at iteration {iteration}", hint)
+            return
+
+
+def _complete(found: recipe.Curve, solver: recipe.Solver) -> bool:
+    read = schedule.curve_fields(found.policy)
+    known = found.policy != "exp_epoch" or solver.epoch_iter is not None
+    places: Sequence[float] = [k.iter for k in found.knot]
+    return known and all(getattr(found, n) not in (None, ()) for n in read) and places == sorted(places)
+
+
+def _wrong(name: str, value: float, found: recipe.Curve, solver: recipe.Solver, iteration: int) -> str:
+    course = schedule.moving(value, found, solver)
+    if what := _impossible(lambda: course(iteration)):
+        return what
+    now = course(iteration)
+    return f"is {now:.6g}, and must be below 1," if name == "momentum" and now >= 1 else ""
+
+
+def _end_of(view: View, message: View, found: recipe.Curve, name: str) -> Span:
+    """The field of the policy that says how far it goes."""
+    field = {"poly": "policy", "exp_epoch": "gamma", "piecewise_linear": "knot"}.get(found.policy, "end_value")
+    return message.place(field) if field in message.block.entries else view.place(f"{name}_policy")
+
+
+# -- knots of piecewise_linear
+
+
+def check_knots(view: View, whose: str, problems: Problems) -> None:
+    """Two or more, in the order of their places, no more than two at one. `whose`: `lr_policy`, say. Doubtful."""
+    if not view.has("knot"):
+        return
+    knots = [View(block) for block in view.block.blocks("knot")]
+    if len(knots) == 1:
+        message = f"piecewise_linear of `{whose}` has one knot, and a line two"
+        problems.add(view.place("knot"), message, "write another, or lr_policy `fixed`" if whose == "lr_policy" else "")
+    for earlier, later in itertools.pairwise(knots):
+        if _place(later) < _place(earlier):
+            message = f"the knot at {_written(later)} does not come after the one at {_written(earlier)}"
+            problems.add(later.place("iter"), message, "knots are in the order of their places")
+    for first, third in zip(knots, knots[2:], strict=False):
+        if _place(first) == _place(third):
+            message = f"three knots at {_written(third)}"
+            problems.add(third.place("iter"), message, "two make a jump, and the one in between says nothing")
+
+
+def _place(knot: View) -> float:
+    place = knot.number("iter")
+    assert place is not None
+    return place
+
+
+def _written(knot: View) -> str:
+    """`epoch 5`, or `iteration 780`."""
+    text = knot.block.entries["iter"].values[0].text
+    name, mark, value = text.partition(": ")
+    return f"{name} {value}" if mark else f"iteration {text}"

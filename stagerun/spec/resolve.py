@@ -1,19 +1,22 @@
 """The texts of a folder -> recipe.Schedule, or every mistake in them. Pure."""
 
 import contextlib
+import os
 import posixpath
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 from stagerun import recipe
-from stagerun.errors import RecipeError, Span, StagerunError
-from stagerun.spec import build, check, ensembles, layers, override, ranges, stages, tree, unreached, values
-from stagerun.spec.model import check_model
+from stagerun.errors import DataError, Problem, Problems, RecipeError, Span, StagerunError
+from stagerun.lmdb_file import check_file, class_names
+from stagerun.spec import build, check, ensembles, layers, override, ranges, stages, tree, values
 from stagerun.spec.override import Override
-from stagerun.spec.parse import parse
-from stagerun.spec.problems import Problems
+from stagerun.spec.parse import LARGEST, parse
 from stagerun.spec.stages import Node
+from stagerun.spec.transform import check_model, classes_problem
 from stagerun.spec.tree import SCHEDULE, SOLVER, Block, Entry, Value
 from stagerun.spec.view import Doubtful, View
 
@@ -186,7 +189,7 @@ def _settings(
         merged = replace(merged, place=files[node.name].place, own=places)
         merged_by_name[node.name] = merged
         settings[node.name] = layers.in_iterations(merged, images, problems)
-    unreached.check(shared, merged_by_name, problems)
+    override.check_reached(shared, merged_by_name, problems)
     return settings
 
 
@@ -246,7 +249,7 @@ def _build(
         "model.batch_norm_param.moving_average_fraction": repr(model.moving_average_fraction),
         "model.batch_norm_param.eps": repr(model.eps),
     }
-    shared = list(build.facts(schedule, "", derived, path))
+    shared = list(build.facts(SCHEDULE, schedule, "", derived, path))
     data = build.data(view.inside("data"), root)
     return recipe.Schedule(
         name=name,
@@ -274,7 +277,7 @@ def _stage(node: Node, block: Block, seed: int, images: int, shared: Sequence[bu
         derived[f"solver.{field}.std_value"] = "[1.0]"
         if transform.random_resize:
             derived[f"solver.{field}.random_resize_param.max_size"] = str(transform.random_resize.max_size)
-    found = [*shared, *build.facts(block, "solver.", derived, path), *_branch(node)]
+    found = [*shared, *build.facts(SOLVER, block, "solver.", derived, path), *_branch(node)]
     return recipe.Stage(
         name=node.name,
         parent=node.parent,
@@ -299,3 +302,63 @@ def _branch(node: Node) -> Iterator[build.Fact]:
     if node.parent_iter is not None:
         origin = recipe.Origin(f"{node.parent}@{node.parent_iter}", "schedule", node.parent_place)
         yield build.Fact(recipe.FROM_ITER, str(node.parent_iter), True, origin)
+
+
+# -- A folder -> recipe.Schedule: the one place of spec that reads files
+
+
+def load(folder: str | Path, overrides: Sequence[str] = ()) -> recipe.Schedule:
+    """The schedule in a folder, with the changes of `--set`. RecipeError with every mistake of every file, sorted by
+    place; paths in it start with `folder` as it was given. Where `images` is not written, the LMDB's own count is read.
+    """
+    shown = os.path.normpath(folder)
+    if not os.path.isdir(shown):
+        raise RecipeError([_no_folder(shown)])
+    texts: dict[str, Text] = {SCHEDULE_FILE: _text(shown, SCHEDULE_FILE)}
+    first = texts[SCHEDULE_FILE]
+    if not isinstance(first, Unreadable):
+        texts |= {name: _text(shown, name) for name in stage_files(first) if name != SCHEDULE_FILE}
+    return read(texts, os.path.abspath(shown), overrides, "" if shown == "." else shown, _records)
+
+
+def _records(path: str) -> int:
+    """The records of the LMDB in a folder, by its two meta pages. DataError, PermissionDenied."""
+    found = check_file(path)
+    if not found:
+        raise DataError(f"{path}: the LMDB is empty")
+    return found
+
+
+def look_at_classes(schedule: recipe.Schedule) -> Problem | None:
+    """As `classes_problem`, for the LMDBs that are on this machine."""
+    paths = [source.path for source in (schedule.data.train, schedule.data.val) if source is not None]
+    named = [(path, class_names(path)) for path in paths]
+    return classes_problem(schedule, *max(named, key=lambda pair: len(pair[1])))
+
+
+def _no_folder(shown: str) -> Problem:
+    if os.path.isfile(shown):
+        return Problem(
+            "this is a file, and a schedule is a folder",
+            Span(shown, 1, 1),
+            hint=f"give {os.path.dirname(shown) or '.'}",
+        )
+    hint = "give the folder that holds schedule.prototxt"
+    return Problem("there is no such folder", Span(shown, 1, 1), hint=hint)
+
+
+def _text(folder: str, name: str) -> Text:
+    """The bytes of a file, one more than LARGEST at most."""
+    path = os.path.join(folder, name)
+    try:
+        # Opening a FIFO would wait for a writer, and reading a device may never end.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return Unreadable("this is no regular file")
+        with open(path, "rb") as file:
+            return file.read(LARGEST + 1)
+    except FileNotFoundError:
+        return Unreadable("there is no such file")
+    except PermissionError:
+        return Unreadable("no permission to read it")
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        return Unreadable(f"can't be read ({error.strerror if isinstance(error, OSError) else error})")

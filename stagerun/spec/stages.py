@@ -8,10 +8,9 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stagerun.errors import Span, listing, nearest
+from stagerun.errors import Problems, Span, listing, nearest
 from stagerun.spec import ranges
-from stagerun.spec.problems import Problems
-from stagerun.spec.scalars import shown
+from stagerun.spec.lexer import shown
 from stagerun.spec.tree import SCHEDULE, Block, Entry, Value
 
 MOST = 1000  # stages of a schedule; more is a slip of the pen in a sweep

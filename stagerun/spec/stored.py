@@ -1,4 +1,4 @@
-"""A snapshot's recipe.prototxt -> recipe.Schedule: the inverse of `digest.canonical`. Pure.
+"""A snapshot's recipe.prototxt -> recipe.Schedule: the inverse of `values.canonical`. Pure.
 
 Read by the types of recipe's dataclasses, so that a new field there needs nothing here.
 """
@@ -6,25 +6,16 @@ Read by the types of recipe's dataclasses, so that a new field there needs nothi
 import dataclasses
 import enum
 import math
-import types
 from dataclasses import dataclass, field
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from stagerun import recipe
 from stagerun.errors import Span
-from stagerun.spec import ranges, scalars
-from stagerun.spec.digest import NAMES
+from stagerun.spec import lexer
 from stagerun.spec.lexer import Kind, Token, tokens
-
-# `canonical` writes these two by hand.
-_NAMES = {**NAMES, "stages": "stage", "parent": "from", "ensembles": "ensemble"}
-# What it leaves out: where the values came from, and what is derived from the text as it was written.
-_LEFT_OUT = {
-    recipe.Schedule: {"files", "sets"},
-    recipe.Stage: {"identity", "origins", "span"},
-    recipe.Ensemble: {"span"},
-    recipe.Model: {"spare_classes"},
-}
+from stagerun.spec.ranges import bounds_missed
+from stagerun.spec.tree import SCHEDULE
+from stagerun.spec.values import Member, layout
 
 # What divides, or is stepped by: a snapshot need not be ours, and `check` has not seen its recipe.
 _OF_SOLVER = ("max_iter", "batch_size", "device_batch_size", "test_batch_size")
@@ -67,13 +58,14 @@ def read_foreign(text: str) -> recipe.Schedule:
 
 def _require_in_range(value: Any) -> None:
     """A message of the recipe and those in it, by the ranges of what `check` reads; a default needs not be in one."""
-    for one in dataclasses.fields(value):
-        found, name = getattr(value, one.name), _NAMES.get(one.name, one.name)
-        allowed = ranges.RANGES.get(f"{type(value).__name__}Parameter.{name}")
+    kind = SCHEDULE.file.message_types_by_name[f"{type(value).__name__}Parameter"]
+    for member in layout(type(value)):
+        found = getattr(value, member.attribute)
+        field = kind.fields_by_name.get(member.name)
         if dataclasses.is_dataclass(found):
             _require_in_range(found)
-        elif allowed is not None and found is not None and found != one.default and found not in allowed:
-            raise ValueError(f"`{name}` must be {allowed}")
+        elif field is not None and found not in (None, member.default) and (missed := bounds_missed(field, found)):
+            raise ValueError(f"`{member.name}` must be {missed}")
 
 
 class _Reader:
@@ -97,25 +89,22 @@ class _Reader:
                 return block
             mark = self.take()
             if name.kind is not Kind.WORD or mark.text not in (":", "{"):
-                raise ValueError(f"line {name.line}: `{scalars.shown(name.text)}` is no field")
+                raise ValueError(f"line {name.line}: `{lexer.shown(name.text)}` is no field")
             block.fields.setdefault(name.text, []).append(
                 self.block(mark, depth + 1) if mark.text == "{" else self.take()
             )
 
 
-def _read(kind: type, block: _Block) -> Any:
+def _read(kind: Any, block: _Block) -> Any:
     """The dataclass `kind` that a block describes."""
-    left_out = _LEFT_OUT.get(kind, set())
-    fields = {_NAMES.get(f.name, f.name): f for f in dataclasses.fields(kind) if f.name not in left_out}
-    wanted = get_type_hints(kind)
+    members = {member.name: member for member in layout(kind) if member.stored}
     values: dict[str, Any] = {}
     for name, items in block.fields.items():
-        if name not in fields:
+        if name not in members:
             raise ValueError(f"line {items[0].line}: {kind.__name__} has no field `{name}`")
-        values[fields[name].name] = _field(wanted[fields[name].name], name, items)
-    for name, one in fields.items():
-        required = one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
-        if required and one.name not in values:
+        values[members[name].attribute] = _field(members[name], items)
+    for name, member in members.items():
+        if member.default is dataclasses.MISSING and member.attribute not in values:
             raise ValueError(f"line {block.line}: {kind.__name__} lacks `{name}`")
     if kind is recipe.Stage:
         values["parent"] = values["parent"] or None
@@ -123,25 +112,22 @@ def _read(kind: type, block: _Block) -> Any:
     return kind(**values)
 
 
-def _field(wanted: Any, name: str, items: "list[Token | _Block]") -> Any:
-    """The value of a field of type `wanted`, of which `items` are the values."""
-    if get_origin(wanted) in (Union, types.UnionType):  # `X | None`; None is not written
-        (wanted,) = (part for part in get_args(wanted) if part is not types.NoneType)
-    if get_origin(wanted) is tuple:
-        return tuple(_item(get_args(wanted)[0], name, item) for item in items)
+def _field(member: Member, items: "list[Token | _Block]") -> Any:
+    if member.repeated:
+        return tuple(_item(member.kind, member.name, item) for item in items)
     if len(items) > 1:
-        raise ValueError(f"line {items[1].line}: `{name}` a second time")
-    return _item(wanted, name, items[0])
+        raise ValueError(f"line {items[1].line}: `{member.name}` a second time")
+    return _item(member.kind, member.name, items[0])
 
 
 def _item(wanted: Any, name: str, item: "Token | _Block") -> Any:
     if isinstance(item, _Block) and dataclasses.is_dataclass(wanted):
-        return _read(wanted, item)  # type: ignore[arg-type]
+        return _read(wanted, item)
     if isinstance(item, Token) and not dataclasses.is_dataclass(wanted):
         try:
             return _scalar(wanted, item)
-        except (ValueError, scalars.WrongValue) as error:
-            shown = scalars.shown(item.text)
+        except (ValueError, lexer.WrongValue) as error:
+            shown = lexer.shown(item.text)
             raise ValueError(f"line {item.line}: `{name}` can't be `{shown}`") from error
     raise ValueError(f"line {item.line}: `{name}` is of another kind")
 
@@ -150,7 +136,7 @@ def _scalar(wanted: Any, token: Token) -> Any:
     if wanted is str:
         if token.kind is not Kind.STRING:
             raise ValueError("no text in quotes")
-        return scalars.utf8(scalars.string(token))
+        return lexer.utf8(lexer.string(token))
     if token.kind not in (Kind.WORD, Kind.NUMBER):
         raise ValueError("no value")
     if issubclass(wanted, enum.Enum):

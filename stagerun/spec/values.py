@@ -1,20 +1,24 @@
-"""A recipe's values under the names that they have in solver files: `solver.transform_param.crop_size`. Pure.
+"""One walk over the messages of a recipe: built from what is written, named as in solver files, and as one canonical text. Pure.
 
-Recipes of snapshots have no other names: they were read from `digest.canonical`.
+`layout` says where each field stands in the language. Recipes of snapshots have no other names than these: `stored` reads
+them from the canonical text.
 """
 
 import dataclasses
 import enum
-from collections.abc import Iterator, Mapping
-from typing import Any
+import hashlib
+import json
+import types
+from collections.abc import Collection, Iterator
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.descriptor import FieldDescriptor
 
 from stagerun import recipe
 from stagerun.spec import tree
-from stagerun.spec.digest import NAMES
 from stagerun.spec.layers import DURATIONS, PARTNER
 from stagerun.spec.tree import SCHEDULE, SOLVER, quoted
+from stagerun.spec.view import View
 from stagerun.units import epochs
 
 NONE = "none"
@@ -22,35 +26,135 @@ NONE = "none"
 RATES = ("base_lr", "warmup_start_lr", "start_lr", "end_lr")
 ITERATIONS = frozenset(iterations for iterations, _ in DURATIONS)
 
-# Where the language has a message that the recipe does without.
-_PLACES: Mapping[tuple[type, str], str] = {
-    (recipe.Model, "moving_average_fraction"): "batch_norm_param.moving_average_fraction",
-    (recipe.Model, "eps"): "batch_norm_param.eps",
-    (recipe.Solver, "carry_momentum"): "carry.momentum",
-    (recipe.Solver, "carry_data"): "carry.data",
-    (recipe.RandomAspectRatio, "interp_mode"): "resize_param.interp_mode",
-    (recipe.RandomResize, "interp_mode"): "resize_param.interp_mode",
-    (recipe.RandomResizedCrop, "interp_mode"): "resize_param.interp_mode",
+# Fields of recipe that have another name in the language, in the canonical text too.
+_RENAMED = {
+    "stages": "stage",
+    "ensembles": "ensemble",
+    "parent": "from",
+    "transform": "transform_param",
+    "test_transform": "test_transform_param",
+    "random_aspect_ratio": "random_aspect_ratio_param",
+    "random_resize": "random_resize_param",
+    "random_resized_crop": "random_resized_crop_param",
+    "color_jitter": "color_jitter_param",
+    "rand_augment": "rand_augment_param",
+    "crop_size_ramp": "crop_size_ramp_param",
 }
+# Those that the language has in a message which the recipe does without.
+_INSIDE = {
+    "moving_average_fraction": "batch_norm_param.moving_average_fraction",
+    "eps": "batch_norm_param.eps",
+    "carry_momentum": "carry.momentum",
+    "carry_data": "carry.data",
+    "interp_mode": "resize_param.interp_mode",
+}
+# What false and true are called there.
 _WORDS = {"carry_momentum": ("ZERO", "KEEP"), "carry_data": ("RESTART", "CONTINUE")}
-# Derived from others, or from where the folder lies.
-_DERIVED = {(recipe.Solver, "epoch_iter"), (recipe.Source, "path")}
+# Derived from others, or from where the folder lies: the language has no such field.
+_DERIVED = {"epoch_iter", "path"}
+# Not in the canonical text: where values came from, what was derived from the text as written, and what only `run` looks at.
+_NOT_STORED = {"files", "sets", "identity", "origins", "span", "spare_classes"}
+# What a field is where it isn't written: another one of its message.
+_SAME_AS = {"max_size": "min_size", "test_batch_size": "device_batch_size"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Member:
+    """A field of one of recipe's messages. `attribute` is its name there, `name` that in the canonical text, `path` the way to it in the
+    language. `kind` is the type of one value, and `default` MISSING where there is none."""
+
+    attribute: str
+    name: str
+    path: str
+    kind: type
+    repeated: bool
+    default: Any
+    stored: bool
+
+    @property
+    def is_message(self) -> bool:
+        return dataclasses.is_dataclass(self.kind)
+
+
+_layouts: dict[type, tuple[Member, ...]] = {}
+
+
+def layout(kind: Any) -> tuple[Member, ...]:
+    """The members of a message, in the recipe's order."""
+    if kind not in _layouts:
+        hints = get_type_hints(kind)
+        _layouts[kind] = tuple(_member(field, hints[field.name]) for field in dataclasses.fields(kind))
+    return _layouts[kind]
+
+
+def _member(field: "dataclasses.Field[Any]", wanted: Any) -> Member:
+    if get_origin(wanted) in (Union, types.UnionType):  # `X | None`
+        (wanted,) = (part for part in get_args(wanted) if part is not types.NoneType)
+    repeated = get_origin(wanted) is tuple
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    name = _RENAMED.get(field.name, field.name)
+    return Member(
+        attribute=field.name,
+        name=name,
+        path=_INSIDE.get(field.name, name),
+        kind=get_args(wanted)[0] if repeated else wanted,
+        repeated=repeated,
+        default=default,
+        stored=field.name not in _NOT_STORED,
+    )
+
+
+Message = TypeVar("Message")
+
+
+def build(kind: type[Message], view: View, **given: Any) -> Message:
+    """The message that checked settings describe. `given` are the fields that are not one field of the language each."""
+    names = [member.attribute for member in layout(kind) if member.attribute not in given]
+    return kind(**settings(kind, view, names), **given)
+
+
+def settings(kind: type, view: View, names: Collection[str]) -> dict[str, Any]:
+    """Some fields of a message. Doubtful if one of them could not be read."""
+    return {member.attribute: _setting(member, view) for member in layout(kind) if member.attribute in names}
+
+
+def _setting(member: Member, view: View) -> Any:
+    *around, name = member.path.split(".")
+    for message in around:
+        view = view.inside(message)
+    if member.repeated and member.is_message:
+        return tuple(build(member.kind, inner) for inner in view.views(name))
+    if member.repeated:
+        return view.numbers(name)
+    if member.is_message:
+        found = view.view(name)
+        return build(member.kind, found) if found is not None else member.default
+    value = view.scalar(name)
+    if value is None and name in _SAME_AS:
+        value = view.scalar(_SAME_AS[name])
+    if value is None:
+        assert member.default is not dataclasses.MISSING, name
+        return member.default
+    if member.attribute in _WORDS:
+        return _WORDS[member.attribute].index(str(value)) == 1
+    return member.kind(value)
+
+
+# -- a recipe's values under the names that they have in solver files: `solver.transform_param.crop_size`
 
 
 def members(value: Any, key: str) -> Iterator[tuple[str, Any]]:
     """The fields of a message with their names behind `key`, in the order of the recipe."""
-    kind = type(value)
-    for field in dataclasses.fields(value):
-        if (kind, field.name) in _DERIVED:
-            continue
-        held = getattr(value, field.name)
-        if field.name in _WORDS:
-            held = _Word(_WORDS[field.name][held])
-        yield f"{key}.{_PLACES.get((kind, field.name)) or NAMES.get(field.name, field.name)}", held
+    for member in layout(type(value)):
+        if member.attribute not in _DERIVED:
+            held = getattr(value, member.attribute)
+            if member.attribute in _WORDS:
+                held = _Word(_WORDS[member.attribute][held])
+            yield f"{key}.{member.path}", held
 
 
 class _Word(str):
-    """The name of an enum's value, which is no text in quotes."""
+    """The name of an enum's value, which is not a text in quotes."""
 
 
 def leaves(value: Any, key: str) -> Iterator[tuple[str, str]]:
@@ -158,3 +262,41 @@ def _in_epochs(name: str, solver: recipe.Solver, images: int) -> str:
     if isinstance(value, int) and value:
         return f" = {epochs(value, images, solver.batch_size):.2f} epochs"
     return ""
+
+
+# -- the canonical text
+
+
+def canonical(schedule: recipe.Schedule) -> str:
+    """Everything that the schedule says, defaults spelt out, durations in iterations, one block per stage. Equal
+    schedules have equal texts, on every machine that has the folder at the same path. What is not set is left out.
+    """
+    return "\n".join(_lines(schedule)) + "\n"
+
+
+def _lines(message: Any) -> Iterator[str]:
+    for member in layout(type(message)):
+        if not member.stored:
+            continue
+        held = getattr(message, member.attribute)
+        if member.attribute == "parent":
+            held = held or ""
+        for value in held if isinstance(held, tuple) else (held,):
+            if dataclasses.is_dataclass(value):
+                yield f"{member.name} {{"
+                yield from (f"  {line}" for line in _lines(value))
+                yield "}"
+            elif value is not None:
+                yield f"{member.name}: {text(value)}"
+
+
+def digest(schedule: recipe.Schedule) -> str:
+    """sha256, in hex, of what training depends on: the settings of each stage that snapshots are made from, in running
+    order, and which stage and iteration of it each starts from. Names of stages, paths and what is only looked at are not in it.
+    """
+    place = {stage.name: number for number, stage in enumerate(schedule.stages)}
+    made_from = [
+        [None if stage.parent is None else place[stage.parent], sorted(stage.identity.items())]  # has the iteration
+        for stage in schedule.stages
+    ]
+    return hashlib.sha256(json.dumps(made_from, separators=(",", ":")).encode()).hexdigest()

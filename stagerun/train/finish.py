@@ -18,8 +18,8 @@ from stagerun.engine.state import TrainState
 from stagerun.engine.update import explained
 from stagerun.errors import StorageError
 from stagerun.events import Event, StageFinished, Stopped, Tested
+from stagerun.plan.counting import tested_on
 from stagerun.plan.images import augmentation
-from stagerun.plan.tested import tested_on
 from stagerun.pulse import Section, beating
 from stagerun.recipe import Solver, Transform
 from stagerun.schedule import make_knobs

@@ -21,10 +21,15 @@ from stagerun.engine.augment import make_augment
 from stagerun.engine.resident import Resident
 from stagerun.errors import DataError, Problem, RecipeError, StagerunError
 from stagerun.events import Note
-from stagerun.recipe import Cache, Data, OnBadRecord, Schedule, Stage, Transform
-from stagerun.spec.model import classes_problem
+from stagerun.recipe import Cache
+from stagerun.recipe import Data
+from stagerun.recipe import OnBadRecord
+from stagerun.recipe import Schedule
+from stagerun.recipe import Stage
+from stagerun.recipe import Transform
 from stagerun.train.agreement import everyone
 from stagerun.train.copying import Copying
+from stagerun.spec.transform import classes_problem
 from stagerun.world import World
 
 

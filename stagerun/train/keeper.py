@@ -11,8 +11,7 @@ from stagerun import store
 from stagerun.data.fingerprint import with_sets
 from stagerun.errors import PermissionDenied, ResumeRefused, StagerunError, StorageError
 from stagerun.plan import Plan, State, changed_fields, make_plan, require_fresh
-from stagerun.plan.renamed import names_of, under
-from stagerun.plan.rollback import targets
+from stagerun.plan.counting import names_of, targets, under
 from stagerun.recipe import OnNan, Schedule, Stage
 from stagerun.snapshots import SnapshotRef, how_far
 from stagerun.spec import canonical

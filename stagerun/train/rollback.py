@@ -16,7 +16,7 @@ from stagerun.data.records import printable
 from stagerun.errors import Diverged
 from stagerun.events import Event, Note, NotFinite
 from stagerun.plan import State
-from stagerun.plan.rollback import place, targets
+from stagerun.plan.counting import place, targets
 from stagerun.pulse import Section
 from stagerun.snapshots import SnapshotRef
 from stagerun.train.agreement import rank0

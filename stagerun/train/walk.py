@@ -16,9 +16,8 @@ from stagerun.comm import Comm
 from stagerun.engine.update import explained
 from stagerun.events import Event, Note, Renamed, RunFinished, RunStarted, Stopped
 from stagerun.plan import Plan, PlannedStage, State
+from stagerun.plan.counting import names_of, other_set
 from stagerun.plan.ensembles import PlannedEnsemble
-from stagerun.plan.renamed import names_of
-from stagerun.plan.tested import other_set
 from stagerun.pulse import Section
 from stagerun.recipe import Schedule
 from stagerun.train import results

@@ -13,7 +13,8 @@ from stagerun.cli.explaining import explain_text
 from stagerun.cli.main import main
 from stagerun.errors import UsageError
 from stagerun.proto import stagerun_pb2
-from stagerun.spec import load, topics
+from stagerun.spec import load
+from stagerun.spec import manual as topics
 from stagerun.spec.history import history
 from stagerun.spec.manual import help_text
 from stagerun.spec.values import identity, leaves

@@ -13,10 +13,20 @@ from stagerun import units
 from stagerun.cli.main import main
 from stagerun.events import Event, RunStarted, SnapshotWritten, StageFinished, StageStarted, Tested
 from stagerun.plan import make_plan
-from stagerun.plan.budget import MOST, Budget, budget
-from stagerun.plan.hours import Hours, Speed, Spent, at_images_per_second, left, seconds_at, spent
-from stagerun.plan.hours_text import render_budget, render_hours
-from stagerun.plan.measured import Measured, hours_of_run, measured
+from stagerun.plan.budget import MOST, Budget, budget, render_budget
+from stagerun.plan.hours import (
+    Hours,
+    Measured,
+    Speed,
+    Spent,
+    at_images_per_second,
+    hours_of_run,
+    left,
+    measured,
+    render_hours,
+    seconds_at,
+    spent,
+)
 from stagerun.recipe import Schedule
 from stagerun.snapshots import Inventory, SnapshotRef
 from stagerun.spec import load, read

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from stagerun import spec
 from stagerun.cli.main import main
 from stagerun.plan.lint import RULES, lint, problems
-from stagerun.plan.lint.comments import comments_of
+from stagerun.plan.lint.finding import comments_of
 from stagerun.recipe import Schedule
 
 SOLVERS = Path(__file__).parents[2] / "solvers"

@@ -8,7 +8,7 @@ from test_plan_trees import inventory, on_disk, planned, shown, snapshot, states
 
 from stagerun.cli.planning import remarks
 from stagerun.plan import State, make_plan
-from stagerun.plan.renamed import names_of, under
+from stagerun.plan.counting import names_of, under
 from stagerun.recipe import Schedule
 from stagerun.snapshots import SnapshotRef
 from stagerun.spec import read

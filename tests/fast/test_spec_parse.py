@@ -9,10 +9,9 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stagerun.errors import Problems
 from stagerun.proto import stagerun_pb2
-from stagerun.spec.cursor import MOST_MISTAKES
-from stagerun.spec.parse import LARGEST, parse
-from stagerun.spec.problems import Problems
+from stagerun.spec.parse import LARGEST, MOST_MISTAKES, parse
 from stagerun.spec.tree import SCHEDULE, SOLVER, Block
 
 WORDS = [

@@ -6,7 +6,7 @@ import pytest
 
 from stagerun.recipe import FROM_ITER
 from stagerun.spec import load, read
-from stagerun.spec.upgraded import completed
+from stagerun.spec.build import completed
 
 FOLDERS = sorted(p.parent for p in (Path(__file__).parents[2] / "solvers").glob("*/schedule.prototxt"))
 # Their defaults follow from other fields.

@@ -18,8 +18,18 @@ from stagerun.data.loader import Loader
 from stagerun.data.synthetic import write_synthetic
 from stagerun.events import Iterated, RunStarted, StageStarted, Tested
 from stagerun.plan import make_plan
-from stagerun.plan.estimate import Cost, Figures, estimate, snapshots_on_disk, times
-from stagerun.plan.estimate_text import Room, caveats, needs, render_needs, render_times
+from stagerun.plan.estimate import (
+    Cost,
+    Figures,
+    Room,
+    caveats,
+    estimate,
+    needs,
+    render_needs,
+    render_times,
+    snapshots_on_disk,
+    times,
+)
 from stagerun.plan.rehearsal import Synthetic, cost_key, rehearsal, synthetic_images
 from stagerun.recipe import Cache, CropSizeRamp, ParamRule, Schedule
 from stagerun.snapshots import Inventory

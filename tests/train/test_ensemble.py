@@ -42,8 +42,7 @@ from stagerun.plan.ensembles import (
     made_from,
     plan_ensembles,
 )
-from stagerun.plan.hours import Hours, Speed, Spent
-from stagerun.plan.hours_text import render_hours
+from stagerun.plan.hours import Hours, Speed, Spent, render_hours
 from stagerun.recipe import EnsembleRule, Precision, Schedule
 from stagerun.report.read_log import Log
 from stagerun.report.replay import history

@@ -40,8 +40,8 @@ from stagerun.events import Event, Iterated, NotFinite, Stopped
 from stagerun.knobs import Knobs
 from stagerun.logged import event_of
 from stagerun.plan import State, make_plan
+from stagerun.plan.counting import place, targets
 from stagerun.plan.hazards import notes
-from stagerun.plan.rollback import place, targets
 from stagerun.recipe import Determinism, OnNan, Precision
 from stagerun.report.caffe_log import CaffeLog
 from stagerun.report.console import Console

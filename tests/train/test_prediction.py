@@ -15,8 +15,17 @@ from stagerun.cli.predicting import _pieces
 from stagerun.comm import pieces_of
 from stagerun.comm.reduce import FlatReducer
 from stagerun.models import build
-from stagerun.plan.prediction import Job, hours_of, predict, render_prediction
-from stagerun.plan.reduction import BACKWARD_SHARE, OVERLAP, Link, ring, step
+from stagerun.plan.prediction import (
+    BACKWARD_SHARE,
+    OVERLAP,
+    Job,
+    Link,
+    hours_of,
+    predict,
+    render_prediction,
+    ring,
+    step,
+)
 from stagerun.recipe import Model, Precision
 
 

@@ -4,13 +4,10 @@
 meant it. A rule is a function Schedule -> findings and a row in RULES; `comments` and `silence` deal with comments.
 """
 
-from stagerun.errors import Problem
-from stagerun.plan.lint.comments import comments_of
-from stagerun.plan.lint.finding import Finding
+from stagerun.errors import Problem, Problems
+from stagerun.plan.lint.finding import Finding, comments_of, unsilenced
 from stagerun.plan.lint.rules import RULES, rules_text
-from stagerun.plan.lint.silence import unsilenced
 from stagerun.recipe import Schedule
-from stagerun.spec.problems import Problems
 
 __all__ = ["RULES", "Finding", "lint", "problems", "rules_text"]
 
