@@ -16,11 +16,9 @@ from google.protobuf import text_format
 
 from stagerun import recipe
 from stagerun.caffe_import import solver
-from stagerun.caffe_import.left import Findings
-from stagerun.caffe_import.nets import State, layers_in, shapes, text_of
-from stagerun.caffe_import.networks import PLAIN_LAYERS, parameter_prefix, recognise
+from stagerun.caffe_import.net import PLAIN_LAYERS, State, layers_in, parameter_prefix, recognise, shapes, text_of
 from stagerun.caffe_import.stages import names_of
-from stagerun.caffe_import.text import NET, SOLVER, read_text
+from stagerun.caffe_import.text import NET, SOLVER, Findings, read_text
 from stagerun.caffe_import.train_lines import train_lines
 from stagerun.cli.main import main
 from stagerun.errors import ExitCode

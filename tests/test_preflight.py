@@ -18,11 +18,19 @@ from stagerun.data.scratch import look, stage
 from stagerun.data.scratch.locks import held
 from stagerun.preflight import machine
 from stagerun.preflight.compare import Finding, differences, odd_ones, troubles, unlike, worst
-from stagerun.preflight.facts import Facts, Images, Trouble, from_json, host_facts, settings_digest
+from stagerun.preflight.facts import (
+    Facts,
+    Images,
+    Place,
+    ScratchRoom,
+    Trouble,
+    from_json,
+    host_facts,
+    scratch_room,
+    settings_digest,
+)
 from stagerun.preflight.machine import arithmetic, gpus, memory_bytes, processor
-from stagerun.preflight.measured import HostTimes, Link, Measured, bits, rounds, verdicts
-from stagerun.preflight.page import page
-from stagerun.preflight.places import Place, ScratchRoom, scratch_room
+from stagerun.preflight.page import HostTimes, Link, Measured, bits, page, rounds, verdicts
 from stagerun.spec import load
 
 GOLDEN = Path(__file__).parent / "golden" / "preflight"

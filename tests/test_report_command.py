@@ -10,9 +10,8 @@ from made_up_runs import BATCH, STAGES, Story, killed_and_resumed, report, rows,
 from stagerun import store
 from stagerun.events import Failed, Iterated, RunFinished, StageFinished, Stopped
 from stagerun.report.jsonl import JsonLines
-from stagerun.report.read_log import read_log
+from stagerun.report.read_log import Updates, read_log
 from stagerun.report.replay import history
-from stagerun.report.thin import Updates
 
 
 @pytest.fixture

@@ -1,40 +1,67 @@
-"""A folder of Caffe's, as texts -> the stages with their settings, and what is left out. Pure; `Folder` looks for files."""
+"""A folder of Caffe's, as texts -> the stages with their settings, and what is left out. Pure; `CaffeFolder` looks for files."""
 
 import posixpath
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from stagerun.caffe_import.commands import ordered_steps
-from stagerun.caffe_import.converted import Converted, Wanted
-from stagerun.caffe_import.counts import Counting, count_images, source_lines
-from stagerun.caffe_import.data_layers import images_of
-from stagerun.caffe_import.left import Findings
-from stagerun.caffe_import.lines import Line, message
-from stagerun.caffe_import.model import last_linear, model_lines, note_other_network
-from stagerun.caffe_import.multipliers import multipliers
-from stagerun.caffe_import.nets import layers_in, state_of
-from stagerun.caffe_import.no_nets import without_nets
-from stagerun.caffe_import.resumed import going_on, parent_of
+from stagerun.caffe_import.images import Count, Counting, MeanFiles, count_images, count_told, images_of, source_lines
+from stagerun.caffe_import.lines import Line, Setting, message, setting
+from stagerun.caffe_import.model import WHICH, last_linear, model_lines, multipliers, note_other_network
+from stagerun.caffe_import.net import layers_in, state_of
+from stagerun.caffe_import.order import ordered_steps
 from stagerun.caffe_import.settings import (
     AS_CAFFE,
     CaffeStage,
     SolverStage,
     batch,
     evaluation,
+    going_on,
     note_sources,
+    parent_of,
     seeded,
     seeds,
     transforms,
 )
 from stagerun.caffe_import.solver import check_solver, solver_settings
-from stagerun.caffe_import.stages import Step
-from stagerun.caffe_import.text import NET, SOLVER, CaffeText, read_text
-from stagerun.caffe_import.transforms import MeanFiles
-from stagerun.caffe_import.workers import workers_of
-from stagerun.errors import RecipeError
-from stagerun.spec.tree import Block, Entry
+from stagerun.caffe_import.stages import Step, workers_of
+from stagerun.caffe_import.text import NET, SOLVER, CaffeText, Findings, read_text
+from stagerun.errors import RecipeError, Span
+from stagerun.spec.tree import Block, Entry, quoted
 from stagerun.spec.view import Doubtful, View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is told on the command line; None is: as the files say. `nets` is False where solver files are imported alone: what
+    nets would have said is in the last five; None is asked for in the written files. Sources are absolute paths."""
+
+    order: tuple[str, ...] = ()
+    workers: int | None = None
+    model: str | None = None
+    images: int | None = None
+    val_images: int | None = None
+    nets: bool = True
+    batch_size: int | None = None
+    device_batch_size: int | None = None
+    classes: int | None = None
+    train_source: str | None = None
+    val_source: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """`settings` by stage, fields in no order; `seed` is that of the schedule, from all solvers alike. `nets`: the file of each
+    stage's net, by stage; none where it stands in the solver, or was not read."""
+
+    steps: tuple[Step, ...]
+    settings: Mapping[str, Mapping[str, Setting]]
+    model: tuple[Line, ...]
+    data: tuple[Line, ...]
+    seed: Line
+    found: Findings
+    nets: Mapping[str, str] = field(default_factory=dict)
 
 
 class Folder(Counting, Protocol):
@@ -191,3 +218,104 @@ def _converted(stages: list[CaffeStage], folder: Folder, wanted: Wanted, found: 
     steps = tuple(s.step for s in stages)
     nets = {s.step.name: s.net.place.path for s in stages if s.net.place.path != s.text.path}
     return Converted(steps=steps, settings=settings, model=model, data=data, seed=seed, found=found, nets=nets)
+
+
+def without_nets(
+    shown: str, stages: Sequence[SolverStage], disk: Counting, wanted: Wanted, found: Findings
+) -> Converted:
+    """The stages of solvers that have no mistakes. `shown` is Caffe's folder as messages name it. RecipeError."""
+    evaluated = bool(wanted.val_images or wanted.val_source or any(_tests(stage) for stage in stages))
+    _note_nets(shown, wanted, evaluated, found)
+    seed, own_seeds = seeds(stages)
+    settings = {}
+    for stage in stages:
+        made = solver_settings(stage.text, found)
+        made |= {s.name: s for s in _batch(stage, wanted, found)}
+        if any(s.step.parents for s in stages) and seeded(stage):
+            made["carry"] = AS_CAFFE
+        _evaluation(stage, evaluated, made, found)
+        if stage.step.name in own_seeds:
+            made["random_seed"] = own_seeds[stage.step.name]
+        settings[stage.step.name] = going_on(stage, parent_of(stage, stages), made, found)
+    if found.mistakes:
+        raise RecipeError(found.mistakes.all())
+    train = _count("train", wanted.train_source, wanted.images, disk, found)
+    data = message("train", source_lines(train, None), None)
+    if evaluated:
+        data += message(
+            "val", source_lines(_count("val", wanted.val_source, wanted.val_images, disk, found), None), None
+        )
+    steps = tuple(stage.step for stage in stages)
+    model = _model(wanted, train)
+    return Converted(steps=steps, settings=settings, model=model, data=data, seed=seed, found=found)
+
+
+def _note_nets(shown: str, wanted: Wanted, evaluated: bool, found: Findings) -> None:
+    """The one entry for all that is in no file which was read, and was not told."""
+    told = {"batch": wanted.batch_size and wanted.device_batch_size, "transform": None, "multipliers": None}
+    missing = [name for name, value in told.items() if value is None]
+    why = f"{', '.join(missing[:-1])} and {missing[-1]} are not carried, nor what else nets say of layers and loss"
+    found.leave(Span(shown or ".", 0, 0), "nets were not read", why, "write them, or import again with the nets")
+    if not evaluated:
+        found.leave(
+            Span(shown or ".", 0, 0), "data.val", "no solver evaluates", "`--val-images` says that there is one"
+        )
+    sources = {"train": wanted.train_source, "val": wanted.val_source if evaluated else ""}
+    for part in (part for part, source in sources.items() if source is None):
+        todo = f"write the LMDB's path, or import again with `--{part}-source`"
+        found.leave(
+            Span(shown or ".", 0, 0), f"data.{part}.source", f"{part}_lmdb is only a name that stands there", todo
+        )
+
+
+def _count(part: str, source: str | None, images: int | None, disk: Counting, found: Findings) -> Count:
+    if source is None:
+        return Count(f"{part}_lmdb", images or 0)
+    return count_told(f"--{part}-source", source, images, disk, found)
+
+
+def _model(wanted: Wanted, train: Count) -> tuple[Line, ...]:
+    asked = Line('name: "?"', None, WHICH, asks=True)
+    classes = Line("num_classes: 0", None, "how many?", asks=True)
+    return (
+        Line(f"name: {quoted(wanted.model)}") if wanted.model else asked,
+        Line(f"num_classes: {wanted.classes}") if wanted.classes else classes,
+        *((Line("channels: 1", None, "as in the LMDB"),) if train.channels == 1 else ()),
+    )
+
+
+def _batch(stage: SolverStage, wanted: Wanted, found: Findings) -> list[Setting]:
+    """batch_size and device_batch_size, the same in all stages."""
+    view, workers = View(stage.text.block), workers_of(stage.step, [stage.step], None).number or 1
+    passes = (view.whole("iter_size") or 1) if view.has("iter_size") else 1
+    if passes > 1:
+        why = f"batch_size is that of a whole update, its {passes} passes together"
+        found.leave(view.place("iter_size"), "iter_size", why, "write the stage's own batch_size where it is another")
+    together = f"{workers} workers" if workers > 1 else "all workers"
+    asked = (
+        ("batch_size", wanted.batch_size, f"images of one update, of {together} together?"),
+        ("device_batch_size", wanted.device_batch_size, "those of one worker's pass? BatchNorm sees these"),
+    )
+    return [
+        setting(name, str(value)) if value else Setting(name, (Line(f"{name}: 0", None, question, asks=True),))
+        for name, value, question in asked
+    ]
+
+
+def _tests(stage: SolverStage) -> bool:
+    view = View(stage.text.block)
+    return view.has("test_interval") and (view.whole("test_interval") or 0) > 0
+
+
+def _evaluation(stage: SolverStage, evaluated: bool, made: dict[str, Setting], found: Findings) -> None:
+    """Without a count of images to go by, every image is evaluated. Where nothing is, all intervals are 0."""
+    entry = stage.text.block.entries.get("test_iter")
+    if not evaluated:
+        made.pop("test_interval", None)
+        if entry is not None:
+            found.idle["test_iter"] = "no solver evaluates while it trains"
+    elif entry is not None:
+        why = "it counts batches of a size that the net tells"
+        found.leave(
+            entry.place, "test_iter", why, "every image is evaluated; `test_batch_size` and `test_iter` say else"
+        )

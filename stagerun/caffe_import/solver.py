@@ -3,9 +3,8 @@
 from collections.abc import Iterable
 
 from stagerun import schedule
-from stagerun.caffe_import.left import Findings
 from stagerun.caffe_import.lines import Setting, setting, written
-from stagerun.caffe_import.text import CaffeText
+from stagerun.caffe_import.text import CaffeText, Findings
 from stagerun.errors import nearest
 from stagerun.spec.tree import Entry, quoted
 from stagerun.spec.view import Doubtful, View

@@ -5,10 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stagerun.caffe_import.left import Findings
-from stagerun.caffe_import.saved import Sought, saved_by, seek, when
-from stagerun.caffe_import.stages import Resumed, Step
-from stagerun.caffe_import.text import CaffeText
+from stagerun.caffe_import.stages import Resumed, Sought, Step, saved_by, seek, when
+from stagerun.caffe_import.text import CaffeText, Findings
 from stagerun.caffe_import.train_lines import TrainLine, Word
 from stagerun.errors import listing
 

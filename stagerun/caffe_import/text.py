@@ -1,4 +1,4 @@
-"""Caffe's texts -> Blocks, with spec's own parser, and the comments beside their fields. Pure."""
+"""Caffe's texts -> Blocks, with spec's own parser; the comments beside their fields; what an import finds on its way. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -6,14 +6,44 @@ from difflib import get_close_matches
 
 from google.protobuf.descriptor import Descriptor
 
-from stagerun.caffe_import.left import Findings
 from stagerun.caffe_import.lines import plain
-from stagerun.errors import nearest
+from stagerun.errors import Span, nearest
 from stagerun.proto import caffe_pb2
 from stagerun.spec.lexer import Kind, Token, tokens
 from stagerun.spec.parse import Reader, parse
+from stagerun.spec.problems import Problems
 from stagerun.spec.scalars import shown
 from stagerun.spec.tree import Block, Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Something that the written folder does not say as Caffe's did: `what`, usually a field, why, and what the user can do."""
+
+    span: Span
+    what: str
+    why: str
+    todo: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.span.path}:{self.span.line}" if self.span.line else self.span.path
+        return f"{place}: {self.what}: {self.why}" + (f"; {self.todo}" if self.todo else "")
+
+
+class Findings:
+    """`mistakes` stop the import. `left` is listed in its output and in the head of schedule.prototxt, `idle` too: fields,
+    by name, without which nothing is lost, and why."""
+
+    def __init__(self) -> None:
+        self.mistakes = Problems()
+        self.left: list[Left] = []
+        self.idle: dict[str, str] = {}
+
+    def leave(self, span: Span, what: str, why: str, todo: str = "") -> None:
+        found = Left(span, what, why, todo)
+        if found not in self.left:  # a net that five solvers name is looked at five times
+            self.left.append(found)
+
 
 SOLVER: Descriptor = caffe_pb2.SolverParameter.DESCRIPTOR
 NET: Descriptor = caffe_pb2.NetParameter.DESCRIPTOR

@@ -14,8 +14,7 @@ from stagerun.launch import GRACE_S, StopRequest
 from stagerun.launch.life import Orders
 from stagerun.preflight.compare import Finding, differences, troubles, worst
 from stagerun.preflight.facts import Facts, host_facts
-from stagerun.preflight.measured import Measured, verdicts
-from stagerun.preflight.page import page, record
+from stagerun.preflight.page import Measured, page, record, verdicts
 from stagerun.recipe import Schedule
 from stagerun.spec import load
 from stagerun.watch.worker import Monitored, monitored

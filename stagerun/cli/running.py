@@ -28,7 +28,7 @@ from stagerun.pulse import Section
 from stagerun.recipe import Schedule
 from stagerun.report.console import finished_line
 from stagerun.report.jsonl import JsonLines
-from stagerun.report.table import ensembles_table, results_table
+from stagerun.report.results import ensembles_table, results_table
 from stagerun.report.whole_file import require_writable
 from stagerun.runner import results
 from stagerun.runner.restarts import require_progress, standing

@@ -31,8 +31,7 @@ from stagerun.events import (
 )
 from stagerun.report.console import ensemble_line, finished_line, piece_line, print_nowhere
 from stagerun.report.course import Leg
-from stagerun.report.failed import failed_line
-from stagerun.report.table import ensembles_table, ordered, results_table
+from stagerun.report.results import ensembles_table, failed_line, ordered, results_table
 
 OURS = "stagerun:1"
 # Where Caffe's lines come from; some scripts look for these.

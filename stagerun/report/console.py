@@ -34,8 +34,7 @@ from stagerun.events import (
 )
 from stagerun.pace import DONE, TO_DO, WINDOW, colour, live_line, progress_line, share
 from stagerun.recipe import OnNan
-from stagerun.report.failed import failed_line
-from stagerun.report.table import ensembles_table, ordered, results_table
+from stagerun.report.results import ensembles_table, failed_line, ordered, results_table
 from stagerun.text import count, duration, shown, size, wrapped
 from stagerun.world import relayed
 

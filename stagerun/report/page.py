@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from html import escape
 
 import stagerun
-from stagerun.report.branches import COLUMNS, caption, colour, points
-from stagerun.report.curves import NARROW, WIDE, draw
-from stagerun.report.plots.html import STYLE as PICTURE_STYLE
-from stagerun.report.plots.html import colour_style, in_script, variable, whole_page
-from stagerun.report.runs import Run
+from stagerun.drawing.html import STYLE as PICTURE_STYLE
+from stagerun.drawing.html import colour_style, in_script, variable, whole_page
+from stagerun.report.curves import COLUMNS, NARROW, WIDE, caption, colour, draw, points
+from stagerun.report.history import Run
 from stagerun.report.tables import Table
 from stagerun.report.written import moment, shown
 

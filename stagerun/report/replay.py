@@ -29,8 +29,7 @@ from stagerun.events import (
 )
 from stagerun.recipe import OnNan
 from stagerun.report.history import History, Life, StageHistory
-from stagerun.report.read_log import Log
-from stagerun.report.thin import Columns, Updates, Work, chunk_size
+from stagerun.report.read_log import Columns, Log, Updates, Work, chunk_size
 from stagerun.store.layout import parse_name, snapshot_name
 
 MOST = 900  # points of a curve

@@ -25,7 +25,7 @@ from stagerun.models import build
 from stagerun.plan.rehearsal import synthetic_images
 from stagerun.preflight.compare import unlike
 from stagerun.preflight.facts import Facts, from_json
-from stagerun.preflight.measured import HostTimes, Link, Measured, rounds
+from stagerun.preflight.page import HostTimes, Link, Measured, rounds
 from stagerun.recipe import Schedule, Stage
 from stagerun.runner.agreement import refuse
 from stagerun.schedule.image_size import at_largest

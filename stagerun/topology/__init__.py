@@ -3,11 +3,9 @@
 Nothing here moves a process: `stagerun.binding` does.
 """
 
-from stagerun.topology.described import describe, parse
-from stagerun.topology.machine import Core, Gpu, Machine, Node, ranges
-from stagerun.topology.picture import as_json, picture
+from stagerun.topology.described import as_json, describe, parse, picture
+from stagerun.topology.machine import Core, Gpu, Machine, Node, ranges, read
 from stagerun.topology.placing import Plan, Seat, make_plan
-from stagerun.topology.read import read
 from stagerun.topology.sharing import BATCH_JOBS, Choice, Found, Share, choose, default_workers, share
 
 __all__ = [

@@ -8,11 +8,11 @@ import re
 from html import escape
 
 import stagerun
+from stagerun.drawing.bands import leaves, size_text
+from stagerun.drawing.colours import DARK, GRID, INK, RULE, SOFT, strokes
+from stagerun.drawing.figure import Drawn, draw, drawing, saved_svg
+from stagerun.drawing.scale import Scale
 from stagerun.plan.picture import Picture, StagePicture, Unit
-from stagerun.report.plots.bands import leaves, size_text
-from stagerun.report.plots.colours import DARK, GRID, INK, RULE, SOFT, strokes
-from stagerun.report.plots.figure import Drawn, draw, drawing, saved_svg
-from stagerun.report.plots.scale import Scale
 
 # Nothing may be fetched, whatever a later change puts in.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"

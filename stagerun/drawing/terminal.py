@@ -10,9 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
-from stagerun.errors import UsageError
-from stagerun.plan.picture import Kind, Mark, Picture, StagePicture, Unit
-from stagerun.report.plots.bands import (
+from stagerun.drawing.bands import (
     MOST_ROWS,
     Band,
     Segment,
@@ -24,7 +22,9 @@ from stagerun.report.plots.bands import (
     mark_labels,
     not_shown,
 )
-from stagerun.report.plots.scale import Scale, labels, round_steps
+from stagerun.drawing.scale import Scale, labels, round_steps
+from stagerun.errors import UsageError
+from stagerun.plan.picture import Kind, Mark, Picture, StagePicture, Unit
 
 # Of the 256 colours those of middling lightness (the trunk has the terminal's own): told apart from black and from white.
 COLOURS = ("color(33)", "color(166)", "color(29)", "color(169)", "color(136)", "color(30)", "color(99)")
