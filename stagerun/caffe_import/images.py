@@ -2,12 +2,12 @@
 
 import posixpath
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
+from stagerun.caffe_import.disk import CaffeFolder
 from stagerun.caffe_import.lines import Line, copied, message
 from stagerun.caffe_import.net import of_type, text_of
 from stagerun.caffe_import.text import Findings
@@ -39,36 +39,15 @@ IDLE = {
     "force_encoded_color": "grey images among coloured ones always become coloured",
     "force_color": "grey images among coloured ones always become coloured",
 }
+ILSVRC12 = {"train": 1281167, "val": 50000}
 
-
-class MeanFiles:
-    """Mean images by the path that a net gives them; those that are not there are left out."""
-
-    def __init__(self, files: dict[str, bytes]) -> None:
-        self._files = files
-
-    def fault(self, path: str) -> str:
-        """Why there is no mean."""
-        return "is no mean image" if path in self._files else "is not there"
-
-    def mean(self, path: str) -> tuple[float, ...] | None:
-        """The mean of each channel of a .binaryproto; None if it is not there or no mean image."""
-        try:
-            blob = caffe_pb2.BlobProto.FromString(self._files[path])
-        except (KeyError, DecodeError):
-            return None
-        values = blob.data or blob.double_data
-        channels = blob.shape.dim[-3] if len(blob.shape.dim) > 2 else blob.channels
-        if channels not in (1, 3) or not values or len(values) % channels:
-            return None
-        size = len(values) // channels
-        return tuple(sum(values[k * size : (k + 1) * size]) / size for k in range(channels))
+MeanFile = Callable[[str], bytes | None]  # the bytes of a mean image by its path, None if it is not there
 
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """One data layer. `batch`: images of one worker's forward pass. `list_file`: the source is a list of files, no LMDB.
-    `channels` is None where the layer doesn't tell."""
+    """One data layer. `batch`: images of one worker's forward pass. `list_file`: the source is a list of files, not an LMDB.
+    `channels` is None where the layer doesn't say."""
 
     layer: Block
     source: str
@@ -81,10 +60,10 @@ class Images:
     transform: tuple[Line, ...]
 
 
-def images_of(layers: Sequence[Block], phase: str, found: Findings, means: MeanFiles) -> Images | None:
-    """The images of a net in one phase; None, and a mistake in training, where no layer reads any."""
-    readers = list(of_type(list(layers), *SOURCES))
-    for layer in of_type(list(layers), *OTHERS):
+def images_of(layers: Sequence[Block], phase: str, found: Findings, mean_file: MeanFile) -> Images | None:
+    """The images of a net in one phase; None, and a mistake in training, if no layer reads any."""
+    readers = list(of_type(layers, *SOURCES))
+    for layer in of_type(layers, *OTHERS):
         kind = text_of(layer, "type")
         if phase == "TRAIN" and not readers and kind != "Python":
             hint = "make an LMDB of the images (`stagerun data import`) and a Data layer that names it"
@@ -93,15 +72,13 @@ def images_of(layers: Sequence[Block], phase: str, found: Findings, means: MeanF
             )
         elif kind != "Input":
             found.leave(layer.place, f"layer `{text_of(layer, 'name')}`", f"stagerun has no {kind} layer")
-    if not readers:
-        return None
     for layer in readers[1:]:
         why = f"a second source of images in {phase}; the first is read"
         found.leave(layer.place, f"layer `{text_of(layer, 'name')}`", why)
-    return _images(readers[0], phase, found, means)
+    return _images(readers[0], phase, found, mean_file) if readers else None
 
 
-def _images(layer: Block, phase: str, found: Findings, means: MeanFiles) -> Images:
+def _images(layer: Block, phase: str, found: Findings, mean_file: MeanFile) -> Images:
     kind = text_of(layer, "type")
     settings = View(layer).inside(SOURCES[kind])
     moved = View(layer).inside("transform_param")
@@ -121,19 +98,17 @@ def _images(layer: Block, phase: str, found: Findings, means: MeanFiles) -> Imag
     source = settings.text("source") or ""
     if kind == "ImageData":
         _note_list(settings, source, found)
-    lines, channels = transform(settings, moved, phase, found, means)
-    if kind == "ImageData" and not settings.flag("is_color"):
-        channels = 1
+    lines, channels = transform(settings, moved, phase, found, mean_file)
     return Images(
-        layer,
-        source,
-        settings.place("source"),
-        batch,
-        settings.place("batch_size"),
-        settings.flag("shuffle"),
-        kind == "ImageData",
-        channels,
-        lines,
+        layer=layer,
+        source=source,
+        source_place=settings.place("source"),
+        batch=batch,
+        batch_place=settings.place("batch_size"),
+        shuffle=settings.flag("shuffle"),
+        list_file=kind == "ImageData",
+        channels=1 if kind == "ImageData" and not settings.flag("is_color") else channels,
+        transform=lines,
     )
 
 
@@ -147,9 +122,8 @@ def _note_fields(block: Block, found: Findings) -> None:
 
 def _nothing(entry: Entry) -> bool:
     """Whether a field is written with a value that does nothing."""
-    return all(v.value in (0, False) for v in entry.values if not isinstance(v.value, Block)) and bool(
-        entry.values and not isinstance(entry.values[0].value, Block)
-    )
+    values = [v.value for v in entry.values]
+    return bool(values) and not isinstance(values[0], Block) and all(v in (0, False) for v in values)
 
 
 def _note_list(settings: View, source: str, found: Findings) -> None:
@@ -160,20 +134,23 @@ def _note_list(settings: View, source: str, found: Findings) -> None:
             options += f" {option} {size}"
     root = settings.text("root_folder")
     options += f" --root {shlex.quote(root)}" if root else ""
-    names = f"{shlex.quote(source)} {shlex.quote(lmdb_of(source))}"
+    names = f"{shlex.quote(source)} {shlex.quote(_lmdb_of(source))}"
     todo = f"make an LMDB of it: `stagerun data import {names} --format list --no-shuffle{options}`"
     found.leave(settings.place("source"), "source", "a list of files, and stagerun reads LMDBs", todo)
 
 
-def lmdb_of(source: str) -> str:
-    """The name of the LMDB that is to be made of a list of files."""
+def _lmdb_of(source: str) -> str:
+    """The name of the LMDB to be made of a list of files."""
     return source.removesuffix(".txt") + "_lmdb"
 
 
+# -- transform_param
+
+
 def transform(
-    settings: View, moved: View, phase: str, found: Findings, means: MeanFiles
+    settings: View, moved: View, phase: str, found: Findings, mean_file: MeanFile
 ) -> tuple[tuple[Line, ...], int | None]:
-    """The inside of transform_param, or of test_transform_param, and the channels that it tells of.
+    """The inside of transform_param, or of test_transform_param, and the channels that it implies.
 
     Files older than TransformationParameter have four of its fields in the layer's own settings.
     """
@@ -188,7 +165,7 @@ def transform(
         else:
             lines += copied(where("mirror").block, ["mirror"])
     lines += _crop(where("crop_size"), moved, found)
-    mean, channels = _mean(where("mean_file"), moved, found, means)
+    mean, channels = _mean(where("mean_file"), moved, found, mean_file)
     lines += mean
     if where("scale").number("scale") != 1:
         lines += copied(where("scale").block, ["scale"])
@@ -198,9 +175,7 @@ def transform(
             found.leave(inner.block.place, name, "an evaluation draws nothing at random")
         elif inner is not None:
             lines += message(name, _rectangle(inner, found), inner.block.place)
-    if moved.flag("force_gray"):
-        channels = 1
-    return tuple(lines), channels
+    return tuple(lines), 1 if moved.flag("force_gray") else channels
 
 
 def _crop(crop: View, moved: View, found: Findings) -> list[Line]:
@@ -216,20 +191,21 @@ def _crop(crop: View, moved: View, found: Findings) -> list[Line]:
     return []
 
 
-def _mean(where: View, moved: View, found: Findings, means: MeanFiles) -> tuple[list[Line], int | None]:
-    values = moved.numbers("mean_value")
-    if values:
-        place = moved.place("mean_value")
-        comment = "B, G, R" if len(values) == 3 else ""
-        texts = [v.text for v in moved.block.entries["mean_value"].values]
+def _mean(where: View, moved: View, found: Findings, mean_file: MeanFile) -> tuple[list[Line], int | None]:
+    if moved.numbers("mean_value"):
+        entry = moved.block.entries["mean_value"]
+        three = len(entry.values) == 3
+        texts = [v.text for v in entry.values]
         line = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
-        return [Line(f"mean_value: {line}", place, comment)], 3 if len(values) == 3 else None
+        return [Line(f"mean_value: {line}", entry.place, "B, G, R" if three else "")], 3 if three else None
     if not where.has("mean_file"):
         return [], None
     file, place = where.text("mean_file") or "", where.place("mean_file")
-    mean = means.mean(file)
+    data = mean_file(file)
+    mean = _channel_means(data) if data is not None else None
     if mean is None:
-        why = f"stagerun takes off one number per channel, and {file} {means.fault(file)}"
+        fault = "is not there" if data is None else "is no mean image"
+        why = f"stagerun takes off one number per channel, and {file} {fault}"
         found.leave(place, "mean_file", why, "write them as `mean_value`: B, G, R")
         return [Line("mean_value: ?", place, "the mean of each channel? B, G, R", asks=True)], None
     found.leave(place, "mean_file", "stagerun takes off one number per channel", "each is the mean of the file's image")
@@ -237,12 +213,26 @@ def _mean(where: View, moved: View, found: Findings, means: MeanFiles) -> tuple[
     return [Line(f"mean_value: [{text}]", place, "B, G, R" if len(mean) == 3 else "")], len(mean)
 
 
+def _channel_means(data: bytes) -> tuple[float, ...] | None:
+    """The mean of each channel of a .binaryproto; None if it is not a mean image."""
+    try:
+        blob = caffe_pb2.BlobProto.FromString(data)
+    except DecodeError:
+        return None
+    values = blob.data or blob.double_data
+    channels = blob.shape.dim[-3] if len(blob.shape.dim) > 2 else blob.channels
+    if channels not in (1, 3) or not values or len(values) % channels:
+        return None
+    size = len(values) // channels
+    return tuple(sum(values[k * size : (k + 1) * size]) / size for k in range(channels))
+
+
 def _rectangle(view: View, found: Findings) -> list[Line]:
     """The inside of random_aspect_ratio_param or random_resize_param."""
     names = [f.name for f in view.block.kind.fields if f.name != "resize_param"]
-    lines = copied(view.block, names)
     if view.block.kind.name == "RandomResizeParameter" and view.whole("min_size") == view.whole("max_size"):
-        lines = copied(view.block, ["min_size"])
+        names = ["min_size"]
+    lines = copied(view.block, names)
     resize = view.view("resize_param")
     if resize is None:
         return lines
@@ -258,22 +248,12 @@ def _rectangle(view: View, found: Findings) -> list[Line]:
     return lines
 
 
-ILSVRC12 = {"train": 1281167, "val": 50000}
-ASKED = "how many records has it?"
-
-
-class Counting(Protocol):
-    """What is to be known of images on disk."""
-
-    def images(self, path: str, is_list: bool) -> "tuple[str, int, int | None] | None":
-        """Where an LMDB, or a list of files, is; number and channels (0, None: not known) of its images. None if it isn't
-        there."""
-        ...
+# -- how many images there are, and where
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """`number` is 0 where nothing tells it; `why` says where it comes from. `place` is where the LMDB is, or will be."""
+    """`place`: where the LMDB is, or will be. `number` is 0 if nothing says it; `why`: where it comes from."""
 
     place: str
     number: int
@@ -281,35 +261,33 @@ class Count:
     channels: int | None = None
 
 
-def count_images(images: Images, given: int | None, disk: Counting, found: Findings) -> Count:
-    """How many images there are: as given, as counted, or as everybody knows of ILSVRC 2012 by the name of its LMDB."""
-    there = disk.images(images.source, images.list_file)
-    place, counted, channels = there or (images.source, 0, None)
-    if images.list_file:
-        place = lmdb_of(images.source)
-    elif there is None and not posixpath.isabs(images.source):
+def count_images(images: Images, given: int | None, folder: CaffeFolder, found: Findings) -> Count:
+    """As given, as counted, or as is well known of ILSVRC 2012 by the name of its LMDB."""
+    there = folder.images(images.source, images.list_file)
+    if there is None and not images.list_file and not posixpath.isabs(images.source):
         why = "a path from Caffe's folder, and it isn't there; here paths begin at the schedule's folder"
         found.leave(images.source_place, "source", why, "write the LMDB's path")
-    return _counted(
-        images.source, Count(place, counted, "", channels), given, "the list" if images.list_file else "the LMDB"
-    )
+    place, number, channels = there or (images.source, 0, None)
+    if images.list_file:
+        return _counted(images.source, Count(_lmdb_of(images.source), number, "counted in the list", channels), given)
+    return _counted(images.source, Count(place, number, "counted in the LMDB", channels), given)
 
 
-def count_told(option: str, source: str, given: int | None, disk: Counting, found: Findings) -> Count:
-    """The same of an LMDB whose absolute path an option gives."""
-    there = disk.images(source, False)
-    place, counted, channels = there or (source, 0, None)
+def count_lmdb(option: str, source: str, given: int | None, folder: CaffeFolder, found: Findings) -> Count:
+    """The same for an LMDB whose absolute path an option gives."""
+    there = folder.images(source, False)
     if there is None:
         found.leave(Span(option, 0, 0), source, "there is no LMDB of that name on this machine")
-    return _counted(source, Count(place, counted, "", channels), given, "the LMDB")
+    place, number, channels = there or (source, 0, None)
+    return _counted(source, Count(place, number, "counted in the LMDB", channels), given)
 
 
-def _counted(source: str, there: Count, given: int | None, what: str) -> Count:
+def _counted(source: str, there: Count, given: int | None) -> Count:
     """`there` with its number: `given`, else its own, else that of the part of ILSVRC 2012 that the name ends with."""
     if given is not None:
-        return replace(there, number=given)
+        return replace(there, number=given, why="")
     if there.number:
-        return replace(there, why=f"counted in {what}")
+        return there
     name = source.lower()
     part = max(ILSVRC12, key=name.rfind)
     if "ilsvrc12" in name and part in name:
@@ -319,7 +297,8 @@ def _counted(source: str, there: Count, given: int | None, what: str) -> Count:
 
 def source_lines(count: Count, span: Span | None) -> tuple[Line, ...]:
     """The inside of `train` or `val`."""
+    why = count.why if count.number else "how many records has it?"
     return (
         Line(f"source: {quoted(count.place)}", span),
-        Line(f"images: {count.number}", None, count.why if count.number else ASKED, asks=not count.number),
+        Line(f"images: {count.number}", None, why, asks=not count.number),
     )

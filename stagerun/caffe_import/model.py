@@ -22,7 +22,7 @@ def model_lines(
     net: Block, layers: Sequence[Block], wanted: str | None, channels: int | None, found: Findings
 ) -> tuple[tuple[Line, ...], str]:
     """The inside of `model`, and the network's name: `wanted`, or what the net surely is, or '' where the line asks."""
-    known = shapes(list(layers))
+    known = shapes(layers)
     sure = recognise(known)
     name = wanted or sure
     title = text_of(net, "name")
@@ -58,7 +58,7 @@ def _printable(title: str) -> bool:
 
 def last_linear(layers: Sequence[Block]) -> str:
     """The name of the last InnerProduct; '' where there is none."""
-    names = [text_of(layer, "name") for layer in of_type(list(layers), "InnerProduct")]
+    names = [text_of(layer, "name") for layer in of_type(layers, "InnerProduct")]
     return names[-1] if names else ""
 
 
@@ -72,7 +72,7 @@ def _classes(known: Sequence[Shape]) -> list[Line]:
 
 def _norm(layers: Sequence[Block], name: str, found: Findings) -> list[Line]:
     """batch_norm_param of all BatchNorm layers. Caffe's default is another one than those of stagerun's networks."""
-    norms = list(of_type(list(layers), "BatchNorm"))
+    norms = list(of_type(layers, "BatchNorm"))
     if not norms or (name in NETWORKS and NETWORKS[name].batch_norm is None):
         return []
     said: list[tuple[str, str, Span]] = []
@@ -99,7 +99,7 @@ def _norm(layers: Sequence[Block], name: str, found: Findings) -> list[Line]:
 
 def _fillers(layers: Sequence[Block], name: str, found: Findings) -> list[Line]:
     """How the last linear layer starts, where the net says it."""
-    linear = list(of_type(list(layers), "InnerProduct"))
+    linear = list(of_type(layers, "InnerProduct"))
     settings = linear[-1].block("inner_product_param") if linear else None
     network = NETWORKS.get(name)
     lines = []
@@ -157,7 +157,7 @@ def _article(kind: str) -> str:
 
 def label_smoothing(layers: Sequence[Block]) -> tuple[str, Span] | None:
     """Intel's loss_param { label_smoothing }, as written; None where there is none."""
-    for layer in of_type(list(layers), "SoftmaxWithLoss"):
+    for layer in of_type(layers, "SoftmaxWithLoss"):
         inside = layer.block("loss_param")
         if inside is not None and "label_smoothing" in inside.entries:
             entry = inside.entries["label_smoothing"]
@@ -167,7 +167,7 @@ def label_smoothing(layers: Sequence[Block]) -> tuple[str, Span] | None:
 
 def note_other_network(first: Sequence[Block], other: Sequence[Block], file: str, found: Findings) -> None:
     """One network is trained in all stages; a stage whose net has other layers is told of once."""
-    before, now = shapes(list(first)), shapes(list(other))
+    before, now = shapes(first), shapes(other)
     for a, b in zip(before, now, strict=False):
         if (a.name, a.type, a.sizes, a.bias) != (b.name, b.type, b.sizes, b.bias):
             why = f"another than in {file} ({a.name}), and stagerun has one network for all stages"

@@ -71,7 +71,7 @@ class Shape:
     place: Span
 
 
-def shapes(layers: list[Block]) -> list[Shape]:
+def shapes(layers: Sequence[Block]) -> list[Shape]:
     """The convolutions and linear layers of a network, in order."""
     found = []
     for layer in layers:
@@ -99,7 +99,7 @@ def _first(view: View, name: str, side: str, default: int) -> int:
     return int(values[0]) if values else view.whole(side) or default
 
 
-def of_type(layers: list[Block], *types: str) -> Iterator[Block]:
+def of_type(layers: Sequence[Block], *types: str) -> Iterator[Block]:
     return (layer for layer in layers if text_of(layer, "type") in types)
 
 
