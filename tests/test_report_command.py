@@ -285,7 +285,7 @@ def test_a_recipe_that_no_snapshot_tells_is_not_compared(three: list[Path]) -> N
     for manifest in (three[0] / "snapshots").glob("*/MANIFEST.json"):
         manifest.unlink()
     result = report(three[0], three[1], "--diff")
-    assert "?: there is no snapshot that would tell the recipe: seed1 (init, cyc1, collapse)" in result.stdout
+    assert "?: there is no snapshot that would show the recipe: seed1 (init, cyc1, collapse)" in result.stdout
     assert "seed  " not in result.stdout.split("## Differences")[1].split("?:")[0]
 
 

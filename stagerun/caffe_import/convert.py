@@ -285,7 +285,7 @@ def _evaluation(stage: SolverStage, evaluated: bool, made: dict[str, Setting], f
         if entry is not None:
             found.idle["test_iter"] = "no solver evaluates while it trains"
     elif entry is not None:
-        why = "it counts batches of a size that the net tells"
+        why = "it counts batches of a size that the net says"
         found.leave(
             entry.place, "test_iter", why, "every image is evaluated; `test_batch_size` and `test_iter` say else"
         )

@@ -174,7 +174,7 @@ def _lines(path: str) -> int:
 
 
 def refuse_existing(out: str) -> None:
-    """UsageError if `out` is empty, or there is something already that is no empty folder."""
+    """UsageError if `out` is empty, or something other than an empty folder is there already."""
     if not out:
         raise UsageError("`--out` is empty", "give a new folder: `--out solvers/NAME`")
     try:

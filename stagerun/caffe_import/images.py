@@ -204,7 +204,7 @@ def _mean(where: View, moved: View, found: Findings, mean_file: MeanFile) -> tup
     data = mean_file(file)
     mean = _channel_means(data) if data is not None else None
     if mean is None:
-        fault = "is not there" if data is None else "is no mean image"
+        fault = "is not there" if data is None else "is not a mean image"
         why = f"stagerun takes off one number per channel, and {file} {fault}"
         found.leave(place, "mean_file", why, "write them as `mean_value`: B, G, R")
         return [Line("mean_value: ?", place, "the mean of each channel? B, G, R", asks=True)], None

@@ -166,7 +166,7 @@ def label_smoothing(layers: Sequence[Block]) -> tuple[str, Span] | None:
 
 
 def note_other_network(first: Sequence[Block], other: Sequence[Block], file: str, found: Findings) -> None:
-    """One network is trained in all stages; a stage whose net has other layers is told of once."""
+    """One network is trained in all stages; a stage whose net has other layers is listed once."""
     before, now = shapes(first), shapes(other)
     for a, b in zip(before, now, strict=False):
         if (a.name, a.type, a.sizes, a.bias) != (b.name, b.type, b.sizes, b.bias):

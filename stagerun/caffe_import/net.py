@@ -120,7 +120,7 @@ LAST_LAYER = {
     "vgg": "classifier.6",
     "densenet": "classifier",
 }
-# Networks whose layers have the same names in everybody's nets for Caffe, and their convolutions and linear layers in order.
+# Networks whose layers have the same names in all nets for Caffe, and their convolutions and linear layers in order.
 PLAIN_LAYERS = {
     "alexnet": {
         **{f"conv{i}": f"features.{at}" for i, at in enumerate((0, 3, 6, 8, 10), 1)},

@@ -120,7 +120,7 @@ def ordered_steps(
     """The stages in their order, each with what it starts from. `shown` is the folder as it was given, `name` its own name;
     `prototxts` and `scripts` are files in it by name.
 
-    UsageError for a wrong --order; RecipeError where nothing tells the order.
+    UsageError for a wrong --order; RecipeError if nothing says the order.
     """
     solvers = [name for name, data in prototxts.items() if is_solver(data)]
     if not solvers:
@@ -187,7 +187,7 @@ def _files(
                 why = f"{line.solver.text} is in another folder than `{folder}`; the file of that name here is taken"
                 found.leave(line.solver.span, "--solver", why)
         elif base in prototxts:
-            message = f"`{base}` is no solver file"
+            message = f"`{base}` is not a solver file"
             found.mistakes.add(line.solver.span, message, "a solver has `base_lr`, `lr_policy`, `max_iter` and `net`")
         else:
             hint = nearest(base, names) or "the solver files there are " + ", ".join(names)

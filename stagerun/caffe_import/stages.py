@@ -119,10 +119,10 @@ def note_prefixes(steps: Sequence[Step], texts: Mapping[str, CaffeText], found: 
 
 
 def no_order(folder: str, names: Mapping[str, str]) -> Problem:
-    """What to say where nothing tells the order."""
+    """What to say if nothing says the order."""
     files = ", ".join(f"{file} ({name})" for file, name in names.items())
     hint = f"give it with `--order {','.join(names.values())}`, say"
-    return Problem(f"no `caffe train` line tells the order of the solvers: {files}", Span(folder, 1, 1), hint=hint)
+    return Problem(f"no `caffe train` line says the order of the solvers: {files}", Span(folder, 1, 1), hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +270,7 @@ def _open(step: Step, todo: str) -> tuple[Doubt, ...]:
 
 
 def _factors(line: TrainLine) -> tuple[str, ...]:
-    """Of a question about a command with a number that isn't known."""
+    """The factors of a question about a command with an unknown number."""
     processes, gpus = line.launch.processes, line.launch.gpus
     found = []
     if processes is not None and processes != 1:
@@ -300,7 +300,7 @@ def _unsaid(step: Step, telling: Sequence[Step], todo: str) -> Workers:
 
 
 def _number(step: Step) -> int | None:
-    """Of the workers that its commands say; None where that isn't known."""
+    """The workers that its commands say; None if that isn't known."""
     numbers = {line.launch.number for line in step.lines}
     return numbers.pop() if len(numbers) == 1 else None
 

@@ -48,8 +48,8 @@ class Findings:
 SOLVER: Descriptor = caffe_pb2.SolverParameter.DESCRIPTOR
 NET: Descriptor = caffe_pb2.NetParameter.DESCRIPTOR
 
-# Messages in which a field that nobody knows is a mistake. Of the others only a part is read: what they say besides
-# describes the network, which is not taken from its text.
+# Messages in which an unknown field is a mistake. Only a part of the others is read: the rest describes the network, which
+# is not taken from its text.
 WHOLE = {
     "SolverParameter",
     "NetState",
@@ -69,9 +69,9 @@ ELSEWHERE = {
     "weights": "take it out, and give it as `--weights` in the `caffe train` line of a README or script",
     "poly_cyc": 'it is a policy: `lr_policy: "poly_cyc"`',
 }
-# BVLC's later Caffe; how gradients are summed is no part of a recipe.
+# BVLC's later Caffe; how gradients are summed is not part of a recipe.
 IDLE = {"layer_wise_reduce"}
-# Of a layer's fields those that tell how is trained. Any other may be one of some Caffe's own layers, and is passed over.
+# The fields of a layer that say how it is trained. Any other may belong to one of some Caffe's own layers, and is passed over.
 TELLING = ("transform_param", "data_param", "image_data_param", "loss_param", "param", "include", "exclude")
 SURELY = 0.85  # likeness, of difflib's, from which on a name is one of them with a slip of the pen
 

@@ -32,7 +32,7 @@ class Launch:
 
     @property
     def number(self) -> int | None:
-        """Of workers; None where it isn't known."""
+        """The number of workers; None if it isn't known."""
         return (1 if self.processes is None else self.processes) * (1 if self.gpus is None else self.gpus) or None
 
 
@@ -46,7 +46,7 @@ class TrainLine:
     launch: Launch = Launch()
 
 
-# Of a shell's line: what sends output elsewhere belongs to a command (`2>&1`), what stands between two does not.
+# In a shell's line what sends output elsewhere belongs to a command (`2>&1`), and what stands between two commands does not.
 _REDIRECTED = r"[<>]&|&>"
 _BETWEEN = r"[;|&]+"
 _WORD = re.compile(rf"""(?:"[^"]*"|'[^']*'|{_REDIRECTED}|[^\s"';|&])+|{_BETWEEN}""")
@@ -212,7 +212,7 @@ def _launch(before: list[Word], gpu: Word | None) -> Launch:
 
 
 def _processes(words: list[Word]) -> tuple[int, Word]:
-    """The number that a launcher, the first word, is told, and the words that say it; 0 where it is none."""
+    """The number given to a launcher, the first word, and the words that say it; 0 if there is none."""
     for number, word in enumerate(words):
         option, _, value = word.text.partition("=")
         if option in _COUNT:

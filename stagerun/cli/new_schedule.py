@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import stagerun
-from stagerun.caffe_import import refuse_existing, write_folder
+from stagerun.caffe_import.disk import refuse_existing, write_folder
 from stagerun.cli.data_progress import Shown, threads_here
 from stagerun.cli.ending import show, tell
 from stagerun.cli.linting import Suspicious, require_nothing_found

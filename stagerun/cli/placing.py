@@ -17,7 +17,9 @@ from stagerun.cli.options import AUTO, CORES, NONE
 from stagerun.errors import UsageError
 from stagerun.events import Note
 from stagerun.text import count
-from stagerun.topology import Found, Seat, Share, ranges, read, share
+from stagerun.topology.machine import ranges, read
+from stagerun.topology.placing import Seat
+from stagerun.topology.sharing import Found, Share, share
 from stagerun.watch.worker import Monitored
 from stagerun.world import World, boot_id, given_threads, torchrun_chose
 

@@ -28,7 +28,8 @@ from stagerun.recipe import Schedule, Stage
 from stagerun.report.console import print_nowhere
 from stagerun.spec import load
 from stagerun.text import count
-from stagerun.topology import default_workers, read
+from stagerun.topology.machine import read
+from stagerun.topology.sharing import default_workers
 from stagerun.watch.worker import Monitored
 from stagerun.world import (
     World,

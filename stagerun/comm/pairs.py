@@ -57,9 +57,9 @@ def measure(other: int, first: bool, name: str) -> tuple[float, float]:
 
 def _pings(other: int) -> float:
     """Each message says whether another one follows."""
-    word, trips, begun = torch.ones(1, dtype=torch.int64), list[float](), time.monotonic()
+    word, trips, began = torch.ones(1, dtype=torch.int64), list[float](), time.monotonic()
     while int(word):
-        word[0] = int(len(trips) + 1 < PINGS and time.monotonic() - begun < PINGS_S)
+        word[0] = int(len(trips) + 1 < PINGS and time.monotonic() - began < PINGS_S)
         since = time.monotonic()
         send(word, other)
         receive(word, other)

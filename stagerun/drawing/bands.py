@@ -202,7 +202,7 @@ def jumps(picture: Picture) -> list[str]:
 
 
 def not_shown(picture: Picture) -> list[str]:
-    """What each stage's learning rate does besides; and how the second of two sides is told from the first."""
+    """What is not drawn of each stage's learning rate, and how the second of two sides looks."""
     found = []
     for stage in picture.stages:
         marked = sum(mark.kind is Kind.STEP for mark in stage.marks)

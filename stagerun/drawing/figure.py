@@ -131,7 +131,7 @@ class Drawn:
         return float(self.figure.get_figheight()) * 72
 
     def place(self, x: float, y: float) -> tuple[float, float]:
-        """Of a point of the curve (y as `Scale.at` has it), in points from the top left."""
+        """The place of a point of the curve (y as `Scale.at` has it), in points from the top left."""
         right, up = self.curve.transData.transform((x, y))
         return float(right), self.height - float(up)
 

@@ -26,7 +26,7 @@ from stagerun.drawing.scale import Scale, labels, round_steps
 from stagerun.errors import UsageError
 from stagerun.plan.picture import Kind, Mark, Picture, StagePicture, Unit
 
-# Of the 256 colours those of middling lightness (the trunk has the terminal's own): told apart from black and from white.
+# Colours of middling lightness, which stand out on black and on white; the trunk has the terminal's own.
 COLOURS = ("color(33)", "color(166)", "color(29)", "color(169)", "color(136)", "color(30)", "color(99)")
 
 HEIGHT = 16  # rows of the canvas
@@ -75,7 +75,7 @@ def draw(picture: Picture, unit: Unit, scale: Scale, width: int) -> Text:
 
 
 def _styles(picture: Picture, unit: Unit) -> dict[str, str]:
-    """Of each stage its colour, that of its curve; '' of the trunk's, `dim` where it is not enabled."""
+    """The colour of each stage's curve; '' for the trunk's, `dim` if it is not enabled."""
     numbers = picture.curves(unit)
 
     def style(stage: StagePicture) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from stagerun.child import program
 from stagerun.launch.hostfile import Host
 from stagerun.launch.sync import BAD_STREAM, CANT_WRITE, Bundle
-from stagerun.topology import BATCH_JOBS
+from stagerun.topology.sharing import BATCH_JOBS
 
 CONNECT_S = 10
 # What somebody else's configuration may say of these is overruled but by `--ssh "ssh -o ..."`: of two the first counts.

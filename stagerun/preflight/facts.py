@@ -110,7 +110,7 @@ def _probe(folder: Path, hint: str) -> None:
 
 
 def scratch_room(data: Data) -> ScratchRoom:
-    """Of `data.scratch`, without taking any. StorageError if there is no such folder, PermissionDenied; DataError if an LMDB isn't
+    """The room of `data.scratch`, without taking any. StorageError if there is no such folder, PermissionDenied; DataError if an LMDB isn't
     there whose copy isn't whole either."""
     assert data.scratch is not None
     sources = [data.train, *([data.val] if data.val else [])]
@@ -120,8 +120,8 @@ def scratch_room(data: Data) -> ScratchRoom:
     removable = 0
     try:
         if home.is_dir():
-            # As who takes room does it: what is locked here for a moment is not taken for one in use by a job that starts. While another
-            # does, nothing is counted; where no one ever has, no lock is made, since there is nothing to count.
+            # Under the lock of whoever takes room, so that a job that starts does not find a copy in use that is only looked at here.
+            # While another holds it nothing is counted; if there is no lock yet, there is nothing to count.
             lock = home / "lock"
             with held_now(lock) if lock.exists() else nullcontext(False) as ours:
                 for one in survey(home) if ours else ():
@@ -216,14 +216,14 @@ def from_json(said: Mapping[str, Any]) -> Facts:
             }
         )
     except (KeyError, TypeError) as error:
-        raise ValueError(f"these are no facts of a host: {error}") from None
+        raise ValueError(f"these are not facts of a host: {error}") from None
 
 
 def host_facts(
     folder: str | None, overrides: Sequence[str] = (), out: str | None = None, *, writes: bool = False
 ) -> Facts:
-    """The facts of this host for the schedule in `folder`, with the changes of `--set`. No torch; nothing is left on any disk. Of
-    what is wrong it tells (`troubles`), and raises nothing. `out`: `--out`. `writes`: rank 0 will be here, who writes to the output
+    """The facts of this host for the schedule in `folder`, with the changes of `--set`. No torch; nothing is left on any disk. What is
+    wrong is in `troubles`; nothing is raised. `out`: `--out`. `writes`: rank 0 will be here, who writes to the output
     folder. `folder` None: of the machine alone."""
     model, flags, instruction_set = machine.processor(machine.read("/proc/cpuinfo"))
     gpus, driver = machine.gpus()
@@ -270,7 +270,7 @@ def with_settings(found: Facts, schedule: Schedule) -> Facts:
 
 
 def image_facts(data: Data, troubles: list[Trouble]) -> list[Images]:
-    """Of each LMDB; what is wrong with one goes to `troubles`."""
+    """The state of each LMDB; what is wrong with one goes to `troubles`."""
     sources = [("train", data.train), *([("val", data.val)] if data.val else [])]
     return [Images(role=r, path=s.path, seen=_tried(troubles, partial(_checked, s))) for r, s in sources]
 

@@ -23,7 +23,7 @@ MOST_ROUNDS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTimes:
-    """Of one host's slowest worker, with all workers of the host busy and no other host waited for: seconds of forward and backward of
+    """One host's slowest worker, with all workers of the host busy and no other host waited for: seconds of forward and backward of
     one device batch, and of one update of the weights."""
 
     host: str
@@ -78,7 +78,7 @@ class Measured:
 
     @property
     def compute_seconds(self) -> float:
-        """Of one iteration of the real batch, on the slowest host."""
+        """The computing of one iteration of the real batch, on the slowest host."""
         return max(self.passes * host.pass_seconds + host.update_seconds for host in self.hosts)
 
     @property
@@ -173,7 +173,7 @@ def _slow_links(measured: Measured) -> Iterator[Finding]:
 
 
 def _two(links: Sequence[Link]) -> Iterator[Finding]:
-    """Of two hosts neither is the odd one; only the two directions can be compared."""
+    """Neither of two hosts is the odd one; only the two directions can be compared."""
     fast, slow = sorted(links, key=lambda link: -link.rate)
     if slow.rate < SLOW_LINK * fast.rate:
         text = (

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Published:
     """`workers`: machines or GPUs, as `unit` says. `efficiency`: speed over `workers` times the speed of one, 1.0 where each does as much
-    as alone. The work of each worker is the same for any number of them (weak scaling), or not told."""
+    as alone. The work of each worker is the same for any number of them (weak scaling), or not reported."""
 
     system: str
     network: str
@@ -80,7 +80,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Of one number of workers; medians over rounds. `efficiency` is against the fewest workers, in the same round: 1.0 where
+    """One number of workers; medians over rounds. `efficiency` is against the fewest workers, in the same round: 1.0 where
     each does as much as there. `computing`, `communicating` and `waiting` (for data) are shares of an iteration, means over ranks; the
     first has forward, backward and update in it, the second only what is left of the sum of the gradients after backward.
     `best`: the highest efficiency there can be, where device batches can't be dealt out evenly."""
@@ -157,7 +157,7 @@ def _share(shares: Sequence[Share], *names: str) -> float:
 
 
 def _best(logical_workers: int, workers: int) -> float:
-    """Of the device batches that the workers could do in an iteration's time, how many there are."""
+    """The share of the device batches that the workers could do in an iteration's time."""
     return logical_workers / (workers * -(-logical_workers // workers))
 
 
@@ -259,7 +259,7 @@ def _efficiency(axes: "Axes", found: Sequence[Row]) -> None:
         points = [(p.workers, p.efficiency) for p in PUBLISHED if p.system == system]
         axes.plot(*zip(*points, strict=True), marker, color=SOFT, zorder=2, label=f"published: {system}")
     fewest = found[0]
-    # Of the range of speeds, what it would make of the efficiency.
+    # What the range of speeds would make of the efficiency.
     low = [row.efficiency * (1 - row.low / row.images_per_second) for row in found]
     high = [row.efficiency * (row.high / row.images_per_second - 1) for row in found]
     axes.errorbar(

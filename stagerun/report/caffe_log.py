@@ -97,7 +97,7 @@ class CaffeLog:
                     f"from {event.start}; counted on from {leg.iterations_above + event.iter}"
                 )
             case PieceStarted():
-                # Its iterations have been told, and would be a second curve on the same axis.
+                # Its iterations have been printed, and would be a second curve on the same axis.
                 self.say(piece_line(event))
             case Note():
                 self._print(event.text, "W" if event.warning else "I", OURS)

@@ -11,7 +11,7 @@ from stagerun.report.history import Run, StageHistory, lived_on, start_in_words
 
 SEEDS = ("seed", "solver.random_seed")
 
-# Of the environment these are known for each process life, from the log; a snapshot knows its own life only.
+# What the log has for each process life; a snapshot knows its own life only.
 _OF_LIVES = {"workers": "workers", "threads": "threads", "device": "device", "stagerun": "version"}
 
 

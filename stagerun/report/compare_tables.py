@@ -198,5 +198,5 @@ def differences_table(runs: Sequence[Run]) -> Table:
     missing = [f"{label} ({', '.join(gone)})" for label, gone in without.items() if gone]
     notes = [] if rows else ["nothing differed, of what the logs and snapshots say"]
     if missing:
-        notes.append(f"?: there is no snapshot that would tell the recipe: {'; '.join(missing)}")
+        notes.append(f"?: there is no snapshot that would show the recipe: {'; '.join(missing)}")
     return Table("Differences", tuple(columns), rows, tuple(notes))

@@ -51,7 +51,7 @@ class Terminal(RichConsole):
 
 
 class _Terminal(Terminal):
-    """rich ends the program when its output is no longer read; training doesn't end with its audience."""
+    """rich ends the program when its output is no longer read; training goes on."""
 
     def on_broken_pipe(self) -> None:
         print_nowhere()

@@ -31,7 +31,7 @@ def colour(number: int) -> tuple[str, str]:
     return CURVES[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
 
 
-def begun(run: Run) -> list[StageHistory]:
+def started(run: Run) -> list[StageHistory]:
     return [stage for stage in run.history.stages if stage.trained]
 
 
@@ -39,7 +39,7 @@ def lanes(run: Run) -> dict[str, int]:
     """The line of each stage that has started. The first to go on from its parent's end shares the parent's; 0 is the trunk's."""
     found: dict[str, int] = {}
     followed: set[str] = set()
-    for stage in begun(run):
+    for stage in started(run):
         parent = run.history.follows(stage)
         goes_on = parent is not None and parent.name in found and parent.name not in followed
         found[stage.name] = found[parent.name] if parent and goes_on else max(found.values(), default=-1) + 1
@@ -53,7 +53,7 @@ def extents(run: Run) -> tuple[tuple[str, float, float], ...]:
     def end(stage: StageHistory) -> float:
         return stage.begin + stage.epochs * stage.max_iter / stage.iter if stage.iter else stage.begin
 
-    return tuple((s.name, round(s.begin, 3), round(end(s), 3)) for s in begun(run))
+    return tuple((s.name, round(s.begin, 3), round(end(s), 3)) for s in started(run))
 
 
 def hues(run: Run, number: int | None) -> list[tuple[StageHistory, str, str]]:
@@ -120,7 +120,7 @@ def caption(runs: Sequence[Run]) -> str:
     """How they were drawn."""
     bins = max((b.updates for run in runs for s in run.history.stages if s.trained for b in s.trained.bins), default=1)
     each = "every iteration" if bins == 1 else f"each point is the mean of {bins} iterations at most"
-    longest = max(runs, key=lambda run: len(begun(run)))
+    longest = max(runs, key=lambda run: len(started(run)))
     same = "; runs that have the same are drawn once" if len(runs) > 1 else ""
     found = [
         "Top-1 and validation loss: large dots at the end of a stage, small ones inside; hollow with averaged weights",
@@ -168,7 +168,7 @@ def draw(runs: Sequence[Run], width: float, title: str) -> Drawing | None:
     from stagerun.drawing.figure import drawing, saved_svg
     from stagerun.drawing.html import inline
 
-    longest = max(runs, key=lambda run: len(begun(run)))
+    longest = max(runs, key=lambda run: len(started(run)))
     panels = [panel for panel in PANELS if _has(runs, panel[0])]
     if not panels:
         return None
@@ -222,7 +222,7 @@ def _has(runs: Sequence[Run], kind: str) -> bool:
         return any(stage.tests for run in runs for stage in run.history.stages)
     if kind == "speed":
         return any(life.speeds for run in runs for life in run.history.lives)
-    return any(begun(run) for run in runs)
+    return any(started(run) for run in runs)
 
 
 class _Strokes:
@@ -307,7 +307,7 @@ def _stages(run: Run, alone: bool, axes: "Axes", last: float) -> None:
     axes.set_ylim(1 + max(found.values(), default=0), 0)
     axes.axis("off")
     inch = (axes.get_xlim()[1]) / (axes.bbox.width / 72)
-    for stage, (name, begin, end) in zip(begun(run), extents(run), strict=True):
+    for stage, (name, begin, end) in zip(started(run), extents(run), strict=True):
         row, done = found[name], begin + stage.epochs
         axes.add_patch(Rectangle((begin, row + 0.08), done - begin, 0.84, facecolor=FILLS[0], edgecolor="none"))
         axes.add_patch(
@@ -339,7 +339,7 @@ def _speeds(runs: Sequence[Run], axes: "Axes") -> None:
             strokes.add(line, color=hue, linestyle=dashes)
             strokes.add(line[:1] if life.number > 1 else [], color=hue, **_RESUME)
             fastest = max(fastest, *(speed for _, speed in line), 0.0)
-            offset += life.ended - life.begun
+            offset += life.ended - life.began
     strokes.draw(axes)
     axes.set_xlabel(f"{name} of work")
     axes.set_ylim(0, 1.12 * fastest or 1.0)

@@ -56,12 +56,12 @@ class Life:
     """One process life, from RunStarted to its last line. Where that line is lost, workers is 0 and device ''.
 
     `updates`, `images` and `seconds` (of training, without evaluation) are of all its iterations, those of pieces of stages among
-    them. `again` of them were done twice: by a later life, too, or as a piece. `speeds`: (seconds since `begun`, images/s), thinned.
+    them. `again` of them were done twice: by a later life, too, or as a piece. `speeds`: (seconds since `began`, images/s), thinned.
     `end` is '' where the log doesn't say how it ended.
     """
 
     number: int
-    begun: float
+    began: float
     ended: float
     workers: int
     threads: int
@@ -168,7 +168,7 @@ class History:
     @property
     def wall_seconds(self) -> float:
         """Over all process lives, without the time between them."""
-        return sum(life.ended - life.begun for life in self.lives)
+        return sum(life.ended - life.began for life in self.lives)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,12 +253,12 @@ class Run:
 
     def leaves(self) -> list[StageHistory]:
         """Stages at whose end no other starts, the ends of the schedule as it is now; as far as it has come."""
-        begun = [s for s in self.history.stages if (s.trained or s.finished) and not s.left_out]
-        parents = {parent.name for s in begun if (parent := self.history.follows(s)) is not None}
-        return [s for s in begun if s.name not in parents]
+        started = [s for s in self.history.stages if (s.trained or s.finished) and not s.left_out]
+        parents = {parent.name for s in started if (parent := self.history.follows(s)) is not None}
+        return [s for s in started if s.name not in parents]
 
     def seconds(self, stage: StageHistory) -> float:
-        """Of training, of the stage and along its path; of a stage that it left in its midst, those of the iterations up to there."""
+        """Seconds of training along its path. A stage that it left early counts up to there."""
         found, child = stage.seconds, stage
         for above in self.path(stage)[1:]:
             length = above.finished.iterations if above.finished else above.iter

@@ -57,7 +57,7 @@ class JsonLines:
         if self._iterations % INDEX_EVERY:
             return b""
         line = _line(Indexed(since=self._indexed, lines=tuple(self._others)))
-        if self._others:  # else the next one is about these lines, too: who reads backwards meets few of them
+        if self._others:  # else the next one covers these lines, too: a reader that goes backwards meets few of them
             self._indexed, self._others = self._file.seek(0, os.SEEK_END) + self._torn + len(line), {}
         return line
 

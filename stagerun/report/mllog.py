@@ -64,7 +64,7 @@ def settings(solver: Solver, epoch_images: int, workers: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "seed": solver.random_seed,
         "global_batch_size": solver.batch_size,
-        # Of the worker that has most to do.
+        # For the worker that has most to do.
         "gradient_accumulation_steps": -(-solver.logical_workers // workers),
         "opt_name": solver.type.lower(),
         names.get(BASE_LR, BASE_LR): solver.base_lr,

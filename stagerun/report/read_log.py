@@ -105,13 +105,13 @@ class Work:
         for name in self.__slots__:
             getattr(self, name).extend(getattr(updates, name))
 
-    def speeds(self, size: int, begun: float) -> tuple[tuple[float, float], ...]:
-        """(seconds since `begun`, images/s), over `size` iterations each."""
+    def speeds(self, size: int, began: float) -> tuple[tuple[float, float], ...]:
+        """(seconds since `began`, images/s), over `size` iterations each."""
         found = []
         for a in range(0, len(self.time), size):
             b = min(a + size, len(self.time))
             if seconds := sum(self.seconds[a:b]):
-                found.append(((self.time[a] + self.time[b - 1]) / 2 - begun, sum(self.images[a:b]) / seconds))
+                found.append(((self.time[a] + self.time[b - 1]) / 2 - began, sum(self.images[a:b]) / seconds))
         return tuple(found)
 
 

@@ -93,7 +93,7 @@ class _Stage:
 
 @dataclass(slots=True)
 class _Life:
-    begun: float
+    began: float
     ended: float
     run: RunStarted | None = None
     start: str = ""
@@ -147,7 +147,7 @@ class _Reader:
             run = life.run
             yield Life(
                 number=number,
-                begun=life.begun,
+                began=life.began,
                 ended=life.ended,
                 workers=run.workers if run else 0,
                 threads=run.threads if run else 0,
@@ -159,7 +159,7 @@ class _Reader:
                 updates=len(life.work.time),
                 images=sum(life.work.images),
                 seconds=sum(life.work.seconds),
-                speeds=life.work.speeds(size, life.begun),
+                speeds=life.work.speeds(size, life.began),
             )
 
     def take(self, time: float, event: Event | Updates) -> None:

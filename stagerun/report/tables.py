@@ -84,7 +84,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
     return table_of("Runs", _RUNS, ends, note)
 
 
-# Of a stage that has started; for another the columns between its name and its state are empty.
+# For a stage that has not started the columns between its name and its state are empty.
 _STAGES: Cells = (
     (RUN, lambda run, stage: run.label),
     (Column("stage", "stage", "text"), lambda run, stage: stage.name),
@@ -138,7 +138,7 @@ def _last_word(run: Run, life: Life) -> str:
 _LIVES: Cells = (
     (RUN, lambda run, life: run.label),
     (Column("life", "life", "count"), lambda run, life: life.number),
-    (Column("begun", "begun (UTC)", "moment"), lambda run, life: life.begun),
+    (Column("begun", "begun (UTC)", "moment"), lambda run, life: life.began),
     (Column("start", "at", "text"), lambda run, life: life.start),
     (Column("workers", "workers", "count"), lambda run, life: life.workers or None),
     (Column("threads", "threads", "count"), lambda run, life: life.threads or None),
@@ -150,7 +150,7 @@ _LIVES: Cells = (
         Column("images_per_second", "images/s", "speed"),
         lambda run, life: life.images / life.seconds if life.seconds else None,
     ),
-    (Column("wall_seconds", "time", "time"), lambda run, life: life.ended - life.begun),
+    (Column("wall_seconds", "time", "time"), lambda run, life: life.ended - life.began),
     (Column("end", "end", "text"), _last_word),
 )
 
@@ -234,10 +234,10 @@ def epochs(history: History) -> list[Epoch]:
 
 def _branches(history: History) -> dict[str, str]:
     """Stage -> the first stage of its branch: a stage alone in starting from another, at its end, goes on with its branch."""
-    begun = [s for s in history.stages if s.trained]
-    parents = [parent.name for s in begun if (parent := history.follows(s)) is not None]
+    started = [s for s in history.stages if s.trained]
+    parents = [parent.name for s in started if (parent := history.follows(s)) is not None]
     found: dict[str, str] = {}
-    for stage in begun:
+    for stage in started:
         parent = history.follows(stage)
         alone = parent is not None and parents.count(parent.name) == 1
         found[stage.name] = found.get(parent.name, stage.name) if parent is not None and alone else stage.name

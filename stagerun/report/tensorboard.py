@@ -45,8 +45,8 @@ class _EventFile:
     def __init__(self, folder: Path, purge_from: int | None) -> None:
         self.protos, record_writer = _protos()
         folder.mkdir(parents=True, exist_ok=True)
-        begun = [int(name.split(".")[3]) for name in os.listdir(folder) if _is_event_file(name)]
-        second = max([int(time.time()), *(b + 1 for b in begun)])
+        earlier = [int(name.split(".")[3]) for name in os.listdir(folder) if _is_event_file(name)]
+        second = max([int(time.time()), *(b + 1 for b in earlier)])
         self.path = folder / f"events.out.tfevents.{second:010d}.{socket.gethostname()}.{os.getpid()}.0"
         self.file = open(self.path, "xb", buffering=0)  # noqa: SIM115 - closed by TensorBoard.__exit__
         self.size = 0

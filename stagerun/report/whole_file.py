@@ -60,7 +60,7 @@ class WholeFile:
         self.lines = list(lines)
 
     def left_out(self, count: int) -> None:
-        """Tells of lines that were read and mean nothing here."""
+        """Warns of lines that were read and mean nothing here."""
         if count:
             lines = "line that is not its own" if count == 1 else "lines that are not its own"
             self.warn(f"warning: {self.path} holds {count} {lines}, left out from now on")

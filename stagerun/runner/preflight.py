@@ -57,22 +57,22 @@ def meet(comm: Comm, world: World, look: Callable[[], Facts]) -> tuple[Hosts, di
     mine = {"host": os.environ.get("STAGERUN_HOST") or socket.gethostname(), "local": world.local_rank}
     if world.local_rank == 0:
         mine["facts"] = look().as_json()
-    told = [json.loads(data) for data in comm.gather_bytes(json.dumps(mine).encode())]
-    names = named([(one["host"], one["local"]) for one in told])
-    leaders = tuple(rank for rank, one in enumerate(told) if one["local"] == 0)
-    facts = {names[rank]: told[rank]["facts"] for rank in leaders}
+    heard = [json.loads(data) for data in comm.gather_bytes(json.dumps(mine).encode())]
+    names = named([(one["host"], one["local"]) for one in heard])
+    leaders = tuple(rank for rank, one in enumerate(heard) if one["local"] == 0)
+    facts = {names[rank]: heard[rank]["facts"] for rank in leaders}
     try:
         return Hosts(names, leaders), {name: from_json(one) for name, one in facts.items()}
     except ValueError:
         refuse(comm, unlike(facts))
 
 
-def named(told: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+def named(heard: Sequence[tuple[str, int]]) -> tuple[str, ...]:
     """A name for each rank's host, of (what the host calls itself, local rank): two ranks of one number on one host are on two hosts
     that call themselves alike, and the second is NAME#2."""
     seen: dict[tuple[str, int], int] = {}
     found = []
-    for host, local in told:
+    for host, local in heard:
         number = seen[host, local] = seen.get((host, local), 0) + 1
         found.append(host if number == 1 else f"{host}#{number}")
     return tuple(found)
@@ -81,7 +81,7 @@ def named(told: Sequence[tuple[str, int]]) -> tuple[str, ...]:
 def measure(
     schedule: Schedule, comm: Comm, device: torch.device, hosts: Hosts, stop: Callable[[], bool]
 ) -> Measured | None:
-    """Collective; the same on every rank, None if told to stop. PeerError naming a host that doesn't answer."""
+    """Collective; the same on every rank, None if asked to stop. PeerError naming a host that doesn't answer."""
     stage = dearest(schedule)
     links = _links(comm, hosts, stop)
     if links is None:
@@ -94,14 +94,14 @@ def measure(
         return None
     alone = _Steps(schedule, stage, state, device, 1, 0)
     timed = alone.run(SoloReducer(parameters), comm, None)
-    told = [json.loads(data) for data in comm.gather_bytes(json.dumps(timed).encode())]
+    heard = [json.loads(data) for data in comm.gather_bytes(json.dumps(timed).encode())]
     if _asked(comm, stop):
         return None
     together = None
     if comm.size > 1 and seconds <= MOST_TOGETHER_S:
         steps = _Steps(schedule, stage, state, device, comm.size, comm.rank)
         reducer = make_reducer(schedule.determinism, parameters, comm, comm.size)
-        number = max(LEAST_STEPS, min(MOST_STEPS, round(STEPS_S / max(sum(t) + seconds for t in told))))
+        number = max(LEAST_STEPS, min(MOST_STEPS, round(STEPS_S / max(sum(t) + seconds for t in heard))))
         mine = sum(steps.run(reducer, comm, number))
         together = max(json.loads(data) for data in comm.gather_bytes(json.dumps(mine).encode()))
     solver = stage.solver
@@ -112,7 +112,7 @@ def measure(
         device_batch_size=solver.device_batch_size,
         batch_size=solver.batch_size,
         passes=math.ceil(solver.logical_workers / comm.size),
-        hosts=tuple(_of_hosts(hosts, told)),
+        hosts=tuple(_of_hosts(hosts, heard)),
         links=links,
         gradient_bytes=nbytes,
         all_reduce_bytes=reduced,
@@ -129,16 +129,16 @@ def dearest(schedule: Schedule) -> Stage:
     )
 
 
-def _of_hosts(hosts: Hosts, told: Sequence[Sequence[float]]) -> Iterator[HostTimes]:
+def _of_hosts(hosts: Hosts, heard: Sequence[Sequence[float]]) -> Iterator[HostTimes]:
     for leader in hosts.leaders:
         name = hosts.of(leader)
-        here = [told[rank] for rank in range(len(told)) if hosts.of(rank) == name]
+        here = [heard[rank] for rank in range(len(heard)) if hosts.of(rank) == name]
         slowest = max(here, key=sum)
         yield HostTimes(host=name, workers=len(here), pass_seconds=slowest[0], update_seconds=slowest[1])
 
 
 def _asked(comm: Comm, stop: Callable[[], bool]) -> bool:
-    """Whether any rank was told to stop. Collective."""
+    """Whether any rank was asked to stop. Collective."""
     asked = torch.tensor([float(stop())])
     comm.all_reduce(asked)()
     comm.pulse.beat()
@@ -149,8 +149,8 @@ def _asked(comm: Comm, stop: Callable[[], bool]) -> bool:
 
 
 def _links(comm: Comm, hosts: Hosts, stop: Callable[[], bool]) -> tuple[Link, ...] | None:
-    """Between one rank of each host; None if told to stop. Collective. The pairs of a round are measured at once, and no host is in two of
-    them. All begin a round together: who is paired with a host that a slow link held up would take it for one that doesn't answer."""
+    """Between one rank of each host; None if asked to stop. Collective. The pairs of a round are measured at once, and no host is in two of
+    them. All begin a round together: otherwise a host that a slow link held up would seem not to answer."""
     mine = []
     me = hosts.leaders.index(comm.rank) if comm.rank in hosts.leaders else None
     for one_round in rounds(len(hosts.leaders)):
@@ -161,11 +161,11 @@ def _links(comm: Comm, hosts: Hosts, stop: Callable[[], bool]) -> tuple[Link, ..
                 mine.append([other, rate, trip])
         if _asked(comm, stop):
             return None
-    told = [json.loads(data) for data in comm.gather_bytes(json.dumps(mine).encode())]
-    trips = {frozenset((rank, other)): trip for rank, rows in enumerate(told) for other, _, trip in rows if trip}
+    heard = [json.loads(data) for data in comm.gather_bytes(json.dumps(mine).encode())]
+    trips = {frozenset((rank, other)): trip for rank, rows in enumerate(heard) for other, _, trip in rows if trip}
     return tuple(
         Link(sender=hosts.of(rank), receiver=hosts.of(other), rate=rate, round_trip=trips[frozenset((rank, other))])
-        for rank, rows in enumerate(told)
+        for rank, rows in enumerate(heard)
         for other, rate, _ in rows
     )
 
@@ -179,11 +179,11 @@ def _all_reduce(comm: Comm, device: torch.device, nbytes: int) -> tuple[int, flo
         flat = torch.zeros(max(1, size // 4), device=device)
         pieces = flat.split(CHUNK_BYTES // 4)
         comm.barrier()
-        begun = time.monotonic()
+        began = time.monotonic()
         for wait in [comm.all_reduce(piece) for piece in pieces]:
             wait()
         synchronize(device)
-        seconds = torch.tensor([time.monotonic() - begun if comm.rank == 0 else 0.0])
+        seconds = torch.tensor([time.monotonic() - began if comm.rank == 0 else 0.0])
         comm.broadcast(seconds)
         comm.pulse.beat()
         return float(seconds)
@@ -242,18 +242,18 @@ class _Steps:
         for _ in range(self.first):
             self._one(reducer)
             comm.pulse.beat()
-        timed, begun = list[tuple[float, float]](), time.monotonic()
+        timed, began = list[tuple[float, float]](), time.monotonic()
         most = MOST_STEPS if steps is None else steps
         while len(timed) < most:
             timed.append(self._one(reducer))
             comm.pulse.beat()
-            if steps is None and len(timed) >= LEAST_STEPS and time.monotonic() - begun > STEPS_S:
+            if steps is None and len(timed) >= LEAST_STEPS and time.monotonic() - began > STEPS_S:
                 break
         return median(t[0] for t in timed), median(t[1] for t in timed)
 
     def _one(self, reducer: Reducer) -> tuple[float, float]:
-        begun = time.monotonic()
+        began = time.monotonic()
         outcome = update(self.state, [(self.rank, self.batch, True)], self.knobs, reducer, self.how, lambda: False)
         synchronize(self.device)
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - began
         return seconds - outcome.seconds, outcome.seconds

@@ -34,7 +34,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """`number` as torch counts them. `node`: the NUMA node that it is attached to; None: not told."""
+    """`number` as torch counts them. `node`: the NUMA node that it is attached to; None: not reported."""
 
     number: int
     node: int | None
@@ -106,7 +106,7 @@ _NVIDIA = "driver/nvidia/gpus"
 
 def read(root: Path = Path("/"), environment: Mapping[str, str] | None = None) -> Machine:
     """What /sys and /proc under `root` tell of the machine and of this process. `environment`: where CUDA_VISIBLE_DEVICES is
-    looked for. What isn't told is taken to be simple: no SMT, one socket, one node."""
+    looked for. What isn't reported is taken to be simple: no SMT, one socket, one node."""
     system = root / "sys/devices/system"
     online = _list(system / "cpu/online")
     allowed = _allowed(root) or online
@@ -132,7 +132,7 @@ def read(root: Path = Path("/"), environment: Mapping[str, str] | None = None) -
 
 
 def _allowed(root: Path) -> list[int]:
-    """Of the thread that asks: the kernel has put affinity and cpuset together."""
+    """CPUs of this thread: the kernel has put affinity and cpuset together."""
     for line in lines(root / "proc/thread-self/status") or lines(root / "proc/self/status"):
         name, _, value = line.partition(":")
         if name == "Cpus_allowed_list":
@@ -160,8 +160,8 @@ def _memory(file: Path) -> int:
 
 
 def _slow(root: Path, online: Sequence[int]) -> set[int]:
-    """CPUs of the slower kind: Intel's efficient cores are a device of their own for counters, elsewhere capacities are told. None
-    where all are alike."""
+    """CPUs of the slower kind: Intel's efficient cores are a device of their own for counters, elsewhere there are capacities. Empty
+    if all are alike."""
     atom = set(_list(root / "sys/devices/cpu_atom/cpus"))
     if atom:
         return atom if atom < set(online) else set()
@@ -188,7 +188,7 @@ def _gpus(root: Path) -> Iterator[tuple[str, Gpu]]:
 
 def _visible(found: Iterator[tuple[str, Gpu]], chosen: str | None) -> tuple[Gpu, ...]:
     """Those that CUDA_VISIBLE_DEVICES names, renumbered, by index or (the beginning of a) UUID. As CUDA does, it ends at the first word
-    that names none; a word for a part of a GPU (MIG) names one whose node is not told."""
+    that names none; a word for a part of a GPU (MIG) names one whose node is unknown."""
     every = list(found)
     if chosen is None:
         return tuple(gpu for _, gpu in every)

@@ -36,7 +36,7 @@ def about_threads(threads: int | None, computing: int) -> list[str]:
 def about_memory(machine: Machine, seats: Sequence["Seat"]) -> list[str]:
     if any(seat.memory is not None for seat in seats):
         return [
-            "memory comes from the worker's own node, and from another one when that is full: slower, but nobody is killed for it"
+            "memory comes from the worker's own node, and from another one when that is full: slower, but nothing is killed for it"
         ]
     if len(machine.nodes) > 1:
         return ["memory comes from wherever it is first used"]
@@ -70,8 +70,8 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`seats` by worker; empty: nobody can be bound, `why` says it. `threads`: of each worker, for computing. `idle`: usable cores
-    that nobody gets. `why`: sentences."""
+    """`seats` by worker; empty: no one can be bound, and `why` says why. `threads`: of each worker, for computing. `idle`: usable cores
+    that no worker gets. `why`: sentences."""
 
     seats: tuple[Seat, ...]
     threads: int
@@ -111,7 +111,7 @@ def _unbound(machine: Machine, workers: int, why: Sequence[str]) -> Plan:
 
 
 def _too_few(workers: int, cores: Sequence[Core]) -> str:
-    return f"{count(workers, 'worker')} on {count(len(cores), 'core')}: nobody is bound"
+    return f"{count(workers, 'worker')} on {count(len(cores), 'core')}: no one is bound"
 
 
 # -- slices
@@ -260,7 +260,7 @@ def _beside_gpus(machine: Machine, workers: int, comm_cores: int | None, threads
     pools: dict[int | None, list[Core]] = {n: [c for c in cores if n is None or c.node == n] for n in at}
     size = min(_most(machine, workers), *(len(pools[node]) // len(gpus) for node, gpus in at.items()))
     if size < 1:
-        return _unbound(machine, workers, [*why, "fewer cores than GPUs on a node: nobody is bound"])
+        return _unbound(machine, workers, [*why, "fewer cores than GPUs on a node: no one is bound"])
     seats = []
     for node, gpus in at.items():
         each = len(pools[node]) // len(gpus)
