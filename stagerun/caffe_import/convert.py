@@ -68,7 +68,7 @@ def convert(folder: CaffeFolder, wanted: Wanted) -> Converted:
     """Everything but the writing. RecipeError with all mistakes, each at its place in Caffe's files; UsageError."""
     found = Findings()
     prototxts = folder.prototxts()
-    steps = ordered_steps(folder.shown, folder.name, prototxts, folder.scripts(), wanted.order, found)
+    steps = ordered_steps(folder, prototxts, wanted.order, found)
     nets: dict[str, CaffeText | None] = {}
     stages: list[CaffeStage] = []
     alone: list[SolverStage] = []
@@ -179,7 +179,7 @@ def _with_nets(stages: Sequence[CaffeStage], folder: CaffeFolder, wanted: Wanted
 
     def own(number: int, made: dict[str, Setting]) -> None:
         stage = stages[number]
-        workers = workers_of(stage.step, [s.step for s in stages], wanted.workers)
+        workers = workers_of(stage.step, [s.step for s in stages], wanted.workers, stage.train.batch_place)
         made |= {s.name: s for s in (*batch(stage, workers, found), *transforms(stage, val))}
         if any(s.step.parents for s in stages) and (not stage.train.shuffle or seeded(stage)):
             # Every Caffe begins at the first record, in the same order where there is nothing random about it.
@@ -256,7 +256,10 @@ def _model(wanted: Wanted, train: Count) -> tuple[Line, ...]:
 
 def _batch(stage: SolverStage, wanted: Wanted, found: Findings) -> list[Setting]:
     """batch_size and device_batch_size, the same in all stages."""
-    view, workers = View(stage.text.block), workers_of(stage.step, [stage.step], None).number or 1
+    view, workers = (
+        View(stage.text.block),
+        workers_of(stage.step, [stage.step], None, stage.text.block.place).number or 1,
+    )
     passes = (view.whole("iter_size") or 1) if view.has("iter_size") else 1
     if passes > 1:
         why = f"batch_size is that of a whole update, its {passes} passes together"

@@ -178,6 +178,8 @@ def note_other_network(first: Sequence[Block], other: Sequence[Block], file: str
         found.leave(place, "net", f"{len(now)} layers with weights, and {len(before)} in {file}")
 
 
+# -- `param { lr_mult decay_mult }` of layers: rules by kind of parameter, and by name where layers differ
+
 # What the blobs of a layer are: the kind of each, and how stagerun's parameter ends.
 BLOBS: dict[str, tuple[tuple[str, str], ...]] = {
     "Convolution": (("WEIGHT", "weight"), ("BIAS", "bias")),

@@ -103,6 +103,8 @@ def of_type(layers: Sequence[Block], *types: str) -> Iterator[Block]:
     return (layer for layer in layers if text_of(layer, "type") in types)
 
 
+# -- nets that are one of stagerun's networks, and how its parameters are named
+
 # Blocks of each group of ResNet-50, and the widths of their convolutions.
 GROUPS = ((2, 3, 64, 256), (3, 4, 128, 512), (4, 6, 256, 1024), (5, 3, 512, 2048))
 RESNET50 = "resnet50_intel_caffe"

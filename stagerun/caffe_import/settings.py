@@ -90,7 +90,7 @@ def batch(stage: CaffeStage, workers: Workers, found: Findings) -> list[Setting]
         why = f"{part} does not divide the batch of {images.batch}; BatchNorm takes the statistics of one device batch"
         found.leave(stage.net.entries["bn_stats_batch_size"].place, "bn_stats_batch_size", why)
     for doubt in workers.doubts:
-        found.leave(doubt.place or images.batch_place, doubt.what, doubt.why, doubt.todo)
+        found.add(doubt)
     factors = [str(images.batch), *workers.factors] + ([f"iter_size {passes}"] if passes > 1 else [])
     comment = " x ".join(factors) if len(factors) > 1 else ""
     if workers.number != 1 and view.has("clip_gradients") and (view.number("clip_gradients") or -1) > 0:
@@ -154,6 +154,9 @@ def evaluation(stage: CaffeStage, val: Images | None, made: dict[str, Setting], 
             found.leave(entry.place, "test_iter", why, f"each of the {total} images is evaluated once")
         return
     made["test_iter"] = setting("test_iter", entry.values[0].text, entry.place, stage.text.beside(entry))
+
+
+# -- a stage that in Caffe went on from another solver's snapshot
 
 
 def parent_of(stage: SolverStage, stages: Sequence[SolverStage]) -> SolverStage:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stagerun.caffe_import.text import CaffeText, Findings
+from stagerun.caffe_import.text import CaffeText, Findings, Left
 from stagerun.caffe_import.train_lines import TrainLine
 from stagerun.errors import Problem, Span, UsageError, listing, nearest
 from stagerun.spec.tree import SCHEDULE, Entry
@@ -125,6 +125,9 @@ def no_order(folder: str, names: Mapping[str, str]) -> Problem:
     return Problem(f"no `caffe train` line says the order of the solvers: {files}", Span(folder, 1, 1), hint=hint)
 
 
+# -- what solvers leave behind: their snapshots
+
+
 @dataclass(frozen=True, slots=True)
 class Saved:
     """The snapshots of a solver, at iterations as Caffe counts them. `begins`: the one that it starts at, 0 unless it goes on
@@ -202,17 +205,9 @@ def saved_by(sought: Sought, wanted: str, steps: Mapping[str, Step]) -> str:
     return nearest(wanted, known) or (f"the stages before make {listing(known)}" if known else "")
 
 
+# -- workers
+
 ONE_FOR_ALL = "import again with `--workers N`"
-
-
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """An entry of what is not as it was. `place` is None for that of the net's batch."""
-
-    place: Span | None
-    what: str
-    why: str
-    todo: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +217,12 @@ class Workers:
 
     number: int | None
     factors: tuple[str, ...] = ()
-    doubts: tuple[Doubt, ...] = ()
+    doubts: tuple[Left, ...] = ()
 
 
-def workers_of(step: Step, steps: Sequence[Step], given: int | None) -> Workers:
-    """Those of a stage, one of `steps`. `given`: --workers, which counts for all stages, whatever commands say.
+def workers_of(step: Step, steps: Sequence[Step], given: int | None, batch: Span) -> Workers:
+    """The workers of a stage, one of `steps`. `given`: --workers, which counts for all stages, whatever commands say. `batch`: the
+    place of the net's batch.
 
     They are asked for where a command has a number that can't be read, as `--gpu all`; where commands of the stage have
     different ones; and where its commands start one alone and those of other stages several, which may have been left out.
@@ -243,29 +239,29 @@ def workers_of(step: Step, steps: Sequence[Step], given: int | None) -> Workers:
         counts = " or ".join(str(number) for number in sorted(numbers))
         before = f"{_workers(first.launch.number)} in {_at(first)}"
         why = f"stage {step.name} has {_workers(more[0].launch.number)} here and {before}"
-        return Workers(None, (f"{counts} workers",), (Doubt(more[0].solver.span, "batch_size", why, todo),))
+        return Workers(None, (f"{counts} workers",), (Left(more[0].solver.span, "batch_size", why, todo),))
     if any(line.launch.says for line in step.lines):
         return _known(next(iter(numbers)))
-    return _unsaid(step, [s for s in steps if any(line.launch.says for line in s.lines)], todo)
+    return _unsaid(step, [s for s in steps if any(line.launch.says for line in s.lines)], todo, batch)
 
 
 def _known(number: int) -> Workers:
     return Workers(number, (f"{number} workers",) if number > 1 else ())
 
 
-def _open(step: Step, todo: str) -> tuple[Doubt, ...]:
+def _open(step: Step, todo: str) -> tuple[Left, ...]:
     """What the stage's commands say, but not as a number."""
-    doubts = []
+    doubts: list[Left] = []
     for line in step.lines:
         launch = line.launch
         if launch.processes == 0 and launch.launcher is not None:
             why = f"stage {step.name}: the command does not say how many processes it starts"
-            doubts.append(Doubt(launch.launcher.span, f"`{launch.launcher.text}`", why, todo))
+            doubts.append(Left(launch.launcher.span, f"`{launch.launcher.text}`", why, todo))
         if launch.gpus == 0 and launch.gpu is not None:
             each = f"each of the {launch.processes} processes" if (launch.processes or 1) > 1 else "each process"
             who = "it" if launch.processes is None else each
             why = f"stage {step.name}: the command does not say how many GPUs {who} had"
-            doubts.append(Doubt(launch.gpu.span, f"`--gpu {launch.gpu.text}`", why, todo))
+            doubts.append(Left(launch.gpu.span, f"`--gpu {launch.gpu.text}`", why, todo))
     return tuple(doubts)
 
 
@@ -280,11 +276,11 @@ def _factors(line: TrainLine) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _unsaid(step: Step, telling: Sequence[Step], todo: str) -> Workers:
+def _unsaid(step: Step, telling: Sequence[Step], todo: str, batch: Span) -> Workers:
     """A stage none of whose commands says anything of workers. `telling` are the stages where one does."""
     if not telling:
         why = "taken for a whole update, since nothing says how many workers there were"
-        return Workers(1, (), (Doubt(None, "batch_size", why, f"{ONE_FOR_ALL} if there were several"),))
+        return Workers(1, (), (Left(batch, "batch_size", why, f"{ONE_FOR_ALL} if there were several"),))
     other = next((s for s in telling if _number(s) != 1), telling[0])
     number = _number(other)
     theirs = f"{other.name} had {_workers(number)}" if number else f"how many {other.name} had is not known"
@@ -292,11 +288,11 @@ def _unsaid(step: Step, telling: Sequence[Step], todo: str) -> Workers:
         place = step.lines[0].solver.span
         why = f"stage {step.name}: the command starts one worker, without `mpirun -n` and `--gpu`; {theirs}"
         return Workers(
-            None, (f"1 or {number} workers" if number else "the workers",), (Doubt(place, "batch_size", why, todo),)
+            None, (f"1 or {number} workers" if number else "the workers",), (Left(place, "batch_size", why, todo),)
         )
     why = f"stage {step.name}: taken for a whole update, of one worker, since nothing says how many it had; {theirs}"
     todo = f"write batch_size in {step.name}.prototxt if there were several"
-    return Workers(1, (), (Doubt(step.lines[0].solver.span if step.lines else None, "batch_size", why, todo),))
+    return Workers(1, (), (Left(step.lines[0].solver.span if step.lines else batch, "batch_size", why, todo),))
 
 
 def _number(step: Step) -> int | None:

@@ -40,9 +40,11 @@ class Findings:
         self.idle: dict[str, str] = {}
 
     def leave(self, span: Span, what: str, why: str, todo: str = "") -> None:
-        found = Left(span, what, why, todo)
-        if found not in self.left:  # a net that five solvers name is looked at five times
-            self.left.append(found)
+        self.add(Left(span, what, why, todo))
+
+    def add(self, left: Left) -> None:
+        if left not in self.left:  # a net that five solvers name is looked at five times
+            self.left.append(left)
 
 
 SOLVER: Descriptor = caffe_pb2.SolverParameter.DESCRIPTOR

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from stagerun.caffe_import.convert import Wanted, convert
-from stagerun.caffe_import.disk import CaffeFolder, refuse_existing, write_folder
+from stagerun.caffe_import.disk import CaffeFolder
 from stagerun.caffe_import.write import check_lines, folder_lines, left_text, text_of_lines
 from stagerun.cli.ending import show, tell
 from stagerun.errors import ExitCode, StagerunError, UsageError, nearest
@@ -15,6 +15,7 @@ from stagerun.plan import make_plan
 from stagerun.plan.render import render_text
 from stagerun.snapshots import Inventory
 from stagerun.spec import load
+from stagerun.spec.folder import refuse_existing, write_folder
 from stagerun.spec.networks import NETWORKS
 
 

@@ -19,8 +19,7 @@ from stagerun.report.curves import most
 from stagerun.report.history import History, Run, StageHistory, notes
 from stagerun.report.read_log import LOG, is_schedule, read_log
 from stagerun.report.replay import history
-from stagerun.report.tables import Table
-from stagerun.report.written import document, separated
+from stagerun.report.table import Table, document, separated
 from stagerun.runner.results import read_result
 from stagerun.snapshots import Inventory, SnapshotRef, passed_over
 from stagerun.spec.upgraded import completed

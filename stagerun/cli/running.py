@@ -26,9 +26,8 @@ from stagerun.plan.hours_text import render_hours
 from stagerun.plan.render import going_on, render_text
 from stagerun.pulse import Section
 from stagerun.recipe import Schedule
-from stagerun.report.console import finished_line
 from stagerun.report.jsonl import JsonLines
-from stagerun.report.results import ensembles_table, results_table
+from stagerun.report.results import ensembles_table, finished_line, results_table
 from stagerun.report.whole_file import require_writable
 from stagerun.runner import results
 from stagerun.runner.restarts import require_progress, standing

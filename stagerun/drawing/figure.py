@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from stagerun.drawing.bands import MOST_ROWS, Band, Label, Segment, bands, factor_text, keyed, mark_labels, not_shown
+from stagerun.drawing.bands import Band, Label, Segment, bands, factor_text, keyed, mark_labels, not_shown, on_rows
 from stagerun.drawing.colours import FILLS, RULE, SETTINGS, SOFT, strokes
 from stagerun.drawing.scale import Scale, labels
 from stagerun.errors import UsageError
@@ -101,6 +101,8 @@ def _stages(picture: Picture, unit: Unit, band: Band, axes: "Axes") -> None:
             ends = [lanes[stage.parent] + 0.92, lanes[stage.name] + 0.5]
             axes.plot([stage.x(0, unit)] * 2, ends, color=SOFT, linewidth=0.9, zorder=4, solid_capstyle="butt")
 
+
+# -- the picture
 
 WIDTH, LEFT, RIGHT = 11.0, 1.15, 0.25
 TOP, PANEL, BELOW = 0.45, 3.6, 0.55  # the title; the curve; its ticks and label
@@ -273,24 +275,15 @@ def _label(mark: Mark) -> str:
 
 
 def _label_rows(picture: Picture, unit: Unit, room: Room) -> tuple[list[list[tuple[float, Label]]], int]:
-    """What is written above the panel and where on the x axis, on as many lines as it takes up to MOST_ROWS, and how many labels
-    have no room there."""
-    rows: list[list[tuple[float, Label]]] = []
-    filled: list[float] = []
-    left_out = 0
-    for label in mark_labels(picture, _label, lambda stage, mark: round(stage.x(mark.iter, unit), 9)):
+    """What is written above the panel and where on the x axis, and how many labels have no room there."""
+
+    def extent(label: Label) -> tuple[float, float]:
         long = wide(label.text, LABEL_SIZE) + 0.08
         begin = min(label.at / room.inch, WIDTH - LEFT - long)  # inside the figure
-        row = next((i for i, end in enumerate(filled) if end <= begin), len(filled))
-        if row == MOST_ROWS:
-            left_out += 1
-            continue
-        if row == len(rows):
-            rows.append([])
-            filled.append(0.0)
-        rows[row].append((begin * room.inch, label))
-        filled[row] = begin + long
-    return rows, left_out
+        return begin, begin + long
+
+    rows, left_out = on_rows(mark_labels(picture, _label, lambda s, mark: round(s.x(mark.iter, unit), 9)), extent)
+    return [[(begin * room.inch, label) for begin, label in row] for row in rows], left_out
 
 
 # -- what is said beneath

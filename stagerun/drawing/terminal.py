@@ -11,8 +11,8 @@ from typing import Any
 from rich.text import Text
 
 from stagerun.drawing.bands import (
-    MOST_ROWS,
     Band,
+    Label,
     Segment,
     bands,
     factor_text,
@@ -21,6 +21,7 @@ from stagerun.drawing.bands import (
     leaves,
     mark_labels,
     not_shown,
+    on_rows,
 )
 from stagerun.drawing.scale import Scale, labels, round_steps
 from stagerun.errors import UsageError
@@ -174,19 +175,21 @@ def _label(mark: Mark) -> str:
 
 
 def _labels(picture: Picture, unit: Unit, columns: _Columns) -> tuple[list[str], int]:
-    """What stands above the chart, on as many rows as it takes up to MOST_ROWS, and how many have no room there."""
-    rows: list[str] = []
-    left_out = 0
-    for label in mark_labels(picture, _label, lambda stage, mark: columns.at(stage.x(mark.iter, unit))):
+    """What stands above the chart, and how many labels have no room there."""
+
+    def extent(label: Label) -> tuple[float, float]:
         column = min(int(label.at), columns.count - len(label.text))
-        row = next((i for i, line in enumerate(rows) if len(line) < column), len(rows))
-        if row == MOST_ROWS:
-            left_out += 1
-            continue
-        if row == len(rows):
-            rows.append("")
-        rows[row] = rows[row].ljust(column) + label.text
-    return rows[::-1], left_out
+        return column, column + len(label.text) + 1
+
+    marked = mark_labels(picture, _label, lambda stage, mark: columns.at(stage.x(mark.iter, unit)))
+    rows, left_out = on_rows(marked, extent)
+    lines = []
+    for row in rows[::-1]:
+        line = ""
+        for column, label in row:
+            line = line.ljust(int(column)) + label.text
+        lines.append(line)
+    return lines, left_out
 
 
 # -- the bands

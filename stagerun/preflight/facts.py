@@ -60,10 +60,7 @@ class ScratchRoom:
 
 def place(path: Path) -> Place:
     """StorageError if it can't be looked at."""
-    there = path.is_dir()
-    near = path.absolute()
-    while not near.exists() and near != near.parent:
-        near = near.parent
+    near = _nearest(path)
     try:
         free = free_bytes(near)
     except OSError as error:
@@ -71,14 +68,12 @@ def place(path: Path) -> Place:
             f"{path}: can't be looked at: {error.strerror}", "check the disk or the file server"
         ) from None
     kind, source = mounted(near)
-    return Place(path=str(path), there=there, kind=kind or "unknown", source=source, free=free)
+    return Place(path=str(path), there=path.is_dir(), kind=kind or "unknown", source=source, free=free)
 
 
 def require_writable(path: Path) -> None:
     """StorageError, PermissionDenied if rank 0 couldn't make the output folder, or write to the one that is there."""
-    near = path.absolute()
-    while not near.exists() and near != near.parent:
-        near = near.parent
+    near = _nearest(path)
     if not near.is_dir():
         raise StorageError(f"{near}: is a file, and no folder", "give another --out")
     if not os.access(near, os.W_OK | os.X_OK):
@@ -87,14 +82,19 @@ def require_writable(path: Path) -> None:
         _probe(near, "give another --out, or make room there")
 
 
-def require_temporary() -> str:
-    """The folder for temporary files. StorageError if there is none that can be written to."""
+def _nearest(path: Path) -> Path:
+    """The path, or the nearest above it that is there."""
+    near = path.absolute()
+    return next((folder for folder in (near, *near.parents) if folder.exists()), near)
+
+
+def require_temporary() -> None:
+    """StorageError if there is no folder for temporary files that can be written to."""
     try:
         folder = tempfile.gettempdir()
     except FileNotFoundError:
         raise StorageError("no folder for temporary files can be written to", "set TMPDIR to one that can") from None
     _probe(Path(folder), "make room there, or set TMPDIR to another folder")
-    return folder
 
 
 def _probe(folder: Path, hint: str) -> None:
@@ -148,6 +148,8 @@ def require_room(room: ScratchRoom) -> None:
             "free some space there, give another `scratch`, or leave it out to read the data where it is",
         )
 
+
+# -- facts
 
 T = TypeVar("T")
 

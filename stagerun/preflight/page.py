@@ -219,6 +219,8 @@ def _s(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
+# -- the page
+
 # With more hosts than that only those are listed of which there is something to say.
 MOST_LINES = 40
 

@@ -29,25 +29,25 @@ class Published:
     source: str
 
 
+_MXNET = "apache/mxnet, example/image-classification"
+_DELL = "Dell HPC note, March 2018"
 PUBLISHED = (
     Published("MXNet", "Inception-BN-28-small", 2, "GTX 980", 0.97, 1640, "apache/mxnet@31f26bba76"),
     Published("MXNet", "Inception-BN-28-small", 4, "GTX 980", 0.87, 2943, "apache/mxnet@31f26bba76"),
-    Published("MXNet", "ResNet-152", 64, "GPUs of EC2 P2", 0.92, 1179.86, "apache/mxnet, example/image-classification"),
-    Published(
-        "MXNet", "ResNet-152", 256, "GPUs of EC2 P2", 0.90, 4630.42, "apache/mxnet, example/image-classification"
-    ),
-    Published(
-        "MXNet", "Inception-v3", 256, "GPUs of EC2 P2", 0.86, 6660.98, "apache/mxnet, example/image-classification"
-    ),
-    Published("MXNet", "AlexNet", 256, "GPUs of EC2 P2", 0.53, 61938.36, "apache/mxnet, example/image-classification"),
-    Published("Intel Caffe (Dell)", "ResNet-50", 128, "nodes", 0.90, None, "Dell HPC note, March 2018"),
-    Published("Intel Caffe (Dell)", "ResNet-50", 256, "nodes", 0.83, None, "Dell HPC note, March 2018"),
-    Published("Intel Caffe (Dell)", "ResNet-50", 314, "nodes", 0.76, None, "Dell HPC note, March 2018"),
+    Published("MXNet", "ResNet-152", 64, "GPUs of EC2 P2", 0.92, 1179.86, _MXNET),
+    Published("MXNet", "ResNet-152", 256, "GPUs of EC2 P2", 0.90, 4630.42, _MXNET),
+    Published("MXNet", "Inception-v3", 256, "GPUs of EC2 P2", 0.86, 6660.98, _MXNET),
+    Published("MXNet", "AlexNet", 256, "GPUs of EC2 P2", 0.53, 61938.36, _MXNET),
+    Published("Intel Caffe (Dell)", "ResNet-50", 128, "nodes", 0.90, None, _DELL),
+    Published("Intel Caffe (Dell)", "ResNet-50", 256, "nodes", 0.83, None, _DELL),
+    Published("Intel Caffe (Dell)", "ResNet-50", 314, "nodes", 0.76, None, _DELL),
     Published("TensorFlow + Horovod", "ResNet-50", 256, "nodes", 0.81, 16400, "README of the 24K-batch run"),
     Published("Horovod", "Inception-v3, ResNet-101", 512, "GPUs", 0.90, None, "Horovod's documentation"),
     Published("Horovod", "VGG-16", 512, "GPUs", 0.68, None, "Horovod's documentation"),
 )
 
+
+# -- measured here
 
 # Iterations of a turn that don't count: they are fed by batches made ahead, and find the caches full of another turn's.
 WARM_UP = 1
@@ -182,7 +182,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 def render(found: Sequence[Row], measured: Measured) -> str:
     table = [[title for title, _ in _COLUMNS], *([text(row) for _, text in _COLUMNS] for row in found)]
     said = [f"note: {text}" for text in notes(found, measured)]
-    return "\n".join([*columns(table), "", *said, "", *published_lines()])
+    return "\n".join([*columns(table), "", *said, "", *_published_lines()])
 
 
 def notes(found: Sequence[Row], measured: Measured) -> list[str]:
@@ -212,9 +212,9 @@ def notes(found: Sequence[Row], measured: Measured) -> list[str]:
     return said
 
 
-def published_lines(points: Sequence[Published] = PUBLISHED) -> list[str]:
+def _published_lines() -> list[str]:
     table: list[Sequence[str]] = [("system", "network", "workers", "efficiency", "images/s", "source")]
-    for p in points:
+    for p in PUBLISHED:
         speed = f"{p.images_per_second:.5g}" if p.images_per_second else ""
         table.append((p.system, p.network, f"{p.workers} {p.unit}", f"{p.efficiency:.2f}", speed, p.source))
     return [
@@ -233,6 +233,8 @@ def as_record(found: Sequence[Row], measured: Measured, turns: Sequence[Turn]) -
         "published": [asdict(p) for p in PUBLISHED],
     }
 
+
+# -- the picture
 
 _PARTS = (("computing", "#4c78a8"), ("communicating", "#e45756"), ("waiting for data", "#f2b134"))
 _MARKERS = ("x", "+", "^", "s", "d", "v")

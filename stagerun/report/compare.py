@@ -183,6 +183,8 @@ def _facts(run: Run, stage: StageHistory | None) -> dict[tuple[str, str], str]:
     return facts
 
 
+# -- the first lines of a report: what came out, in words
+
 # A title names so many runs.
 MOST_NAMES = 8
 

@@ -1,12 +1,12 @@
 """The tables of several runs beside each other. Pure."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stagerun.report.compare import MOST_NAMES, Spread, differences, ensemble_groups, groups, spread
-from stagerun.report.history import Run, Span
-from stagerun.report.tables import Cells, Column, Table, Value, table_of
+from stagerun.report.history import Life, Run, Span
+from stagerun.report.table import Cells, Column, Table, Value, table_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,27 +24,33 @@ class Speed:
     efficiency: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What one process life did of one stage."""
+
+    run: str
+    life: Life
+    stage: str
+    span: Span
+
+
 def speeds(runs: Sequence[Run]) -> tuple[list[Speed], list[str]]:
     """A row for each number of workers, and notes.
 
     Stages differ in speed (image size, device batch), so only those that were trained with every number of workers
     count, each with the same weight in all rows. An iteration that was done again counts once.
     """
-    seen: dict[tuple[str, str], dict[int, dict[str, list[Span]]]] = {}
-    sources: dict[tuple[str, str, int], dict[str, set[int]]] = {}
+    seen: dict[tuple[str, str], dict[int, list[_Work]]] = {}
     for run in runs:
         lives = {life.number: life for life in run.history.lives if life.workers}
         for stage in run.history.stages:
             for number, span in (stage.trained.lives if stage.trained else {}).items():
-                life = lives.get(number)
-                if life is None:
-                    continue
-                key = run.history.schedule, life.device
-                seen.setdefault(key, {}).setdefault(life.workers, {}).setdefault(stage.name, []).append(span)
-                sources.setdefault((*key, life.workers), {}).setdefault(run.label, set()).add(life.threads)
+                if life := lives.get(number):
+                    by_workers = seen.setdefault((run.history.schedule, life.device), {})
+                    by_workers.setdefault(life.workers, []).append(_Work(run.label, life, stage.name, span))
     found, notes = [], []
     for (schedule, device), by_workers in sorted(seen.items()):
-        stages = [list(s) for s in by_workers.values()]
+        stages = [list(dict.fromkeys(work.stage for work in works)) for works in by_workers.values()]
         common = [name for name in stages[0] if all(name in other for other in stages)]
         left_out = sorted({name for other in stages for name in other} - set(common))
         if left_out and common:
@@ -57,36 +63,33 @@ def speeds(runs: Sequence[Run]) -> tuple[list[Speed], list[str]]:
                 f"{schedule}: no stage was trained with every number of workers, so their speeds can't be compared"
             )
             continue
-        found += _rows(schedule, device, by_workers, common, sources)
+        found += _rows(schedule, device, by_workers, common)
     return found, notes
 
 
-def _rows(
-    schedule: str,
-    device: str,
-    by_workers: dict[int, dict[str, list[Span]]],
-    stages: Sequence[str],
-    sources: dict[tuple[str, str, int], dict[str, set[int]]],
-) -> list[Speed]:
-    weights = {name: max(sum(p.images for p in w[name]) for w in by_workers.values()) for name in stages}
+def _rows(schedule: str, device: str, by_workers: Mapping[int, Sequence[_Work]], stages: Sequence[str]) -> list[Speed]:
+    spans = {
+        workers: {name: [work.span for work in works if work.stage == name] for name in stages}
+        for workers, works in sorted(by_workers.items())
+    }
+    weights = {name: max(sum(s.images for s in of[name]) for of in spans.values()) for name in stages}
     rows: list[Speed] = []
-    for workers, spans in sorted(by_workers.items()):
+    for workers, of in spans.items():
         seconds = sum(
-            weights[name] * sum(s.seconds for s in spans[name]) / max(1, sum(s.images for s in spans[name]))
+            weights[name] * sum(s.seconds for s in of[name]) / max(1, sum(s.images for s in of[name]))
             for name in stages
         )
         speed = sum(weights.values()) / seconds if seconds else 0.0
         base = rows[0] if rows else None
         speed_up = speed / base.images_per_second if base and base.images_per_second else 1.0
-        by_run = sources[schedule, device, workers]
         rows.append(
             Speed(
                 schedule=schedule,
                 device=device,
                 workers=workers,
-                threads=tuple(sorted(set().union(*by_run.values()))),
-                batch=tuple(sorted(set().union(*(span.batches for name in stages for span in spans[name])))),
-                runs=tuple(by_run),
+                threads=tuple(sorted({work.life.threads for work in by_workers[workers]})),
+                batch=tuple(sorted(set().union(*(span.batches for name in stages for span in of[name])))),
+                runs=tuple(dict.fromkeys(work.run for work in by_workers[workers])),
                 images_per_second=speed,
                 speed_up=speed_up,
                 efficiency=speed_up * base.workers / workers if base else 1.0,

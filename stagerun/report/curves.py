@@ -140,6 +140,8 @@ def caption(runs: Sequence[Run]) -> str:
     return ". ".join(found) + "."
 
 
+# -- drawn
+
 WIDE, NARROW = 11.0, 4.6  # inches; the narrow one is for phones
 LANE = 0.235  # inches of a line of stages
 LEFT, RIGHT, TOP, GAP = 0.55, 0.12, 0.3, 0.34  # inches beside, above and between panels

@@ -171,6 +171,9 @@ class History:
         return sum(life.ended - life.began for life in self.lives)
 
 
+# -- with what its snapshots were made from
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """`identities` and `environments` (`snapshots.SnapshotRef`) hold, for each stage that has a snapshot, those of its end, or

@@ -14,8 +14,8 @@ INDEX_EVERY = 2048  # lines of iterations
 
 
 class JsonLines:
-    """Rank 0 only. Each line is written whole with one call, so a killed run leaves at most its last line cut short,
-    and the next run starts on a line of its own.
+    """Rank 0 only. Each line is written whole with one call: a killed run leaves at most its last line cut short, and the next run
+    starts on a line of its own.
 
     A log that can't be written is not a reason to lose training: `warn` hears of the first failure, and later events are
     still tried, each on a line of its own. PermissionDenied, StorageError if the file can't be opened.

@@ -23,6 +23,8 @@ from stagerun.recipe import DecayFrom, Schedule, Solver
 from stagerun.report.course import Leg
 from stagerun.report.whole_file import WholeFile
 
+# -- what MLPerf calls the settings of a stage
+
 # MLPerf's names of some settings depend on the solver type.
 BASE_LR, DECAY = "opt_base_learning_rate", "opt_weight_decay"
 NAMES: dict[str, dict[str, str]] = {
@@ -82,6 +84,8 @@ def settings(solver: Solver, epoch_images: int, workers: int) -> dict[str, Any]:
         found["opt_gradient_clip_norm"] = solver.clip_gradients
     return found
 
+
+# -- the log
 
 TOKEN = ":::MLLOG "
 START, END, POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"

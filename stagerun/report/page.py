@@ -8,8 +8,7 @@ from stagerun.drawing.html import STYLE as PICTURE_STYLE
 from stagerun.drawing.html import colour_style, scripts, variable, whole_page
 from stagerun.report.curves import COLUMNS, NARROW, WIDE, caption, colour, draw, points
 from stagerun.report.history import Run
-from stagerun.report.tables import Table
-from stagerun.report.written import moment, shown
+from stagerun.report.table import Table, moment, shown
 
 # Rows from which a table of details is folded away, runs from which their stages are, and characters from which a cell has several
 # lines.

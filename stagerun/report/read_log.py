@@ -135,6 +135,8 @@ def _stretches(count: int, value: Callable[[int], int]) -> Iterator[tuple[int, i
         begin = end
 
 
+# -- the file
+
 LOG = "log.jsonl"
 _BLOCK = 1 << 20  # bytes read at a time
 

@@ -1,8 +1,8 @@
-"""What is printed of results: the tables of finished stages and of ensembles, and iterations that were not finite."""
+"""What is printed of results: the tables of finished stages and of ensembles, and the lines that all screens share."""
 
 from collections.abc import Mapping, Sequence
 
-from stagerun.events import EnsembleTested, NotFinite, RunStarted, StageFinished
+from stagerun.events import EnsembleTested, NotFinite, PieceStarted, RunFinished, RunStarted, StageFinished
 from stagerun.recipe import OnNan
 from stagerun.text import columns, count, duration
 
@@ -134,3 +134,25 @@ def _done(event: NotFinite) -> str:
             f"{event.number} of at most {event.most}"
         )
     return "the run ends"
+
+
+def piece_line(event: PieceStarted) -> str:
+    children = ", ".join(event.children)
+    return f"{event.stage} again: iterations {event.iter} to {event.until}, for {children}, from {event.start}"
+
+
+def finished_line(event: RunFinished) -> str:
+    """What a run that came to its end has done, and what it has left out."""
+    left = f"; not chosen, and not done: {', '.join(event.not_chosen)}" if event.not_chosen else ""
+    if event.trained:
+        return f"done in {duration(event.seconds)}{left}"
+    return "nothing to do: every stage that was chosen is done" + left if left else "nothing to do: every stage is done"
+
+
+def ensemble_line(event: EnsembleTested) -> str:
+    loss = "" if event.loss is None else f", loss {event.loss:.4f}"
+    return (
+        f"ensemble {event.name}: {event.rule} of {len(event.members)} stages, top-1 {100 * event.top1:.2f} % "
+        f"({100 * event.gain:+.2f} against {event.best}), top-5 {100 * event.top5:.2f} %{loss} on {event.images} images in "
+        f"{duration(event.seconds)}"
+    )

@@ -1,46 +1,13 @@
-"""The tables of a report, as values: what stands in them, not how it is written. Here those of single runs. Pure."""
+"""The tables of single runs. Pure."""
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from stagerun.events import EnsembleTested, Tested
 from stagerun.report.history import History, Life, Run, Span, StageHistory, start_in_words
 from stagerun.report.read_log import epoch_number
-
-Value = str | int | float | None
-Cells = Sequence[tuple["Column", Callable[..., Value]]]  # columns, each with what it says of an item
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """`key` heads it in CSV, `title` where people read it ('': only in CSV). `kind` is `text` or a key of
-    `written.WORDS`. People are spared a column that says `dull` or nothing in every row.
-    """
-
-    key: str
-    title: str
-    kind: str
-    dull: Value = None
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """`notes` are sentences on how its numbers came about."""
-
-    title: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Value, ...], ...]
-    notes: tuple[str, ...] = ()
-
-
-RUN = Column("run", "run", "text")
-
-
-def table_of(title: str, cells: Cells, items: Iterable[tuple[object, ...]], *notes: str) -> Table:
-    """A row for each item, which the functions of `cells` take as their arguments."""
-    rows = tuple(tuple(value(*item) for _, value in cells) for item in items)
-    return Table(title, tuple(column for column, _ in cells), rows, notes)
+from stagerun.report.table import RUN, Cells, Column, Table, Value, table_of
 
 
 def _end(name: str) -> Callable[[Run, StageHistory], Value]:
@@ -202,24 +169,21 @@ def _ensemble_rows(run: Run, tested: EnsembleTested) -> Iterator[tuple[Value, ..
     yield run.label, tested.name, "", tested.rule, tested.top1, *gains, tested.top5, tested.loss, tested.seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# -- by epochs
+
+
+@dataclass(frozen=True, slots=True)
 class Epoch:
     """`number` is 1-based, along the path of ancestors; an update that straddles two epochs counts to the later one.
-    `branch` is the first stage of its branch. The accuracies are of the last evaluation, None where there was none.
-    `partial`: the stage was not trained to its end, and this is where it stopped.
+    `branch` is the first stage of its branch. `partial`: the stage was not trained to its end, and this is where it stopped.
+    `numbers`: as _EPOCH_NUMBERS; the accuracies are of the last evaluation, None if there was none.
     """
 
     number: int
     branch: str
     stages: tuple[str, ...]
     partial: bool
-    lr: float
-    loss: float
-    top1: float | None
-    test_loss: float | None
-    ema_top1: float | None
-    images_per_second: float | None
-    seconds: float
+    numbers: tuple[float | None, ...]
 
 
 def epochs(history: History) -> list[Epoch]:
@@ -253,24 +217,22 @@ def _epoch(number: int, branch: str, held: list[tuple[StageHistory, Span]]) -> E
     own, averaged = tests.get(False), tests.get(True)
     last = held[-1][0]
     stopped = last.finished is None and last.iter < last.max_iter
-    return Epoch(
-        number=number,
-        branch=branch,
-        partial=stopped and last.trained is not None and number == max(last.trained.epochs),
-        stages=tuple(stage.name for stage, _ in held),
-        lr=spans[-1].lr,
-        loss=sum(span.loss for span in spans) / sum(span.updates for span in spans),
-        top1=own.top1 if own else None,
-        test_loss=own.loss if own else None,
-        ema_top1=averaged.top1 if averaged else None,
-        images_per_second=sum(span.images for span in spans) / seconds if seconds else None,
-        seconds=seconds,
+    numbers = (
+        spans[-1].lr,
+        sum(span.loss for span in spans) / sum(span.updates for span in spans),
+        own.top1 if own else None,
+        own.loss if own else None,
+        averaged.top1 if averaged else None,
+        sum(span.images for span in spans) / seconds if seconds else None,
+        seconds,
     )
+    stages = tuple(stage.name for stage, _ in held)
+    partial = stopped and last.trained is not None and number == max(last.trained.epochs)
+    return Epoch(number, branch, stages, partial, numbers)
 
 
-_EPOCH_COLUMNS = (
-    Column("epoch", "epoch", "count"),
-    Column("stage", "stage", "text"),
+_EPOCH = (Column("epoch", "epoch", "count"), Column("stage", "stage", "text"))
+_EPOCH_NUMBERS = (
     Column("lr", "LR", "rate"),
     Column("train_loss", "train loss", "loss"),
     Column("valid_accuracy", "valid accuracy", "percent"),
@@ -285,14 +247,10 @@ _EPOCH_NOTE = (
 )
 
 
-def _numbers(epoch: Epoch) -> tuple[float | None, ...]:
-    return epoch.lr, epoch.loss, epoch.top1, epoch.test_loss, epoch.ema_top1, epoch.images_per_second, epoch.seconds
-
-
 def epochs_table(runs: Sequence[Run]) -> Table:
     """One row per run and epoch."""
-    rows = tuple((run.label, e.number, ", ".join(e.stages), *_numbers(e)) for run in runs for e in epochs(run.history))
-    return Table("Epochs", (RUN, *_EPOCH_COLUMNS), rows, (_EPOCH_NOTE,))
+    rows = tuple((run.label, e.number, ", ".join(e.stages), *e.numbers) for run in runs for e in epochs(run.history))
+    return Table("Epochs", (RUN, *_EPOCH, *_EPOCH_NUMBERS), rows, (_EPOCH_NOTE,))
 
 
 OPERATIONS: dict[str, Callable[[Sequence[float]], float]] = {"mean": statistics.fmean, "max": max}
@@ -309,10 +267,13 @@ def epochs_over_runs(runs: Sequence[Run], operation: str) -> Table:
     combine = OPERATIONS[operation]
     rows: list[tuple[Value, ...]] = []
     for same in together.values():
-        numbers = [[c for c in column if isinstance(c, float)] for column in zip(*map(_numbers, same), strict=True)]
+        numbers = [
+            [c for c in column if isinstance(c, float)]
+            for column in zip(*(epoch.numbers for epoch in same), strict=True)
+        ]
         stages = ", ".join(dict.fromkeys(name for epoch in same for name in epoch.stages))
         rows.append((same[0].number, stages, len(same), *(combine(n) if n else None for n in numbers)))
-    columns = (*_EPOCH_COLUMNS[:2], Column("runs", "runs", "count"), *_EPOCH_COLUMNS[2:])
+    columns = (*_EPOCH, Column("runs", "runs", "count"), *_EPOCH_NUMBERS)
     what = "the mean" if operation == "mean" else "the largest value"
     note = (
         f"each number is {what} over the runs, without the epoch in which an unfinished one has stopped; {_EPOCH_NOTE}"

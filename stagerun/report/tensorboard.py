@@ -122,10 +122,11 @@ class TensorBoard:
                     "weight_decay": event.weight_decay,
                     "images_per_second": event.images / event.seconds if event.seconds else 0.0,
                 }
-                self._scalars(event.stage, event.iter, "train", values)
+                self._write(event.stage, self._step(event.stage, event.iter), "train", values)
             case Tested():
                 values = {"top1": event.top1, "top5": event.top5, "loss": event.loss}
-                self._scalars(event.stage, event.iter, "test_ema" if event.ema else "test", values)
+                group = "test_ema" if event.ema else "test"
+                self._write(event.stage, self._step(event.stage, event.iter), group, values)
             case EnsembleTested():
                 self._ensemble(event)
 
@@ -140,9 +141,6 @@ class TensorBoard:
 
     def _step(self, stage: str, iter: int) -> int:
         return self.legs[stage].iterations_before + iter
-
-    def _scalars(self, stage: str, iter: int, group: str, values: Mapping[str, float]) -> None:
-        self._write(stage, self._step(stage, iter), group, values)
 
     def _write(self, run: str, step: int, group: str, values: Mapping[str, float]) -> None:
         try:

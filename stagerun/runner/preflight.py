@@ -1,18 +1,20 @@
 """What a job would cost per step on these hosts, and which of them is slow: measured with the schedule's own model, on made-up images."""
 
-import json
 import math
 import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from statistics import median
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
-from stagerun.comm import Comm, make_reducer, pairs
+from stagerun.comm import Comm, gather_json, make_reducer
 from stagerun.comm.reduce import CHUNK_BYTES, Reducer, SoloReducer
 from stagerun.data.batch import Batch
 from stagerun.engine.device import dtype_of, synchronize
@@ -20,6 +22,7 @@ from stagerun.engine.images import Normalise
 from stagerun.engine.mixture import Mixing
 from stagerun.engine.state import TrainState, make_state
 from stagerun.engine.update import Arithmetic, update
+from stagerun.errors import PeerError
 from stagerun.knobs import Knobs
 from stagerun.models import build
 from stagerun.plan.rehearsal import synthetic_images
@@ -39,6 +42,14 @@ _FIRST_BYTES = 1 << 18
 # A step together whose sum alone would take longer is not tried.
 MOST_TOGETHER_S = 10.0
 
+# A message that takes longer is not to come: the link is cut. Well above what FIRST_MESSAGE takes on 1 Mbit/s.
+PATIENCE = timedelta(seconds=30)
+# Bytes of the first message, and of the last.
+FIRST_MESSAGE, LARGEST_MESSAGE = 1 << 18, 1 << 25
+# A transfer that takes so long is long enough to be timed; a larger one is not tried.
+ENOUGH_S = 0.15
+PINGS, PINGS_S = 20, 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
@@ -57,7 +68,7 @@ def meet(comm: Comm, world: World, look: Callable[[], Facts]) -> tuple[Hosts, di
     mine = {"host": os.environ.get("STAGERUN_HOST") or socket.gethostname(), "local": world.local_rank}
     if world.local_rank == 0:
         mine["facts"] = look().as_json()
-    heard = [json.loads(data) for data in comm.gather_bytes(json.dumps(mine).encode())]
+    heard = gather_json(comm, mine)
     names = named([(one["host"], one["local"]) for one in heard])
     leaders = tuple(rank for rank, one in enumerate(heard) if one["local"] == 0)
     facts = {names[rank]: heard[rank]["facts"] for rank in leaders}
@@ -94,7 +105,7 @@ def measure(
         return None
     alone = _Steps(schedule, stage, state, device, 1, 0)
     timed = alone.run(SoloReducer(parameters), comm, None)
-    heard = [json.loads(data) for data in comm.gather_bytes(json.dumps(timed).encode())]
+    heard = gather_json(comm, timed)
     if _asked(comm, stop):
         return None
     together = None
@@ -103,7 +114,7 @@ def measure(
         reducer = make_reducer(schedule.determinism, parameters, comm, comm.size)
         number = max(LEAST_STEPS, min(MOST_STEPS, round(STEPS_S / max(sum(t) + seconds for t in heard))))
         mine = sum(steps.run(reducer, comm, number))
-        together = max(json.loads(data) for data in comm.gather_bytes(json.dumps(mine).encode()))
+        together = max(gather_json(comm, mine))
     solver = stage.solver
     return Measured(
         stage=stage.name,
@@ -157,17 +168,106 @@ def _links(comm: Comm, hosts: Hosts, stop: Callable[[], bool]) -> tuple[Link, ..
         for a, b in one_round:
             if me in (a, b):
                 other = hosts.leaders[b if me == a else a]
-                rate, trip = pairs.measure(other, me == a, hosts.of(other))
+                rate, trip = measure_link(other, me == a, hosts.of(other))
                 mine.append([other, rate, trip])
         if _asked(comm, stop):
             return None
-    heard = [json.loads(data) for data in comm.gather_bytes(json.dumps(mine).encode())]
+    heard = gather_json(comm, mine)
     trips = {frozenset((rank, other)): trip for rank, rows in enumerate(heard) for other, _, trip in rows if trip}
     return tuple(
         Link(sender=hosts.of(rank), receiver=hosts.of(other), rate=rate, round_trip=trips[frozenset((rank, other))])
         for rank, rows in enumerate(heard)
         for other, rate, _ in rows
     )
+
+
+# -- one link: two ranks among all, one message at a time. Tensors are on the CPU, so that gloo carries them.
+
+
+def _send(data: Tensor, to: int) -> None:
+    """RuntimeError if the rank is gone or does not take it within PATIENCE: then all links of this process are closed."""
+    work = dist.isend(data, to)
+    assert work is not None
+    work.wait(PATIENCE)
+
+
+def _receive(data: Tensor, source: int) -> None:
+    """Fills `data`. RuntimeError as of `_send`."""
+    work = dist.irecv(data, source)
+    assert work is not None
+    work.wait(PATIENCE)
+
+
+def measure_link(other: int, first: bool, name: str) -> tuple[float, float]:
+    """(bytes per second from here to rank `other`, seconds of a round trip). Both call it, one as `first`. It takes less than two
+    seconds on links of 10 Mbit/s or more. PeerError, with the `name` of that host, if it doesn't answer."""
+    try:
+        if first:
+            trip = _pings(other)
+            rate = _push(other)
+            _pull(other)
+        else:
+            _echo(other)
+            _pull(other)
+            rate, trip = _push(other), 0.0
+        return rate, trip
+    except RuntimeError as error:
+        raise PeerError(
+            f"no answer from {name} within {PATIENCE.total_seconds():.0f} s while the link was measured",
+            "look at the network between the two hosts, and at firewalls: all ports above 1024 must be open between them",
+        ) from error
+
+
+def _pings(other: int) -> float:
+    """Each message says whether another one follows."""
+    word, trips, began = torch.ones(1, dtype=torch.int64), list[float](), time.monotonic()
+    while int(word):
+        word[0] = int(len(trips) + 1 < PINGS and time.monotonic() - began < PINGS_S)
+        since = time.monotonic()
+        _send(word, other)
+        _receive(word, other)
+        trips.append(time.monotonic() - since)
+    return min(trips)
+
+
+def _echo(other: int) -> None:
+    word = torch.ones(1, dtype=torch.int64)
+    while int(word):
+        _receive(word, other)
+        _send(word, other)
+
+
+def _push(other: int) -> float:
+    """Messages of twice the size each, until one takes long enough: bytes per second of that one. What a shaped link lets through at once
+    has gone with those before it."""
+    size, rate, seconds = FIRST_MESSAGE, 0.0, 0.0
+    said = torch.zeros(1, dtype=torch.int64)
+    while size <= LARGEST_MESSAGE and seconds < ENOUGH_S:
+        data = torch.zeros(size, dtype=torch.uint8)
+        said[0] = size
+        since = time.monotonic()
+        _send(said, other)
+        _send(data, other)
+        _receive(said, other)  # what is sent may still lie in this host's buffers
+        seconds = time.monotonic() - since
+        rate = size / seconds
+        size *= 2
+    said[0] = 0
+    _send(said, other)
+    return rate
+
+
+def _pull(other: int) -> None:
+    said = torch.zeros(1, dtype=torch.int64)
+    while True:
+        _receive(said, other)
+        if not int(said):
+            return
+        _receive(torch.empty(int(said), dtype=torch.uint8), other)
+        _send(said, other)
+
+
+# -- the sum of the gradients
 
 
 def _all_reduce(comm: Comm, device: torch.device, nbytes: int) -> tuple[int, float]:

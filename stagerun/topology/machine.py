@@ -101,6 +101,8 @@ def numbers(text: str) -> list[int]:
     return found
 
 
+# -- as Linux shows it
+
 _NVIDIA = "driver/nvidia/gpus"
 
 

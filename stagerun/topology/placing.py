@@ -14,41 +14,6 @@ from stagerun.errors import UsageError
 from stagerun.text import count
 from stagerun.topology.machine import Core, Machine, ranges
 
-
-def about_nodes(nodes: Sequence[Sequence[Core]], workers: int, slices: Sequence[Sequence[Core]]) -> str:
-    on = [own[0].node for own in slices]
-    shares = ", ".join(f"{on.count(node[0].node)} on node {node[0].node}" for node in nodes)
-    return f"no worker crosses NUMA nodes: {shares}, {count(len(slices[0]), 'core')} each"
-
-
-def about_quota(machine: Machine, most: int, size: int) -> list[str]:
-    if machine.quota is None or size < most:
-        return []
-    return [f"a quota of {machine.quota:g} processors' worth of time pays for {count(most, 'core')} a worker"]
-
-
-def about_threads(threads: int | None, computing: int) -> list[str]:
-    if threads is None or threads == computing:
-        return []
-    return [f"{count(threads, 'thread')} as asked, on {count(computing, 'computing core')}"]
-
-
-def about_memory(machine: Machine, seats: Sequence["Seat"]) -> list[str]:
-    if any(seat.memory is not None for seat in seats):
-        return [
-            "memory comes from the worker's own node, and from another one when that is full: slower, but nothing is killed for it"
-        ]
-    if len(machine.nodes) > 1:
-        return ["memory comes from wherever it is first used"]
-    return []
-
-
-def about_idle(idle: int, cores: int, workers: int) -> list[str]:
-    if not idle:
-        return []
-    return [f"{idle} of {count(cores, 'core')} {'is' if idle == 1 else 'are'} left to others: all workers get as many"]
-
-
 # One core of so many is set apart, the 2 of 24 of the published runs; no more than a group of gloo and a loader keep busy.
 CORES_PER_APART, MOST_APART = 12, 4
 
@@ -97,10 +62,11 @@ def make_plan(machine: Machine, workers: int, comm_cores: int | None = None, thr
         for number, (own, slow) in enumerate(zip(slices, extra, strict=True))
     )
     computing = min(_computing([*own, *slow], apart) for own, slow in zip(slices, extra, strict=True))
-    why += about_threads(threads, computing)
-    why += about_memory(machine, seats)
+    if threads not in (None, computing):
+        why.append(f"{count(threads, 'thread')} as asked, on {count(computing, 'computing core')}")
+    why += _about_memory(machine, seats)
     idle = len(cores) - sum(seat.cores for seat in seats)
-    why += about_idle(idle, len(cores), workers)
+    why += _about_idle(idle, len(cores), workers)
     return Plan(seats, threads or computing, idle, tuple(why))
 
 
@@ -134,12 +100,14 @@ def _slices(machine: Machine, cores: Sequence[Core], workers: int) -> tuple[list
                 f"{count(workers, 'worker')} on {len(nodes)} NUMA nodes: each gets cores of {each}, since half of all cores or more "
                 f"would be idle else; {len(nodes)} workers would have a node each"
             )
-            return [group[:size] for group in groups], [*why, *about_quota(machine, most, size)]
+            return [group[:size] for group in groups], [*why, *_about_quota(machine, most, size)]
     size = min(inside, most)
     slices = _spread([list(node) for node in nodes], workers, size)
     if len(nodes) > 1:
-        why.append(about_nodes(nodes, workers, slices))
-    return slices, [*why, *about_quota(machine, most, size)]
+        on = [own[0].node for own in slices]
+        shares = ", ".join(f"{on.count(node[0].node)} on node {node[0].node}" for node in nodes)
+        why.append(f"no worker crosses NUMA nodes: {shares}, {count(size, 'core')} each")
+    return slices, [*why, *_about_quota(machine, most, size)]
 
 
 def _most(machine: Machine, workers: int) -> int:
@@ -275,12 +243,37 @@ def _beside_gpus(machine: Machine, workers: int, comm_cores: int | None, threads
         why.append(
             "one worker per GPU, on cores of the NUMA node that the GPU is attached to; all its threads share them"
         )
-    why += [*about_quota(machine, _most(machine, workers), size), *about_memory(machine, seats)]
+    why += [*_about_quota(machine, _most(machine, workers), size), *_about_memory(machine, seats)]
     idle = len(cores) - size * workers
     # As many as hardware threads: they decode images, which gains by SMT, and compute next to nothing.
     return Plan(
         tuple(seats),
         threads or min(len(seat.compute) for seat in seats),
         idle,
-        (*why, *about_idle(idle, len(cores), workers)),
+        (*why, *_about_idle(idle, len(cores), workers)),
     )
+
+
+# -- why: one sentence or none for each decision
+
+
+def _about_quota(machine: Machine, most: int, size: int) -> list[str]:
+    if machine.quota is None or size < most:
+        return []
+    return [f"a quota of {machine.quota:g} processors' worth of time pays for {count(most, 'core')} a worker"]
+
+
+def _about_memory(machine: Machine, seats: Sequence["Seat"]) -> list[str]:
+    if any(seat.memory is not None for seat in seats):
+        return [
+            "memory comes from the worker's own node, and from another one when that is full: slower, but nothing is killed for it"
+        ]
+    if len(machine.nodes) > 1:
+        return ["memory comes from wherever it is first used"]
+    return []
+
+
+def _about_idle(idle: int, cores: int, workers: int) -> list[str]:
+    if not idle:
+        return []
+    return [f"{idle} of {count(cores, 'core')} {'is' if idle == 1 else 'are'} left to others: all workers get as many"]

@@ -1,12 +1,44 @@
-"""Tables as text: Markdown that is readable in a terminal, CSV and tab-separated values. Pure."""
+"""A table of a report: as a value, as Markdown that is readable in a terminal, as CSV and tab-separated values. Pure."""
 
-import csv
-import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from stagerun.report.tables import Column, Table, Value
-from stagerun.text import duration, parts, wrapped
+from stagerun.text import csv_text, duration, parts, wrapped
+
+Value = str | int | float | None
+Cells = Sequence[tuple["Column", Callable[..., Value]]]  # columns, each with what it says of an item
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`key` heads it in CSV, `title` where people read it ('': only in CSV). `kind` is `text` or a key of
+    WORDS. People are spared a column that says `dull` or nothing in every row.
+    """
+
+    key: str
+    title: str
+    kind: str
+    dull: Value = None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`notes` are sentences on how its numbers came about."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+RUN = Column("run", "run", "text")
+
+
+def table_of(title: str, cells: Cells, items: Iterable[tuple[object, ...]], *notes: str) -> Table:
+    """A row for each item, which the functions of `cells` take as their arguments."""
+    rows = tuple(tuple(value(*item) for _, value in cells) for item in items)
+    return Table(title, tuple(column for column, _ in cells), rows, notes)
 
 
 def short_time(seconds: float) -> str:
@@ -83,11 +115,8 @@ def markdown(table: Table, room: int | None = None) -> str:
 
 def separated(table: Table, delimiter: str) -> str:
     """One header line with keys, then the values at full precision: fractions as fractions, times in seconds."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, delimiter=delimiter, lineterminator="\n")
-    writer.writerow([c.key for c in table.columns])
-    writer.writerows(["" if v is None else repr(v) if isinstance(v, float) else v for v in row] for row in table.rows)
-    return buffer.getvalue()
+    rows = (["" if v is None else repr(v) if isinstance(v, float) else v for v in row] for row in table.rows)
+    return csv_text([[c.key for c in table.columns], *rows], delimiter)
 
 
 def document(
