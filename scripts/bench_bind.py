@@ -18,7 +18,8 @@ from stagerun import binding
 from stagerun.comm import Comm, SoloComm, TorchComm
 from stagerun.launch.addresses import free_port
 from stagerun.recipe import Determinism
-from stagerun.topology import Seat, make_plan, read
+from stagerun.topology.machine import read
+from stagerun.topology.placing import Seat, make_plan
 from stagerun.world import World
 
 

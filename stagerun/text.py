@@ -98,9 +98,9 @@ def _folded(text: str, width: int, indent: str = "") -> list[str]:
     )
 
 
-def csv_text(rows: Iterable[Iterable[object]]) -> str:
+def csv_text(rows: Iterable[Iterable[object]], delimiter: str = ",") -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, delimiter=delimiter, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 

@@ -1,79 +1,77 @@
-"""A folder of Caffe's, as texts -> the stages with their settings, and what is left out. Pure; `Folder` looks for files."""
+"""A folder of Caffe's, as texts -> the stages with their settings, and what is left out. Only `CaffeFolder` looks at the disk."""
 
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
+from dataclasses import dataclass, field
 
-from stagerun.caffe_import.commands import ordered_steps
-from stagerun.caffe_import.converted import Converted, Wanted
-from stagerun.caffe_import.counts import Counting, count_images, source_lines
-from stagerun.caffe_import.data_layers import images_of
-from stagerun.caffe_import.left import Findings
-from stagerun.caffe_import.lines import Line, message
-from stagerun.caffe_import.model import last_linear, model_lines, note_other_network
-from stagerun.caffe_import.multipliers import multipliers
-from stagerun.caffe_import.nets import layers_in, state_of
-from stagerun.caffe_import.no_nets import without_nets
-from stagerun.caffe_import.resumed import going_on, parent_of
+from stagerun.caffe_import.disk import CaffeFolder
+from stagerun.caffe_import.images import Count, count_images, count_lmdb, images_of, source_lines
+from stagerun.caffe_import.lines import Line, Setting, message, setting
+from stagerun.caffe_import.model import WHICH, last_linear, model_lines, multipliers, note_other_network
+from stagerun.caffe_import.net import layers_in, state_of
+from stagerun.caffe_import.order import ordered_steps
 from stagerun.caffe_import.settings import (
     AS_CAFFE,
     CaffeStage,
     SolverStage,
     batch,
     evaluation,
+    go_on,
     note_sources,
+    parent_of,
     seeded,
     seeds,
     transforms,
 )
 from stagerun.caffe_import.solver import check_solver, solver_settings
-from stagerun.caffe_import.stages import Step
-from stagerun.caffe_import.text import NET, SOLVER, CaffeText, read_text
-from stagerun.caffe_import.transforms import MeanFiles
-from stagerun.caffe_import.workers import workers_of
-from stagerun.errors import RecipeError
-from stagerun.spec.tree import Block, Entry
+from stagerun.caffe_import.stages import Step, workers_of
+from stagerun.caffe_import.text import NET, SOLVER, CaffeText, Findings, read_text
+from stagerun.errors import RecipeError, Span
+from stagerun.spec.tree import Block, Entry, quoted
 from stagerun.spec.view import Doubtful, View
 
 
-class Folder(Counting, Protocol):
-    """What is to be known of the disk. Names are those of files in Caffe's folder, paths are as its files write them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the command line asks for; None is: as the files say. With `nets` False solver files are imported alone: what nets
+    would have said is in the last five, and the written files ask for what is None. Sources are absolute paths."""
 
-    name: str
-    shown: str  # the folder as messages name it, '' where that is the working folder
-
-    def prototxts(self) -> Mapping[str, bytes]: ...
-
-    def scripts(self) -> Mapping[str, bytes]: ...
-
-    def net(self, path: str) -> tuple[str, bytes] | None:
-        """The file as messages name it, and its bytes; None if there is none."""
-        ...
-
-    def above(self, path: str) -> bool:
-        """Whether a file that was found is in none of Caffe's folder."""
-        ...
-
-    def near(self, path: str) -> str:
-        """The nearest net that there is, '' if none is near."""
-        ...
-
-    def meant(self, path: str) -> str:
-        """Where the file is first looked for."""
-        ...
-
-    def mean_file(self, path: str) -> bytes | None: ...
+    order: tuple[str, ...] = ()
+    workers: int | None = None
+    model: str | None = None
+    images: int | None = None
+    val_images: int | None = None
+    nets: bool = True
+    batch_size: int | None = None
+    device_batch_size: int | None = None
+    classes: int | None = None
+    train_source: str | None = None
+    val_source: str | None = None
 
 
-def convert(folder: Folder, wanted: Wanted) -> Converted:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """`settings` by stage, fields in no order; `seed` is that of the schedule, from all solvers alike. `nets`: the file of each
+    stage's net, by stage; none where it stands in the solver, or was not read."""
+
+    steps: tuple[Step, ...]
+    settings: Mapping[str, Mapping[str, Setting]]
+    model: tuple[Line, ...]
+    data: tuple[Line, ...]
+    seed: Line
+    found: Findings
+    nets: Mapping[str, str] = field(default_factory=dict)
+
+
+def convert(folder: CaffeFolder, wanted: Wanted) -> Converted:
     """Everything but the writing. RecipeError with all mistakes, each at its place in Caffe's files; UsageError."""
     found = Findings()
     prototxts = folder.prototxts()
-    steps = ordered_steps(folder.shown, folder.name, prototxts, folder.scripts(), wanted.order, found)
+    steps = ordered_steps(folder, prototxts, wanted.order, found)
     nets: dict[str, CaffeText | None] = {}
-    stages = []
-    alone = []
+    stages: list[CaffeStage] = []
+    alone: list[SolverStage] = []
     for step in steps:
         text = read_text(posixpath.join(folder.shown, step.file), prototxts[step.file], SOLVER, found)
         check_solver(text, wanted.nets, found)
@@ -81,44 +79,63 @@ def convert(folder: Folder, wanted: Wanted) -> Converted:
             alone.append(SolverStage(step, text))
             continue
         with suppress(Doubtful):
-            stage = _read_stage(step, text, folder, nets, found)
-            if stage is not None:
+            if stage := _read_stage(step, text, folder, nets, found):
                 stages.append(stage)
+    _refuse_mistakes(found)
+    return _with_nets(stages, folder, wanted, found) if wanted.nets else _without_nets(alone, folder, wanted, found)
+
+
+def _refuse_mistakes(found: Findings) -> None:
     if found.mistakes:
         raise RecipeError(found.mistakes.all())
-    if not wanted.nets:
-        return without_nets(folder.shown, alone, folder, wanted, found)
-    return _converted(stages, folder, wanted, found)
+
+
+def _settings(
+    stages: Sequence[SolverStage], own: Callable[[int, dict[str, Setting]], None], found: Findings
+) -> tuple[Line, dict[str, Mapping[str, Setting]]]:
+    """The schedule's seed, and the settings of each stage. `own(number, made)` adds what is not the solver's alone."""
+    seed, own_seeds = seeds(stages)
+    settings: dict[str, Mapping[str, Setting]] = {}
+    for number, stage in enumerate(stages):
+        made = solver_settings(stage.text, found)
+        own(number, made)
+        if stage.step.name in own_seeds:
+            made["random_seed"] = own_seeds[stage.step.name]
+        go_on(stage, parent_of(stage, stages), made, found)
+        settings[stage.step.name] = made
+    _refuse_mistakes(found)
+    return seed, settings
+
+
+# -- with nets
 
 
 def _read_stage(
-    step: Step, text: CaffeText, folder: Folder, nets: dict[str, CaffeText | None], found: Findings
+    step: Step, text: CaffeText, folder: CaffeFolder, nets: dict[str, CaffeText | None], found: Findings
 ) -> CaffeStage | None:
     """A stage with its nets. None after a mistake."""
-    view = View(text.block)
     train = _net(text, ("train_net_param", "train_net", "net_param", "net"), folder, nets, found)
     if train is None:
         return None
     tests = _net(text, ("test_net_param", "test_net", "net_param", "net"), folder, nets, found)
-    layers = layers_in(train, state_of(view.block.block("train_state"), "TRAIN"))
+    layers = layers_in(train, state_of(text.block.block("train_state"), "TRAIN"))
     state = next(iter(text.block.blocks("test_state")), None)
     tested = layers_in(tests, state_of(state, "TEST")) if tests is not None else []
     for name in ("test_net", "test_net_param", "test_state"):
         entry = text.block.entries.get(name)
         if entry is not None and len(entry.values) > 1:
             found.leave(entry.values[1].span, name, "one evaluation is made; the first is taken")
-    means = MeanFiles({p: d for p in _mean_files(layers + tested) if (d := folder.mean_file(p)) is not None})
-    images = images_of(layers, "TRAIN", found, means)
+    images = images_of(layers, "TRAIN", found, folder.mean_file)
     if images is None:
         if not found.mistakes.count(train.place.path):  # else what was meant to read them is among those
             message = "the net has no layer that reads images in training"
             found.mistakes.add(train.place, message, "a layer of type `Data` with `include { phase: TRAIN }` does")
         return None
-    return CaffeStage(step, text, train, layers, images, images_of(tested, "TEST", found, means))
+    return CaffeStage(step, text, train, layers, images, images_of(tested, "TEST", found, folder.mean_file))
 
 
 def _net(
-    text: CaffeText, fields: Sequence[str], folder: Folder, nets: dict[str, CaffeText | None], found: Findings
+    text: CaffeText, fields: Sequence[str], folder: CaffeFolder, nets: dict[str, CaffeText | None], found: Findings
 ) -> Block | None:
     """The net that the first of the fields which is written names or holds. None if there is none, or a mistake."""
     entry: Entry | None = next((text.block.entries[f] for f in fields if f in text.block.entries), None)
@@ -135,26 +152,20 @@ def _net(
             why = f"{there[0]}, in a folder above, is taken; there is none of that name here"
             found.leave(entry.place, f"net `{path}`", why, "read it: it may be another's")
     net = nets[path]
-    if net is None:
-        near = folder.near(path)
-        hint = (
-            f"the nearest there is is {near}"
-            if near
-            else f"copy the net to {folder.meant(path)}; or `--root`, the folder in which Caffe is started and its paths begin; "
-            "or `--no-nets`, which imports the solvers alone"
-        )
-        found.mistakes.add(entry.place, f"there is no net `{path}`", hint)
-        return None
-    return net.block
+    if net is not None:
+        return net.block
+    near = folder.near(path)
+    hint = (
+        f"the nearest there is is {near}"
+        if near
+        else f"copy the net to {folder.meant(path)}; or `--root`, the folder in which Caffe is started and its paths begin; "
+        "or `--no-nets`, which imports the solvers alone"
+    )
+    found.mistakes.add(entry.place, f"there is no net `{path}`", hint)
+    return None
 
 
-def _mean_files(layers: Sequence[Block]) -> set[str]:
-    names = ("transform_param", "data_param", "image_data_param")
-    blocks = [b for layer in layers for name in names if (b := layer.block(name)) is not None]
-    return {str(b.entries["mean_file"].values[0].value) for b in blocks if "mean_file" in b.entries}
-
-
-def _converted(stages: list[CaffeStage], folder: Folder, wanted: Wanted, found: Findings) -> Converted:
+def _with_nets(stages: Sequence[CaffeStage], folder: CaffeFolder, wanted: Wanted, found: Findings) -> Converted:
     first = stages[0]
     val = next((s.val for s in stages if s.val is not None), None)
     train_count = count_images(first.train, wanted.images, folder, found)
@@ -164,25 +175,20 @@ def _converted(stages: list[CaffeStage], folder: Folder, wanted: Wanted, found: 
     last = last_linear(first.layers)
     for other in stages[1:]:
         note_other_network(first.layers, other.layers, first.step.file, found)
-    seed, own_seeds = seeds(stages)
     note_sources(stages, val, found)
-    settings = {}
-    for stage in stages:
-        made = solver_settings(stage.text, found)
-        workers = workers_of(stage.step, [s.step for s in stages], wanted.workers)
-        made |= {s.name: s for s in batch(stage, workers, found)}
-        made |= {s.name: s for s in transforms(stage, val)}
+
+    def own(number: int, made: dict[str, Setting]) -> None:
+        stage = stages[number]
+        workers = workers_of(stage.step, [s.step for s in stages], wanted.workers, stage.train.batch_place)
+        made |= {s.name: s for s in (*batch(stage, workers, found), *transforms(stage, val))}
         if any(s.step.parents for s in stages) and (not stage.train.shuffle or seeded(stage)):
             # Every Caffe begins at the first record, in the same order where there is nothing random about it.
             made["carry"] = AS_CAFFE
-        made |= evaluation(stage, val, made, val_count.number if val_count else 0, found)
+        evaluation(stage, val, made, val_count.number if val_count else 0, found)
         if (rules := multipliers(stage.layers, name, last, found)) is not None:
             made["param"] = rules
-        if stage.step.name in own_seeds:
-            made["random_seed"] = own_seeds[stage.step.name]
-        settings[stage.step.name] = going_on(stage, parent_of(stage, stages), made, found)
-    if found.mistakes:
-        raise RecipeError(found.mistakes.all())
+
+    seed, settings = _settings(stages, own, found)
     data = message("train", source_lines(train_count, first.train.source_place), first.train.source_place)
     if val is not None and val_count is not None:
         data += message("val", source_lines(val_count, val.source_place), val.source_place)
@@ -191,3 +197,98 @@ def _converted(stages: list[CaffeStage], folder: Folder, wanted: Wanted, found: 
     steps = tuple(s.step for s in stages)
     nets = {s.step.name: s.net.place.path for s in stages if s.net.place.path != s.text.path}
     return Converted(steps=steps, settings=settings, model=model, data=data, seed=seed, found=found, nets=nets)
+
+
+# -- without nets: what they say comes from the command line, or is asked for
+
+
+def _without_nets(stages: Sequence[SolverStage], folder: CaffeFolder, wanted: Wanted, found: Findings) -> Converted:
+    evaluated = bool(wanted.val_images or wanted.val_source or any(_tests(stage) for stage in stages))
+    _note_nets(folder.shown or ".", wanted, evaluated, found)
+
+    def own(number: int, made: dict[str, Setting]) -> None:
+        stage = stages[number]
+        made |= {s.name: s for s in _batch(stage, wanted, found)}
+        if any(s.step.parents for s in stages) and seeded(stage):
+            made["carry"] = AS_CAFFE
+        _evaluation(stage, evaluated, made, found)
+
+    def count(part: str, source: str | None, images: int | None) -> Count:
+        if source is None:
+            return Count(f"{part}_lmdb", images or 0)
+        return count_lmdb(f"--{part}-source", source, images, folder, found)
+
+    seed, settings = _settings(stages, own, found)
+    train = count("train", wanted.train_source, wanted.images)
+    data = message("train", source_lines(train, None), None)
+    if evaluated:
+        data += message("val", source_lines(count("val", wanted.val_source, wanted.val_images), None), None)
+    steps = tuple(stage.step for stage in stages)
+    model = _model(wanted, train)
+    return Converted(steps=steps, settings=settings, model=model, data=data, seed=seed, found=found)
+
+
+def _note_nets(shown: str, wanted: Wanted, evaluated: bool, found: Findings) -> None:
+    """One entry for everything that neither a file nor an option says."""
+    place = Span(shown, 0, 0)
+    batch = [] if wanted.batch_size and wanted.device_batch_size else ["batch"]
+    why = (
+        f"{', '.join([*batch, 'transform'])} and multipliers are not carried, nor what else nets say of layers and loss"
+    )
+    found.leave(place, "nets were not read", why, "write them, or import again with the nets")
+    if not evaluated:
+        found.leave(place, "data.val", "no solver evaluates", "`--val-images` says that there is one")
+    for part, source in (("train", wanted.train_source), ("val", wanted.val_source if evaluated else "")):
+        if source is None:
+            todo = f"write the LMDB's path, or import again with `--{part}-source`"
+            found.leave(place, f"data.{part}.source", f"{part}_lmdb is only a name that stands there", todo)
+
+
+def _model(wanted: Wanted, train: Count) -> tuple[Line, ...]:
+    asked = Line('name: "?"', None, WHICH, asks=True)
+    classes = Line("num_classes: 0", None, "how many?", asks=True)
+    return (
+        Line(f"name: {quoted(wanted.model)}") if wanted.model else asked,
+        Line(f"num_classes: {wanted.classes}") if wanted.classes else classes,
+        *((Line("channels: 1", None, "as in the LMDB"),) if train.channels == 1 else ()),
+    )
+
+
+def _batch(stage: SolverStage, wanted: Wanted, found: Findings) -> list[Setting]:
+    """batch_size and device_batch_size, the same in all stages."""
+    view, workers = (
+        View(stage.text.block),
+        workers_of(stage.step, [stage.step], None, stage.text.block.place).number or 1,
+    )
+    passes = (view.whole("iter_size") or 1) if view.has("iter_size") else 1
+    if passes > 1:
+        why = f"batch_size is that of a whole update, its {passes} passes together"
+        found.leave(view.place("iter_size"), "iter_size", why, "write the stage's own batch_size where it is another")
+    together = f"{workers} workers" if workers > 1 else "all workers"
+    asked = (
+        ("batch_size", wanted.batch_size, f"images of one update, of {together} together?"),
+        ("device_batch_size", wanted.device_batch_size, "those of one worker's pass? BatchNorm sees these"),
+    )
+    return [
+        setting(name, str(value)) if value else Setting(name, (Line(f"{name}: 0", None, question, asks=True),))
+        for name, value, question in asked
+    ]
+
+
+def _tests(stage: SolverStage) -> bool:
+    view = View(stage.text.block)
+    return view.has("test_interval") and (view.whole("test_interval") or 0) > 0
+
+
+def _evaluation(stage: SolverStage, evaluated: bool, made: dict[str, Setting], found: Findings) -> None:
+    """Without a count of images to go by, every image is evaluated. Where nothing is, all intervals are 0."""
+    entry = stage.text.block.entries.get("test_iter")
+    if not evaluated:
+        made.pop("test_interval", None)
+        if entry is not None:
+            found.idle["test_iter"] = "no solver evaluates while it trains"
+    elif entry is not None:
+        why = "it counts batches of a size that the net says"
+        found.leave(
+            entry.place, "test_iter", why, "every image is evaluated; `test_batch_size` and `test_iter` say else"
+        )

@@ -1,15 +1,12 @@
-"""The files of a folder of Caffe's, and the new folder: the one place of the import that reads and writes."""
+"""The files of a folder of Caffe's: the one place of the import that reads."""
 
 import os
-import shutil
-import stat
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
-from pathlib import Path
 
 from stagerun.caffe_import.text import is_net
-from stagerun.errors import DataError, PermissionDenied, StorageError, UsageError
+from stagerun.errors import DataError, PermissionDenied, UsageError
 from stagerun.spec.parse import LARGEST
 
 SCRIPTS = (".sh", ".bash")
@@ -49,15 +46,11 @@ class CaffeFolder:
         return dict(sorted(found.items(), key=lambda item: not item[0].endswith(SCRIPTS)))
 
     def _named(self, wanted: Callable[[str], bool]) -> dict[str, bytes]:
-        try:
+        with _reading(self._folder):
             names = sorted(os.listdir(self._folder))
-        except PermissionError as error:
-            raise PermissionDenied(f"{self._folder}: may not be read", "ask its owner") from error
-        except OSError as error:
-            raise DataError(f"{self._folder}: can't be read: {error.strerror}", "check the disk") from error
         found = {}
         for name in names:
-            if wanted(name) and _is_file(path := os.path.join(self._folder, name)):
+            if wanted(name) and os.path.isfile(path := os.path.join(self._folder, name)):
                 found[name] = _bytes(path, os.path.join(self.shown, name), LARGEST + 1)
         return found
 
@@ -74,13 +67,14 @@ class CaffeFolder:
             there = self._found(path)
             return (there, _lines(there), None) if there else None
         for place in self._places(path):
-            if _is_folder(place):
+            if os.path.isdir(place):
                 return (os.path.abspath(place), *(self._count_lmdb(place) or (0, None)))
         return None
 
     def _found(self, path: str) -> str:
-        """The file that a path of Caffe's means, '' if there is none."""
-        return next((place for place in self._places(path) if _is_file(place)), "")
+        """The file that a path of Caffe's means, '' if there is none. Only a regular file: opening a FIFO would wait, and reading
+        a device may never end."""
+        return next((place for place in self._places(path) if os.path.isfile(place)), "")
 
     def _places(self, path: str) -> Iterator[str]:
         """Where a path may lead: from --root, or from the folder and each one above it."""
@@ -127,7 +121,7 @@ class CaffeFolder:
 
 def _is_net(path: str) -> bool:
     with suppress(DataError, PermissionDenied):
-        return _is_file(path) and is_net(_bytes(path, path, LARGEST))
+        return os.path.isfile(path) and is_net(_bytes(path, path, LARGEST))
     return False
 
 
@@ -137,72 +131,22 @@ def _short(path: str) -> str:
     return os.path.relpath(path, here) if path.startswith(here + os.sep) else path
 
 
-def _is_file(path: str) -> bool:
-    """A regular file: opening a FIFO would wait, and reading a device may never end."""
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except (OSError, ValueError):
-        return False
-
-
-def _is_folder(path: str) -> bool:
-    try:
-        return stat.S_ISDIR(os.stat(path).st_mode)
-    except (OSError, ValueError):
-        return False
-
-
 def _bytes(path: str, shown: str, most: int) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(most)
-    except PermissionError as error:
-        raise PermissionDenied(f"{shown}: may not be read", "ask its owner") from error
-    except OSError as error:
-        raise DataError(f"{shown}: can't be read: {error.strerror}", "check the disk") from error
+    with _reading(shown), open(path, "rb") as file:
+        return file.read(most)
 
 
 def _lines(path: str) -> int:
     """The images of a list: its lines that are not empty."""
+    with _reading(path), open(path, "rb") as file:
+        return sum(1 for line in file if line.strip())
+
+
+@contextmanager
+def _reading(shown: str) -> Iterator[None]:
     try:
-        with open(path, "rb") as file:
-            return sum(1 for line in file if line.strip())
+        yield
     except PermissionError as error:
-        raise PermissionDenied(f"{path}: may not be read", "ask its owner") from error
+        raise PermissionDenied(f"{shown}: may not be read", "ask its owner") from error
     except OSError as error:
-        raise DataError(f"{path}: can't be read: {error.strerror}", "check the disk") from error
-
-
-def refuse_existing(out: str) -> None:
-    """UsageError if `out` is empty, or there is something already that is no empty folder."""
-    if not out:
-        raise UsageError("`--out` is empty", "give a new folder: `--out solvers/NAME`")
-    try:
-        if os.path.lexists(out) and not (os.path.isdir(out) and not os.listdir(out)):
-            raise UsageError(f"{out} is there already", "give a new folder: nothing is overwritten")
-    except OSError as error:
-        raise PermissionDenied(f"{out}: may not be read", "give another folder") from error
-
-
-def write_folder(out: str, texts: Mapping[str, str]) -> None:
-    """Writes a folder whole or not at all: made beside its place, then renamed. UsageError if something is there, StorageError,
-    PermissionDenied."""
-    refuse_existing(out)
-    target = Path(os.path.abspath(out))
-    made = target.parent / f".{target.name}.partial-{os.getpid()}"
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(made, ignore_errors=True)  # of a killed one that had this process's number
-        made.mkdir()
-        for name, text in texts.items():
-            with open(made / name, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-        os.rename(made, target)  # takes the place of an empty folder; fails if something came into it meanwhile
-    except PermissionError as error:
-        raise PermissionDenied(f"may not write {out}", "give a folder that you may write to") from error
-    except OSError as error:
-        raise StorageError(f"can't write {out}: {error.strerror}", "check the disk, and the path") from error
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+        raise DataError(f"{shown}: can't be read: {error.strerror}", "check the disk") from error

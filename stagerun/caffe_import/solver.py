@@ -3,9 +3,8 @@
 from collections.abc import Iterable
 
 from stagerun import schedule
-from stagerun.caffe_import.left import Findings
 from stagerun.caffe_import.lines import Setting, setting, written
-from stagerun.caffe_import.text import CaffeText
+from stagerun.caffe_import.text import CaffeText, Findings
 from stagerun.errors import nearest
 from stagerun.spec.tree import Entry, quoted
 from stagerun.spec.view import Doubtful, View
@@ -40,7 +39,7 @@ LOOKING = ("display", "test_interval", "snapshot")
 POLICIES = ("fixed", "step", "exp", "inv", "multistep", "poly", "poly_cyc", "sigmoid", "plateau")
 # Fields that a policy may read, and that are left out where it does not.
 OF_POLICY = ("gamma", "power", "stepsize", "stepvalue", "lr_iter", "plateau_winsize", "average_loss")
-# Of BVLC's deprecated solver_type.
+# The values of BVLC's deprecated solver_type.
 TYPES = {
     "SGD": "SGD",
     "NESTEROV": "Nesterov",
@@ -65,7 +64,7 @@ IDLE = {
     "test_initialization": "there is no evaluation before the first update",
     "test_compute_loss": "an evaluation always has the loss",
     "debug_info": "it is for looking inside",
-    "engine": "which library computes is no part of a recipe",
+    "engine": "which library computes is not part of a recipe",
     "ap_version": "it is about detection",
     "show_per_class_result": "it is about detection",
 }

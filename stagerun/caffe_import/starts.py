@@ -5,10 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stagerun.caffe_import.left import Findings
-from stagerun.caffe_import.saved import Sought, saved_by, seek, when
-from stagerun.caffe_import.stages import Resumed, Step
-from stagerun.caffe_import.text import CaffeText
+from stagerun.caffe_import.stages import Resumed, Sought, Step, saved_by, seek, when
+from stagerun.caffe_import.text import CaffeText, Findings
 from stagerun.caffe_import.train_lines import TrainLine, Word
 from stagerun.errors import listing
 
@@ -147,7 +145,7 @@ def _of_snapshot(
     match = re.fullmatch(ITERATION + r"\.solverstate(?:\.h5)?", snapshot.text)
     if match is None:
         hint = "write `..._iter_N.solverstate`; weights alone are `--weights`"
-        found.mistakes.add(snapshot.span, f"`--snapshot` names `{snapshot.text}`, which is no .solverstate", hint)
+        found.mistakes.add(snapshot.span, f"`--snapshot` names `{snapshot.text}`, which is not a .solverstate", hint)
         return None
     iteration = int(match[2][:DIGITS])
     sought = seek(match[1], iteration, steps, texts)
@@ -177,7 +175,7 @@ def _of_weights(weights: Word, steps: Mapping[str, Step], texts: Mapping[str, Ca
     if ending not in (".caffemodel", ".caffemodel.h5"):
         right = (weights.text.removesuffix(ending) if ending else weights.text) + ".caffemodel"
         hint = f"write {right}" + ("; a .solverstate is for `--snapshot`" if ending == ".solverstate" else "")
-        found.mistakes.add(weights.span, f"`--weights` names `{weights.text}`, which is no .caffemodel", hint)
+        found.mistakes.add(weights.span, f"`--weights` names `{weights.text}`, which is not a .caffemodel", hint)
     if match is None:
         if ending in (".caffemodel", ".caffemodel.h5"):
             hint = "stagerun starts from a stage or from fresh weights: take `--weights` out, or add the stage that made them"
@@ -195,7 +193,7 @@ def _named(step: Step, iteration: int, sought: Sought, word: Word, found: Findin
     """What `from` says of a stage at Caffe's iteration; '' after a mistake."""
     if len(step.parents) > 1:
         message = (
-            f"`{step.file}` is trained from {listing(list(step.parents), 'and')}; which of them is meant can't be told"
+            f"`{step.file}` is trained from {listing(list(step.parents), 'and')}; which of them is meant is not known"
         )
         found.mistakes.add(word.span, message, "give each a solver file of its own")
         return ""

@@ -1,4 +1,4 @@
-"""Caffe's texts -> Blocks, with spec's own parser, and the comments beside their fields. Pure."""
+"""Caffe's texts -> Blocks, with spec's own parser; the comments beside their fields; what an import finds on its way. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -6,19 +6,51 @@ from difflib import get_close_matches
 
 from google.protobuf.descriptor import Descriptor
 
-from stagerun.caffe_import.left import Findings
 from stagerun.caffe_import.lines import plain
-from stagerun.errors import nearest
+from stagerun.errors import Span, nearest
 from stagerun.proto import caffe_pb2
 from stagerun.spec.lexer import Kind, Token, shown, tokens
 from stagerun.spec.parse import Reader, parse
+from stagerun.spec.problems import Problems
 from stagerun.spec.tree import Block, Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Something that the written folder does not say as Caffe's did: `what`, usually a field, why, and what the user can do."""
+
+    span: Span
+    what: str
+    why: str
+    todo: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.span.path}:{self.span.line}" if self.span.line else self.span.path
+        return f"{place}: {self.what}: {self.why}" + (f"; {self.todo}" if self.todo else "")
+
+
+class Findings:
+    """`mistakes` stop the import. `left` is listed in its output and in the head of schedule.prototxt, `idle` too: fields,
+    by name, without which nothing is lost, and why."""
+
+    def __init__(self) -> None:
+        self.mistakes = Problems()
+        self.left: list[Left] = []
+        self.idle: dict[str, str] = {}
+
+    def leave(self, span: Span, what: str, why: str, todo: str = "") -> None:
+        self.add(Left(span, what, why, todo))
+
+    def add(self, left: Left) -> None:
+        if left not in self.left:  # a net that five solvers name is looked at five times
+            self.left.append(left)
+
 
 SOLVER: Descriptor = caffe_pb2.SolverParameter.DESCRIPTOR
 NET: Descriptor = caffe_pb2.NetParameter.DESCRIPTOR
 
-# Messages in which a field that nobody knows is a mistake. Of the others only a part is read: what they say besides
-# describes the network, which is not taken from its text.
+# Messages in which an unknown field is a mistake. Only a part of the others is read: the rest describes the network, which
+# is not taken from its text.
 WHOLE = {
     "SolverParameter",
     "NetState",
@@ -38,9 +70,9 @@ ELSEWHERE = {
     "weights": "take it out, and give it as `--weights` in the `caffe train` line of a README or script",
     "poly_cyc": 'it is a policy: `lr_policy: "poly_cyc"`',
 }
-# BVLC's later Caffe; how gradients are summed is no part of a recipe.
+# BVLC's later Caffe; how gradients are summed is not part of a recipe.
 IDLE = {"layer_wise_reduce"}
-# Of a layer's fields those that tell how is trained. Any other may be one of some Caffe's own layers, and is passed over.
+# The fields of a layer that say how it is trained. Any other may belong to one of some Caffe's own layers, and is passed over.
 TELLING = ("transform_param", "data_param", "image_data_param", "loss_param", "param", "include", "exclude")
 SURELY = 0.85  # likeness, of difflib's, from which on a name is one of them with a slip of the pen
 

@@ -32,7 +32,7 @@ class Launch:
 
     @property
     def number(self) -> int | None:
-        """Of workers; None where it isn't known."""
+        """The number of workers; None if it isn't known."""
         return (1 if self.processes is None else self.processes) * (1 if self.gpus is None else self.gpus) or None
 
 
@@ -46,7 +46,7 @@ class TrainLine:
     launch: Launch = Launch()
 
 
-# Of a shell's line: what sends output elsewhere belongs to a command (`2>&1`), what stands between two does not.
+# In a shell's line what sends output elsewhere belongs to a command (`2>&1`), and what stands between two commands does not.
 _REDIRECTED = r"[<>]&|&>"
 _BETWEEN = r"[;|&]+"
 _WORD = re.compile(rf"""(?:"[^"]*"|'[^']*'|{_REDIRECTED}|[^\s"';|&])+|{_BETWEEN}""")
@@ -71,9 +71,9 @@ _VALUES |= dict.fromkeys(("-genv", "-env", "-mca", "--mca"), 2)
 def train_lines(path: str, text: str) -> list[TrainLine]:
     """The commands in the order of the file.
 
-    A command goes on in the next line after a backslash, and, as READMEs break it, where the next line begins with an option, or
-    with `caffe` when a launcher still has no program. It ends at `;`, `&&`, `||`, `|`, and where the next `caffe` begins. Variables that the file sets to a plain text are put
-    in; others stay as they are.
+    A command goes on in the next line after a backslash. As READMEs break lines, it also goes on if the next line begins with an
+    option, or with `caffe` when a launcher still has no program. It ends at `;`, `&&`, `||`, `|`, and at the next `caffe`.
+    Variables that the file sets to a plain text are put in; others stay as they are.
     """
     known: dict[str, str] = {}
     found: list[TrainLine] = []
@@ -87,11 +87,9 @@ def train_lines(path: str, text: str) -> list[TrainLine]:
         its: list[TrainLine] = []
         if above and _starts_caffe(first) and first[0].span.line == above[-1].span.line + 1:
             its = [*_caffes([*above, *first])]
-            if (
-                its and _unfinished(above) is None
-            ):  # it may be a command of its own: how many workers there were is asked
-                launch = its[0].launch
-                its[0] = replace(its[0], launch=replace(launch, processes=0))
+            if its and _unfinished(above) is None:
+                # It may be a command of its own: how many workers there were is asked.
+                its[0] = replace(its[0], launch=replace(its[0].launch, processes=0))
         found += its or _caffes(first)
         found += [caffe for command in more for caffe in _caffes(command)]
         last = [first, *more][-1]
@@ -212,7 +210,7 @@ def _launch(before: list[Word], gpu: Word | None) -> Launch:
 
 
 def _processes(words: list[Word]) -> tuple[int, Word]:
-    """The number that a launcher, the first word, is told, and the words that say it; 0 where it is none."""
+    """The number given to a launcher, the first word, and the words that say it; 0 if there is none."""
     for number, word in enumerate(words):
         option, _, value = word.text.partition("=")
         if option in _COUNT:

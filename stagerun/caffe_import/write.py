@@ -5,11 +5,11 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from stagerun.caffe_import.converted import Converted
-from stagerun.caffe_import.left import Findings
+from stagerun.caffe_import.convert import Converted
 from stagerun.caffe_import.lines import Line, Setting, indented, plain
 from stagerun.caffe_import.solver import OF_STAGE
 from stagerun.caffe_import.stages import Step
+from stagerun.caffe_import.text import Findings
 from stagerun.errors import Problem, RecipeError
 from stagerun.spec.resolve import SCHEDULE_FILE, read
 from stagerun.spec.tree import quoted

@@ -160,7 +160,7 @@ def _tell(options: ScalingOptions, turns: list[Turn], measured: Measured) -> Non
     say(json.dumps(as_record(found, measured, turns), indent=2) if options.as_json else "\n" + render(found, measured))
     if options.plot is None:
         return
-    from stagerun.report.plots.scaling import scaling_picture
+    from stagerun.report.bench_scaling import scaling_picture
 
     picture = scaling_picture(found, measured, png=options.plot.endswith(".png"))
     try:

@@ -74,7 +74,7 @@ def caffe(folder: str, out: str, order: str | None, root: str | None, no_nets: b
     can't be known (the network, the number of images, a mean image, the GPUs of `-gpu all`) is asked in the files: DIR is
     written, `stagerun check` finds it, and the exit code is 64. Where the nets are lost, --no-nets imports the solvers.
     """
-    from stagerun.caffe_import import Wanted
+    from stagerun.caffe_import.convert import Wanted
     from stagerun.cli.importing import import_caffe
 
     stages = tuple(word.strip() for word in order.split(",")) if order is not None else ()

@@ -6,18 +6,10 @@ from pathlib import Path
 
 from stagerun.errors import StorageError, UsageError
 from stagerun.text import count
-from stagerun.topology import (
-    Machine,
-    Plan,
-    as_json,
-    choose,
-    default_workers,
-    describe,
-    make_plan,
-    parse,
-    picture,
-    read,
-)
+from stagerun.topology.described import as_json, describe, parse, picture
+from stagerun.topology.machine import Machine, read
+from stagerun.topology.placing import Plan, make_plan
+from stagerun.topology.sharing import choose, default_workers
 from stagerun.world import default_threads
 
 

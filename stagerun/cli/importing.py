@@ -6,31 +6,34 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 
-from stagerun import caffe_import
+from stagerun.caffe_import.convert import Wanted, convert
+from stagerun.caffe_import.disk import CaffeFolder
+from stagerun.caffe_import.write import check_lines, folder_lines, left_text, text_of_lines
 from stagerun.cli.ending import show, tell
 from stagerun.errors import ExitCode, StagerunError, UsageError, nearest
 from stagerun.plan import make_plan
 from stagerun.plan.render import render_text
 from stagerun.snapshots import Inventory
 from stagerun.spec import load
+from stagerun.spec.folder import refuse_existing, write_folder
 from stagerun.spec.networks import NETWORKS
 
 
-def import_caffe(folder: str, out: str, root: str | None, told: caffe_import.Wanted) -> None:
+def import_caffe(folder: str, out: str, root: str | None, told: Wanted) -> None:
     """`told` has sources as they are written on the command line."""
     if told.model is not None and told.model not in NETWORKS:
         hint = nearest(told.model, NETWORKS) or "`stagerun help Model.name` lists them"
         raise UsageError(f"there is no network `{told.model}`", hint)
     _refuse_mixed(told, root)
-    caffe_import.refuse_existing(out)
+    refuse_existing(out)
     train, val = (_source(name, getattr(told, name)) for name in ("train_source", "val_source"))
     wanted = replace(told, train_source=train, val_source=val)
-    converted = caffe_import.convert(caffe_import.CaffeFolder(folder, root, _count), wanted)
+    converted = convert(CaffeFolder(folder, root, _count), wanted)
     out = os.path.normpath(out)
-    files = caffe_import.folder_lines(converted, _name(out), folder)
-    asked = caffe_import.check_lines(files, converted.found, os.path.abspath(out), out)
-    caffe_import.write_folder(out, {name: caffe_import.text_of_lines(lines) for name, lines in files.items()})
-    if left := caffe_import.left_text(converted.found):
+    files = folder_lines(converted, _name(out), folder)
+    asked = check_lines(files, converted.found, os.path.abspath(out), out)
+    write_folder(out, {name: text_of_lines(lines) for name, lines in files.items()})
+    if left := left_text(converted.found):
         show(left + "\n")
     if asked:
         tell("\n\n".join(problem.render() for problem in asked))
@@ -40,7 +43,7 @@ def import_caffe(folder: str, out: str, root: str | None, told: caffe_import.Wan
     show(f"\n{out}: written; read it, then `stagerun plan {out}`")
 
 
-def _refuse_mixed(told: caffe_import.Wanted, root: str | None) -> None:
+def _refuse_mixed(told: Wanted, root: str | None) -> None:
     """UsageError for options that the others leave nothing to do, or that contradict each other."""
     if not told.nets:
         if told.workers is not None:

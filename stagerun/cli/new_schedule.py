@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import stagerun
-from stagerun.caffe_import import refuse_existing, write_folder
 from stagerun.cli.data_progress import Shown, threads_here
 from stagerun.cli.ending import show, tell
 from stagerun.cli.linting import Suspicious, require_nothing_found
@@ -19,6 +18,7 @@ from stagerun.errors import DataError, ExitCode, Problem, RecipeError, StagerunE
 from stagerun.recipe import Schedule
 from stagerun.spec import load, read
 from stagerun.spec.fitted import Images, description, fitted
+from stagerun.spec.folder import refuse_existing, write_folder
 from stagerun.spec.resolve import SCHEDULE_FILE
 from stagerun.text import columns, count
 

@@ -14,13 +14,13 @@ from rich.text import Text
 
 from stagerun.cli.ending import tell
 from stagerun.cli.watching import changes, look_at
+from stagerun.drawing.scale import make_scale
 from stagerun.errors import PermissionDenied, RecipeError, StagerunError, StorageError, UsageError
 from stagerun.plan import make_plan
 from stagerun.plan.hours import seconds_at
 from stagerun.plan.picture import Picture, Unit, make_picture
 from stagerun.recipe import Schedule
 from stagerun.report.console import Terminal
-from stagerun.report.plots.scale import make_scale
 from stagerun.spec import load
 
 ENDINGS = (".svg", ".png", ".html")
@@ -95,7 +95,7 @@ def _check_file(options: PlotOptions) -> None:
             f"end it in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}",
         )
     _require_folder(options.file)
-    from stagerun.report.plots.figure import drawing
+    from stagerun.drawing.figure import drawing
 
     with drawing():
         pass
@@ -131,7 +131,7 @@ def watch(options: PlotOptions, wait: Callable[[float], None] = time.sleep) -> N
 
 def _settle(file: str) -> None:
     """Nobody draws the page again, so it need not look. Where it can't be written, that is why watching ended."""
-    from stagerun.report.plots.html import still
+    from stagerun.drawing.html import still
 
     with contextlib.suppress(OSError, UnicodeDecodeError, StagerunError):
         page = Path(file).read_bytes().decode()
@@ -189,7 +189,7 @@ def _picture(options: PlotOptions, schedule: Schedule) -> Picture:
 
 
 def _text(picture: Picture, options: PlotOptions) -> Text:
-    from stagerun.report.plots.terminal import draw
+    from stagerun.drawing.terminal import draw
 
     width = shutil.get_terminal_size((80, 24)).columns
     return draw(picture, options.unit, make_scale(picture, options.log), width)
@@ -197,7 +197,7 @@ def _text(picture: Picture, options: PlotOptions) -> Text:
 
 def _show(text: Text, foot: str = "") -> None:
     """Colours where the terminal has them. `foot`: drawn again and again, so a terminal is cleared first."""
-    from stagerun.report.plots.terminal import ascii_only
+    from stagerun.drawing.terminal import ascii_only
 
     console = Terminal(highlight=False, soft_wrap=True)
     try:
@@ -215,7 +215,7 @@ def _show(text: Text, foot: str = "") -> None:
 
 
 def _file(picture: Picture, options: PlotOptions, watched: bool) -> bytes:
-    from stagerun.report.plots import figure, html
+    from stagerun.drawing import figure, html
 
     scale, ending = make_scale(picture, options.log), _ending(options.file)
     if ending == ".png":
@@ -227,7 +227,7 @@ def _file(picture: Picture, options: PlotOptions, watched: bool) -> bytes:
 
 def _problem(text: str, ending: str) -> bytes:
     """What is wrong, in the form of the file, so that whoever looks at it alone knows that it is not the picture."""
-    from stagerun.report.plots import figure, html
+    from stagerun.drawing import figure, html
 
     if ending == ".html":
         return html.problem_html(text, watched=True).encode()

@@ -13,8 +13,7 @@ from stagerun.launch import StopRequest
 from stagerun.launch.workers import Job, Orders, Wish, check_workers, devices, joined
 from stagerun.preflight.compare import Finding, differences, troubles, worst
 from stagerun.preflight.facts import Facts, host_facts
-from stagerun.preflight.measured import Measured, verdicts
-from stagerun.preflight.page import page, record
+from stagerun.preflight.page import Measured, page, record, verdicts
 from stagerun.recipe import Schedule
 from stagerun.spec import load
 from stagerun.watch.worker import Monitored

@@ -13,16 +13,21 @@ from stagerun.cli.status import look
 from stagerun.errors import PermissionDenied, StorageError, UsageError
 from stagerun.events import EnsembleTested
 from stagerun.plan.counting import under
-from stagerun.report import compare_tables, epoch_tables, tables
-from stagerun.report.branches import most
+from stagerun.report import compare_tables
+from stagerun.report import tables
 from stagerun.report.compare import groups
-from stagerun.report.history import History, StageHistory
-from stagerun.report.lead import lead, title
+from stagerun.report.history import History
+from stagerun.report.history import StageHistory
+from stagerun.report.compare import lead
+from stagerun.report.compare import title
+from stagerun.report.curves import most
+from stagerun.report.history import Run
+from stagerun.report.history import notes
 from stagerun.report.read_log import LOG, is_schedule, read_log
 from stagerun.report.replay import history
-from stagerun.report.runs import Run, notes
-from stagerun.report.tables import Table
-from stagerun.report.written import document, separated
+from stagerun.report.table import Table
+from stagerun.report.table import document
+from stagerun.report.table import separated
 from stagerun.snapshots import Inventory, SnapshotRef, passed_over
 from stagerun.train.results import read_result
 from stagerun.spec.build import completed
@@ -44,7 +49,7 @@ DELIMITERS = {"csv": ",", "tsv": "\t"}
 TABLES: dict[str, Callable[[Sequence[Run]], Table]] = {
     "run": tables.runs_table,
     "stage": tables.stages_table,
-    "epoch": epoch_tables.epochs_table,
+    "epoch": tables.epochs_table,
     "life": tables.lives_table,
     "ensemble": tables.ensembles_table,
     "seed": compare_tables.seeds_table,
@@ -238,7 +243,7 @@ def _written(runs: Sequence[Run], options: ReportOptions, form: str) -> str:
 
 
 def _table(runs: Sequence[Run], by: str, op: str | None) -> Table:
-    return epoch_tables.epochs_over_runs(runs, op) if op else TABLES[by](runs)
+    return tables.epochs_over_runs(runs, op) if op else TABLES[by](runs)
 
 
 def _all(runs: Sequence[Run]) -> tuple[list[Table], list[Table]]:

@@ -24,8 +24,9 @@ from stagerun.plan.hours import render_hours
 from stagerun.plan.render import going_on, render_text
 from stagerun.pulse import Limits
 from stagerun.recipe import Schedule
-from stagerun.report.console import finished_line
-from stagerun.report.table import ensembles_table, results_table
+from stagerun.report.results import ensembles_table
+from stagerun.report.results import finished_line
+from stagerun.report.results import results_table
 from stagerun.snapshots import Inventory
 from stagerun.spec import load
 from stagerun.train import results

@@ -27,7 +27,7 @@ from stagerun.events import (
 from stagerun.pace import DONE, STALE, TO_DO, pace, progress_line, share
 from stagerun.plan import Plan, State, make_plan
 from stagerun.plan.counting import under
-from stagerun.report.failed import failed_line
+from stagerun.report.results import failed_line
 from stagerun.snapshots import Inventory
 from stagerun.train.results import fruitless, standing
 

@@ -9,7 +9,7 @@ from stagerun.cli.looking import percent
 from stagerun.cli.status import Status
 from stagerun.errors import ExitCode
 from stagerun.pace import strip
-from stagerun.report.table import ensembles_table
+from stagerun.report.results import ensembles_table
 from stagerun.snapshots import passed_over
 from stagerun.text import columns, count, duration, size
 from stagerun.train.results import LIMIT

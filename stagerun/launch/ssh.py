@@ -17,7 +17,7 @@ from stagerun.child import program
 from stagerun.errors import UsageError
 from stagerun.launch.hostfile import Host
 from stagerun.text import size
-from stagerun.topology import BATCH_JOBS
+from stagerun.topology.sharing import BATCH_JOBS
 
 MOST_BYTES = 64 << 20
 CODE = ".stagerun-code"

@@ -25,7 +25,7 @@ GRAVEST = (
     ExitCode.RANKS_DIFFER,
     ExitCode.PEER,
 )
-# Of one package other versions give other bits, or none: torch's collectives and stagerun's own must be the same on both ends.
+# Other versions of these give other bits, or none: collectives must be the same on both ends.
 _MUST_BE_SAME = ("stagerun", "torch")
 # Main memory that differs by less is the same: the kernel and the firmware keep some of it for themselves.
 _SAME_MEMORY = 0.05
@@ -51,7 +51,7 @@ def worst(findings: Iterable[Finding]) -> int:
 
 
 def troubles(facts: Mapping[str, Facts]) -> list[Finding]:
-    """What is wrong with a host by itself; hosts with the same trouble are told together."""
+    """What is wrong with a host by itself; hosts with the same trouble are one finding."""
     found: dict[tuple[str, str, int], list[str]] = {}
     for host, one in facts.items():
         for trouble in one.troubles:
@@ -68,20 +68,20 @@ def differences(facts: Mapping[str, Facts]) -> list[Finding]:
     return [*_refusals(facts), *_warnings(facts)]
 
 
-def unlike(told: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+def unlike(sent: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
     """Who has another stagerun than most, of facts as they were sent by host, of which some can't be read here: those of other code may
     have other fields."""
     hint = "install the same stagerun on all hosts"
-    said = {host: stagerun_of(one) for host, one in told.items()}
+    said = {host: stagerun_of(one) for host, one in sent.items()}
     return odd_ones(said, "stagerun", hint, ExitCode.RECIPE) or [
         Finding(
-            hosts=tuple(told), text="what the hosts tell of themselves can't be read", hint=hint, code=ExitCode.RECIPE
+            hosts=tuple(sent), text="what the hosts report of themselves can't be read", hint=hint, code=ExitCode.RECIPE
         )
     ]
 
 
 def stagerun_of(said: Mapping[str, Any]) -> str:
-    """Of facts as they were sent, perhaps by another stagerun."""
+    """The version in facts as they were sent, perhaps by another stagerun."""
     versions = said.get("versions")
     version = versions.get("stagerun") if isinstance(versions, Mapping) else None
     return f"{version or 'unknown'} ({str(said.get('code'))[:12]})"
@@ -123,7 +123,7 @@ def _warnings(facts: Mapping[str, Facts]) -> list[Finding]:
 
 
 def _other_settings(facts: Mapping[str, Facts]) -> list[Finding]:
-    """Of hosts that could read their schedule at all."""
+    """For hosts that could read their schedule at all."""
     read = {host: one for host, one in facts.items() if one.settings}
     odd = _groups(read, lambda f: f.settings)
     if len(odd) < 2:
@@ -142,7 +142,7 @@ def _other_settings(facts: Mapping[str, Facts]) -> list[Finding]:
 
 
 def _other_images(facts: Mapping[str, Facts], role: str) -> list[Finding]:
-    """Of hosts that have them. By fingerprint where all have one; else by the file."""
+    """For hosts that have them. By fingerprint if all have one; else by the file."""
     images = {host: image for host, one in facts.items() for image in one.images if image.role == role}
     seen = {host: image.seen for host, image in images.items() if image.seen is not None}
     all_fingerprints = all(looked.fingerprint for looked in seen.values())
@@ -173,7 +173,7 @@ def odd_ones(values: Mapping[str, str], what: str, hint: str = "", code: int = 0
     if len(groups) < 2:
         return []
     first, second = groups[0], groups[1]
-    if len(first[1]) == len(second[1]):  # no majority: all are told, and none is blamed
+    if len(first[1]) == len(second[1]):  # no majority: all are named, and none is blamed
         text = f"{what}: " + "; ".join(f"{value} on {_names(hosts, 0)}" for value, hosts in groups)
         return [Finding(hosts=tuple(values), text=text, hint=hint, code=code)]
     rest = f"{first[0]} on {_names(first[1], 0)}"

@@ -4,26 +4,152 @@ import hashlib
 import os
 import platform
 import socket
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from stagerun.data.fingerprint import Glance, glance
-from stagerun.errors import DataError, StagerunError
+from stagerun.data.scratch.layout import PARTIAL, home_of, look, survey
+from stagerun.data.scratch.locks import held_now
+from stagerun.data.scratch.room import free_bytes, idle_now, missing
+from stagerun.errors import DataError, PermissionDenied, StagerunError, StorageError
 from stagerun.preflight import machine
-from stagerun.preflight.places import (
-    Place,
-    ScratchRoom,
-    place,
-    require_room,
-    require_temporary,
-    require_writable,
-    scratch_room,
-)
 from stagerun.recipe import Cache, Data, Schedule, Source
 from stagerun.spec import canonical, load
+from stagerun.store.place import LOCAL, mounted
+from stagerun.text import size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A folder. `kind` of its file system (ext4, nfs4 ...), `source` what is mounted there, `free` in bytes for this user. Of one that
+    is not there yet they are those of the nearest folder above it."""
+
+    path: str
+    there: bool
+    kind: str
+    source: str
+    free: int
+
+    @property
+    def shared(self) -> bool:
+        """Whether, by its kind, other hosts may see it, too."""
+        return self.kind not in LOCAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScratchRoom:
+    """Bytes of the scratch disk: that copies of the schedule's LMDBs still need, free, kept free (`scratch_reserve`), and taken by
+    copies that no one uses, which make room."""
+
+    path: str
+    needed: int
+    free: int
+    reserve: int
+    removable: int
+
+    @property
+    def short(self) -> int:
+        """Bytes that are missing; 0 or less: there is room. What is there already needs none."""
+        return self.needed + self.reserve - self.free - self.removable if self.needed else 0
+
+
+def place(path: Path) -> Place:
+    """StorageError if it can't be looked at."""
+    near = _nearest(path)
+    try:
+        free = free_bytes(near)
+    except OSError as error:
+        raise StorageError(
+            f"{path}: can't be looked at: {error.strerror}", "check the disk or the file server"
+        ) from None
+    kind, source = mounted(near)
+    return Place(path=str(path), there=path.is_dir(), kind=kind or "unknown", source=source, free=free)
+
+
+def require_writable(path: Path) -> None:
+    """StorageError, PermissionDenied if rank 0 couldn't make the output folder, or write to the one that is there."""
+    near = _nearest(path)
+    if not near.is_dir():
+        raise StorageError(f"{near}: is a file, and no folder", "give another --out")
+    if not os.access(near, os.W_OK | os.X_OK):
+        raise PermissionDenied(f"{path}: may not be written", "give an --out that you may write to")
+    if near == path.absolute():
+        _probe(near, "give another --out, or make room there")
+
+
+def _nearest(path: Path) -> Path:
+    """The path, or the nearest above it that is there."""
+    near = path.absolute()
+    return next((folder for folder in (near, *near.parents) if folder.exists()), near)
+
+
+def require_temporary() -> None:
+    """StorageError if there is no folder for temporary files that can be written to."""
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError:
+        raise StorageError("no folder for temporary files can be written to", "set TMPDIR to one that can") from None
+    _probe(Path(folder), "make room there, or set TMPDIR to another folder")
+
+
+def _probe(folder: Path, hint: str) -> None:
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x" * 4096)  # a block, so that a full disk shows
+            file.flush()
+            os.fsync(file.fileno())
+    except PermissionError:
+        raise PermissionDenied(f"{folder}: may not be written", hint) from None
+    except OSError as error:
+        raise StorageError(f"{folder}: can't be written: {error.strerror}", hint) from None
+
+
+def scratch_room(data: Data) -> ScratchRoom:
+    """The room of `data.scratch`, without taking any. StorageError if there is no such folder, PermissionDenied; DataError if an LMDB isn't
+    there whose copy isn't whole either."""
+    assert data.scratch is not None
+    sources = [data.train, *([data.val] if data.val else [])]
+    home = home_of(data.scratch, make=False)
+    originals = [look(source.path) for source in sources]
+    names = {original.name for original in originals}
+    removable = 0
+    try:
+        if home.is_dir():
+            # Under the lock of whoever takes room, so that a job that starts does not find a copy in use that is only looked at here.
+            # While another holds it nothing is counted; if there is no lock yet, there is nothing to count.
+            lock = home / "lock"
+            with held_now(lock) if lock.exists() else nullcontext(False) as ours:
+                for one in survey(home) if ours else ():
+                    if one.folder.name.removesuffix(PARTIAL) not in names:
+                        with idle_now(one) as why:
+                            removable += 0 if why else one.bytes
+        return ScratchRoom(
+            path=data.scratch,
+            needed=sum(missing(home, original) for original in originals),
+            free=free_bytes(home if home.is_dir() else Path(data.scratch)),
+            reserve=round(data.scratch_reserve * 1e9),
+            removable=removable,
+        )
+    except OSError as error:
+        raise StorageError(f"{data.scratch}: {error.strerror}", "check the disk, or give another `scratch`") from None
+
+
+def require_room(room: ScratchRoom) -> None:
+    """StorageError if the copies don't fit."""
+    if room.short > 0:
+        raise StorageError(
+            f"{room.path}: {size(room.needed)} needed for copies of the images, {size(room.free)} free, of which "
+            f"{size(room.reserve)} stay free (scratch_reserve)",
+            "free some space there, give another `scratch`, or leave it out to read the data where it is",
+        )
+
+
+# -- facts
 
 T = TypeVar("T")
 
@@ -92,14 +218,14 @@ def from_json(said: Mapping[str, Any]) -> Facts:
             }
         )
     except (KeyError, TypeError) as error:
-        raise ValueError(f"these are no facts of a host: {error}") from None
+        raise ValueError(f"these are not facts of a host: {error}") from None
 
 
 def host_facts(
     folder: str | None, overrides: Sequence[str] = (), out: str | None = None, *, writes: bool = False
 ) -> Facts:
-    """The facts of this host for the schedule in `folder`, with the changes of `--set`. No torch; nothing is left on any disk. Of
-    what is wrong it tells (`troubles`), and raises nothing. `out`: `--out`. `writes`: rank 0 will be here, who writes to the output
+    """The facts of this host for the schedule in `folder`, with the changes of `--set`. No torch; nothing is left on any disk. What is
+    wrong is in `troubles`; nothing is raised. `out`: `--out`. `writes`: rank 0 will be here, who writes to the output
     folder. `folder` None: of the machine alone."""
     model, flags, instruction_set = machine.processor(machine.read("/proc/cpuinfo"))
     gpus, driver = machine.gpus()
@@ -146,7 +272,7 @@ def with_settings(found: Facts, schedule: Schedule) -> Facts:
 
 
 def image_facts(data: Data, troubles: list[Trouble]) -> list[Images]:
-    """Of each LMDB; what is wrong with one goes to `troubles`."""
+    """The state of each LMDB; what is wrong with one goes to `troubles`."""
     sources = [("train", data.train), *([("val", data.val)] if data.val else [])]
     return [Images(role=r, path=s.path, seen=_tried(troubles, partial(_checked, s))) for r, s in sources]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import stagerun
 
-# The packages whose version is told, and compared between hosts.
+# The packages whose versions are compared between hosts.
 PACKAGES = ("torch", "torchvision", "numpy", "protobuf", "lmdb", "safetensors", "xxhash", "opencv-python-headless")
-# Of a processor's flags those that change which code torch, MKL and oneDNN take, and so speed and last bits.
+# The flags of a processor that change which code torch, MKL and oneDNN take, and so speed and last bits.
 _FLAGS = (
     *("avx", "avx2", "fma", "f16c", "avx_vnni", "avx_vnni_int8", "avx_ne_convert", "avx_ifma", "avx10_1", "avx10_2"),
     *("avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
@@ -25,7 +25,7 @@ _AVX512 = {"avx512f", "avx512dq", "avx512bw", "avx512vl", "fma"}
 
 
 def versions() -> dict[str, str]:
-    """Of Python, stagerun and PACKAGES, as their metadata states them; `none` for one that isn't installed."""
+    """The versions of Python, stagerun and PACKAGES, from their metadata; `none` for one that isn't installed."""
     found = {"python": platform.python_version(), "stagerun": stagerun.__version__}
     return found | {name: version(name) for name in PACKAGES}
 
@@ -100,7 +100,7 @@ def memory_bytes(text: str) -> int:
 
 
 def gpus(root: Path = Path("/proc/driver/nvidia")) -> tuple[tuple[str, ...], str]:
-    """(names of the GPUs, version of the driver) as Nvidia's driver tells them; ((), '') without it."""
+    """(names of the GPUs, version of the driver) as Nvidia's driver reports them; ((), '') without it."""
     names = []
     for file in sorted(root.glob("gpus/*/information")):
         said = dict(_pair(line) for line in read(file).splitlines() if ":" in line)

@@ -1,13 +1,53 @@
-"""What `bench scaling` measured: speed, efficiency and shares by number of workers, as text and JSON. Pure."""
+"""What `bench scaling` measured: speed, efficiency and shares by number of workers, as text, JSON and a picture."""
 
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-from stagerun.report.published import PUBLISHED, Published
+from stagerun.drawing.colours import GRID, RULE, SOFT
+from stagerun.drawing.figure import drawing, saved_png, saved_svg
 from stagerun.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT
 from stagerun.text import columns, count
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """`workers`: machines or GPUs, as `unit` says. `efficiency`: speed over `workers` times the speed of one, 1.0 where each does as much
+    as alone. The work of each worker is the same for any number of them (weak scaling), or not reported."""
+
+    system: str
+    network: str
+    workers: int
+    unit: str
+    efficiency: float
+    images_per_second: float | None
+    source: str
+
+
+_MXNET = "apache/mxnet, example/image-classification"
+_DELL = "Dell HPC note, March 2018"
+PUBLISHED = (
+    Published("MXNet", "Inception-BN-28-small", 2, "GTX 980", 0.97, 1640, "apache/mxnet@31f26bba76"),
+    Published("MXNet", "Inception-BN-28-small", 4, "GTX 980", 0.87, 2943, "apache/mxnet@31f26bba76"),
+    Published("MXNet", "ResNet-152", 64, "GPUs of EC2 P2", 0.92, 1179.86, _MXNET),
+    Published("MXNet", "ResNet-152", 256, "GPUs of EC2 P2", 0.90, 4630.42, _MXNET),
+    Published("MXNet", "Inception-v3", 256, "GPUs of EC2 P2", 0.86, 6660.98, _MXNET),
+    Published("MXNet", "AlexNet", 256, "GPUs of EC2 P2", 0.53, 61938.36, _MXNET),
+    Published("Intel Caffe (Dell)", "ResNet-50", 128, "nodes", 0.90, None, _DELL),
+    Published("Intel Caffe (Dell)", "ResNet-50", 256, "nodes", 0.83, None, _DELL),
+    Published("Intel Caffe (Dell)", "ResNet-50", 314, "nodes", 0.76, None, _DELL),
+    Published("TensorFlow + Horovod", "ResNet-50", 256, "nodes", 0.81, 16400, "README of the 24K-batch run"),
+    Published("Horovod", "Inception-v3, ResNet-101", 512, "GPUs", 0.90, None, "Horovod's documentation"),
+    Published("Horovod", "VGG-16", 512, "GPUs", 0.68, None, "Horovod's documentation"),
+)
+
+
+# -- measured here
 
 # Iterations of a turn that don't count: they are fed by batches made ahead, and find the caches full of another turn's.
 WARM_UP = 1
@@ -40,7 +80,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Of one number of workers; medians over rounds. `efficiency` is against the fewest workers, in the same round: 1.0 where
+    """One number of workers; medians over rounds. `efficiency` is against the fewest workers, in the same round: 1.0 where
     each does as much as there. `computing`, `communicating` and `waiting` (for data) are shares of an iteration, means over ranks; the
     first has forward, backward and update in it, the second only what is left of the sum of the gradients after backward.
     `best`: the highest efficiency there can be, where device batches can't be dealt out evenly."""
@@ -117,7 +157,7 @@ def _share(shares: Sequence[Share], *names: str) -> float:
 
 
 def _best(logical_workers: int, workers: int) -> float:
-    """Of the device batches that the workers could do in an iteration's time, how many there are."""
+    """The share of the device batches that the workers could do in an iteration's time."""
     return logical_workers / (workers * -(-logical_workers // workers))
 
 
@@ -142,7 +182,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 def render(found: Sequence[Row], measured: Measured) -> str:
     table = [[title for title, _ in _COLUMNS], *([text(row) for _, text in _COLUMNS] for row in found)]
     said = [f"note: {text}" for text in notes(found, measured)]
-    return "\n".join([*columns(table), "", *said, "", *published_lines()])
+    return "\n".join([*columns(table), "", *said, "", *_published_lines()])
 
 
 def notes(found: Sequence[Row], measured: Measured) -> list[str]:
@@ -172,9 +212,9 @@ def notes(found: Sequence[Row], measured: Measured) -> list[str]:
     return said
 
 
-def published_lines(points: Sequence[Published] = PUBLISHED) -> list[str]:
+def _published_lines() -> list[str]:
     table: list[Sequence[str]] = [("system", "network", "workers", "efficiency", "images/s", "source")]
-    for p in points:
+    for p in PUBLISHED:
         speed = f"{p.images_per_second:.5g}" if p.images_per_second else ""
         table.append((p.system, p.network, f"{p.workers} {p.unit}", f"{p.efficiency:.2f}", speed, p.source))
     return [
@@ -192,3 +232,62 @@ def as_record(found: Sequence[Row], measured: Measured, turns: Sequence[Turn]) -
         "notes": notes(found, measured),
         "published": [asdict(p) for p in PUBLISHED],
     }
+
+
+# -- the picture
+
+_PARTS = (("computing", "#4c78a8"), ("communicating", "#e45756"), ("waiting for data", "#f2b134"))
+_MARKERS = ("x", "+", "^", "s", "d", "v")
+
+
+def scaling_picture(found: Sequence[Row], measured: Measured, png: bool) -> bytes:
+    """An SVG, or a PNG. UsageError without matplotlib."""
+    with drawing():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(11, 4.6), dpi=72, facecolor="white", layout="constrained")
+        left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+        _efficiency(left, found)
+        _shares(right, found)
+        figure.suptitle(
+            f"{measured.schedule}, stage {measured.stage}: {measured.batch_size} images per iteration on {measured.device}",
+            size=11,
+        )
+        return saved_png(figure) if png else saved_svg(figure, measured.schedule).encode()
+
+
+def _efficiency(axes: "Axes", found: Sequence[Row]) -> None:
+    for system, marker in zip(dict.fromkeys(p.system for p in PUBLISHED), _MARKERS, strict=False):
+        points = [(p.workers, p.efficiency) for p in PUBLISHED if p.system == system]
+        axes.plot(*zip(*points, strict=True), marker, color=SOFT, zorder=2, label=f"published: {system}")
+    fewest = found[0]
+    # What the range of speeds would make of the efficiency.
+    low = [row.efficiency * (1 - row.low / row.images_per_second) for row in found]
+    high = [row.efficiency * (row.high / row.images_per_second - 1) for row in found]
+    axes.errorbar(
+        [row.workers for row in found], [row.efficiency for row in found], yerr=[low, high], marker="o", color="#4c78a8", capsize=3,
+        label="measured here, strong scaling (range of the speeds)", zorder=3,
+    )  # fmt: skip
+    axes.axhline(1.0, color=RULE, linewidth=0.9)
+    axes.set_xscale("log", base=2)
+    ticks = [2**n for n in range(10)]
+    axes.set_xticks(ticks, [str(n) for n in ticks])
+    axes.set_ylim(0, max(1.1, *(row.efficiency + h for row, h in zip(found, high, strict=True))))
+    axes.set_xlabel("workers")
+    axes.set_ylabel(f"efficiency against {fewest.workers}")
+    axes.grid(color=GRID)
+    axes.legend(loc="lower left", fontsize=7)
+
+
+def _shares(axes: "Axes", found: Sequence[Row]) -> None:
+    names = [str(row.workers) for row in found]
+    below = [0.0] * len(found)
+    for (title, colour), values in zip(
+        _PARTS, zip(*((r.computing, r.communicating, r.waiting) for r in found), strict=True), strict=True
+    ):
+        axes.bar(names, values, bottom=below, color=colour, label=title)
+        below = [b + v for b, v in zip(below, values, strict=True)]
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("workers")
+    axes.set_ylabel("share of an iteration")
+    axes.legend(loc="lower right", fontsize=7)

@@ -13,26 +13,18 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from stagerun.events import (
-    EnsembleTested,
-    Event,
-    Iterated,
-    Note,
-    NotFinite,
-    PieceStarted,
-    RunFinished,
-    RunStarted,
-    SnapshotFailed,
-    SnapshotWritten,
-    StageFinished,
-    StageStarted,
-    Stopped,
-    Tested,
-)
-from stagerun.report.console import ensemble_line, finished_line, piece_line, print_nowhere
+from stagerun import events
+from stagerun.report.console import print_nowhere
 from stagerun.report.course import Leg
-from stagerun.report.failed import failed_line
-from stagerun.report.table import ensembles_table, ordered, results_table
+from stagerun.report.results import (
+    ensemble_line,
+    ensembles_table,
+    failed_line,
+    finished_line,
+    ordered,
+    piece_line,
+    results_table,
+)
 
 OURS = "stagerun:1"
 # Where Caffe's lines come from; some scripts look for these.
@@ -56,13 +48,13 @@ class CaffeLog:
         legs: Mapping[str, Leg],
         display: Mapping[str, int],
         parents: dict[str, str | None],
-        results: Sequence[StageFinished] = (),
-        ensembles: Sequence[EnsembleTested] = (),
+        results: Sequence[events.StageFinished] = (),
+        ensembles: Sequence[events.EnsembleTested] = (),
     ) -> None:
         self.legs, self.display, self.parents = legs, display, parents
         self.results = {result.stage: result for result in results}
         self.ensembles = {tested.name: tested for tested in ensembles}
-        self.started: RunStarted | None = None
+        self.started: events.RunStarted | None = None
 
     def __enter__(self) -> "CaffeLog":
         return self
@@ -81,48 +73,48 @@ class CaffeLog:
         except OSError:  # no one reads any more; training goes on, and log.jsonl has everything
             print_nowhere()
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         match event:
-            case RunStarted():
+            case events.RunStarted():
                 self.started = event
                 self.say(
                     f"{event.iterations_left} of {event.iterations} iterations to do, workers: {event.workers} on "
                     f"{event.device}, threads each: {event.threads}, output in {event.out}"
                 )
                 self._print(f"Solving {event.schedule}", "I", SOLVING)
-            case StageStarted():
+            case events.StageStarted():
                 self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.members}
                 leg = self.legs[event.stage]
                 self.say(
                     f"stage {event.stage}: {event.iter} of {event.max_iter} iterations done, batch {event.batch_size}, "
                     f"from {event.start}; counted on from {leg.iterations_above + event.iter}"
                 )
-            case PieceStarted():
-                # Its iterations have been told, and would be a second curve on the same axis.
+            case events.PieceStarted():
+                # Its iterations have been printed, and would be a second curve on the same axis.
                 self.say(piece_line(event))
-            case Note():
+            case events.Note():
                 self._print(event.text, "W" if event.warning else "I", OURS)
-            case NotFinite():
+            case events.NotFinite():
                 self._print(failed_line(event), "W", OURS)
-            case Iterated():
+            case events.Iterated():
                 self._iterated(event)
-            case Tested():
+            case events.Tested():
                 self._tested(event)
-            case SnapshotWritten():
+            case events.SnapshotWritten():
                 file = f"{self.started.out if self.started else ''}/snapshots/{event.name}"
                 self._print(f"Snapshotting to binary proto file {file}", "I", SNAPSHOT)
-            case SnapshotFailed():
+            case events.SnapshotFailed():
                 self._print(f"no snapshot of {event.stage} at {event.iter}: {event.message}", "W", OURS)
-            case StageFinished():
+            case events.StageFinished():
                 self.results[event.stage] = event
-            case EnsembleTested():
+            case events.EnsembleTested():
                 # No line of Caffe's: that would be a row of the curve of some stage.
                 self.ensembles[event.name] = event
                 self.say(ensemble_line(event))
-            case Stopped():
+            case events.Stopped():
                 self._print("Optimization stopped early.", "I", STOPPED)
                 self.say(f"{event.reason}; everything is saved: run the same command again to go on")
-            case RunFinished():
+            case events.RunFinished():
                 done = [self.results[stage] for stage in self.legs if stage in self.results]
                 self.say(results_table(done, self.parents))
                 if self.ensembles:
@@ -131,7 +123,7 @@ class CaffeLog:
                     self.say(finished_line(event))
                 self._print("Optimization Done.", "I", DONE)
 
-    def _iterated(self, event: Iterated) -> None:
+    def _iterated(self, event: events.Iterated) -> None:
         done = event.iter - 1
         every = self.display.get(event.stage, 0)
         if not every or done % every:
@@ -141,7 +133,7 @@ class CaffeLog:
         self._print(f"Iteration {n}, loss = {event.loss:g}", "I", LOSS)
         self._print(f"    Train net output #0: loss = {event.loss:g} (* 1 = {event.loss:g} loss)", "I", TRAIN_OUTPUT)
 
-    def _tested(self, event: Tested) -> None:
+    def _tested(self, event: events.Tested) -> None:
         n = self.legs[event.stage].iterations_above + event.iter
         if event.ema:
             # In Caffe's form it would be a second row of other columns, which breaks both parse_log scripts.

@@ -1,17 +1,106 @@
 """The tables of several runs beside each other. Pure."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from stagerun.report import compare, scaling
-from stagerun.report.lead import MOST_NAMES
-from stagerun.report.runs import Run
-from stagerun.report.tables import Cells, Column, Table, Value, table_of
+from stagerun.report.compare import MOST_NAMES, Spread, differences, ensemble_groups, groups, spread
+from stagerun.report.history import Life, Run, Span
+from stagerun.report.table import Cells, Column, Table, Value, table_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """`speed_up` and `efficiency` are against the row with the fewest workers; at 1.0 each worker does as much as there."""
+
+    schedule: str
+    device: str
+    workers: int
+    threads: tuple[int, ...]
+    batch: tuple[int, ...]
+    runs: tuple[str, ...]
+    images_per_second: float
+    speed_up: float
+    efficiency: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What one process life did of one stage."""
+
+    run: str
+    life: Life
+    stage: str
+    span: Span
+
+
+def speeds(runs: Sequence[Run]) -> tuple[list[Speed], list[str]]:
+    """A row for each number of workers, and notes.
+
+    Stages differ in speed (image size, device batch), so only those that were trained with every number of workers
+    count, each with the same weight in all rows. An iteration that was done again counts once.
+    """
+    seen: dict[tuple[str, str], dict[int, list[_Work]]] = {}
+    for run in runs:
+        lives = {life.number: life for life in run.history.lives if life.workers}
+        for stage in run.history.stages:
+            for number, span in (stage.trained.lives if stage.trained else {}).items():
+                if life := lives.get(number):
+                    by_workers = seen.setdefault((run.history.schedule, life.device), {})
+                    by_workers.setdefault(life.workers, []).append(_Work(run.label, life, stage.name, span))
+    found, notes = [], []
+    for (schedule, device), by_workers in sorted(seen.items()):
+        stages = [list(dict.fromkeys(work.stage for work in works)) for works in by_workers.values()]
+        common = [name for name in stages[0] if all(name in other for other in stages)]
+        left_out = sorted({name for other in stages for name in other} - set(common))
+        if left_out and common:
+            notes.append(
+                f"speed of {schedule} is over {', '.join(common)}: not every number of workers trained "
+                f"{', '.join(left_out)}"
+            )
+        if not common:
+            notes.append(
+                f"{schedule}: no stage was trained with every number of workers, so their speeds can't be compared"
+            )
+            continue
+        found += _rows(schedule, device, by_workers, common)
+    return found, notes
+
+
+def _rows(schedule: str, device: str, by_workers: Mapping[int, Sequence[_Work]], stages: Sequence[str]) -> list[Speed]:
+    spans = {
+        workers: {name: [work.span for work in works if work.stage == name] for name in stages}
+        for workers, works in sorted(by_workers.items())
+    }
+    weights = {name: max(sum(s.images for s in of[name]) for of in spans.values()) for name in stages}
+    rows: list[Speed] = []
+    for workers, of in spans.items():
+        seconds = sum(
+            weights[name] * sum(s.seconds for s in of[name]) / max(1, sum(s.images for s in of[name]))
+            for name in stages
+        )
+        speed = sum(weights.values()) / seconds if seconds else 0.0
+        base = rows[0] if rows else None
+        speed_up = speed / base.images_per_second if base and base.images_per_second else 1.0
+        rows.append(
+            Speed(
+                schedule=schedule,
+                device=device,
+                workers=workers,
+                threads=tuple(sorted({work.life.threads for work in by_workers[workers]})),
+                batch=tuple(sorted(set().union(*(span.batches for name in stages for span in of[name])))),
+                runs=tuple(dict.fromkeys(work.run for work in by_workers[workers])),
+                images_per_second=speed,
+                speed_up=speed_up,
+                efficiency=speed_up * base.workers / workers if base else 1.0,
+            )
+        )
+    return rows
 
 
 def seeds_table(runs: Sequence[Run]) -> Table:
     """Mean and spread of each stage over runs that are alike but for the seed."""
-    found = compare.groups(runs)
+    found = groups(runs)
     several = max(Counter(g.stage for g in found).values(), default=0) > 1  # recipes of one stage
     columns = [Column("stage", "stage", "text"), Column("runs", "runs" if several else "", "text")]
     columns += [Column("n", "n", "count"), Column("seeds", "seeds", "text")]
@@ -43,14 +132,14 @@ def ranking_table(runs: Sequence[Run]) -> Table:
     training its last evaluation."""
     found: list[tuple[Value, ...]] = []
 
-    def add(what: str, labels: Sequence[str], *numbers: compare.Spread | None) -> None:
+    def add(what: str, labels: Sequence[str], *numbers: Spread | None) -> None:
         top1, loss, ema = numbers
         of = ", ".join(labels) if len(labels) <= MOST_NAMES else f"{len(labels)} runs"
         if top1 is not None:
             means = [(s.mean, s.sd) if s else (None, None) for s in (top1, loss)]
             found.append((what, of, top1.n, *means[0], *means[1], ema.mean if ema else None))
 
-    for g in compare.groups(runs):
+    for g in groups(runs):
         add(g.stage, g.runs, g.top1, g.test_loss, g.ema_top1)
     for run in runs:
         most = max((test.images for stage in run.history.stages for _, test in stage.tests), default=0)
@@ -61,13 +150,11 @@ def ranking_table(runs: Sequence[Run]) -> Table:
                 kinds = [t.top1 for t in own], [t.loss for t in own], [t.top1 for t in averaged]
                 fewer = f", {last[0].images} images" if last[0].images < most else ""
                 what = f"{stage.name} at {last[0].iter} of {stage.max_iter}{fewer}"
-                add(what, [run.label], *map(compare.spread, kinds))
-    for group in compare.ensemble_groups(runs):
+                add(what, [run.label], *map(spread, kinds))
+    for group in ensemble_groups(runs):
         tested, labels = [e for _, e in group], [run.label for run, _ in group]
         losses = [e.loss for e in tested if e.loss is not None]
-        add(
-            f"ensemble {tested[0].name}", labels, compare.spread([e.top1 for e in tested]), compare.spread(losses), None
-        )
+        add(f"ensemble {tested[0].name}", labels, spread([e.top1 for e in tested]), spread(losses), None)
     columns = (
         Column("rank", "#", "count"),
         Column("what", "stage or ensemble", "text"),
@@ -100,7 +187,7 @@ _WORKERS: Cells = (
 
 def workers_table(runs: Sequence[Run]) -> Table:
     """Speed and efficiency by number of workers."""
-    found, notes = scaling.speeds(runs)
+    found, notes = speeds(runs)
     why = "images/s: of training, the first iterations of a life among them; speed-up against the fewest workers"
     return table_of("By number of workers", _WORKERS, ((speed,) for speed in found), why, *notes)
 
@@ -109,10 +196,10 @@ def differences_table(runs: Sequence[Run]) -> Table:
     """One row per thing that differed, a column for each run."""
     columns = [Column("kind", "of", "text"), Column("field", "field", "text")]
     columns += [Column("stages", "stages", "text"), *(Column(run.label, run.label, "text") for run in runs)]
-    rows = tuple((d.kind, d.field, d.stages, *d.values) for d in compare.differences(runs))
+    rows = tuple((d.kind, d.field, d.stages, *d.values) for d in differences(runs))
     without = {run.label: [s.name for s in run.history.stages if s.name not in run.identities] for run in runs}
     missing = [f"{label} ({', '.join(gone)})" for label, gone in without.items() if gone]
     notes = [] if rows else ["nothing differed, of what the logs and snapshots say"]
     if missing:
-        notes.append(f"?: there is no snapshot that would tell the recipe: {'; '.join(missing)}")
+        notes.append(f"?: there is no snapshot that would show the recipe: {'; '.join(missing)}")
     return Table("Differences", tuple(columns), rows, tuple(notes))

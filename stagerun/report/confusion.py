@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.report.plots.colours import SOFT
-from stagerun.report.plots.figure import drawing, saved_png
+from stagerun.drawing.colours import SOFT
+from stagerun.drawing.figure import drawing, saved_png
 from stagerun.text import columns, csv_text
 
 _MOST_NAMED = 60  # classes whose names fit beside a picture

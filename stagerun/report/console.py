@@ -15,27 +15,18 @@ from rich.progress_bar import ProgressBar
 from rich.segment import ControlType, Segment
 from rich.text import Text
 
-from stagerun.events import (
-    EnsembleTested,
-    Event,
-    Iterated,
-    Note,
-    NotFinite,
-    PieceStarted,
-    Retraced,
-    RunFinished,
-    RunStarted,
-    SnapshotFailed,
-    SnapshotWritten,
-    StageFinished,
-    StageStarted,
-    Stopped,
-    Tested,
-)
+from stagerun import events
 from stagerun.pace import DONE, TO_DO, WINDOW, colour, live_line, progress_line, share
 from stagerun.recipe import OnNan
-from stagerun.report.failed import failed_line
-from stagerun.report.table import ensembles_table, ordered, results_table
+from stagerun.report.results import (
+    ensemble_line,
+    ensembles_table,
+    failed_line,
+    finished_line,
+    ordered,
+    piece_line,
+    results_table,
+)
 from stagerun.text import count, duration, shown, size, wrapped
 from stagerun.world import relayed
 
@@ -52,7 +43,7 @@ class Terminal(RichConsole):
 
 
 class _Terminal(Terminal):
-    """rich ends the program when its output is no longer read; training doesn't end with its audience."""
+    """rich ends the program when its output is no longer read; training goes on."""
 
     def on_broken_pipe(self) -> None:
         print_nowhere()
@@ -73,18 +64,18 @@ class Console:
         self,
         display: dict[str, int],
         parents: dict[str, str | None],
-        results: Sequence[StageFinished] = (),
+        results: Sequence[events.StageFinished] = (),
         live: bool | None = None,
-        ensembles: Sequence[EnsembleTested] = (),
+        ensembles: Sequence[events.EnsembleTested] = (),
     ) -> None:
         self.rich = _Terminal(file=sys.stdout, highlight=False)
         here = sys.stdout.isatty() and not self.rich.is_dumb_terminal and not relayed()  # FORCE_COLOR makes no terminal
         self.live = here if live is None else live
         self._drawn, self._next = False, 0.0
         self.display, self.parents = display, parents
-        self.started: RunStarted | None = None
-        self.stage: StageStarted | None = None
-        self.window: deque[Iterated] = deque(maxlen=WINDOW)
+        self.started: events.RunStarted | None = None
+        self.stage: events.StageStarted | None = None
+        self.window: deque[events.Iterated] = deque(maxlen=WINDOW)
         self.retraced: deque[float] = deque(maxlen=WINDOW)  # seconds of the last updates of a piece
         self.left = 0
         self.results = list(results)
@@ -128,23 +119,23 @@ class Console:
         if self.live:
             self._show(_painted(self._marks()), Text("\n"))
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         match event:
-            case Iterated():
+            case events.Iterated():
                 self.window.append(event)
                 self._updated(event)
-            case RunStarted():
+            case events.RunStarted():
                 self.started, self.left = event, event.iterations_left
                 self.say(
                     f"{event.schedule}: {event.iterations_left} of {event.iterations} iterations to do, "
                     f"{count(event.workers, 'worker')} on {event.device}, {count(event.threads, 'thread')} each, output in {event.out}"
                 )
-            case NotFinite():
+            case events.NotFinite():
                 self.left -= event.done == OnNan.SKIP.value
                 self.say(f"warning: {failed_line(event)}", "yellow")
-            case Note():
+            case events.Note():
                 self.say(f"{'warning' if event.warning else 'note'}: {event.text}", "yellow" if event.warning else "")
-            case StageStarted():
+            case events.StageStarted():
                 self.stage = event
                 self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.members}
                 self.left = event.iterations_left or self.left  # a damaged snapshot may have added to it
@@ -154,38 +145,38 @@ class Console:
                     f"{event.batch_size}, from {event.start}"
                 )
                 self._say_strip()
-            case PieceStarted():
+            case events.PieceStarted():
                 self.left = event.iterations_left or self.left
                 self.retraced.clear()
                 self.say(piece_line(event))
-            case Retraced():
+            case events.Retraced():
                 self.retraced.append(event.seconds)
                 self._updated(event)
-            case Tested():
+            case events.Tested():
                 weights = "EMA test" if event.ema else "test"
                 self.say(
                     f"{event.stage} {event.iter}: {weights} top-1 {100 * event.top1:.2f} %, top-5 {100 * event.top5:.2f} %, "
                     f"loss {event.loss:.4f} on {event.images} images in {duration(event.seconds)}"
                 )
-            case SnapshotWritten():
+            case events.SnapshotWritten():
                 self.say(
                     f"{event.stage} {event.iter}: snapshot {event.name}, {size(event.bytes)} in {event.seconds:.2f} s"
                 )
-            case SnapshotFailed():
+            case events.SnapshotFailed():
                 self.say(f"warning: no snapshot of {event.stage} at {event.iter}: {event.message}", "yellow")
-            case StageFinished():
+            case events.StageFinished():
                 self.results = [r for r in self.results if r.stage != event.stage] + [event]
                 self.say(results_table(self.results, self.parents, shown=[event]))
                 self._say_strip()
-            case EnsembleTested():
+            case events.EnsembleTested():
                 self.ensembles[event.name] = event
                 self.say(ensemble_line(event))
-            case Stopped():
+            case events.Stopped():
                 self.say(
                     f"stopped in {event.stage} after iteration {event.iter} ({event.reason}), everything is saved: "
                     "run the same command again to go on"
                 )
-            case RunFinished():
+            case events.RunFinished():
                 self.say(finished_line(event))
                 order = list(self.parents)
                 self.say(results_table(sorted(self.results, key=lambda r: order.index(r.stage)), self.parents))
@@ -201,7 +192,7 @@ class Console:
     def _stages(self) -> int:
         return len(self.started.stages) if self.started else 0
 
-    def _updated(self, event: Iterated | Retraced) -> None:
+    def _updated(self, event: events.Iterated | events.Retraced) -> None:
         self.left -= 1
         every = self.display.get(event.stage, 0)
         if self.live and time.monotonic() >= self._next:
@@ -209,8 +200,8 @@ class Console:
         elif not self.live and every and event.iter % every == 0:
             self.say(self._line(event))
 
-    def _draw(self, event: Iterated | Retraced) -> None:
-        if isinstance(event, Retraced):
+    def _draw(self, event: events.Iterated | events.Retraced) -> None:
+        if isinstance(event, events.Retraced):
             return self._show(Text(self._line(event)), live=True)
         assert self.stage is not None
         width = self.rich.width - 1  # in the last column a terminal may begin a new line
@@ -220,8 +211,8 @@ class Console:
             parts += [ProgressBar(self.stage.max_iter, self.window[-1].iter, width=bar), Text("  ")]
         self._show(*parts, Text(rest), live=True)
 
-    def _line(self, event: Iterated | Retraced) -> str:
-        if isinstance(event, Retraced):
+    def _line(self, event: events.Iterated | events.Retraced) -> str:
+        if isinstance(event, events.Retraced):
             left = duration((event.until - event.iter) * sum(self.retraced) / len(self.retraced))
             done = f"{event.stage} again  {event.iter}/{event.until}"
             return f"{done}  LR {event.lr:.4g}  loss {event.loss:.4f}  {left} left in it"
@@ -231,25 +222,3 @@ class Console:
 
 def _painted(marks: Mapping[str, str]) -> Text:
     return Text("  ").join(Text(f"{name} {mark}".rstrip(), colour(mark) or "") for name, mark in marks.items())
-
-
-def piece_line(event: PieceStarted) -> str:
-    children = ", ".join(event.children)
-    return f"{event.stage} again: iterations {event.iter} to {event.until}, for {children}, from {event.start}"
-
-
-def finished_line(event: RunFinished) -> str:
-    """What a run that came to its end has done, and what it has left out."""
-    left = f"; not chosen, and not done: {', '.join(event.not_chosen)}" if event.not_chosen else ""
-    if event.trained:
-        return f"done in {duration(event.seconds)}{left}"
-    return "nothing to do: every stage that was chosen is done" + left if left else "nothing to do: every stage is done"
-
-
-def ensemble_line(event: EnsembleTested) -> str:
-    loss = "" if event.loss is None else f", loss {event.loss:.4f}"
-    return (
-        f"ensemble {event.name}: {event.rule} of {len(event.members)} stages, top-1 {100 * event.top1:.2f} % "
-        f"({100 * event.gain:+.2f} against {event.best}), top-5 {100 * event.top5:.2f} %{loss} on {event.images} images in "
-        f"{duration(event.seconds)}"
-    )

@@ -11,19 +11,14 @@ class Leg:
     `carry { data: RESTART }` sets them back."""
 
     stage: str
-    path: tuple[str, ...]  # its ancestors from the seed on, and itself
-    lengths: tuple[int, ...]  # iterations of each that lie on it: a stage may be left in its midst
+    # Its ancestors from the seed on, and itself, each with the iterations that lie on its path: a stage may be left early.
+    steps: tuple[tuple[str, int], ...]
     iterations: int
     batch_size: int
     epoch_images: int
     iterations_before: int  # along the path
     images_before: int  # along the path
     iterations_above: int  # of all stages that run before it, other branches too
-
-    @property
-    def steps(self) -> list[tuple[str, int]]:
-        """(stage, iterations of it that lie on the path)."""
-        return list(zip(self.path, self.lengths, strict=True))
 
     def images(self, iter: int) -> int:
         """Images trained on along the path, after `iter` updates of the stage."""
@@ -47,8 +42,7 @@ def course(plan: Plan) -> dict[str, Leg]:
         iterations, batch_size = _length(planned)
         legs[stage.name] = Leg(
             stage=stage.name,
-            path=(*(parent.path if parent else ()), stage.name),
-            lengths=(*((*parent.lengths[:-1], before) if parent else ()), iterations),
+            steps=(*((*parent.steps[:-1], (parent.stage, before)) if parent else ()), (stage.name, iterations)),
             iterations=iterations,
             batch_size=batch_size,
             epoch_images=plan.schedule.data.train.images,

@@ -120,7 +120,7 @@ class DawnBench:
 
     def _add_results(self) -> None:
         for result in self.results.values():
-            if not self.seconds.keys() >= set(self.legs[result.stage].path):
+            if not self.seconds.keys() >= {stage for stage, _ in self.legs[result.stage].steps}:
                 continue  # an ancestor's result was lost: it is evaluated again before anything else
             if result.top1 is not None and result.top5 is not None:
                 self._add(result.stage, result.iterations, result.top1, result.top5, False)

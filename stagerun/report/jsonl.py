@@ -14,8 +14,8 @@ INDEX_EVERY = 2048  # lines of iterations
 
 
 class JsonLines:
-    """Rank 0 only. Each line is written whole with one call, so a killed run leaves at most its last line cut short,
-    and the next run starts on a line of its own.
+    """Rank 0 only. Each line is written whole with one call: a killed run leaves at most its last line cut short, and the next run
+    starts on a line of its own.
 
     A log that can't be written is not a reason to lose training: `warn` hears of the first failure, and later events are
     still tried, each on a line of its own. PermissionDenied, StorageError if the file can't be opened.
@@ -57,7 +57,7 @@ class JsonLines:
         if self._iterations % INDEX_EVERY:
             return b""
         line = _line(Indexed(since=self._indexed, lines=tuple(self._others)))
-        if self._others:  # else the next one is about these lines, too: who reads backwards meets few of them
+        if self._others:  # else the next one covers these lines, too: a reader that goes backwards meets few of them
             self._indexed, self._others = self._file.seek(0, os.SEEK_END) + self._torn + len(line), {}
         return line
 

@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from html import escape
 
 import stagerun
-from stagerun.report.branches import COLUMNS, caption, colour, points
-from stagerun.report.curves import NARROW, WIDE, draw
-from stagerun.report.plots.html import STYLE as PICTURE_STYLE
-from stagerun.report.plots.html import colour_style, in_script, variable, whole_page
-from stagerun.report.runs import Run
-from stagerun.report.tables import Table
-from stagerun.report.written import moment, shown
+from stagerun.drawing.html import STYLE as PICTURE_STYLE
+from stagerun.drawing.html import colour_style, scripts, variable, whole_page
+from stagerun.report.curves import COLUMNS, NARROW, WIDE, caption, colour, draw, points
+from stagerun.report.history import Run
+from stagerun.report.table import Table, moment, shown
 
 # Rows from which a table of details is folded away, runs from which their stages are, and characters from which a cell has several
 # lines.
@@ -60,62 +58,35 @@ summary { cursor: pointer; font-size: 17px; font-weight: 600; }
 """
 
 SCRIPT = """
-"use strict";
-(function () {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const values = document.getElementById("values");
-  document.querySelectorAll(".wide, .narrow").forEach(function (frame, number) {
-    const svg = frame.querySelector("svg"), dot = document.createElementNS(svg.namespaceURI, "circle");
-    dot.setAttribute("r", 3.5);
-    dot.style.pointerEvents = "none";
-    svg.appendChild(dot);
-    const place = (axis, value) => axis[0] + (value - axis[2]) / (axis[3] - axis[2]) * (axis[1] - axis[0]);
+document.querySelectorAll(".wide, .narrow").forEach(function (frame, number) {
+  const tip = tooltip(frame);
+  const place = (axis, value) => axis[0] + (value - axis[2]) / (axis[3] - axis[2]) * (axis[1] - axis[0]);
 
-    function hide() { dot.style.display = values.style.display = "none"; }
-
-    function move(event) {
-      const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
-      let best = null;
-      for (const [kind, x, y] of data.panels[number]) {
-        if (at.x < x[0] - 8 || at.x > x[1] + 8 || at.y < y[0] || at.y > y[1]) continue;
-        const column = 3 + data.columns.indexOf(kind);
-        for (const point of data.points) {
-          if (point[column] === null) continue;
-          const px = place(x, point[2]), py = place(y, point[column]);
-          const far = Math.abs(px - at.x) * 3 + Math.abs(py - at.y);
-          if (py <= y[1] + 1 && (best === null || far < best.far)) best = {point, px, py, far};
-        }
+  function move(event) {
+    const at = tip.at(event);
+    let best = null;
+    for (const [kind, x, y] of data.panels[number]) {
+      if (at.x < x[0] - 8 || at.x > x[1] + 8 || at.y < y[0] || at.y > y[1]) continue;
+      const column = 3 + data.columns.indexOf(kind);
+      for (const point of data.points) {
+        if (point[column] === null) continue;
+        const px = place(x, point[2]), py = place(y, point[column]);
+        const far = Math.abs(px - at.x) * 3 + Math.abs(py - at.y);
+        if (py <= y[1] + 1 && (best === null || far < best.far)) best = {point, px, py, far};
       }
-      if (best === null) { hide(); return; }
-      const [series, iter, epoch, top1, loss, rate, what] = best.point;
-      const lines = [["iteration", iter], ["epoch", epoch], ["top-1", top1 === null ? null : top1 + " %"],
-                     [rate === null ? "validation loss" : "training loss", loss], ["learning rate", rate]];
-      values.replaceChildren();
-      values.appendChild(document.createElement("b")).textContent = data.series[series].name;
-      const table = values.appendChild(document.createElement("table"));
-      for (const [name, value] of lines) {
-        if (value === null) continue;
-        const row = table.insertRow();
-        row.insertCell().textContent = name;
-        row.insertCell().textContent = String(value);
-      }
-      values.appendChild(document.createElement("span")).textContent = what;
-      dot.setAttribute("cx", best.px);
-      dot.setAttribute("cy", best.py);
-      dot.style.fill = data.series[series].colour;
-      dot.style.display = "";
-      values.style.display = "block";
-      const scale = svg.clientWidth / svg.viewBox.baseVal.width, left = best.px * scale, wide = values.offsetWidth;
-      values.style.left = Math.max(0, left + 14 + wide > frame.clientWidth ? left - 14 - wide : left + 14) + "px";
-      values.style.top = Math.max(0, Math.min(best.py * scale + 10, frame.clientHeight - values.offsetHeight)) + "px";
     }
+    if (best === null) { tip.hide(); return; }
+    const [which, iter, epoch, top1, loss, rate, what] = best.point, series = data.series[which];
+    tip.show(best.px, best.py, series.colour, series.name, [
+      ["iteration", iter], ["epoch", epoch], ["top-1", top1 === null ? null : top1 + " %"],
+      [rate === null ? "validation loss" : "training loss", loss], ["learning rate", rate],
+    ], what);
+  }
 
-    hide();
-    frame.addEventListener("pointermove", move);
-    frame.addEventListener("pointerdown", move);
-    frame.addEventListener("pointerleave", hide);
-  });
-})();
+  frame.addEventListener("pointermove", move);
+  frame.addEventListener("pointerdown", move);
+  frame.addEventListener("pointerleave", tip.hide);
+});
 """
 
 
@@ -185,8 +156,7 @@ def _curves(runs: Sequence[Run], title: str) -> str:
             f'<p class="note">{escape(caption(runs))}</p>',
         ]
     )
-    scripts = f'<script type="application/json" id="data">{in_script(data)}</script>\n<script>{SCRIPT}</script>'
-    return f"{_section('Curves', body)}\n{scripts}"
+    return f"{_section('Curves', body)}\n{scripts(data, SCRIPT)}"
 
 
 def _section(title: str, body: str, folded: str = "") -> str:

@@ -10,27 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from stagerun.events import (
-    EnsembleTested,
-    Event,
-    Failed,
-    Iterated,
-    NotFinite,
-    PieceStarted,
-    Renamed,
-    Retraced,
-    RunFinished,
-    RunStarted,
-    SnapshotWritten,
-    StageFinished,
-    StageStarted,
-    Stopped,
-    Tested,
-)
+from stagerun import events
 from stagerun.recipe import OnNan
 from stagerun.report.history import History, Life, StageHistory
-from stagerun.report.read_log import Log
-from stagerun.report.thin import Columns, Updates, Work, chunk_size
+from stagerun.report.read_log import Columns, Log, Updates, Work, chunk_size
 from stagerun.store.layout import parse_name, snapshot_name
 
 MOST = 900  # points of a curve
@@ -57,12 +40,12 @@ def history(log: Log, most: int = MOST) -> History:
 @dataclass(slots=True)
 class _Stage:
     name: str
-    started: StageStarted | None = None
+    started: events.StageStarted | None = None
     start: str = ""
     points: Columns = field(default_factory=Columns)
-    tests: dict[tuple[int, bool], Tested] = field(default_factory=dict)
+    tests: dict[tuple[int, bool], events.Tested] = field(default_factory=dict)
     resumes: list[int] = field(default_factory=list)
-    finished: StageFinished | None = None
+    finished: events.StageFinished | None = None
     attempt: int = 0
     older: int = 0
     skips: set[int] = field(default_factory=set)
@@ -94,9 +77,9 @@ class _Stage:
 
 @dataclass(slots=True)
 class _Life:
-    begun: float
+    began: float
     ended: float
-    run: RunStarted | None = None
+    run: events.RunStarted | None = None
     start: str = ""
     end: str = ""
     work: Work = field(default_factory=Work)
@@ -111,7 +94,7 @@ class _Reader:
         self.planned: tuple[str, ...] = ()
         self.disabled: tuple[str, ...] = ()
         self.together: tuple[str, ...] = ()  # the ensembles of the schedule
-        self.ensembles: dict[str, EnsembleTested] = {}
+        self.ensembles: dict[str, events.EnsembleTested] = {}
         self.stages: dict[str, _Stage] = {}
         self.lives: list[_Life] = []
         self.complete = False
@@ -126,7 +109,7 @@ class _Reader:
         return [*self.planned, *off, *(name for name in others if name not in off)]
 
     def staged(self, most: int) -> Iterator[StageHistory]:
-        """As the schedule of the last RunStarted has them. Epochs count along the path of ancestors, also where a stage starts at
+        """As the schedule of the last events.RunStarted has them. Epochs count along the path of ancestors, also where a stage starts at
         the first image again (`carry { data: RESTART }`), and for tests too."""
         names = self.order()
         stages = [self.stages[name] for name in names]
@@ -148,7 +131,7 @@ class _Reader:
             run = life.run
             yield Life(
                 number=number,
-                begun=life.begun,
+                began=life.began,
                 ended=life.ended,
                 workers=run.workers if run else 0,
                 threads=run.threads if run else 0,
@@ -160,12 +143,14 @@ class _Reader:
                 updates=len(life.work.time),
                 images=sum(life.work.images),
                 seconds=sum(life.work.seconds),
-                speeds=life.work.speeds(size, life.begun),
+                speeds=life.work.speeds(size, life.began),
             )
 
-    def take(self, time: float, event: Event | Updates) -> None:
-        # A process may fail before its RunStarted.
-        new = isinstance(event, RunStarted) or (isinstance(event, Failed) and self.lives and self.lives[-1].end)
+    def take(self, time: float, event: events.Event | Updates) -> None:
+        # A process may fail before its events.RunStarted.
+        new = isinstance(event, events.RunStarted) or (
+            isinstance(event, events.Failed) and self.lives and self.lives[-1].end
+        )
         if new or not self.lives:
             self.lives.append(_Life(time, time))
         life = self.lives[-1]
@@ -174,42 +159,42 @@ class _Reader:
             case Updates():
                 life.ended = max(life.ended, *event.time)
                 self._updates(life, event)
-            case Iterated():
+            case events.Iterated():
                 self._updates(life, _one(time, event, event.epoch, event.weight_decay))
-            case Retraced():
+            case events.Retraced():
                 # It is not part of the stage's history, which has the iteration already, but it took its time.
                 life.work.extend(_one(time, event, 0.0, 0.0))
                 life.again += 1
-            case NotFinite() if event.until is None:
+            case events.NotFinite() if event.until is None:
                 self._failed(event)
-            case RunStarted():
+            case events.RunStarted():
                 life.run, self.complete = event, False
                 for stage in self.stages.values():  # a kill came before it went on
                     stage.went_back = False
                 self.schedule, self.planned, self.together = event.schedule, event.stages, event.ensembles
                 self.disabled, self.names = event.disabled, {}
-            case Renamed():
+            case events.Renamed():
                 self._renamed(event)
-            case StageStarted():
+            case events.StageStarted():
                 self._started(life, event)
-            case PieceStarted():
+            case events.PieceStarted():
                 life.start = life.start or f"{event.stage} {event.iter} again"
-            case Tested():
+            case events.Tested():
                 self._stage(event.stage).tests[event.iter, event.ema] = event
-            case SnapshotWritten():
+            case events.SnapshotWritten():
                 if place := parse_name(event.name):
                     stage = self._stage(event.stage)
                     stage.attempt = max(stage.attempt, place.attempt)
-            case StageFinished():
+            case events.StageFinished():
                 self._stage(event.stage).finished = event
-            case EnsembleTested():
+            case events.EnsembleTested():
                 self.ensembles[event.name] = event
-            case Stopped():
+            case events.Stopped():
                 life.end = f"stopped ({event.reason})"
-            case Failed():
+            case events.Failed():
                 first = event.text.partition("\n")[0]
                 life.end = f"ended with exit code {event.code}" + (f": {first}" if first else "")
-            case RunFinished():
+            case events.RunFinished():
                 left = f" (not chosen: {', '.join(event.not_chosen)})" if event.not_chosen else ""
                 life.end, self.complete = "finished" + left, not event.not_chosen
                 if not event.trained:  # it looked, and there was nothing to do
@@ -218,7 +203,7 @@ class _Reader:
     def _stage(self, name: str) -> _Stage:
         return self.stages.setdefault(name, _Stage(name))
 
-    def _started(self, life: _Life, event: StageStarted) -> None:
+    def _started(self, life: _Life, event: events.StageStarted) -> None:
         stage = self._stage(event.stage)
         self._cut(stage, event.iter)
         back, stage.went_back = stage.went_back, False
@@ -236,7 +221,7 @@ class _Reader:
         else:
             stage.resumes.append(event.iter)
 
-    def _failed(self, event: NotFinite) -> None:
+    def _failed(self, event: events.NotFinite) -> None:
         stage = self._stage(event.stage)
         if event.done == OnNan.SKIP.value:
             stage.skips.add(event.iter)
@@ -244,7 +229,7 @@ class _Reader:
             self._cut(stage, event.back_to)
             stage.rollbacks, stage.went_back = event.number, True
 
-    def _renamed(self, event: Renamed) -> None:
+    def _renamed(self, event: events.Renamed) -> None:
         """What was done under another name is the stage's own."""
         self.names |= dict.fromkeys(event.snapshots, event.stage)
         for name in event.snapshots:
@@ -289,7 +274,7 @@ class _Reader:
         stage.skips = {i for i in stage.skips if i < iter}
 
 
-def _one(time: float, e: Iterated | Retraced, epoch: float, decay: float) -> Updates:
+def _one(time: float, e: events.Iterated | events.Retraced, epoch: float, decay: float) -> Updates:
     return Updates(e.stage, (time,), (e.iter,), (epoch,), (e.lr,), (decay,), (e.loss,), (e.images,), (e.seconds,))
 
 

@@ -1,112 +1,131 @@
-"""The tables of finished stages and of ensembles."""
+"""A table of a report: as a value, as Markdown that is readable in a terminal, as CSV and tab-separated values. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
 
-from stagerun.events import EnsembleTested, RunStarted, StageFinished
-from stagerun.text import columns, count, duration
+from stagerun.text import csv_text, duration, parts, wrapped
 
-HEADER = (
-    "stage",
-    "iterations",
-    "epochs",
-    "LR first -> last",
-    "decay",
-    "augmentation",
-    "train loss",
-    "top-1",
-    "gain",
-    "top-5",
-    "time",
-)
+Value = str | int | float | None
+Cells = Sequence[tuple["Column", Callable[..., Value]]]  # columns, each with what it says of an item
 
 
-def results_table(
-    results: Sequence[StageFinished], parents: dict[str, str | None], shown: Sequence[StageFinished] | None = None
-) -> str:
-    """One line per stage of `shown` (default: all `results`), and a total where there are several.
-
-    `gain`: top-1 against the stage it started from, in percentage points. `EMA top-1`: of the averaged weights, where a stage
-    has them.
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`key` heads it in CSV, `title` where people read it ('': only in CSV). `kind` is `text` or a key of
+    WORDS. People are spared a column that says `dull` or nothing in every row.
     """
-    top1 = {r.stage: r.top1 for r in results}
-    results = results if shown is None else shown
-    averaged = any(r.ema_top1 is not None for r in results)
-    rows: list[Sequence[str]] = [(*HEADER[:-1], *["EMA top-1"] * averaged, HEADER[-1])]
-    for r in results:
-        before = top1.get(parents.get(r.stage) or "")
-        gain = "" if before is None or r.top1 is None else f"{100 * (r.top1 - before):+.2f}"
-        rows.append(
-            (
-                r.stage,
-                str(r.iterations),
-                f"{r.epochs:.2f}",
-                f"{r.first_lr:.4g} -> {r.last_lr:.4g}",
-                _decay(r),
-                r.augmentation,
-                f"{r.loss:.4f}",
-                "" if r.top1 is None else f"{100 * r.top1:.2f} %",
-                gain,
-                "" if r.top5 is None else f"{100 * r.top5:.2f} %",
-                *["" if r.ema_top1 is None else f"{100 * r.ema_top1:.2f} %"] * averaged,
-                duration(r.train_seconds),
-            )
-        )
-    if len(results) == 1:
-        return "\n".join([*columns(rows), *map(not_finite, filter(_failed, results))])
-    iterations, seconds = sum(r.iterations for r in results), sum(r.train_seconds for r in results)
-    total = [
-        "total",
-        str(iterations),
-        f"{sum(r.epochs for r in results):.2f}",
-        *[""] * (7 + averaged),
-        duration(seconds),
-    ]
-    return "\n".join([*columns([*rows, total]), *map(not_finite, filter(_failed, results))])
+
+    key: str
+    title: str
+    kind: str
+    dull: Value = None
 
 
-def _failed(result: StageFinished) -> bool:
-    return bool(result.skips or result.rollbacks)
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`notes` are sentences on how its numbers came about."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    notes: tuple[str, ...] = ()
 
 
-def not_finite(result: StageFinished) -> str:
-    """What `on_nan` has done in a stage."""
-    skips = f"{count(result.skips, 'iteration')} skipped" if result.skips else ""
-    rollbacks = f"{count(result.rollbacks, 'rollback')}" if result.rollbacks else ""
-    return (
-        f"note: {result.stage}: {', '.join(filter(None, (skips, rollbacks)))}, since loss or gradients were not finite"
-    )
+RUN = Column("run", "run", "text")
 
 
-def _decay(result: StageFinished) -> str:
-    last = result.last_weight_decay
-    return f"{result.weight_decay:g}" if last is None else f"{result.weight_decay:.4g} -> {last:.4g}"
+def table_of(title: str, cells: Cells, items: Iterable[tuple[object, ...]], *notes: str) -> Table:
+    """A row for each item, which the functions of `cells` take as their arguments."""
+    rows = tuple(tuple(value(*item) for _, value in cells) for item in items)
+    return Table(title, tuple(column for column, _ in cells), rows, notes)
 
 
-def ordered(ensembles: Mapping[str, EnsembleTested], run: RunStarted | None) -> list[EnsembleTested]:
-    """By name -> in the order of the schedule, where that is known."""
-    names = run.ensembles if run is not None else ()
-    return [ensembles[name] for name in dict.fromkeys((*names, *ensembles)) if name in ensembles]
+def short_time(seconds: float) -> str:
+    """`text.duration`, with a tenth below a minute: an epoch may take less than a second."""
+    return f"{seconds:.1f} s" if round(seconds, 1) < 60 else duration(seconds)
 
 
-def ensembles_table(results: Sequence[EnsembleTested]) -> str:
-    """One line per ensemble; '' without any. Gains are of top-1, in percentage points, against the member that is best by
-    itself and against the mean of the members."""
-    if not results:
-        return ""
-    rows: list[Sequence[str]] = [
-        ("ensemble", "members", "rule", "top-1", "against the best", "against the mean", "top-5", "loss")
-    ]
-    for r in results:
-        rows.append(
-            (
-                r.name,
-                ", ".join(r.members),
-                r.rule,
-                f"{100 * r.top1:.2f} %",
-                f"{100 * r.gain:+.2f} ({r.best})",
-                f"{100 * r.gain_over_mean:+.2f}",
-                f"{100 * r.top5:.2f} %",
-                "" if r.loss is None else f"{r.loss:.4f}",
-            )
-        )
-    return "\n".join(columns(rows))
+def moment(time: float) -> str:
+    try:
+        return datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, ValueError, OSError):  # a clock may say anything
+        return f"{time:.0f}"
+
+
+# How a value of a kind is written for people. Fractions (0..1) become percents or percentage points.
+WORDS: dict[str, Callable[[float], str]] = {
+    "count": lambda v: f"{v:.0f}",
+    "epochs": lambda v: f"{v:.2f}",
+    "rate": lambda v: f"{v:.4g}",
+    "loss": lambda v: f"{v:.4f}",
+    "percent": lambda v: f"{100 * v:.2f} %",
+    "points": lambda v: f"{100 * v:+.2f}",
+    "spread": lambda v: f"{100 * v:.2f}",
+    "share": lambda v: f"{100 * v:.1f} %",
+    "factor": lambda v: f"{v:.2f}",
+    "speed": lambda v: f"{v:.0f}" if v >= 10 else f"{v:.2f}",
+    "time": short_time,
+    "moment": moment,
+}
+
+
+def words(value: Value, kind: str) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return WORDS[kind](value)
+
+
+def shown(table: Table) -> tuple[list[Column], list[list[str]]]:
+    """The columns for people, without dull ones and without a run or schedule that is the same all over, and the rows in
+    words."""
+    kept = []
+    for i, column in enumerate(table.columns):
+        values = {row[i] for row in table.rows}
+        same = column.key in ("run", "schedule") and len(values) == 1
+        if column.title and values - {None, "", column.dull} and not same:
+            kept.append(i)
+    cells = [[words(row[i], table.columns[i].kind) for i in kept] for row in table.rows]
+    return [table.columns[i] for i in kept], cells
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+
+
+def markdown(table: Table, room: int | None = None) -> str:
+    """Title, table and notes. Columns are padded; numbers stand to the right. A table wider than `room` is several."""
+    columns, cells = shown(table)
+    lines = [f"## {table.title}", ""]
+    if table.rows:
+        rows = [[c.title for c in columns], *cells]
+        rows = [[_escaped(cell) for cell in row] for row in rows]
+        widths = [max(3, *(len(row[i]) for row in rows)) for i in range(len(columns))]
+        right = [c.kind != "text" for c in columns]
+        padded = [
+            [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)]
+            for row in rows
+        ]
+        padded.insert(1, ["-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)])
+        for part in parts([w + 1 for w in widths], room and room - 3):
+            lines += [f"| {' | '.join(row[i] for i in part)} |" for row in padded] + [""]
+    lines += [f"{_escaped(note)}." for note in table.notes]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def separated(table: Table, delimiter: str) -> str:
+    """One header line with keys, then the values at full precision: fractions as fractions, times in seconds."""
+    rows = (["" if v is None else repr(v) if isinstance(v, float) else v for v in row] for row in table.rows)
+    return csv_text([[c.key for c in table.columns], *rows], delimiter)
+
+
+def document(
+    title: str, lead: Sequence[str], tables: Sequence[Table], notes: Sequence[str], room: int | None = None
+) -> str:
+    """A Markdown document, with tables for a terminal of `room` columns; None: for a file."""
+    blocks = [f"# {_escaped(title)}\n"]
+    blocks += [_escaped(line) + "\n" for line in lead]
+    blocks += [markdown(table, room) for table in tables]
+    if notes:
+        blocks.append("## Notes\n\n" + "".join(f"- {_escaped(note)}\n" for note in notes))
+    return wrapped("\n".join(blocks), room)

@@ -1,45 +1,13 @@
-"""The tables of a report, as values: what stands in them, not how it is written. Here those of single runs. Pure."""
+"""The tables of single runs. Pure."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from stagerun.events import EnsembleTested
-from stagerun.report.history import Life, StageHistory
-from stagerun.report.runs import Run, start_in_words
-
-Value = str | int | float | None
-Cells = Sequence[tuple["Column", Callable[..., Value]]]  # columns, each with what it says of an item
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """`key` heads it in CSV, `title` where people read it ('': only in CSV). `kind` is `text` or a key of
-    `written.WORDS`. People are spared a column that says `dull` or nothing in every row.
-    """
-
-    key: str
-    title: str
-    kind: str
-    dull: Value = None
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """`notes` are sentences on how its numbers came about."""
-
-    title: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Value, ...], ...]
-    notes: tuple[str, ...] = ()
-
-
-RUN = Column("run", "run", "text")
-
-
-def table_of(title: str, cells: Cells, items: Iterable[tuple[object, ...]], *notes: str) -> Table:
-    """A row for each item, which the functions of `cells` take as their arguments."""
-    rows = tuple(tuple(value(*item) for _, value in cells) for item in items)
-    return Table(title, tuple(column for column, _ in cells), rows, notes)
+from stagerun.events import EnsembleTested, Tested
+from stagerun.report.history import History, Life, Run, Span, StageHistory, start_in_words
+from stagerun.report.read_log import epoch_number
+from stagerun.report.table import RUN, Cells, Column, Table, Value, table_of
 
 
 def _end(name: str) -> Callable[[Run, StageHistory], Value]:
@@ -83,7 +51,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
     return table_of("Runs", _RUNS, ends, note)
 
 
-# Of a stage that has started; for another the columns between its name and its state are empty.
+# For a stage that has not started the columns between its name and its state are empty.
 _STAGES: Cells = (
     (RUN, lambda run, stage: run.label),
     (Column("stage", "stage", "text"), lambda run, stage: stage.name),
@@ -137,7 +105,7 @@ def _last_word(run: Run, life: Life) -> str:
 _LIVES: Cells = (
     (RUN, lambda run, life: run.label),
     (Column("life", "life", "count"), lambda run, life: life.number),
-    (Column("begun", "begun (UTC)", "moment"), lambda run, life: life.begun),
+    (Column("begun", "begun (UTC)", "moment"), lambda run, life: life.began),
     (Column("start", "at", "text"), lambda run, life: life.start),
     (Column("workers", "workers", "count"), lambda run, life: life.workers or None),
     (Column("threads", "threads", "count"), lambda run, life: life.threads or None),
@@ -149,7 +117,7 @@ _LIVES: Cells = (
         Column("images_per_second", "images/s", "speed"),
         lambda run, life: life.images / life.seconds if life.seconds else None,
     ),
-    (Column("wall_seconds", "time", "time"), lambda run, life: life.ended - life.begun),
+    (Column("wall_seconds", "time", "time"), lambda run, life: life.ended - life.began),
     (Column("end", "end", "text"), _last_word),
 )
 
@@ -199,3 +167,115 @@ def _ensemble_rows(run: Run, tested: EnsembleTested) -> Iterator[tuple[Value, ..
         yield run.label, tested.name, name, "", top1, None, None, top5, loss, None
     gains = tested.gain, tested.gain_over_mean
     yield run.label, tested.name, "", tested.rule, tested.top1, *gains, tested.top5, tested.loss, tested.seconds
+
+
+# -- by epochs
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """`number` is 1-based, along the path of ancestors; an update that straddles two epochs counts to the later one.
+    `branch` is the first stage of its branch. `partial`: the stage was not trained to its end, and this is where it stopped.
+    `numbers`: as _EPOCH_NUMBERS; the accuracies are of the last evaluation, None if there was none.
+    """
+
+    number: int
+    branch: str
+    stages: tuple[str, ...]
+    partial: bool
+    numbers: tuple[float | None, ...]
+
+
+def epochs(history: History) -> list[Epoch]:
+    """Branch after branch. Where one stage alone follows from another, an epoch may hold parts of both."""
+    pieces: dict[tuple[str, int], list[tuple[StageHistory, Span]]] = {}
+    branches = _branches(history)
+    for stage in history.stages:
+        for number, span in (stage.trained.epochs if stage.trained else {}).items():
+            pieces.setdefault((branches[stage.name], number), []).append((stage, span))
+    return [_epoch(number, branch, held) for (branch, number), held in pieces.items()]
+
+
+def _branches(history: History) -> dict[str, str]:
+    """Stage -> the first stage of its branch: a stage alone in starting from another, at its end, goes on with its branch."""
+    started = [s for s in history.stages if s.trained]
+    parents = [parent.name for s in started if (parent := history.follows(s)) is not None]
+    found: dict[str, str] = {}
+    for stage in started:
+        parent = history.follows(stage)
+        alone = parent is not None and parents.count(parent.name) == 1
+        found[stage.name] = found.get(parent.name, stage.name) if parent is not None and alone else stage.name
+    return found
+
+
+def _epoch(number: int, branch: str, held: list[tuple[StageHistory, Span]]) -> Epoch:
+    spans = [span for _, span in held]
+    seconds = sum(span.seconds for span in spans)
+    tests: dict[bool, Tested] = {}
+    for stage, _ in held:
+        tests |= {test.ema: test for epoch, test in stage.tests if epoch_number(epoch) == number}
+    own, averaged = tests.get(False), tests.get(True)
+    last = held[-1][0]
+    stopped = last.finished is None and last.iter < last.max_iter
+    numbers = (
+        spans[-1].lr,
+        sum(span.loss for span in spans) / sum(span.updates for span in spans),
+        own.top1 if own else None,
+        own.loss if own else None,
+        averaged.top1 if averaged else None,
+        sum(span.images for span in spans) / seconds if seconds else None,
+        seconds,
+    )
+    stages = tuple(stage.name for stage, _ in held)
+    partial = stopped and last.trained is not None and number == max(last.trained.epochs)
+    return Epoch(number, branch, stages, partial, numbers)
+
+
+_EPOCH = (Column("epoch", "epoch", "count"), Column("stage", "stage", "text"))
+_EPOCH_NUMBERS = (
+    Column("lr", "LR", "rate"),
+    Column("train_loss", "train loss", "loss"),
+    Column("valid_accuracy", "valid accuracy", "percent"),
+    Column("valid_loss", "valid loss", "loss"),
+    Column("ema_valid_accuracy", "EMA valid accuracy", "percent"),
+    Column("images_per_second", "images/s", "speed"),
+    Column("seconds", "time", "time"),
+)
+_EPOCH_NOTE = (
+    "epochs count along the path of ancestors; train loss: mean over the epoch's iterations, each before its update; LR: "
+    "of its last iteration; valid accuracy, valid loss: top-1 and loss of the last evaluation in it; time: of training"
+)
+
+
+def epochs_table(runs: Sequence[Run]) -> Table:
+    """One row per run and epoch."""
+    rows = tuple((run.label, e.number, ", ".join(e.stages), *e.numbers) for run in runs for e in epochs(run.history))
+    return Table("Epochs", (RUN, *_EPOCH, *_EPOCH_NUMBERS), rows, (_EPOCH_NOTE,))
+
+
+OPERATIONS: dict[str, Callable[[Sequence[float]], float]] = {"mean": statistics.fmean, "max": max}
+
+
+def epochs_over_runs(runs: Sequence[Run], operation: str) -> Table:
+    """One row per epoch: of each number the mean, or the largest, over the runs that have it. `operation`: a key of
+    OPERATIONS. The epoch in which an unfinished run has stopped is left out."""
+    together: dict[tuple[str, int], list[Epoch]] = {}
+    for run in runs:
+        for epoch in epochs(run.history):
+            if not epoch.partial:
+                together.setdefault((epoch.branch, epoch.number), []).append(epoch)
+    combine = OPERATIONS[operation]
+    rows: list[tuple[Value, ...]] = []
+    for same in together.values():
+        numbers = [
+            [c for c in column if isinstance(c, float)]
+            for column in zip(*(epoch.numbers for epoch in same), strict=True)
+        ]
+        stages = ", ".join(dict.fromkeys(name for epoch in same for name in epoch.stages))
+        rows.append((same[0].number, stages, len(same), *(combine(n) if n else None for n in numbers)))
+    columns = (*_EPOCH, Column("runs", "runs", "count"), *_EPOCH_NUMBERS)
+    what = "the mean" if operation == "mean" else "the largest value"
+    note = (
+        f"each number is {what} over the runs, without the epoch in which an unfinished one has stopped; {_EPOCH_NOTE}"
+    )
+    return Table("Epochs", columns, tuple(rows), (note,))

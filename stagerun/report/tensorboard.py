@@ -45,8 +45,8 @@ class _EventFile:
     def __init__(self, folder: Path, purge_from: int | None) -> None:
         self.protos, record_writer = _protos()
         folder.mkdir(parents=True, exist_ok=True)
-        begun = [int(name.split(".")[3]) for name in os.listdir(folder) if _is_event_file(name)]
-        second = max([int(time.time()), *(b + 1 for b in begun)])
+        earlier = [int(name.split(".")[3]) for name in os.listdir(folder) if _is_event_file(name)]
+        second = max([int(time.time()), *(b + 1 for b in earlier)])
         self.path = folder / f"events.out.tfevents.{second:010d}.{socket.gethostname()}.{os.getpid()}.0"
         self.file = open(self.path, "xb", buffering=0)  # noqa: SIM115 - closed by TensorBoard.__exit__
         self.size = 0
@@ -122,10 +122,11 @@ class TensorBoard:
                     "weight_decay": event.weight_decay,
                     "images_per_second": event.images / event.seconds if event.seconds else 0.0,
                 }
-                self._scalars(event.stage, event.iter, "train", values)
+                self._write(event.stage, self._step(event.stage, event.iter), "train", values)
             case Tested():
                 values = {"top1": event.top1, "top5": event.top5, "loss": event.loss}
-                self._scalars(event.stage, event.iter, "test_ema" if event.ema else "test", values)
+                group = "test_ema" if event.ema else "test"
+                self._write(event.stage, self._step(event.stage, event.iter), group, values)
             case EnsembleTested():
                 self._ensemble(event)
 
@@ -140,9 +141,6 @@ class TensorBoard:
 
     def _step(self, stage: str, iter: int) -> int:
         return self.legs[stage].iterations_before + iter
-
-    def _scalars(self, stage: str, iter: int, group: str, values: Mapping[str, float]) -> None:
-        self._write(stage, self._step(stage, iter), group, values)
 
     def _write(self, run: str, step: int, group: str, values: Mapping[str, float]) -> None:
         try:

@@ -68,7 +68,7 @@ def _name(rank: int, kind: str, row: int, text: str) -> dict[str, object]:
 
 
 def together(ranks: Sequence[RankSpans]) -> Overlap:
-    """Of all ranks, summed; `iterations` are those of one."""
+    """The sums over all ranks; `iterations` are those of one."""
     found = [overlap(rank.spans) for rank in ranks]
     return Overlap(
         iterations=max(o.iterations for o in found),
@@ -78,7 +78,7 @@ def together(ranks: Sequence[RankSpans]) -> Overlap:
     )
 
 
-def told(ranks: Sequence[RankSpans], file: str) -> str:
+def profile_line(ranks: Sequence[RankSpans], file: str) -> str:
     """What is said when the file is there."""
     found = together(ranks)
     text = f"profile of {count(found.iterations, 'iteration')} on {count(len(ranks), 'worker')} in {file}"

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from stagerun.cgroups import evenly
 from stagerun.errors import UsageError
 from stagerun.text import count
-from stagerun.topology import reasons
 from stagerun.topology.machine import Core, Machine, ranges
 
 # One core of so many is set apart, the 2 of 24 of the published runs; no more than a group of gloo and a loader keep busy.
@@ -36,8 +35,8 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`seats` by worker; empty: nobody can be bound, `why` says it. `threads`: of each worker, for computing. `idle`: usable cores
-    that nobody gets. `why`: sentences."""
+    """`seats` by worker; empty: no one can be bound, and `why` says why. `threads`: of each worker, for computing. `idle`: usable cores
+    that no worker gets. `why`: sentences."""
 
     seats: tuple[Seat, ...]
     threads: int
@@ -63,10 +62,11 @@ def make_plan(machine: Machine, workers: int, comm_cores: int | None = None, thr
         for number, (own, slow) in enumerate(zip(slices, extra, strict=True))
     )
     computing = min(_computing([*own, *slow], apart) for own, slow in zip(slices, extra, strict=True))
-    why += reasons.about_threads(threads, computing)
-    why += reasons.about_memory(machine, seats)
+    if threads not in (None, computing):
+        why.append(f"{count(threads, 'thread')} as asked, on {count(computing, 'computing core')}")
+    why += _about_memory(machine, seats)
     idle = len(cores) - sum(seat.cores for seat in seats)
-    why += reasons.about_idle(idle, len(cores), workers)
+    why += _about_idle(idle, len(cores), workers)
     return Plan(seats, threads or computing, idle, tuple(why))
 
 
@@ -77,7 +77,7 @@ def _unbound(machine: Machine, workers: int, why: Sequence[str]) -> Plan:
 
 
 def _too_few(workers: int, cores: Sequence[Core]) -> str:
-    return f"{count(workers, 'worker')} on {count(len(cores), 'core')}: nobody is bound"
+    return f"{count(workers, 'worker')} on {count(len(cores), 'core')}: no one is bound"
 
 
 # -- slices
@@ -100,12 +100,14 @@ def _slices(machine: Machine, cores: Sequence[Core], workers: int) -> tuple[list
                 f"{count(workers, 'worker')} on {len(nodes)} NUMA nodes: each gets cores of {each}, since half of all cores or more "
                 f"would be idle else; {len(nodes)} workers would have a node each"
             )
-            return [group[:size] for group in groups], [*why, *reasons.about_quota(machine, most, size)]
+            return [group[:size] for group in groups], [*why, *_about_quota(machine, most, size)]
     size = min(inside, most)
     slices = _spread([list(node) for node in nodes], workers, size)
     if len(nodes) > 1:
-        why.append(reasons.about_nodes(nodes, workers, slices))
-    return slices, [*why, *reasons.about_quota(machine, most, size)]
+        on = [own[0].node for own in slices]
+        shares = ", ".join(f"{on.count(node[0].node)} on node {node[0].node}" for node in nodes)
+        why.append(f"no worker crosses NUMA nodes: {shares}, {count(size, 'core')} each")
+    return slices, [*why, *_about_quota(machine, most, size)]
 
 
 def _most(machine: Machine, workers: int) -> int:
@@ -226,7 +228,7 @@ def _beside_gpus(machine: Machine, workers: int, comm_cores: int | None, threads
     pools: dict[int | None, list[Core]] = {n: [c for c in cores if n is None or c.node == n] for n in at}
     size = min(_most(machine, workers), *(len(pools[node]) // len(gpus) for node, gpus in at.items()))
     if size < 1:
-        return _unbound(machine, workers, [*why, "fewer cores than GPUs on a node: nobody is bound"])
+        return _unbound(machine, workers, [*why, "fewer cores than GPUs on a node: no one is bound"])
     seats = []
     for node, gpus in at.items():
         each = len(pools[node]) // len(gpus)
@@ -241,12 +243,37 @@ def _beside_gpus(machine: Machine, workers: int, comm_cores: int | None, threads
         why.append(
             "one worker per GPU, on cores of the NUMA node that the GPU is attached to; all its threads share them"
         )
-    why += [*reasons.about_quota(machine, _most(machine, workers), size), *reasons.about_memory(machine, seats)]
+    why += [*_about_quota(machine, _most(machine, workers), size), *_about_memory(machine, seats)]
     idle = len(cores) - size * workers
     # As many as hardware threads: they decode images, which gains by SMT, and compute next to nothing.
     return Plan(
         tuple(seats),
         threads or min(len(seat.compute) for seat in seats),
         idle,
-        (*why, *reasons.about_idle(idle, len(cores), workers)),
+        (*why, *_about_idle(idle, len(cores), workers)),
     )
+
+
+# -- why: one sentence or none for each decision
+
+
+def _about_quota(machine: Machine, most: int, size: int) -> list[str]:
+    if machine.quota is None or size < most:
+        return []
+    return [f"a quota of {machine.quota:g} processors' worth of time pays for {count(most, 'core')} a worker"]
+
+
+def _about_memory(machine: Machine, seats: Sequence["Seat"]) -> list[str]:
+    if any(seat.memory is not None for seat in seats):
+        return [
+            "memory comes from the worker's own node, and from another one when that is full: slower, but nothing is killed for it"
+        ]
+    if len(machine.nodes) > 1:
+        return ["memory comes from wherever it is first used"]
+    return []
+
+
+def _about_idle(idle: int, cores: int, workers: int) -> list[str]:
+    if not idle:
+        return []
+    return [f"{idle} of {count(cores, 'core')} {'is' if idle == 1 else 'are'} left to others: all workers get as many"]

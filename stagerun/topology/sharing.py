@@ -1,5 +1,5 @@
 """A machine shared out among the workers that are there, whatever their launcher has left to each of them; whether `--bind auto` binds,
-and how many workers a machine has when nobody says."""
+and how many workers a machine has by default."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank gets. `seat`: None where nobody can be bound. `alone`: its launcher gave these CPUs to it alone."""
+    """What one rank gets. `seat`: None if no one can be bound. `alone`: its launcher gave these CPUs to it alone."""
 
     choice: Choice
     plan: Plan
@@ -79,17 +79,17 @@ def choose(
     return Choice(False, "this machine has one NUMA node and may have other work: the kernel places the threads")
 
 
-def _of_batch_system(system: str, told: str, cpus: int) -> Choice:
-    """`told`: how many CPUs of this machine, which has `cpus`. One that counts cores tells of fewer, and then nobody is bound."""
-    if not told:
+def _of_batch_system(system: str, said: str, cpus: int) -> Choice:
+    """`said`: how many CPUs of this machine, which has `cpus`. One that counts cores says fewer, and then no one is bound."""
+    if not said:
         return Choice(False, f"{system} doesn't say how many CPUs of this machine belong to the job")
-    if told.isdecimal() and int(told) >= cpus:
+    if said.isdecimal() and int(said) >= cpus:
         return Choice(True, f"{system} has given this whole machine to the job")
-    return Choice(False, f"{system} has given {told} CPUs of this machine to the job, and doesn't say which")
+    return Choice(False, f"{system} has given {said} CPUs of this machine to the job, and doesn't say which")
 
 
 def default_workers(machine: Machine, most: int | None = None) -> int:
-    """Workers on a machine when nobody says: one per GPU; else one per NUMA node that has at least half as many usable cores as the
+    """Workers on a machine by default: one per GPU; else one per NUMA node that has at least half as many usable cores as the
     largest, but no more than `most` (the batch has no more device batches); 1 where a quota is the limit."""
     if machine.gpus:
         return len(machine.gpus)
@@ -135,7 +135,7 @@ def _same_machine(one: Found, other: Found) -> bool:
 
 
 def _gpus(machine: Machine, workers: Sequence[int]) -> tuple[Gpu, ...]:
-    """Those of the host's workers with these numbers: worker n computes on GPU n. None where the driver tells of fewer than torch has
+    """Those of the host's workers with these numbers: worker n computes on GPU n. Empty if the driver reports fewer than torch has
     found: then it isn't known where they are."""
     chosen = [gpu for gpu in machine.gpus if gpu.number in workers]
     if len(chosen) < len(workers):

@@ -25,8 +25,14 @@ from stagerun.pulse import Section
 from stagerun.recipe import Schedule
 from stagerun.spec import load
 from stagerun.text import count
-from stagerun.topology import Found, Seat, Share, ranges, read, share
-from stagerun.train.agreement import everyone, require_same_code
+from stagerun.train.agreement import everyone
+from stagerun.train.agreement import require_same_code
+from stagerun.topology.machine import ranges
+from stagerun.topology.machine import read
+from stagerun.topology.placing import Seat
+from stagerun.topology.sharing import Found
+from stagerun.topology.sharing import Share
+from stagerun.topology.sharing import share
 from stagerun.watch.worker import Monitored
 from stagerun.world import World, boot_id, default_threads, given_threads, torchrun_chose
 

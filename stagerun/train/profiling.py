@@ -19,7 +19,7 @@ from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import TrainState
 from stagerun.engine.timed import timed_train
 from stagerun.events import Event, Iterated, Note, NotFinite
-from stagerun.report.trace import RankSpans, chrome_trace, told
+from stagerun.report.trace import RankSpans, chrome_trace, profile_line
 from stagerun.spans import Span, Spans
 from stagerun.world import boot_id
 
@@ -87,7 +87,7 @@ class Profile:
             Path(self.file).write_text(chrome_trace(ranks, about))
         except OSError as error:
             return Note(text=f"the profile can't be written to {self.file}: {error.strerror}", warning=True)
-        return Note(text=told(ranks, self.file))
+        return Note(text=profile_line(ranks, self.file))
 
     def _clock(self) -> dict[str, object]:
         self.comm.barrier()

@@ -16,11 +16,9 @@ from google.protobuf import text_format
 
 from stagerun import recipe
 from stagerun.caffe_import import solver
-from stagerun.caffe_import.left import Findings
-from stagerun.caffe_import.nets import State, layers_in, shapes, text_of
-from stagerun.caffe_import.networks import PLAIN_LAYERS, parameter_prefix, recognise
+from stagerun.caffe_import.net import PLAIN_LAYERS, State, layers_in, parameter_prefix, recognise, shapes, text_of
 from stagerun.caffe_import.stages import names_of
-from stagerun.caffe_import.text import NET, SOLVER, read_text
+from stagerun.caffe_import.text import NET, SOLVER, Findings, read_text
 from stagerun.caffe_import.train_lines import train_lines
 from stagerun.cli.main import main
 from stagerun.errors import ExitCode
@@ -268,7 +266,7 @@ def test_a_mean_image_becomes_a_mean_per_channel(tmp_path: Path) -> None:
     assert schedule.stages[0].solver.transform.mean_value == (2, 15, 7)
     (folder / "mean.binaryproto").write_bytes(b"\xff\xff")
     result = run(str(folder), "--out", str(tmp_path / "other"), *CASES["fine_tuning"])
-    assert result.exit_code == ExitCode.RECIPE and "mean.binaryproto is no mean image" in " ".join(
+    assert result.exit_code == ExitCode.RECIPE and "mean.binaryproto is not a mean image" in " ".join(
         result.stdout.split()
     )
 
@@ -366,7 +364,7 @@ def test_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["five"], "no `caffe train` line tells the order of the solvers: custom_lr_collapse.prototxt (collapse), "),
+        (["five"], "no `caffe train` line says the order of the solvers: custom_lr_collapse.prototxt (collapse), "),
         (["five", "--order", "init,cyc4"], "`cyc4`, which is no of the solver files\n  hint: did you mean `cyc"),
         (["five", "--order", "init,init"], "names `init` twice"),
         (["five", "--order", "init", "--model", "resnet5O"], "there is no network `resnet5O`"),

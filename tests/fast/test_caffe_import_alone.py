@@ -120,7 +120,7 @@ def test_a_solver_that_names_no_net(here: Path) -> None:
     assert (made.batch_size, made.clip_gradients, made.test_interval, made.test_iter) == (4096, 4, 50, None)
     listed = " ".join(result.stdout.split())
     assert "solver.prototxt:1: iter_size: batch_size is that of a whole update, its 2 passes together" in listed
-    assert "solver.prototxt:2: test_iter: it counts batches of a size that the net tells" in listed
+    assert "solver.prototxt:2: test_iter: it counts batches of a size that the net says" in listed
 
 
 def test_a_solver_that_evaluates_asks_for_the_images(here: Path) -> None:

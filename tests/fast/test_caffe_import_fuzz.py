@@ -9,7 +9,9 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stagerun.caffe_import import CaffeFolder, Wanted, check_lines, convert, folder_lines
+from stagerun.caffe_import.convert import Wanted, convert
+from stagerun.caffe_import.disk import CaffeFolder
+from stagerun.caffe_import.write import check_lines, folder_lines
 from stagerun.errors import RecipeError, StagerunError
 
 FOLDERS = Path(__file__).parents[1] / "golden" / "caffe_import"

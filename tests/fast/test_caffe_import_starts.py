@@ -191,7 +191,7 @@ def test_momentum_of_another_kind_is_a_mistake_at_its_line(here: Path) -> None:
     [
         ("iter_4000", "iter_3500", "solver.prototxt` makes no snapshot at iteration 3500"),
         ("quick_iter_4000", "slow_iter_4000", "no stage makes `examples/cifar10/slow_iter_4000.solverstate`"),
-        (".solverstate", ".caffemodel", "which is no .solverstate"),
+        (".solverstate", ".caffemodel", "which is not a .solverstate"),
         ("--solver=examples/cifar10/cifar10_quick_solver.prototxt $@", "--help", "which is not trained before"),
     ],
 )
@@ -293,9 +293,9 @@ def test_what_the_order_contradicts_is_listed(here: Path) -> None:
 def test_a_wrong_line_does_not_stop_the_order(here: Path) -> None:
     cluster()
     write(README=Path("README").read_text().replace("7638.caffemodel", "7638.solverstate"))
-    assert "which is no .caffemodel" in mistakes()
+    assert "which is not a .caffemodel" in mistakes()
     stages, listed = imported("--order", "main,collapse")
-    assert starts(stages)["collapse"] == ("main", None) and "which is no .caffemodel; with `--order`" in listed
+    assert starts(stages)["collapse"] == ("main", None) and "which is not a .caffemodel; with `--order`" in listed
 
 
 # ---- several files with commands

@@ -17,7 +17,12 @@ FLOORS = [
     {"schedule", "order", "pace", "logged", "binding"},
     {"spec"},
     {"plan", "store", "data", "caffe_import"},
-    {"models", "comm", "preflight"},  # preflight has no torch: what starts workers compares facts before it needs it
+    {
+        "models",
+        "comm",
+        "preflight",
+        "drawing",
+    },  # preflight has no torch: what starts workers compares facts before it needs it
     {"engine"},
     {"report", "launch"},
     {"watch"},  # it leaves its reports in the launcher's folder

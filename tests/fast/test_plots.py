@@ -13,14 +13,14 @@ import pytest
 from made_schedules import schedule, stage
 
 from stagerun.cli.diffing import Found, Side, overlay
+from stagerun.drawing import figure, html
+from stagerun.drawing.bands import bands, factor_text, jumps, mark_labels, not_shown, short_number
+from stagerun.drawing.colours import CURVES, DARK, OVER, SOFT, strokes
+from stagerun.drawing.scale import labels, make_scale, round_steps
+from stagerun.drawing.terminal import COLOURS, ascii_only, draw
 from stagerun.plan.difference import difference
 from stagerun.plan.picture import Picture, Unit, make_picture
 from stagerun.recipe import Schedule, Stage
-from stagerun.report.plots import figure, html
-from stagerun.report.plots.bands import bands, factor_text, jumps, mark_labels, not_shown, short_number
-from stagerun.report.plots.colours import CURVES, DARK, OVER, SOFT, strokes
-from stagerun.report.plots.scale import labels, make_scale, round_steps
-from stagerun.report.plots.terminal import COLOURS, ascii_only, draw
 from stagerun.schedule import make_knobs
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "plots"

@@ -18,11 +18,19 @@ from stagerun.data.scratch import look, stage
 from stagerun.data.scratch.locks import held
 from stagerun.preflight import machine
 from stagerun.preflight.compare import Finding, differences, odd_ones, troubles, unlike, worst
-from stagerun.preflight.facts import Facts, Images, Trouble, from_json, host_facts, settings_digest
+from stagerun.preflight.facts import (
+    Facts,
+    Images,
+    Place,
+    ScratchRoom,
+    Trouble,
+    from_json,
+    host_facts,
+    scratch_room,
+    settings_digest,
+)
 from stagerun.preflight.machine import arithmetic, gpus, memory_bytes, processor
-from stagerun.preflight.measured import HostTimes, Link, Measured, bits, rounds, verdicts
-from stagerun.preflight.page import page
-from stagerun.preflight.places import Place, ScratchRoom, scratch_room
+from stagerun.preflight.page import HostTimes, Link, Measured, bits, page, rounds, verdicts
 from stagerun.spec import load
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "preflight"
@@ -145,7 +153,7 @@ def test_each_host_that_is_not_like_most_is_in_one_finding(values: dict[str, str
 def test_facts_survive_the_wire_and_others_are_refused() -> None:
     assert from_json(json.loads(json.dumps(HOST.as_json()))) == HOST
     for change in ({"cores": None, "more": 1}, {"images": [{"role": "train"}]}, {"scratch": {"path": "x"}}):
-        with pytest.raises(ValueError, match="no facts of a host"):
+        with pytest.raises(ValueError, match="not facts of a host"):
             from_json({**HOST.as_json(), **change})
 
 

@@ -29,7 +29,7 @@ from stagerun.pace import live_line, strip
 from stagerun.report.caffe_log import CaffeLog
 from stagerun.report.console import Console
 from stagerun.report.jsonl import JsonLines
-from stagerun.report.table import results_table
+from stagerun.report.results import results_table
 from stagerun.text import columns, duration, size
 
 PARENTS = {"init": None, "collapse": "init"}

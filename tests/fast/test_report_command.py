@@ -10,9 +10,8 @@ from made_up_runs import BATCH, STAGES, Story, killed_and_resumed, report, rows,
 from stagerun import store
 from stagerun.events import Failed, Iterated, RunFinished, StageFinished, Stopped
 from stagerun.report.jsonl import JsonLines
-from stagerun.report.read_log import read_log
+from stagerun.report.read_log import Updates, read_log
 from stagerun.report.replay import history
-from stagerun.report.thin import Updates
 
 
 @pytest.fixture
@@ -286,7 +285,7 @@ def test_a_recipe_that_no_snapshot_tells_is_not_compared(three: list[Path]) -> N
     for manifest in (three[0] / "snapshots").glob("*/MANIFEST.json"):
         manifest.unlink()
     result = report(three[0], three[1], "--diff")
-    assert "?: there is no snapshot that would tell the recipe: seed1 (init, cyc1, collapse)" in result.stdout
+    assert "?: there is no snapshot that would show the recipe: seed1 (init, cyc1, collapse)" in result.stdout
     assert "seed  " not in result.stdout.split("## Differences")[1].split("?:")[0]
 
 

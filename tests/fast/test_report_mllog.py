@@ -24,8 +24,7 @@ from log_help import (
 from stagerun.events import Event, RunFinished
 from stagerun.plan import Plan
 from stagerun.report.course import course
-from stagerun.report.mllog import MLLog
-from stagerun.report.mllog_keys import settings
+from stagerun.report.mllog import MLLog, settings
 
 
 def mllog(out: Path, plan: Plan, *events: Event | Iterator[Event], warned: list[str] | None = None) -> None:

@@ -9,21 +9,10 @@ import pytest
 
 from stagerun.cli.drawing import draw
 from stagerun.errors import RecipeError, UsageError
-from stagerun.topology import (
-    Core,
-    Found,
-    Gpu,
-    Machine,
-    Node,
-    choose,
-    default_workers,
-    describe,
-    make_plan,
-    parse,
-    ranges,
-    read,
-    share,
-)
+from stagerun.topology.described import describe, parse
+from stagerun.topology.machine import Core, Gpu, Machine, Node, ranges, read
+from stagerun.topology.placing import make_plan
+from stagerun.topology.sharing import Found, choose, default_workers, share
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "topology"
 # Workers, and --comm-cores.
@@ -155,9 +144,9 @@ def test_all_mistakes_of_a_description() -> None:
         "m:2:15: the socket's number must be a whole number, not `x`",
         "m:3:20: 3 siblings of 4 cores",
         "m:5:7: CPU 3 is there twice",
-        "m:6:7: `none` is no number of processors",
+        "m:6:7: `none` is not a number of processors",
         "m:8:6: node 1 is there twice",
-        "m:9:7: `9-8` is no list of CPUs",
+        "m:9:7: `9-8` is not a list of CPUs",
     ]
     assert lines[3][1:3] == ["  cores 0-3 siblings 4-6", "                     ^^^"]
 

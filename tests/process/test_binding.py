@@ -10,7 +10,7 @@ import pytest
 HEAD = """
     import os, socket, subprocess, sys, threading
     from stagerun import binding
-    from stagerun.topology import Seat
+    from stagerun.topology.placing import Seat
     first, second = sorted(os.sched_getaffinity(0))[:2]
 
     def cpus(tid):
@@ -40,7 +40,7 @@ def test_who_runs_where() -> None:
     helper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     seen = {}
     binding.step_aside()
-    assert cpus(0) == [*{first, second}] or len(cpus(0)) > 2, "nobody is bound yet: nothing happens"
+    assert cpus(0) == [*{first, second}] or len(cpus(0)) > 2, "no one is bound yet: nothing happens"
     binding.bind(seat())
     binding.bind_process(helper.pid)
 
@@ -113,7 +113,7 @@ def test_two_jobs_on_the_same_cores() -> None:
     """The second is told, until the first has ended."""
     python("""
     binding._NAME = "\\0test-" + str(os.getpid()) + "-"
-    other = "from stagerun import binding; from stagerun.topology import Seat; import sys;"
+    other = "from stagerun import binding; from stagerun.topology.placing import Seat; import sys;"
     other += "binding._NAME, binding._CLAIM_S = '\\\\0' + sys.argv[1], 0.0; first, second = map(int, sys.argv[2:]);"
     other += "print(binding.claim(Seat(0, (0,), 1, 0, frozenset({first}), frozenset({second}))))"
 

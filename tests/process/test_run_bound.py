@@ -32,7 +32,7 @@ def schedule(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def unbound(schedule: Path) -> dict[str, str]:
-    """Digests of what two workers train where nobody is bound."""
+    """Digests of what two workers train where no one is bound."""
     out = schedule.parent / "unbound"
     assert small.run(schedule, out, nproc=2).returncode == 0
     assert notes(out) == []
@@ -115,7 +115,7 @@ def test_auto_binds_where_the_machine_is_the_jobs_own(schedule: Path, unbound: d
 @contextmanager
 def another_job() -> Iterator[None]:
     """That has said that it is bound to the first CPU."""
-    text = "from stagerun import binding; from stagerun.topology import Seat; "
+    text = "from stagerun import binding; from stagerun.topology.placing import Seat; "
     text += f"print(binding.claim(Seat(0, (0,), 1, 0, frozenset({{{FIRST}}}), frozenset({{{FIRST}}}))), flush=True); input()"
     job = subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert job.stdout is not None and job.stdout.readline() == "True\n"
@@ -144,7 +144,7 @@ def test_what_cannot_be_had_is_said_before_training(schedule: Path, tmp_path: Pa
     ]
     command = ["run", str(schedule), "--out", str(tmp_path / "out"), "--nproc", "2", "--bind", "cores"]
     code, text = processes.Run(command).start(within=one).wait()
-    assert code == 64 and "--bind cores can't be had: 2 workers on 1 core: nobody is bound" in text
+    assert code == 64 and "--bind cores can't be had: 2 workers on 1 core: no one is bound" in text
     assert "hint: fewer workers, more cores, or --bind none" in text
     done = small.run(schedule, tmp_path / "out", "--comm-cores", 1)
     assert done.returncode == 64 and "--comm-cores 1 without --bind cores" in done.stderr

@@ -46,10 +46,9 @@ from stagerun.recipe import Determinism, OnNan, Precision
 from stagerun.report.caffe_log import CaffeLog
 from stagerun.report.console import Console
 from stagerun.report.course import course
-from stagerun.report.failed import failed_line
 from stagerun.report.read_log import Log
 from stagerun.report.replay import history
-from stagerun.report.table import results_table
+from stagerun.report.results import failed_line, results_table
 from stagerun.snapshots import SnapshotRef, how_far
 
 CONV = replace(SOLVER, batch_size=24, device_batch_size=4, ema_decay=0.9)

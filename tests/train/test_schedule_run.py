@@ -14,7 +14,7 @@ from stagerun.plan import make_plan
 from stagerun.plan.rehearsal import rehearsal
 from stagerun.plan.render import csv_rows, render_text
 from stagerun.recipe import Schedule
-from stagerun.report.table import results_table
+from stagerun.report.results import results_table
 from stagerun.schedule import make_knobs
 from stagerun.snapshots import Inventory
 from stagerun.train import walk

@@ -11,7 +11,7 @@ from stagerun.comm import SoloComm, make_reducer
 from stagerun.engine.state import make_state
 from stagerun.engine.timed import timed_train
 from stagerun.recipe import Determinism
-from stagerun.report.trace import RankSpans, chrome_trace, told
+from stagerun.report.trace import RankSpans, chrome_trace, profile_line
 from stagerun.spans import BACKWARD, DATA, FORWARD, PARTS, REDUCTION, UPDATE, WAIT, Span, Spans, overlap, seconds_of
 
 
@@ -61,7 +61,7 @@ def test_trace_has_a_row_for_each_reduction_that_is_under_way():
     assert events[0]["args"] == {"stage": "a", "iteration": 7}
     names = {e["args"]["name"] for e in trace["traceEvents"] if e["ph"] == "M" and "name" in e["args"]}
     assert names == {"rank 0 on n1", "rank 1 on n2", "training", "network 1", "network 2"}
-    assert "5000.0 ms of an iteration, 80 %" in told(ranks, "f.json")
+    assert "5000.0 ms of an iteration, 80 %" in profile_line(ranks, "f.json")
 
 
 def test_a_loop_that_is_looked_at_trains_to_the_same_bits_and_every_second_has_its_part():

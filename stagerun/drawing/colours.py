@@ -6,7 +6,7 @@ from typing import Any
 
 from stagerun.plan.picture import Picture, Unit
 
-# Okabe and Ito's colours, which are told apart by people who see fewer; from the eighth run on, dashed.
+# Okabe and Ito's colours, which colour-blind people can distinguish; from the eighth run on, dashed.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222")
 DASHES = ("solid", "dashed", "dotted")
 
@@ -39,7 +39,7 @@ SETTINGS: dict[Any, Any] = {
 # What the values of a band are filled with, in turn.
 FILLS = ("#e3eaf3", "#cfdcec", "#f3ebdc", "#e0eedf", "#efe0ea", "#dfecee")
 
-# Of the curves: first the trunk's.
+# The colours of curves, the trunk's first.
 CURVES = tuple(colour.lower() for colour in COLOURS)
 OFF = "#8a929e"  # of a stage that is not enabled
 
@@ -67,7 +67,7 @@ class Stroke:
 
 
 def strokes(picture: Picture, unit: Unit) -> dict[str, Stroke]:
-    """Of each stage: a colour for each of `Picture.curves`, and none for what is not enabled."""
+    """By stage: a colour for each of `Picture.curves`, and none for what is not enabled."""
     numbers = picture.curves(unit)
     found = {}
     for stage in picture.stages:

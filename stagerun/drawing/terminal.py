@@ -10,11 +10,9 @@ from typing import Any
 
 from rich.text import Text
 
-from stagerun.errors import UsageError
-from stagerun.plan.picture import Kind, Mark, Picture, StagePicture, Unit
-from stagerun.report.plots.bands import (
-    MOST_ROWS,
+from stagerun.drawing.bands import (
     Band,
+    Label,
     Segment,
     bands,
     factor_text,
@@ -23,10 +21,13 @@ from stagerun.report.plots.bands import (
     leaves,
     mark_labels,
     not_shown,
+    on_rows,
 )
-from stagerun.report.plots.scale import Scale, labels, round_steps
+from stagerun.drawing.scale import Scale, labels, round_steps
+from stagerun.errors import UsageError
+from stagerun.plan.picture import Kind, Mark, Picture, StagePicture, Unit
 
-# Of the 256 colours those of middling lightness (the trunk has the terminal's own): told apart from black and from white.
+# Colours of middling lightness, which stand out on black and on white; the trunk has the terminal's own.
 COLOURS = ("color(33)", "color(166)", "color(29)", "color(169)", "color(136)", "color(30)", "color(99)")
 
 HEIGHT = 16  # rows of the canvas
@@ -75,7 +76,7 @@ def draw(picture: Picture, unit: Unit, scale: Scale, width: int) -> Text:
 
 
 def _styles(picture: Picture, unit: Unit) -> dict[str, str]:
-    """Of each stage its colour, that of its curve; '' of the trunk's, `dim` where it is not enabled."""
+    """The colour of each stage's curve; '' for the trunk's, `dim` if it is not enabled."""
     numbers = picture.curves(unit)
 
     def style(stage: StagePicture) -> str:
@@ -174,19 +175,21 @@ def _label(mark: Mark) -> str:
 
 
 def _labels(picture: Picture, unit: Unit, columns: _Columns) -> tuple[list[str], int]:
-    """What stands above the chart, on as many rows as it takes up to MOST_ROWS, and how many have no room there."""
-    rows: list[str] = []
-    left_out = 0
-    for label in mark_labels(picture, _label, lambda stage, mark: columns.at(stage.x(mark.iter, unit))):
+    """What stands above the chart, and how many labels have no room there."""
+
+    def extent(label: Label) -> tuple[float, float]:
         column = min(int(label.at), columns.count - len(label.text))
-        row = next((i for i, line in enumerate(rows) if len(line) < column), len(rows))
-        if row == MOST_ROWS:
-            left_out += 1
-            continue
-        if row == len(rows):
-            rows.append("")
-        rows[row] = rows[row].ljust(column) + label.text
-    return rows[::-1], left_out
+        return column, column + len(label.text) + 1
+
+    marked = mark_labels(picture, _label, lambda stage, mark: columns.at(stage.x(mark.iter, unit)))
+    rows, left_out = on_rows(marked, extent)
+    lines = []
+    for row in rows[::-1]:
+        line = ""
+        for column, label in row:
+            line = line.ljust(int(column)) + label.text
+        lines.append(line)
+    return lines, left_out
 
 
 # -- the bands

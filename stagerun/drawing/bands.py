@@ -184,6 +184,28 @@ def mark_labels(
     return labels
 
 
+def on_rows(
+    labels: Sequence[Label], extent: Callable[[Label], tuple[float, float]]
+) -> tuple[list[list[tuple[float, Label]]], int]:
+    """The labels with their begins, on as many rows as it takes up to MOST_ROWS, and how many have no room there. `extent`: where
+    a label begins, and where the next one may."""
+    rows: list[list[tuple[float, Label]]] = []
+    filled: list[float] = []
+    left_out = 0
+    for label in labels:
+        begin, end = extent(label)
+        row = next((i for i, taken in enumerate(filled) if taken <= begin), len(rows))
+        if row == MOST_ROWS:
+            left_out += 1
+            continue
+        if row == len(rows):
+            rows.append([])
+            filled.append(0.0)
+        rows[row].append((begin, label))
+        filled[row] = end
+    return rows, left_out
+
+
 def jumps(picture: Picture) -> list[str]:
     """A sentence for each jump of the learning rate that is marked, in the order of the stages."""
     found = []
@@ -202,7 +224,7 @@ def jumps(picture: Picture) -> list[str]:
 
 
 def not_shown(picture: Picture) -> list[str]:
-    """What each stage's learning rate does besides; and how the second of two sides is told from the first."""
+    """What is not drawn of each stage's learning rate, and how the second of two sides looks."""
     found = []
     for stage in picture.stages:
         marked = sum(mark.kind is Kind.STEP for mark in stage.marks)

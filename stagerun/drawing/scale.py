@@ -8,7 +8,7 @@ from stagerun.plan.picture import Picture
 
 # A logarithmic axis has so many decades at most: a rate that decays to zero would need any number of them.
 DECADES = 4
-# An axis is logarithmic unless told otherwise where a fifth of all iterations have less than a fiftieth of the largest rate.
+# By default an axis is logarithmic if a fifth of all iterations have less than a fiftieth of the largest rate.
 LOW, SHARE = 1 / 50, 1 / 5
 
 

@@ -1,11 +1,109 @@
-"""Caffe's nets that are one of stagerun's networks, and how its parameters are named. Pure."""
+"""A net's layers in training and in testing, and which of stagerun's networks they are. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
-from stagerun.caffe_import.nets import Shape, text_of
+from stagerun.errors import Span
 from stagerun.spec.networks import TORCHVISION
 from stagerun.spec.tree import Block
 from stagerun.spec.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Caffe's NetState."""
+
+    phase: str
+    level: int = 0
+    stages: frozenset[str] = field(default_factory=frozenset)
+
+
+def state_of(block: Block | None, phase: str) -> State:
+    """A train_state or test_state; without one, the phase alone."""
+    if block is None:
+        return State(phase)
+    view = View(block)
+    stages = block.entries["stage"].values if "stage" in block.entries else ()
+    return State(phase, view.whole("level") or 0, frozenset(str(v.value) for v in stages))
+
+
+def layers_in(net: Block, state: State) -> list[Block]:
+    """The layers that Caffe's FilterNet keeps: one `include` rule is met, or no `exclude` rule is."""
+    return [layer for layer in net.blocks("layer") if _kept(layer, state)]
+
+
+def _kept(layer: Block, state: State) -> bool:
+    include, exclude = list(layer.blocks("include")), list(layer.blocks("exclude"))
+    if include:
+        return any(_meets(View(rule), state) for rule in include)
+    return not any(_meets(View(rule), state) for rule in exclude)
+
+
+def _meets(rule: View, state: State) -> bool:
+    if rule.has("phase") and rule.text("phase") != state.phase:
+        return False
+    low, high = rule.whole("min_level"), rule.whole("max_level")
+    if (low is not None and state.level < low) or (high is not None and state.level > high):
+        return False
+    wanted, unwanted = (_texts(rule.block, name) for name in ("stage", "not_stage"))
+    return wanted <= state.stages and not unwanted & state.stages
+
+
+def _texts(block: Block, name: str) -> set[str]:
+    return {str(v.value) for v in block.entries[name].values} if name in block.entries else set()
+
+
+def text_of(block: Block, name: str) -> str:
+    """A text field, '' where it is not written."""
+    value = View(block).text(name) if name in block.entries else None
+    return value or ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A layer with weights, as far as it makes a difference. `sizes`: outputs, kernel, stride, pad, groups; outputs alone of
+    an InnerProduct."""
+
+    name: str
+    type: str
+    sizes: tuple[int, ...]
+    bias: bool
+    place: Span
+
+
+def shapes(layers: Sequence[Block]) -> list[Shape]:
+    """The convolutions and linear layers of a network, in order."""
+    found = []
+    for layer in layers:
+        name, kind = text_of(layer, "name"), text_of(layer, "type")
+        if kind == "Convolution":
+            view = View(layer).inside("convolution_param")
+            sizes: tuple[int, ...] = (
+                view.whole("num_output") or 0,
+                _first(view, "kernel_size", "kernel_h", 0),
+                _first(view, "stride", "stride_h", 1),
+                _first(view, "pad", "pad_h", 0),
+                view.whole("group") or 1,
+            )
+        elif kind == "InnerProduct":
+            view = View(layer).inside("inner_product_param")
+            sizes = (view.whole("num_output") or 0,)
+        else:
+            continue
+        found.append(Shape(name, kind, sizes, view.flag("bias_term"), layer.place))
+    return found
+
+
+def _first(view: View, name: str, side: str, default: int) -> int:
+    values = view.numbers(name)
+    return int(values[0]) if values else view.whole(side) or default
+
+
+def of_type(layers: Sequence[Block], *types: str) -> Iterator[Block]:
+    return (layer for layer in layers if text_of(layer, "type") in types)
+
+
+# -- nets that are one of stagerun's networks, and how its parameters are named
 
 # Blocks of each group of ResNet-50, and the widths of their convolutions.
 GROUPS = ((2, 3, 64, 256), (3, 4, 128, 512), (4, 6, 256, 1024), (5, 3, 512, 2048))
@@ -24,7 +122,7 @@ LAST_LAYER = {
     "vgg": "classifier.6",
     "densenet": "classifier",
 }
-# Networks whose layers have the same names in everybody's nets for Caffe, and their convolutions and linear layers in order.
+# Networks whose layers have the same names in all nets for Caffe, and their convolutions and linear layers in order.
 PLAIN_LAYERS = {
     "alexnet": {
         **{f"conv{i}": f"features.{at}" for i, at in enumerate((0, 3, 6, 8, 10), 1)},

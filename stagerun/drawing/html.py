@@ -8,11 +8,11 @@ import re
 from html import escape
 
 import stagerun
+from stagerun.drawing.bands import leaves, size_text
+from stagerun.drawing.colours import DARK, GRID, INK, RULE, SOFT, strokes
+from stagerun.drawing.figure import Drawn, draw, drawing, saved_svg
+from stagerun.drawing.scale import Scale
 from stagerun.plan.picture import Picture, StagePicture, Unit
-from stagerun.report.plots.bands import leaves, size_text
-from stagerun.report.plots.colours import DARK, GRID, INK, RULE, SOFT, strokes
-from stagerun.report.plots.figure import Drawn, draw, drawing, saved_svg
-from stagerun.report.plots.scale import Scale
 
 # Nothing may be fetched, whatever a later change puts in.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -36,21 +36,57 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 14px; }
 footer { color: var(--soft); font-size: 12px; margin-top: 12px; }
 """
 
-SCRIPT = """
+# What a script needs to show what the pointer is on: the data of the page, and of each frame with a picture a dot and a box beside it.
+TOOLTIP = """
 "use strict";
+const data = JSON.parse(document.getElementById("data").textContent);
+const values = document.getElementById("values");
+
+function marker(svg, kind) {
+  const mark = svg.appendChild(document.createElementNS(svg.namespaceURI, kind));
+  mark.style.display = "none";
+  mark.style.pointerEvents = "none";
+  return mark;
+}
+
+function tooltip(frame) {
+  const svg = frame.querySelector("svg"), dot = marker(svg, "circle");
+  dot.setAttribute("r", 3.5);
+  function at(event) {
+    return new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+  }
+  function hide() { dot.style.display = values.style.display = "none"; }
+
+  // `rows` are names and values; what is null has no row.
+  function show(x, y, colour, title, rows, remark) {
+    values.replaceChildren();
+    values.appendChild(document.createElement("b")).textContent = title;
+    const table = values.appendChild(document.createElement("table"));
+    for (const [name, value] of rows) {
+      if (value === null) continue;
+      const row = table.insertRow();
+      row.insertCell().textContent = name;
+      row.insertCell().textContent = String(value);
+    }
+    if (remark) values.appendChild(document.createElement("span")).textContent = remark;
+    dot.setAttribute("cx", x);
+    dot.setAttribute("cy", y);
+    dot.style.fill = colour;
+    dot.style.display = "";
+    values.style.display = "block";
+    const scale = svg.clientWidth / svg.viewBox.baseVal.width, left = x * scale, wide = values.offsetWidth;
+    values.style.left = Math.max(0, left + 14 + wide > frame.clientWidth ? left - 14 - wide : left + 14) + "px";
+    values.style.top = Math.max(0, Math.min(y * scale + 10, frame.clientHeight - values.offsetHeight)) + "px";
+  }
+  return {svg, at, show, hide};
+}
+"""
+
+SCRIPT = """
 (function () {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const frame = document.getElementById("picture"), svg = frame.querySelector("svg");
-  const values = document.getElementById("values"), cursor = document.createElementNS(svg.namespaceURI, "line");
-  const dot = document.createElementNS(svg.namespaceURI, "circle");
+  const frame = document.getElementById("picture"), tip = tooltip(frame), cursor = marker(tip.svg, "line");
   for (const [name, value] of [["y1", data.top], ["y2", data.bottom], ["stroke", "currentColor"], ["stroke-width", 0.6]])
     cursor.setAttribute(name, value);
-  dot.setAttribute("r", 3);
-  for (const mark of [cursor, dot]) {
-    mark.style.display = "none";
-    mark.style.pointerEvents = "none";
-    svg.appendChild(mark);
-  }
 
   // The point of a stage that is nearest along x.
   function nearest(points, x) {
@@ -76,43 +112,27 @@ SCRIPT = """
     return best;
   }
 
-  function show(found) {
-    const stage = found.stage, [iter, x, y, lr, momentum, decay, size] = found.point;
+  function show({stage, point: [iter, x, y, lr, momentum, decay, size]}) {
     const images = stage.images + iter * stage.batch;
-    const lines = [
-      ["iteration", `${iter} of ${stage.iterations}`], ["epoch", (images / stage.epoch).toFixed(4)],
-      ["learning rate", lr], ["momentum", momentum], ["weight decay", decay], ["batch", String(stage.batch)],
-      ["image size", size], ["augmentation", stage.augmentation],
-    ];
-    values.replaceChildren();
-    const title = values.appendChild(document.createElement("b"));
-    title.textContent = stage.name + stage.remark;
-    const table = values.appendChild(document.createElement("table"));
-    for (const [name, text] of lines) {
-      const row = table.insertRow();
-      row.insertCell().textContent = name;
-      row.insertCell().textContent = text;
-    }
     for (const name of ["x1", "x2"]) cursor.setAttribute(name, x);
-    dot.setAttribute("cx", x);
-    dot.setAttribute("cy", y);
-    dot.style.fill = stage.colour;
-    cursor.style.display = dot.style.display = "";
-    values.style.display = "block";
-    const scale = svg.clientWidth / data.width, left = x * scale, wide = values.offsetWidth;
-    values.style.left = Math.max(0, left + 14 + wide > frame.clientWidth ? left - 14 - wide : left + 14) + "px";
-    values.style.top = Math.max(0, Math.min(y * scale + 10, frame.clientHeight - values.offsetHeight)) + "px";
+    cursor.style.display = "";
+    tip.show(x, y, stage.colour, stage.name + stage.remark, [
+      ["iteration", `${iter} of ${stage.iterations}`], ["epoch", (images / stage.epoch).toFixed(4)],
+      ["learning rate", lr], ["momentum", momentum], ["weight decay", decay], ["batch", stage.batch],
+      ["image size", size], ["augmentation", stage.augmentation],
+    ]);
+  }
+
+  function hide() {
+    cursor.style.display = "none";
+    tip.hide();
   }
 
   frame.addEventListener("pointermove", function (event) {
-    const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
-    const found = at.y >= data.top && at.y <= data.bottom ? find(at.x, at.y) : null;
+    const at = tip.at(event), found = at.y >= data.top && at.y <= data.bottom ? find(at.x, at.y) : null;
     if (found) show(found); else hide();
   });
   frame.addEventListener("pointerleave", hide);
-  function hide() {
-    for (const mark of [cursor, dot, values]) mark.style.display = "none";
-  }
 })();
 """
 
@@ -127,8 +147,7 @@ def html(picture: Picture, unit: Unit, scale: Scale, watched: bool = False) -> s
     parts = [
         f'<div id="picture">{body}<div id="values" role="status"></div></div>',
         f"<footer>stagerun {escape(stagerun.__version__)}</footer>",
-        f'<script type="application/json" id="data">{in_script(data)}</script>',
-        f"<script>{SCRIPT}</script>",
+        scripts(data, SCRIPT),
     ]
     return _page(f"{picture.name}: learning rate", "\n".join(parts), watched)
 
@@ -195,10 +214,11 @@ def _themed(style: str) -> str:
     return style.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
 
 
-def in_script(data: object) -> str:
-    """JSON that ends no script and begins no comment."""
+def scripts(data: object, script: str) -> str:
+    """The page's data, as JSON that ends no script and begins no comment, and `script` after TOOLTIP."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return f'<script type="application/json" id="data">{text}</script>\n<script>{TOOLTIP}{script}</script>'
 
 
 def _data(picture: Picture, unit: Unit, scale: Scale, drawn: Drawn) -> dict[str, object]:
@@ -206,7 +226,6 @@ def _data(picture: Picture, unit: Unit, scale: Scale, drawn: Drawn) -> dict[str,
     lanes, of = picture.lanes(unit), strokes(picture, unit)
     top = drawn.place(0.0, scale.at(scale.high))[1]
     return {
-        "width": float(drawn.figure.get_figwidth()) * 72,
         "top": round(top, 2),
         "bottom": round(drawn.rows[-1].bottom, 2),
         "rows": [[row.lane, round(row.top, 2), round(row.bottom, 2)] for row in drawn.rows],

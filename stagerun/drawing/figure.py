@@ -5,22 +5,104 @@ top left corner, so that a strip is as high as its lines whatever there are of t
 """
 
 import io
+import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from stagerun.drawing.bands import Band, Label, Segment, bands, factor_text, keyed, mark_labels, not_shown, on_rows
+from stagerun.drawing.colours import FILLS, RULE, SETTINGS, SOFT, strokes
+from stagerun.drawing.scale import Scale, labels
 from stagerun.errors import UsageError
 from stagerun.plan.picture import Kind, Mark, Picture, Unit
-from stagerun.report.plots.bands import MOST_ROWS, Band, Label, bands, factor_text, keyed, mark_labels, not_shown
-from stagerun.report.plots.colours import RULE, SETTINGS, SOFT, strokes
-from stagerun.report.plots.scale import Scale, labels
-from stagerun.report.plots.strips import Room, draw_band, wide
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+SIZE = 7.5  # of texts, in points
+MARGIN = 0.045  # inches between a text and what it stands in
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """`inch`: length of one along the x axis, which ends at `end`."""
+
+    inch: float
+    end: float
+
+    def inside(self, segment: Segment, limit: float) -> bool:
+        free = min(segment.end, limit) - segment.begin
+        return wide(segment.label, SIZE) + 2 * MARGIN <= free / self.inch
+
+    def fits(self, segment: Segment, limit: float) -> bool:
+        behind = min(limit, self.end) - segment.end
+        return self.inside(segment, limit) or wide(segment.label, SIZE) + 2 * MARGIN <= behind / self.inch
+
+
+def wide(text: str, points: float) -> float:
+    """Inches that a text takes."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    return float(TextPath((0, 0), text, size=points, prop=FontProperties(family="DejaVu Sans")).get_extents().x1) / 72
+
+
+def draw_band(picture: Picture, unit: Unit, band: Band, room: Room, axes: "Axes") -> None:
+    """A row of the axes for each of its lines, the first on top."""
+    axes.set_xlim(0, room.end)
+    axes.set_ylim(len(band.lanes), 0)
+    axes.axis("off")
+    texts = list(dict.fromkeys(segment.text for lane in band.lanes for segment in lane))
+    fills = {text: FILLS[n % len(FILLS)] if band.title != "stages" else FILLS[0] for n, text in enumerate(texts)}
+    for row, lane in enumerate(band.lanes):
+        _line(lane, row, fills, room, axes)
+    if band.title == "stages":
+        _stages(picture, unit, band, axes)
+    axes.annotate(
+        band.title, (0, 0.5), xycoords=("axes fraction", "data"), xytext=(-6, 0), textcoords="offset points",
+        va="center_baseline", ha="right", size=SIZE, color=SOFT,
+    )  # fmt: skip
+
+
+def _line(lane: Sequence[Segment], row: int, fills: dict[str, str], room: Room, axes: "Axes") -> None:
+    from matplotlib.patches import Rectangle
+
+    limits = [segment.begin for segment in lane[1:]] + [math.inf]
+    for segment, limit in zip(lane, limits, strict=True):
+        long = segment.end - segment.begin
+        axes.add_patch(
+            Rectangle((segment.begin, row + 0.08), long, 0.84, facecolor=fills[segment.text], edgecolor="none")
+        )
+        if not segment.label:
+            continue
+        place = segment.begin if room.inside(segment, limit) else segment.end
+        axes.annotate(
+            segment.label, (place, row + 0.5), xytext=(72 * MARGIN, 0), textcoords="offset points", va="center_baseline",
+            size=SIZE, annotation_clip=False,
+        )  # fmt: skip
+    for before, segment in pairwise(lane):
+        if segment.begin <= before.end * (1 + 1e-9):  # a border where they touch
+            axes.plot([segment.begin] * 2, [row + 0.08, row + 0.92], color=RULE, linewidth=0.9)
+
+
+def _stages(picture: Picture, unit: Unit, band: Band, axes: "Axes") -> None:
+    """Each in the colour of its curve, and a branch joined to the line of its parent."""
+    lanes, of = picture.lanes(unit), strokes(picture, unit)
+    for row, lane in enumerate(band.lanes):
+        for segment in lane:
+            stroke, ends = of[segment.stage], [segment.begin, segment.end]
+            axes.plot(ends, [row + 0.9] * 2, color=stroke.colour, linewidth=1.8, linestyle=stroke.dashes)
+    for stage in picture.stages:
+        if stage.parent is not None and lanes[stage.name] != lanes[stage.parent]:
+            ends = [lanes[stage.parent] + 0.92, lanes[stage.name] + 0.5]
+            axes.plot([stage.x(0, unit)] * 2, ends, color=SOFT, linewidth=0.9, zorder=4, solid_capstyle="butt")
+
+
+# -- the picture
 
 WIDTH, LEFT, RIGHT = 11.0, 1.15, 0.25
 TOP, PANEL, BELOW = 0.45, 3.6, 0.55  # the title; the curve; its ticks and label
@@ -51,7 +133,7 @@ class Drawn:
         return float(self.figure.get_figheight()) * 72
 
     def place(self, x: float, y: float) -> tuple[float, float]:
-        """Of a point of the curve (y as `Scale.at` has it), in points from the top left."""
+        """The place of a point of the curve (y as `Scale.at` has it), in points from the top left."""
         right, up = self.curve.transData.transform((x, y))
         return float(right), self.height - float(up)
 
@@ -193,24 +275,15 @@ def _label(mark: Mark) -> str:
 
 
 def _label_rows(picture: Picture, unit: Unit, room: Room) -> tuple[list[list[tuple[float, Label]]], int]:
-    """What is written above the panel and where on the x axis, on as many lines as it takes up to MOST_ROWS, and how many labels
-    have no room there."""
-    rows: list[list[tuple[float, Label]]] = []
-    filled: list[float] = []
-    left_out = 0
-    for label in mark_labels(picture, _label, lambda stage, mark: round(stage.x(mark.iter, unit), 9)):
+    """What is written above the panel and where on the x axis, and how many labels have no room there."""
+
+    def extent(label: Label) -> tuple[float, float]:
         long = wide(label.text, LABEL_SIZE) + 0.08
         begin = min(label.at / room.inch, WIDTH - LEFT - long)  # inside the figure
-        row = next((i for i, end in enumerate(filled) if end <= begin), len(filled))
-        if row == MOST_ROWS:
-            left_out += 1
-            continue
-        if row == len(rows):
-            rows.append([])
-            filled.append(0.0)
-        rows[row].append((begin * room.inch, label))
-        filled[row] = begin + long
-    return rows, left_out
+        return begin, begin + long
+
+    rows, left_out = on_rows(mark_labels(picture, _label, lambda s, mark: round(s.x(mark.iter, unit), 9)), extent)
+    return [[(begin * room.inch, label) for begin, label in row] for row in rows], left_out
 
 
 # -- what is said beneath
