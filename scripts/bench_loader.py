@@ -42,7 +42,6 @@ from torch.utils.data import DataLoader
 
 from stagerun import order
 from stagerun.data import jpeg
-from stagerun.data.jpeg import transcode
 from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.loader import Loader
 from stagerun.data.records import Room
@@ -50,6 +49,7 @@ from stagerun.data.write import write_lmdb
 from stagerun.models.vision import torchvision_part
 from stagerun.proto.caffe_pb2 import Datum
 from stagerun.recipe import InterpMode, RandomResizedCrop, Transform
+from stagerun.tools.data import transcode
 
 SIDE, BATCH = 224, 64
 

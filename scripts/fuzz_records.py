@@ -20,12 +20,12 @@ import numpy as np
 from PIL import Image
 
 from stagerun.data import jpeg
-from stagerun.data.jpeg import transcode
 from stagerun.data.loader import Loader
 from stagerun.data.records import ListRecords
 from stagerun.errors import DataError
 from stagerun.proto.caffe_pb2 import Datum
 from stagerun.recipe import InterpMode, RandomResize, RandomResizedCrop, Transform
+from stagerun.tools.data import transcode
 
 KEY = b"the key"
 TRANSFORMS = (

@@ -23,16 +23,16 @@ from rich.console import Console
 
 from stagerun.cli import commands_data, data_progress
 from stagerun.cli.main import main
-from stagerun.data import index, sources
+from stagerun.data import index
 from stagerun.data.disk_errors import hint_for
-from stagerun.data.importing import engine
-from stagerun.data.importing.images import ImportOptions, ImportWork
-from stagerun.data.importing.partial import REPORT, Partial
-from stagerun.data.jpeg import transcode
-from stagerun.data.sources import SourceOptions, open_source
-from stagerun.data.sources.items import IMAGE_SUFFIXES
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.proto.caffe_pb2 import Datum
+from stagerun.tools.data import sources, transcode
+from stagerun.tools.data.importing import engine
+from stagerun.tools.data.importing.images import ImportOptions, ImportWork
+from stagerun.tools.data.importing.partial import REPORT, Partial
+from stagerun.tools.data.sources import SourceOptions, open_source
+from stagerun.tools.data.sources.items import IMAGE_SUFFIXES
 
 ROOT = Path(__file__).parent.parent
 
@@ -380,7 +380,7 @@ def test_prepare_without_its_extra(imported: Path, tmp_path: Path, monkeypatch: 
 SIGNALLED = """
 import os, sys
 from stagerun.cli.main import main
-from stagerun.data.importing import engine
+from stagerun.tools.data.importing import engine
 commits, number = map(int, sys.argv[1:3])
 sys.argv[:3] = ["stagerun"]
 engine.RECORDS_PER_COMMIT = 5

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stagerun.data import fashion, idx
-from stagerun.data.fashion import Unavailable
 from stagerun.data.lmdb_source import LmdbSource
 from stagerun.errors import DataError, PeerError
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.proto.caffe_pb2 import Datum
+from stagerun.tools.data import fashion, idx
+from stagerun.tools.data.fashion import Unavailable
 
 FIRST = np.load(Path(__file__).parent / "golden" / "fashion_9664.npz")
 NAMES = list(fashion.DIGESTS)
@@ -178,7 +178,7 @@ def test_a_mirror_that_refuses_is_unavailable(small: Path, tmp_path: Path, monke
 
 def test_without_a_folder_it_says_how_to_call_it() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "stagerun.data.fashion"],
+        [sys.executable, "-m", "stagerun.tools.data.fashion"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -189,7 +189,7 @@ def test_without_a_folder_it_says_how_to_call_it() -> None:
 
 def test_data_code_does_not_import_torch() -> None:
     program = (
-        "import sys, stagerun.data.loader, stagerun.data.scratch, stagerun.data.fashion\n"
+        "import sys, stagerun.data.loader, stagerun.data.scratch, stagerun.tools.data.fashion\n"
         "assert not {'torch', 'torchvision'} & set(sys.modules)"
     )
     subprocess.run(

@@ -15,16 +15,16 @@ from PIL import Image
 
 from stagerun import order
 from stagerun.data import datum, index
-from stagerun.data.importing import engine
-from stagerun.data.importing.engine import Job, Result, run
-from stagerun.data.importing.images import ImportOptions, ImportWork
-from stagerun.data.importing.partial import REPORT, Partial
 from stagerun.data.indexing import build
 from stagerun.data.lmdb_source import LmdbSource
-from stagerun.data.sources import Item, Pixels, SourceOptions, open_source
 from stagerun.errors import DataError, FolderInUseError, ResumeRefused, UsageError
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.proto.caffe_pb2 import Datum
+from stagerun.tools.data.importing import engine
+from stagerun.tools.data.importing.engine import Job, Result, run
+from stagerun.tools.data.importing.images import ImportOptions, ImportWork
+from stagerun.tools.data.importing.partial import REPORT, Partial
+from stagerun.tools.data.sources import Item, Pixels, SourceOptions, open_source
 
 
 class Given:

@@ -12,13 +12,13 @@ from PIL import Image
 from stagerun.cli.data_looking import make_index
 from stagerun.data import index, jpeg
 from stagerun.data.fingerprint import set_of
-from stagerun.data.importing.engine import Job, Result, run
-from stagerun.data.importing.partial import REPORT
 from stagerun.data.indexing import build
-from stagerun.data.jpeg import transcode
-from stagerun.data.prepare import PrepareWork
 from stagerun.errors import DataError, UsageError
 from stagerun.proto.caffe_pb2 import Datum
+from stagerun.tools.data import transcode
+from stagerun.tools.data.importing.engine import Job, Result, run
+from stagerun.tools.data.importing.partial import REPORT
+from stagerun.tools.data.prepare import PrepareWork
 
 needs_transcoder = pytest.mark.skipif(bool(transcode.can_prepare()), reason="needs the extra `fast`")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.data.sources import Source, SourceOptions, open_source
 from stagerun.errors import DataError, PermissionDenied, RecipeError, StagerunError, StorageError, UsageError
+from stagerun.tools.data.sources import Source, SourceOptions, open_source
 
 NONE = SourceOptions()
 

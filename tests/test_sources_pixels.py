@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stagerun.data.idx import read_idx
-from stagerun.data.sources import Pixels, Source, SourceOptions, open_source
 from stagerun.errors import DataError, StagerunError, UsageError
+from stagerun.tools.data.idx import read_idx
+from stagerun.tools.data.sources import Pixels, Source, SourceOptions, open_source
 
 NONE, TEST = SourceOptions(), SourceOptions(split="test")
 CHANCE = np.random.default_rng(5)

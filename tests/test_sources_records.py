@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagerun.data.sources import Source, SourceOptions, files, open_source
-from stagerun.data.sources.crc32c import crc32c
-from stagerun.data.sources.recordio import MAGIC
-from stagerun.data.sources.tfrecord import masked_crc
 from stagerun.errors import DataError, RecipeError, StagerunError, UsageError
 from stagerun.proto import tfexample_pb2
+from stagerun.tools.data.sources import Source, SourceOptions, files, open_source
+from stagerun.tools.data.sources.crc32c import crc32c
+from stagerun.tools.data.sources.recordio import MAGIC
+from stagerun.tools.data.sources.tfrecord import masked_crc
 
 NONE = SourceOptions()
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.data.sources import Source, SourceOptions, open_source
-from stagerun.data.sources.tar import members
 from stagerun.errors import DataError, RecipeError, StagerunError, UsageError
+from stagerun.tools.data.sources import Source, SourceOptions, open_source
+from stagerun.tools.data.sources.tar import members
 
 NONE = SourceOptions()
 

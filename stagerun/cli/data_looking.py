@@ -8,13 +8,13 @@ from pathlib import Path
 
 from stagerun.cli.data_progress import Shown, threads_here
 from stagerun.cli.ending import show, tell
-from stagerun.data.describe import Description, Size, describe, schedule_line
 from stagerun.data.index import Index, read, save
 from stagerun.data.indexing import build_with, shortened
-from stagerun.data.verify import Verified, verify
 from stagerun.errors import DataError, ExitCode, PermissionDenied, UsageError
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.text import columns, count, size
+from stagerun.tools.data.describe import Description, Size, describe, schedule_line
+from stagerun.tools.data.verify import Verified, verify
 
 _SHOWN = 20
 _ENDS = 3  # classes shown at each end of the histogram, and mistakes

@@ -156,7 +156,7 @@ def _mistakes(name: str, records: "LmdbSource", found: "Confusion", answers: Ans
     import numpy as np
 
     from stagerun.cli.showing import stored_tile
-    from stagerun.data import contact_sheet
+    from stagerun.tools.data import contact_sheet
 
     numbers, labels, best, sure = answers.arrays()
     wrong = [n for n in np.lexsort((numbers, -sure)).tolist() if labels[n] != best[n]]

@@ -6,7 +6,6 @@ ahead by threads is `stream`. `memory` keeps the decoded images of small sets. `
 row in `jpeg/choice`; what a transform draws is in `transform`, `rectangles` and `lighting`, the resizing in `pixels`. `index` is the
 side file of an LMDB, `lmdb_offsets` where its records lie.
 
-`sources/` has a file for each format that can be imported, named in `sources/detect`; `odd` judges single images, `importing/`
-makes the LMDB, `prepare` another one of it. `scratch/` copies LMDBs to fast disk, `switching` goes over to a copy while it is
-read. `write` makes small LMDBs; `fashion` those of Fashion-MNIST.
+`scratch/` copies LMDBs to fast disk, `switching` goes over to a copy while it is read. `write` makes small LMDBs. What is done to image
+sets beside a run, `stagerun data import` first of all, is in `stagerun.tools.data`.
 """

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stagerun.data.importing.parallel import in_order
 from stagerun.data.index import Index, digest_of
 from stagerun.data.lmdb_offsets import offsets_of
 from stagerun.data.lmdb_source import LmdbSource
+from stagerun.data.parallel import in_order
 from stagerun.data.records import printable
 from stagerun.data.rows import ROW, UNUSABLE, Look, index_of, look, parse
 from stagerun.errors import DataError

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.data.sources.files import LARGEST_FILE, Archive, read_text
-from stagerun.data.sources.items import LARGEST_LABEL, Item, Names, signature
-from stagerun.data.sources.mistakes import MOST_MISTAKES, lines, problem_at, stop
 from stagerun.errors import DataError, Problem
+from stagerun.tools.data.sources.files import LARGEST_FILE, Archive, read_text
+from stagerun.tools.data.sources.items import LARGEST_LABEL, Item, Names, signature
+from stagerun.tools.data.sources.mistakes import MOST_MISTAKES, lines, problem_at, stop
 
 MAGIC = struct.pack("<I", 0xCED7230A)
 _PART = struct.Struct("<II")

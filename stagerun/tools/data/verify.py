@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stagerun.data.importing.parallel import in_order
 from stagerun.data.index import Index, digest_of, fingerprint_of, load_unsampled
 from stagerun.data.lmdb_offsets import Offsets, offsets_in
 from stagerun.data.lmdb_source import LmdbSource
+from stagerun.data.parallel import in_order
 from stagerun.data.records import printable
 from stagerun.data.rows import decode_any, look, parse
 from stagerun.errors import DataError, StorageError

@@ -3,11 +3,11 @@
 import os
 from collections.abc import Callable
 
-from stagerun.data.regular import regular
-from stagerun.data.sources import cifar, folder, idx_pair, imagenet, listed, recordio, tfrecord
-from stagerun.data.sources.files import can_not_open
-from stagerun.data.sources.items import FORMATS, SPLITS, Source, SourceOptions
 from stagerun.errors import DataError, UsageError, listing, nearest
+from stagerun.tools.data.regular import regular
+from stagerun.tools.data.sources import cifar, folder, idx_pair, imagenet, listed, recordio, tfrecord
+from stagerun.tools.data.sources.files import can_not_open
+from stagerun.tools.data.sources.items import FORMATS, SPLITS, Source, SourceOptions
 
 _TAR_MAGIC = 257
 _TEXT = (".txt", ".lst", ".csv", ".list")

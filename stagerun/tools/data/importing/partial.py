@@ -22,13 +22,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stagerun.data.importing.journal import NOTES, OLD_ROWS, ROWS
-from stagerun.data.regular import regular
 from stagerun.data.write import sync_folder
 from stagerun.errors import DataError, FolderInUseError, ResumeRefused, StorageError
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.private import gone, open_lock
 from stagerun.text import count
+from stagerun.tools.data.importing.journal import NOTES, OLD_ROWS, ROWS
+from stagerun.tools.data.regular import regular
 
 IDENTITY, LOCK, LMDB = "import.json", "lock", "lmdb"
 # The report of a complete import, in OUT; its second line holds the identity.

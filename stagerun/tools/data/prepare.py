@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from stagerun.data.fingerprint import set_of
-from stagerun.data.importing.engine import Made
-from stagerun.data.importing.journal import Note
 from stagerun.data.index import digest_of
-from stagerun.data.jpeg import transcode
 from stagerun.data.lmdb_offsets import offsets_of
 from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.records import printable
 from stagerun.data.rows import Statistics, look, parse
 from stagerun.errors import DataError, UsageError
 from stagerun.proto import caffe_pb2
+from stagerun.tools.data import transcode
+from stagerun.tools.data.importing.engine import Made
+from stagerun.tools.data.importing.journal import Note
 
 VERSION = 1  # of the arrangement
 

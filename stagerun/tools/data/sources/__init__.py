@@ -12,7 +12,7 @@
 anything, or follows a name out of an archive.
 """
 
-from stagerun.data.sources.detect import open_source
-from stagerun.data.sources.items import FORMATS, SPLITS, Item, Pixels, Source, SourceOptions
+from stagerun.tools.data.sources.detect import open_source
+from stagerun.tools.data.sources.items import FORMATS, SPLITS, Item, Pixels, Source, SourceOptions
 
 __all__ = ["FORMATS", "SPLITS", "Item", "Pixels", "Source", "SourceOptions", "open_source"]

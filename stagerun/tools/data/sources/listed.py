@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from stagerun.data.sources.files import read_text
-from stagerun.data.sources.folder import Files
-from stagerun.data.sources.items import LARGEST_LABEL, Names
-from stagerun.data.sources.mistakes import MOST_MISTAKES, lines, problem_at, shown, stop
 from stagerun.errors import DataError, Problem
+from stagerun.tools.data.sources.files import read_text
+from stagerun.tools.data.sources.folder import Files
+from stagerun.tools.data.sources.items import LARGEST_LABEL, Names
+from stagerun.tools.data.sources.mistakes import MOST_MISTAKES, lines, problem_at, shown, stop
 
 
 def open_list(path: str, root: str | None) -> Files:

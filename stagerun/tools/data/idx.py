@@ -9,10 +9,10 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.data.regular import regular
 from stagerun.data.write import write_lmdb
 from stagerun.errors import DataError
 from stagerun.proto import caffe_pb2
+from stagerun.tools.data.regular import regular
 
 _UNSIGNED_BYTE = 0x08
 _MOST_DIMENSIONS = 3  # pictures; labels have one

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.data.regular import regular
-from stagerun.data.sources.files import can_not_open, read_whole
-from stagerun.data.sources.items import Item, Pixels, SourceOptions, signature
-from stagerun.data.sources.tar import members
 from stagerun.errors import DataError, UsageError
+from stagerun.tools.data.regular import regular
+from stagerun.tools.data.sources.files import can_not_open, read_whole
+from stagerun.tools.data.sources.items import Item, Pixels, SourceOptions, signature
+from stagerun.tools.data.sources.tar import members
 
 _SIDE = 32
 _PIXELS = 3 * _SIDE * _SIDE

@@ -18,18 +18,19 @@ from numpy.typing import NDArray
 from PIL import ImageColor
 
 from stagerun import order
-from stagerun.data import odd, pixels
+from stagerun.data import pixels
 from stagerun.data.datum import Image
-from stagerun.data.importing.engine import Made
-from stagerun.data.importing.journal import Note
 from stagerun.data.pixels import Draw
 from stagerun.data.rows import Statistics, look
-from stagerun.data.sources import Item, Pixels, Source
-from stagerun.data.sources.files import state_of
-from stagerun.data.sources.folder import Files
 from stagerun.errors import DataError, UsageError
 from stagerun.proto import caffe_pb2
 from stagerun.recipe import InterpMode
+from stagerun.tools.data import odd
+from stagerun.tools.data.importing.engine import Made
+from stagerun.tools.data.importing.journal import Note
+from stagerun.tools.data.sources import Item, Pixels, Source
+from stagerun.tools.data.sources.files import state_of
+from stagerun.tools.data.sources.folder import Files
 
 # What decides the records besides source and options: it changes with the rules here and in `odd`.
 VERSION = 2

@@ -21,11 +21,11 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from stagerun.data.sources.crc32c import crc32c
-from stagerun.data.sources.files import LARGEST_FILE, Archive, may_keep_open
-from stagerun.data.sources.items import LARGEST_LABEL, Item, SourceOptions, signature
 from stagerun.errors import DataError
 from stagerun.proto import tfexample_pb2
+from stagerun.tools.data.sources.crc32c import crc32c
+from stagerun.tools.data.sources.files import LARGEST_FILE, Archive, may_keep_open
+from stagerun.tools.data.sources.items import LARGEST_LABEL, Item, SourceOptions, signature
 
 _HEAD, _TAIL = 12, 4
 _SHARD = re.compile(r"(?P<set>.*)-(?P<number>[0-9]{5})-of-(?P<of>[0-9]{5})(\..*)?")

@@ -16,16 +16,16 @@ import cv2
 import lmdb
 
 from stagerun.data.disk_errors import hint_for
-from stagerun.data.importing.ignored import ignored_text
-from stagerun.data.importing.journal import Journal, Note, entry
-from stagerun.data.importing.parallel import in_order
-from stagerun.data.importing.partial import LEFT_OUT_LINE, REPORT, Partial, identity_digest, left_out_of
 from stagerun.data.index import digest_of, save
 from stagerun.data.lmdb_offsets import offsets_of
+from stagerun.data.parallel import in_order
 from stagerun.data.rows import LEFT_OUT, Look, Rows, Statistics, index_of
 from stagerun.errors import DataError, PermissionDenied, ResumeRefused, StorageError
 from stagerun.lmdb_file import check_file
 from stagerun.text import count
+from stagerun.tools.data.importing.ignored import ignored_text
+from stagerun.tools.data.importing.journal import Journal, Note, entry
+from stagerun.tools.data.importing.partial import LEFT_OUT_LINE, REPORT, Partial, identity_digest, left_out_of
 
 RECORDS_PER_COMMIT = 1000
 BYTES_PER_COMMIT = 1 << 26

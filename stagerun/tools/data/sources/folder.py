@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.data.sources.files import can_not_open, read_with_state
-from stagerun.data.sources.items import IMAGE_SUFFIXES, SPLITS, Item, Names, signature
-from stagerun.data.sources.truth import read_synsets
 from stagerun.errors import DataError, UsageError
 from stagerun.text import count
+from stagerun.tools.data.sources.files import can_not_open, read_with_state
+from stagerun.tools.data.sources.items import IMAGE_SUFFIXES, SPLITS, Item, Names, signature
+from stagerun.tools.data.sources.truth import read_synsets
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.data.sources.files import Archive
-from stagerun.data.sources.folder import Files, check_classes, classes_and_labels, flat_images, is_image
-from stagerun.data.sources.items import Item, Names, SourceOptions, signature
-from stagerun.data.sources.tar import Member, members, only_files
-from stagerun.data.sources.truth import read_synsets, read_truth
 from stagerun.errors import DataError, UsageError
+from stagerun.tools.data.sources.files import Archive
+from stagerun.tools.data.sources.folder import Files, check_classes, classes_and_labels, flat_images, is_image
+from stagerun.tools.data.sources.items import Item, Names, SourceOptions, signature
+from stagerun.tools.data.sources.tar import Member, members, only_files
+from stagerun.tools.data.sources.truth import read_synsets, read_truth
 
 _NO_TRUTH = (
     "give --ground-truth: lines of `name synset` or `name label` (Caffe's val.txt), a synset per line, "

@@ -12,10 +12,10 @@ import re
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from stagerun.data.sources.files import read_text
-from stagerun.data.sources.items import LARGEST_LABEL
-from stagerun.data.sources.mistakes import MOST_MISTAKES, lines, problem_at, stop
 from stagerun.errors import DataError, Problem
+from stagerun.tools.data.sources.files import read_text
+from stagerun.tools.data.sources.items import LARGEST_LABEL
+from stagerun.tools.data.sources.mistakes import MOST_MISTAKES, lines, problem_at, stop
 
 _SYNSET = re.compile(r"n[0-9]{8}")
 _NUMBER = re.compile(r"[0-9]{1,9}")

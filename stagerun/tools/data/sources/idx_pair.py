@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.data.idx import read_idx
-from stagerun.data.sources.items import Item, Pixels, SourceOptions, signature
 from stagerun.errors import DataError, UsageError
+from stagerun.tools.data.idx import read_idx
+from stagerun.tools.data.sources.items import Item, Pixels, SourceOptions, signature
 
 _IMAGES = re.compile(r"(?P<set>.*?)(?P<split>train|t10k|test)-images[-.]idx3-ubyte(\.gz)?")
 _TRAIN, _TEST = ("train",), ("t10k", "test")

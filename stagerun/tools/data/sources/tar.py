@@ -8,8 +8,8 @@ a path: those with `..` or a leading `/` are refused all the same, since keys ar
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from stagerun.data.sources.files import LARGEST_FILE
 from stagerun.errors import DataError
+from stagerun.tools.data.sources.files import LARGEST_FILE
 
 BLOCK = 512
 _LONGEST_NAME = 1 << 16

@@ -1,4 +1,4 @@
-"""Fashion-MNIST as two LMDBs, for the quickstart and for trying things out: `python -m stagerun.data.fashion DIR`.
+"""Fashion-MNIST as two LMDBs, for the quickstart and for trying things out: `python -m stagerun.tools.data.fashion DIR`.
 
 Zalando's 60,000 + 10,000 pictures of clothes, 28 x 28, grey, 10 classes (MIT licence). DIR/train_lmdb and
 DIR/test_lmdb hold them in the order of the published files, as Caffe's own converter writes them, each with a side file. May be run again,
@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagerun.data.idx import import_idx, read_idx
 from stagerun.data.index import save
 from stagerun.data.indexing import build
 from stagerun.data.lmdb_source import LmdbSource
 from stagerun.errors import DataError, PeerError, PermissionDenied, StagerunError, StorageError
+from stagerun.tools.data.idx import import_idx, read_idx
 
 Say = Callable[[str], None]
 
@@ -213,7 +213,7 @@ def _run(command: list[str], folder: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        print("usage: python -m stagerun.data.fashion DIR", file=sys.stderr)
+        print("usage: python -m stagerun.tools.data.fashion DIR", file=sys.stderr)
         return 64
     try:
         make(arguments[0])

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from stagerun.data.regular import regular
 from stagerun.errors import DataError, PermissionDenied, StorageError
+from stagerun.tools.data.regular import regular
 
 LARGEST_FILE = 1 << 28  # bytes of one image's file; what is larger isn't an image, and would fill memory
 LARGEST_TEXT = 1 << 30
