@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from stagerun.data.lmdb_source import LmdbSource
+from stagerun.data.records import LmdbSource
 from stagerun.data.scratch import (
     Copy,
     CopyStopped,

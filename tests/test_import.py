@@ -16,14 +16,14 @@ from PIL import Image
 from stagerun import order
 from stagerun.data import datum, index
 from stagerun.data.indexing import build
-from stagerun.data.lmdb_source import LmdbSource
+from stagerun.data.records import LmdbSource
 from stagerun.errors import DataError, FolderInUseError, ResumeRefused, UsageError
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.proto.caffe_pb2 import Datum
-from stagerun.tools.data.importing import engine
-from stagerun.tools.data.importing.engine import Job, Result, run
-from stagerun.tools.data.importing.images import ImportOptions, ImportWork
-from stagerun.tools.data.importing.partial import REPORT, Partial
+from stagerun.tools.data import engine
+from stagerun.tools.data.engine import Job, Result, run
+from stagerun.tools.data.images import ImportOptions, ImportWork
+from stagerun.tools.data.partial import REPORT, Partial
 from stagerun.tools.data.sources import Item, Pixels, SourceOptions, open_source
 
 

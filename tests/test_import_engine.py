@@ -18,10 +18,9 @@ from stagerun.data.rows import look
 from stagerun.errors import DataError, FolderInUseError, PermissionDenied, ResumeRefused, StorageError
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.proto.caffe_pb2 import Datum
-from stagerun.tools.data.importing import engine
-from stagerun.tools.data.importing.engine import Job, Made, Result, run
-from stagerun.tools.data.importing.journal import Journal, Note
-from stagerun.tools.data.importing.partial import REPORT
+from stagerun.tools.data import engine
+from stagerun.tools.data.engine import Job, Made, Result, run
+from stagerun.tools.data.partial import REPORT, Journal, Note
 
 # Runs of those left out lie at the start, at commits, and at the end.
 BAD = {0, 1, 17, 37, 38, 39, 40, 41, 148, 149}
@@ -125,9 +124,9 @@ import json, os, signal, sys, threading
 from pathlib import Path
 import test_import_engine as t
 from stagerun.data import index, write
-from stagerun.tools.data.importing import engine, journal, partial
+from stagerun.tools.data import engine, partial
 engine.RECORDS_PER_COMMIT, engine.BYTES_PER_COMMIT = 9, 20_000
-FILES = {m.__file__ for m in (index, write, engine, journal, partial)}
+FILES = {m.__file__ for m in (index, write, engine, partial)}
 root = Path(sys.argv[1])
 
 def life(out, kill_at):

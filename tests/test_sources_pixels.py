@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from stagerun.errors import DataError, StagerunError, UsageError
-from stagerun.tools.data.idx import read_idx
 from stagerun.tools.data.sources import Pixels, Source, SourceOptions, open_source
+from stagerun.tools.data.sources.idx import read_idx
 
 NONE, TEST = SourceOptions(), SourceOptions(split="test")
 CHANCE = np.random.default_rng(5)

@@ -19,7 +19,6 @@ from stagerun.cli.logs import require_evaluation, require_packages
 from stagerun.cli.options import at_least, limits, output_folder
 from stagerun.cli.timing import find_budget, find_hours
 from stagerun.cli.workers import check_workers
-from stagerun.data.fingerprint import with_sets
 from stagerun.errors import (
     PeerError,
     PermissionDenied,
@@ -32,6 +31,7 @@ from stagerun.errors import (
     listing,
 )
 from stagerun.launch.sbatch import Batch, log_file, most_grace, script
+from stagerun.lmdb_file import with_sets
 from stagerun.plan import Plan, make_plan, require_fresh
 from stagerun.plan.budget import MOST
 from stagerun.plan.ensembles import ensembles_left

@@ -13,8 +13,7 @@ from stagerun.data.indexing import build_with, shortened
 from stagerun.errors import DataError, ExitCode, PermissionDenied, UsageError
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.text import columns, count, size
-from stagerun.tools.data.describe import Description, Size, describe, schedule_line
-from stagerun.tools.data.verify import Verified, verify
+from stagerun.tools.data.inspect import Description, Size, Verified, describe, schedule_line, verify
 
 _SHOWN = 20
 _ENDS = 3  # classes shown at each end of the histogram, and mistakes

@@ -16,7 +16,7 @@ from stagerun.text import duration
 from stagerun.world import World, default_threads
 
 if TYPE_CHECKING:
-    from stagerun.data.lmdb_source import LmdbSource
+    from stagerun.data.records import LmdbSource
     from stagerun.engine.images import Batch
     from stagerun.report.confusion import Confusion
 
@@ -133,7 +133,7 @@ def _per_class(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Objects for JSON, and lines; with `output` the files NAME-confusion.csv, .png and NAME-mistakes.png."""
     from stagerun.cli.showing import classes_of
-    from stagerun.data.lmdb_source import LmdbSource
+    from stagerun.data.records import LmdbSource
     from stagerun.report import confusion
     from stagerun.report.whole_file import write_output
 

@@ -16,11 +16,11 @@ from stagerun.cli.placing import Wish, place
 from stagerun.cli.throw_away import claim
 from stagerun.cli.workers import Job, check_workers, devices, join, joined, load_everywhere, say, start, work
 from stagerun.data.free_memory import whole_memory
-from stagerun.data.lmdb_source import data_file
 from stagerun.errors import DataError, ExitCode, UsageError
 from stagerun.events import EnsembleTested, Event, Note, Stopped, Tested
 from stagerun.events import StageStarted as Started
 from stagerun.launch import StopRequest
+from stagerun.lmdb_file import data_file
 from stagerun.plan import make_plan
 from stagerun.plan.ensembles import ensembles_left, plan_ensembles
 from stagerun.plan.estimate import Figures, StageTime, estimate, speeds_of

@@ -16,10 +16,10 @@ from stagerun.cli.options import AUTO, CORES, limits, output_folder
 from stagerun.cli.placing import Wish, place
 from stagerun.cli.timing import find_hours
 from stagerun.cli.workers import Job, check_workers, devices, join, joined, load_everywhere, say, start, work
-from stagerun.data.fingerprint import with_sets
 from stagerun.errors import ExitCode, FolderInUseError, PeerError, StagerunError, UsageError
 from stagerun.events import Event, Failed, Note, RunFinished, Stopped
 from stagerun.launch import GRACE_S, StopRequest
+from stagerun.lmdb_file import with_sets
 from stagerun.plan import Plan, State, make_plan, require_fresh
 from stagerun.plan.ensembles import ensembles_text
 from stagerun.plan.hours_text import render_hours

@@ -10,10 +10,10 @@ from stagerun.cli.ending import show, tell
 from stagerun.cli.targets import is_schedule
 from stagerun.data import datum
 from stagerun.data.bad_records import Bad, BadRecords, allowed, check
-from stagerun.data.lmdb_source import LmdbSource
+from stagerun.data.lmdb_offsets import printable
 from stagerun.data.loader import Loader
 from stagerun.data.loaders import evaluation_loader, training_loader
-from stagerun.data.records import printable
+from stagerun.data.records import LmdbSource
 from stagerun.data.rectangle import Rectangle
 from stagerun.errors import DataError, UsageError, listing, nearest
 from stagerun.plan import make_plan
@@ -24,7 +24,7 @@ from stagerun.spec import load
 from stagerun.text import count
 from stagerun.tools.data import contact_sheet
 from stagerun.tools.data.contact_sheet import Tile
-from stagerun.tools.data.importing.partial import transparency_of
+from stagerun.tools.data.report import transparency_of
 
 _MOST_MISTAKES = 5
 _MOST_POSITIONS = 2**62  # a position is an int64

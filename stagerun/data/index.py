@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save as to_safetensors
 
 from stagerun.data.disk_errors import hint_for
-from stagerun.data.lmdb_offsets import key_of
-from stagerun.data.records import printable
+from stagerun.data.lmdb_offsets import key_of, printable
 from stagerun.data.write import sync_folder
 from stagerun.errors import DataError, PermissionDenied, StorageError
 from stagerun.lmdb_file import SIDE_FILE, Meta, open_file

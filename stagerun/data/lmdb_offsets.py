@@ -53,6 +53,11 @@ def key_of(keys: NDArray[np.uint8], key_ends: NDArray[np.int64], i: int) -> byte
     return keys[key_ends[i] : key_ends[i + 1]].tobytes()
 
 
+def printable(key: bytes) -> str:
+    """A key as a message shows it: text where it is text, else escaped."""
+    return key.decode("utf-8", "backslashreplace")
+
+
 def offsets_of(path: str) -> Offsets:
     """Walks the tree of the LMDB in folder `path`, values excepted: about a second for a million records.
 

@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 from stagerun import order
 from stagerun.data import transform
 from stagerun.data.bad_records import Bad, BadRecords, Undecodable, stopping
-from stagerun.data.batch import Batch, Buffers
-from stagerun.data.memory import Decoded
-from stagerun.data.picture import Image
-from stagerun.data.pictures import Pictures, finished_size
+from stagerun.data.datum import Image
+from stagerun.data.pictures import Decoded, Pictures, finished_size
 from stagerun.data.records import Records, spread
-from stagerun.data.stream import Stream
+from stagerun.data.stream import Batch, Buffers, Stream
 from stagerun.errors import DataError
 from stagerun.recipe import Transform
 

@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.data import datum, headers, jpeg
-from stagerun.data.datum import Fields, Image
+from stagerun.data.datum import Fields, Image, check_png, coded_picture, cut_off
 from stagerun.data.index import Facts, Index, fingerprint_of
 from stagerun.data.lmdb_offsets import Offsets
-from stagerun.data.picture import check_png, coded_picture, cut_off
 from stagerun.errors import DataError
 
 # One record as the journal keeps it; little-endian, without gaps. `channels` is 0 where the pixels weren't looked at.

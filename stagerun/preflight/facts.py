@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stagerun.data.fingerprint import Glance, glance
 from stagerun.errors import DataError, StagerunError
+from stagerun.lmdb_file import Glance, glance
 from stagerun.preflight import machine
 from stagerun.preflight.places import (
     Place,

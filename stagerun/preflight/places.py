@@ -6,8 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagerun.data.scratch.layout import PARTIAL, home_of, look, survey
-from stagerun.data.scratch.locks import held_now
+from stagerun.data.scratch.layout import PARTIAL, held_now, home_of, look, survey
 from stagerun.data.scratch.room import free_bytes, idle_now, missing
 from stagerun.errors import PermissionDenied, StorageError
 from stagerun.recipe import Data

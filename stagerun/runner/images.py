@@ -9,12 +9,10 @@ from dataclasses import replace
 import torch
 
 from stagerun.comm import Comm
-from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.loader import Loader, together
-from stagerun.data.loaders import evaluation_loader, training_loader
-from stagerun.data.memory import Decoded, make_memory
-from stagerun.data.records import Records
-from stagerun.data.rectangular import evenly
+from stagerun.data.loaders import evaluation_loader, evenly, training_loader
+from stagerun.data.pictures import Decoded, make_memory
+from stagerun.data.records import LmdbSource, Records
 from stagerun.data.scratch import copies_of
 from stagerun.engine.augment import make_augment
 from stagerun.engine.resident import Resident

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stagerun import store
-from stagerun.data.fingerprint import with_sets
 from stagerun.errors import PermissionDenied, ResumeRefused, StagerunError, StorageError
+from stagerun.lmdb_file import with_sets
 from stagerun.plan import Plan, State, changed_fields, make_plan, require_fresh
 from stagerun.plan.renamed import names_of, under
 from stagerun.plan.rollback import targets

@@ -14,7 +14,7 @@ import torch
 
 from stagerun.comm import Comm, make_reducer, pairs
 from stagerun.comm.reduce import CHUNK_BYTES, Reducer, SoloReducer
-from stagerun.data.batch import Batch
+from stagerun.data.stream import Batch
 from stagerun.engine.device import dtype_of, synchronize
 from stagerun.engine.images import Normalise
 from stagerun.engine.mixture import Mixing

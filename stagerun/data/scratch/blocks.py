@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagerun.data.scratch.layout import BLOCK, JOURNAL, Original, SourceChanged, blocks_in, reading
-from stagerun.data.scratch.locks import CopyStopped
+from stagerun.data.scratch.layout import BLOCK, JOURNAL, CopyStopped, Original, SourceChanged, blocks_in, reading
 from stagerun.data.scratch.serving import Lost
 from stagerun.data.scratch.sharing import Block, Share
 from stagerun.errors import DataError, PermissionDenied, StorageError

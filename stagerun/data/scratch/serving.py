@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from stagerun.data.scratch.layout import BLOCK, DATA
-from stagerun.data.scratch.locks import CopyStopped
+from stagerun.data.scratch.layout import BLOCK, DATA, CopyStopped
 
 # A side that has said nothing for so long has gone, or its network.
 SILENT_S = 10.0

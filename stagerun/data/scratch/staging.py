@@ -20,8 +20,10 @@ from stagerun.data.scratch.layout import (
     Manifest,
     Original,
     SourceChanged,
+    Use,
     blocks_in,
     file_size,
+    held,
     home_of,
     is_of_another_version,
     look,
@@ -30,10 +32,10 @@ from stagerun.data.scratch.layout import (
     remove,
     suspect,
     taken,
+    unused_now,
     write_manifest,
     writing,
 )
-from stagerun.data.scratch.locks import Use, held, unused_now
 from stagerun.data.scratch.room import take_room
 from stagerun.data.scratch.sharing import Exchange, Share
 from stagerun.data.write import sync_folder

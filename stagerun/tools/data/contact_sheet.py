@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 from PIL import ImageDraw, ImageFont
 
-from stagerun.data.picture import Image
+from stagerun.data.datum import Image
 from stagerun.data.rectangle import Rectangle
 
 # Anything larger is no use to look at, and fills memory.

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from stagerun.data.index import save
 from stagerun.data.indexing import build
-from stagerun.data.lmdb_source import LmdbSource
+from stagerun.data.records import LmdbSource
 from stagerun.errors import DataError, PeerError, PermissionDenied, StagerunError, StorageError
-from stagerun.tools.data.idx import import_idx, read_idx
+from stagerun.tools.data.sources.idx import import_idx, read_idx
 
 Say = Callable[[str], None]
 

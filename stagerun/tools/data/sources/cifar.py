@@ -16,15 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.errors import DataError, UsageError
-from stagerun.tools.data.regular import regular
-from stagerun.tools.data.sources.files import can_not_open, read_whole
-from stagerun.tools.data.sources.items import Item, Pixels, SourceOptions, signature
+from stagerun.tools.data.sources.items import (
+    DAMAGED,
+    Item,
+    Pixels,
+    SourceOptions,
+    can_not_open,
+    read_whole,
+    regular,
+    signature,
+)
 from stagerun.tools.data.sources.tar import members
 
 _SIDE = 32
 _PIXELS = 3 * _SIDE * _SIDE
 _LARGEST = 1 << 30  # bytes of the archive, unpacked; both have less than 190 MB
-_AGAIN = "it is damaged or cut off; get it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +128,7 @@ def _unpacked(path: str) -> dict[str, bytes]:
             with gzip.open(file) if zipped else file as stream:
                 data = stream.read(_LARGEST + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: can't be unpacked: {error}", _AGAIN) from None
+        raise DataError(f"{path}: can't be unpacked: {error}", DAMAGED) from None
     except OSError as error:
         can_not_open(path, error)
     if len(data) > _LARGEST:
@@ -158,17 +164,17 @@ def _read(
     for name in wanted:
         data = np.frombuffer(read(folder + name), np.uint8)
         if len(data) == 0 or len(data) % width:
-            raise DataError(f"{Path(path) / name}: {len(data)} bytes are no whole number of rows of {width}", _AGAIN)
+            raise DataError(f"{Path(path) / name}: {len(data)} bytes are no whole number of rows of {width}", DAMAGED)
         parts.append(data.reshape(-1, width))
     rows = np.concatenate(parts)
     labels = rows[:, version.label_bytes - 1]
     if labels.max() >= version.classes:
         bad = int(np.argmax(labels >= version.classes))
-        raise DataError(f"{path}: picture {bad} has label {labels[bad]}, above {version.classes - 1}", _AGAIN)
+        raise DataError(f"{path}: picture {bad} has label {labels[bad]}, above {version.classes - 1}", DAMAGED)
     classes: tuple[str, ...] = ()
     if folder + version.names in names:
         text = read(folder + version.names).decode(errors="replace")
         classes = tuple(line.strip() for line in text.splitlines() if line.strip())
         if len(classes) != version.classes:
-            raise DataError(f"{Path(path) / version.names}: {len(classes)} names, not {version.classes}", _AGAIN)
+            raise DataError(f"{Path(path) / version.names}: {len(classes)} names, not {version.classes}", DAMAGED)
     return Cifar(classes, wanted, tuple(np.cumsum([len(part) for part in parts]).tolist()), rows)

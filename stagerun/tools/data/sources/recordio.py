@@ -11,42 +11,23 @@ label (float), id and id2 (uint64), then `flag` floats if the flag isn't 0, then
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from stagerun.errors import DataError, Problem
-from stagerun.tools.data.sources.files import LARGEST_FILE, Archive, read_text
-from stagerun.tools.data.sources.items import LARGEST_LABEL, Item, Names, signature
-from stagerun.tools.data.sources.mistakes import MOST_MISTAKES, lines, problem_at, stop
+from stagerun.errors import DataError
+from stagerun.tools.data.sources.items import DAMAGED, LARGEST_FILE, LARGEST_LABEL, Archive, Archived, Names, read_text
+from stagerun.tools.data.sources.truth import Mistakes, lines
 
 MAGIC = struct.pack("<I", 0xCED7230A)
 _PART = struct.Struct("<II")
 _IMAGE = struct.Struct("<IfQQ")
 _WHOLE, _FIRST, _MIDDLE, _LAST = 0, 1, 2, 3
-_AGAIN = "it is damaged or cut off; get it again"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RecordIo:
-    kind = "recordio"
-    ignored = ()
-    classes = ()
-    archive: Archive
-    names: Names
-    labels: NDArray[np.int32]
-    places: NDArray[np.int64]  # [n, 2]: offset of the record's first part, bytes of all its parts
+class RecordIo(Archived):
+    """A place is the offset of the record's first part, and the bytes of all its parts."""
 
-    @property
-    def signature(self) -> str:
-        return signature(self.kind, self.archive.state, self.names, self.labels, self.places)
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def item(self, i: int) -> Item:
-        return Item(self.names[i], int(self.labels[i]))
+    __slots__ = ()
 
     def read(self, i: int) -> bytes:
         data = _joined(self.archive, *(int(n) for n in self.places[i]))
@@ -66,7 +47,7 @@ def open_recordio(path: str) -> RecordIo:
         labels.append(label)
         ids.append(number)
     if not places:
-        raise DataError(f"{path}: no records in it", _AGAIN)
+        raise DataError(f"{path}: no records in it", DAMAGED)
     stem = path.removesuffix(".rec")
     if os.path.isfile(stem + ".idx"):
         _check_index(stem + ".idx", path, {at for at, _ in places})
@@ -75,7 +56,7 @@ def open_recordio(path: str) -> RecordIo:
         raise DataError(f"{stem}.lst: no line with the index {strange[0]}, which {path} holds", "are they of one set?")
     folder = os.path.basename(stem)
     names = Names(named[n] if named is not None else f"{folder}/{n:08d}" for n in ids)
-    return RecordIo(archive, names, np.array(labels, np.int32), np.array(places, np.int64))
+    return RecordIo("recordio", (), archive, names, np.array(labels, np.int32), np.array(places, np.int64))
 
 
 def _records(archive: Archive) -> Iterator[tuple[int, int, bytes]]:
@@ -87,14 +68,14 @@ def _records(archive: Archive) -> Iterator[tuple[int, int, bytes]]:
         while True:
             part, length, head = _part(archive, at)
             if part not in ((_WHOLE, _FIRST) if at == first else (_MIDDLE, _LAST)):
-                raise DataError(f"{archive.path}: the parts at byte {at} don't make up a record", _AGAIN)
+                raise DataError(f"{archive.path}: the parts at byte {at} don't make up a record", DAMAGED)
             if at == first:
                 start = head
             at += _PART.size + (length + 3) // 4 * 4
             if part in (_WHOLE, _LAST):
                 break
             if at - first > LARGEST_FILE:
-                raise DataError(f"{archive.path}: the record at byte {first} is no image's: too large", _AGAIN)
+                raise DataError(f"{archive.path}: the record at byte {first} is no image's: too large", DAMAGED)
         yield first, at - first, start
 
 
@@ -104,12 +85,12 @@ def _part(archive: Archive, at: int) -> tuple[int, int, bytes]:
     data = archive.read(at, max(ahead, _PART.size), f"the record at byte {at}")
     _, word = _PART.unpack_from(data)
     if data[:4] != MAGIC:
-        raise DataError(f"{archive.path}: no record at byte {at}: the magic number is missing", _AGAIN)
+        raise DataError(f"{archive.path}: no record at byte {at}: the magic number is missing", DAMAGED)
     length = word & 0x1FFFFFFF
     end = at + _PART.size + (length + 3) // 4 * 4
     if end > archive.size:
         raise DataError(
-            f"{archive.path}: the record at byte {at} goes to {end}, but the file ends at {archive.size}", _AGAIN
+            f"{archive.path}: the record at byte {at} goes to {end}, but the file ends at {archive.size}", DAMAGED
         )
     return word >> 29, length, data[_PART.size : _PART.size + length]
 
@@ -143,17 +124,15 @@ def _label(data: bytes, place: str) -> tuple[int, int]:
 def _check_index(path: str, record_path: str, found: set[int]) -> None:
     """DataError unless the .idx (`key offset` per line) has just the records that were found: a .rec can be cut off
     between two of them."""
-    problems: list[Problem] = []
+    mistakes = Mistakes(path)
     stated = set()
     for number, line in lines(read_text(path)):
         words = line.split()
         if len(words) != 2 or not words[1].isascii() or not words[1].isdigit():
-            problems.append(problem_at(path, number, line, 0, "not a line of an index", "a line is `key offset`"))
-            if len(problems) > MOST_MISTAKES:
-                break
+            mistakes.add(number, line, 0, "not a line of an index", "a line is `key offset`")
         else:
             stated.add(int(words[1]))
-    stop(problems)
+    mistakes.stop()
     if stated != found:
         raise DataError(
             f"{record_path} holds {len(found)} records, {path} names {len(stated)} places, and they are not the same",
@@ -163,17 +142,13 @@ def _check_index(path: str, record_path: str, found: set[int]) -> None:
 
 def _read_names(path: str) -> dict[int, str]:
     """id -> relative path, of `id label ... path` lines between tabs."""
-    problems: list[Problem] = []
+    mistakes = Mistakes(path)
     names: dict[int, str] = {}
     for number, line in lines(read_text(path)):
         words = line.split("\t")
         if len(words) < 3 or not words[0].isascii() or not words[0].isdigit() or not words[-1].strip():
-            problems.append(
-                problem_at(path, number, line, 0, "not a line of a .lst", "`id label path`, with tabs between")
-            )
-            if len(problems) > MOST_MISTAKES:
-                break
+            mistakes.add(number, line, 0, "not a line of a .lst", "`id label path`, with tabs between")
         else:
             names[int(words[0])] = words[-1].strip()
-    stop(problems)
+    mistakes.stop()
     return names

@@ -6,16 +6,57 @@ synsets.txt, synset_words.txt; Kaggle's LOC_synset_mapping.txt). Or with ILSVRC2
 
 Ground truth: `name synset` or `name label` per line in any order; one synset or one label per line, in the order of the
 sorted file names; the devkit's ILSVRC2012_IDs, 1 to 1000, which need synsets with IDs; Kaggle's LOC_val_solution.csv.
+
+Mistakes in these files, and in other lists that come with images, are problems with places: the first 20 of a file at once.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from stagerun.errors import DataError, Problem
-from stagerun.tools.data.sources.files import read_text
-from stagerun.tools.data.sources.items import LARGEST_LABEL
-from stagerun.tools.data.sources.mistakes import MOST_MISTAKES, lines, problem_at, stop
+from stagerun.errors import DataError, Problem, RecipeError, Span
+from stagerun.tools.data.sources.items import LARGEST_LABEL, read_text
+
+MOST_MISTAKES = 20
+_LONGEST_SHOWN = 200
+
+
+def lines(text: str) -> Iterator[tuple[int, str]]:
+    """(number, line) of all that isn't blank. Lines end in newlines alone: a name may hold any other character."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield number, line.rstrip(" \t\r")
+
+
+def shown(text: str) -> str:
+    """Without characters that a terminal would act upon, one for one."""
+    text = text[:_LONGEST_SHOWN]
+    return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+class Mistakes:
+    """The mistakes in a file, each with its place. Those above MOST_MISTAKES are not shown."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._problems: list[Problem] = []
+
+    def add(self, number: int, line: str, at: int, message: str, hint: str) -> None:
+        """A problem with the word of a line that begins at index `at`. RecipeError if there are too many to go on."""
+        width = len(line[at:].split(None, 1)[0]) if line[at:].strip() else 1
+        span = Span(self._path, number, at + 1, width)
+        if len(self._problems) < MOST_MISTAKES:
+            self._problems.append(Problem(message, span, shown(line) if at < _LONGEST_SHOWN else "", hint))
+            return
+        more = f"more than {MOST_MISTAKES} mistakes; the rest is not shown"
+        raise RecipeError([*self._problems, Problem(more, span, "", "is it such a list?")])
+
+    def stop(self) -> None:
+        """RecipeError if there are any."""
+        if self._problems:
+            raise RecipeError(self._problems)
+
 
 _SYNSET = re.compile(r"n[0-9]{8}")
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -40,7 +81,7 @@ class Synsets:
 
 def read_synsets(path: str) -> Synsets:
     """RecipeError with every line that is none, or comes twice."""
-    problems: list[Problem] = []
+    mistakes = Mistakes(path)
     names: dict[str, str] = {}
     ids: dict[str, tuple[int, str]] = {}
     for number, line in lines(read_text(path)):
@@ -49,16 +90,14 @@ def read_synsets(path: str) -> Synsets:
         found = _PLAIN.fullmatch(word) or with_id
         if found is None:
             message, hint = "not a synset, such as n01440764", "a line is `synset`, `synset words` or `synset ID words`"
-            problems.append(problem_at(path, number, line, 0, message, hint))
+            mistakes.add(number, line, 0, message, hint)
         elif found["synset"] in names:
-            problems.append(problem_at(path, number, line, 0, f"{found['synset']} stands here twice", "remove one"))
+            mistakes.add(number, line, 0, f"{found['synset']} stands here twice", "remove one")
         else:
             names[found["synset"]] = (found["words"] or "").strip()
             if with_id:
                 ids[found["synset"]] = int(with_id["id"]), with_id["words"] or ""
-        if len(problems) > MOST_MISTAKES:
-            break
-    stop(problems)
+    mistakes.stop()
     if not names:
         raise DataError(f"{path}: there are no synsets in it", "a line is `n01440764 tench, Tinca tinca`")
     if len(ids) < len(names):  # not in every line: numbers that stand there are words
@@ -108,7 +147,7 @@ def _stem(name: str) -> str:
 
 def _read_lines(path: str) -> tuple[list[str], list[str]]:
     """(file names without suffix, or nothing; synsets or numbers), one per line, all of one form."""
-    problems: list[Problem] = []
+    mistakes = Mistakes(path)
     names: list[str] = []
     values: list[str] = []
     seen: set[str] = set()
@@ -133,10 +172,8 @@ def _read_lines(path: str) -> tuple[list[str], list[str]]:
                 seen.add(names[-1])
             continue
         hint = "a line is `name synset`, `name label`, `synset` or `label`"
-        problems.append(problem_at(path, number, line, line.rfind(value), message, hint))
-        if len(problems) > MOST_MISTAKES:
-            break
-    stop(problems)
+        mistakes.add(number, line, line.rfind(value), message, hint)
+    mistakes.stop()
     if not values:
         raise DataError(f"{path}: there is nothing in it", "a line is `name synset`, `name label`, `synset` or `label`")
     return names, values

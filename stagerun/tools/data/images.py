@@ -26,11 +26,11 @@ from stagerun.errors import DataError, UsageError
 from stagerun.proto import caffe_pb2
 from stagerun.recipe import InterpMode
 from stagerun.tools.data import odd
-from stagerun.tools.data.importing.engine import Made
-from stagerun.tools.data.importing.journal import Note
+from stagerun.tools.data.engine import Made
+from stagerun.tools.data.partial import Note
 from stagerun.tools.data.sources import Item, Pixels, Source
-from stagerun.tools.data.sources.files import state_of
 from stagerun.tools.data.sources.folder import Files
+from stagerun.tools.data.sources.items import state_of
 
 # What decides the records besides source and options: it changes with the rules here and in `odd`.
 VERSION = 2

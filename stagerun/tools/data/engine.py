@@ -17,15 +17,14 @@ import lmdb
 
 from stagerun.data.disk_errors import hint_for
 from stagerun.data.index import digest_of, save
+from stagerun.data.indexing import in_order
 from stagerun.data.lmdb_offsets import offsets_of
-from stagerun.data.parallel import in_order
 from stagerun.data.rows import LEFT_OUT, Look, Rows, Statistics, index_of
 from stagerun.errors import DataError, PermissionDenied, ResumeRefused, StorageError
 from stagerun.lmdb_file import check_file
 from stagerun.text import count
-from stagerun.tools.data.importing.ignored import ignored_text
-from stagerun.tools.data.importing.journal import Journal, Note, entry
-from stagerun.tools.data.importing.partial import LEFT_OUT_LINE, REPORT, Partial, identity_digest, left_out_of
+from stagerun.tools.data import report
+from stagerun.tools.data.partial import REPORT, Journal, Note, Partial, entry
 
 RECORDS_PER_COMMIT = 1000
 BYTES_PER_COMMIT = 1 << 26
@@ -161,7 +160,7 @@ def _run(work: Work, target: Path, job: Job) -> Result:
 
 
 def _existing(work: Work, out: Path, job: Job) -> Result:
-    left_out = left_out_of(out, work.identity)
+    left_out = report.left_out_of(out, work.identity)
     if left_out is None or job.restart:
         raise DataError(f"{out}: exists already", "remove it, or give another folder")
     if left_out > job.max_bad:
@@ -252,7 +251,7 @@ def _walk(work: Work, partial: Partial, journal: Journal, position: int, bad: in
                 if note.bad:
                     bad += 1
                     if shown < _SHOWN:
-                        job.tell(f"left out: {_line(note)}")
+                        job.tell(f"left out: {report.line_of(note)}")
                         shown += 1
             if bad > job.max_bad + _HOPELESS:
                 writer.wait()
@@ -351,11 +350,12 @@ def _finish(work: Work, partial: Partial, journal: Journal, max_bad: int, begun_
     counts = Counter(note.what for note in notes)
     bad = [note for note in notes if note.bad]
     if len(bad) > max_bad:
-        partial.write(REPORT, _report(work, len(kept), notes, {}))
+        partial.write(REPORT, report.text_of(work, len(kept), notes, {}))
         raise DataError(
             f"{count(len(bad), 'image')} of {len(work)} can't be used; more than {max_bad} are not allowed:\n  "
             + "\n  ".join(
-                [_line(note) for note in bad[:_SHOWN]] + [f"and {len(bad) - _SHOWN} more"] * (len(bad) > _SHOWN)
+                [report.line_of(note) for note in bad[:_SHOWN]]
+                + [f"and {len(bad) - _SHOWN} more"] * (len(bad) > _SHOWN)
             ),
             f"all of them are listed in {partial.folder / REPORT}; to go without them add --max-bad {len(bad)}, "
             "which goes on from here; or repair the source and add --restart",
@@ -371,7 +371,7 @@ def _finish(work: Work, partial: Partial, journal: Journal, max_bad: int, begun_
     partial.only_records()  # an earlier end may have been interrupted
     index = index_of(offsets, kept, work.classes, work.statistics, work.prepared_from)
     save(index, str(partial.lmdb))
-    partial.write(f"{partial.lmdb.name}/{REPORT}", _report(work, len(kept), notes, dict(index.facts.kinds)))
+    partial.write(f"{partial.lmdb.name}/{REPORT}", report.text_of(work, len(kept), notes, dict(index.facts.kinds)))
     return Result(
         complete=True,
         records=len(kept),
@@ -382,32 +382,3 @@ def _finish(work: Work, partial: Partial, journal: Journal, max_bad: int, begun_
         kinds=index.facts.kinds,
         begun_at=begun_at,
     )
-
-
-def _report(work: Work, records: int, notes: list[Note], kinds: Mapping[str, int]) -> bytes:
-    """Without times, so that the same images give the same text."""
-    identity = work.identity
-    lines = [_printable(work.title), f"identity {identity_digest(identity)}"]
-    lines += [f"{name}: {value}" for name, value in identity.items()]
-    lines += ["", f"records: {records}", *(f"  {kind}: {n}" for kind, n in kinds.items())]
-    for title, wanted in ((LEFT_OUT_LINE, True), ("taken by rule", False)):
-        chosen = [note for note in notes if note.bad is wanted]
-        lines += ["", f"{title}: {len(chosen)}"]
-        lines += [f"  {what}: {n}" for what, n in Counter(note.what for note in chosen).most_common()]
-        lines += [f"{note.what}\t{_line(note)}" for note in chosen]
-    if work.ignored:
-        # Behind the lines above: what `left_out_of` looks for comes first, whatever files are called.
-        lines += ["", ignored_text(work.ignored), *(_printable(name) for name in work.ignored[:_MOST_IGNORED])]
-        if (more := len(work.ignored) - _MOST_IGNORED) > 0:
-            lines.append(f"and {more} more")
-    return "".join(line + "\n" for line in lines).encode(errors="surrogateescape")
-
-
-def _line(note: Note) -> str:
-    text = f"{note.name}: {note.text}" if note.text else note.name
-    return _printable(text)
-
-
-def _printable(text: str) -> str:
-    """Names come from others' archives: a line break in one would look like a line of ours."""
-    return "".join(c if c.isprintable() or "\udc80" <= c <= "\udcff" else "?" for c in text)

@@ -2,41 +2,146 @@
 
     OUT.partial/lock                 held (flock) by the process that works on it
     OUT.partial/import.json          what the work is: source, options, version; without it the rest is nothing
-    OUT.partial/rows, notes.jsonl    the journal
+    OUT.partial/rows2, notes.jsonl   the journal
     OUT.partial/stagerun-import.txt  the report, where too much was left out
     OUT.partial/lmdb/                becomes OUT by one rename, when it is complete and on disk
 
-What is left of OUT.partial after that rename is swept away; a crash between the two leaves a folder without `lmdb` beside a
-complete OUT, which the next import into OUT removes.
+What is left of OUT.partial after that rename is swept away; a crash between the two leaves a folder without `lmdb` beside a complete
+OUT, which the next import into OUT removes.
 """
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import re
 import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from stagerun.data.rows import ROW, Rows
 from stagerun.data.write import sync_folder
 from stagerun.errors import DataError, FolderInUseError, ResumeRefused, StorageError
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.private import gone, open_lock
-from stagerun.text import count
-from stagerun.tools.data.importing.journal import NOTES, OLD_ROWS, ROWS
-from stagerun.tools.data.regular import regular
+
+ROWS, NOTES = "rows2", "notes.jsonl"
+OLD_ROWS = "rows"  # of an unfinished import by an older stagerun, whose rows were shorter; nothing goes on from them
+_ENTRY = np.dtype([("row", ROW), ("state", "<u8")])
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something to tell about an image: `what` is counted, `text` is the detail, `bad` means that it was left out."""
+
+    name: str
+    what: str
+    text: str = ""
+    bad: bool = False
+
+
+def entry(row: bytes, state: int) -> bytes:
+    """What stands in the journal for one position."""
+    return row + state.to_bytes(8, "little")
+
+
+class Journal:
+    """What is known about each position: fixed rows, and a line of text for each that is odd. OSError if it can't be opened.
+
+    rows2        per position, in order, those that were left out too: its `ROW`, and the state of the file it was made from
+    notes.jsonl  {"at": position, "name": ..., "what": ..., "text": ..., "bad": true or false}, in order
+
+    Both are appended to and on disk *before* the LMDB's commit of the same records. So whatever is killed, or loses power:
+     - before the journal is on disk: the LMDB lacks those records as well; what the journal has of them is cut off again.
+     - between the two: the journal is ahead of the LMDB, and is cut back to it.
+     - after the commit: both have them.
+    The LMDB alone therefore says how far it went. The journal is never behind it; if it is, someone changed the files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._rows = os.open(folder / ROWS, flags, 0o666)
+        self._notes = os.open(folder / NOTES, flags, 0o666)
+
+    def close(self) -> None:
+        os.close(self._rows)
+        os.close(self._notes)
+
+    def rows(self) -> Rows:
+        """All whole rows; one that a crash left in part is not among them."""
+        return self._entries()["row"]
+
+    def states(self) -> NDArray[np.uint64]:
+        """One for each of `rows`."""
+        return self._entries()["state"]
+
+    def _entries(self) -> NDArray[np.void]:
+        data = _all(self._rows)
+        return np.frombuffer(data[: len(data) // _ENTRY.itemsize * _ENTRY.itemsize], _ENTRY)
+
+    def notes(self) -> list[tuple[int, Note]]:
+        """(position, note) of all whole lines."""
+        return [(at, note) for at, note, _ in self._lines()]
+
+    def cut(self, positions: int) -> None:
+        """Takes away what is behind the first `positions`."""
+        os.ftruncate(self._rows, positions * _ENTRY.itemsize)
+        end = 0
+        for at, _, line_end in self._lines():
+            if at >= positions:
+                break
+            end = line_end
+        os.ftruncate(self._notes, end)
+
+    def append(self, entries: bytes, notes: list[tuple[int, Note]]) -> None:
+        """Returns when they are on disk. `entries`: what `entry` gave, one behind the other."""
+        lines = [
+            json.dumps({"at": at, "name": n.name, "what": n.what, "text": n.text, "bad": n.bad}) for at, n in notes
+        ]
+        for fd, data in ((self._rows, entries), (self._notes, "".join(line + "\n" for line in lines).encode())):
+            if data:
+                os.lseek(fd, 0, os.SEEK_END)
+                _write(fd, data)
+                os.fsync(fd)
+
+    def _lines(self) -> list[tuple[int, Note, int]]:
+        """(position, note, byte behind its line), up to the first line that isn't whole."""
+        found: list[tuple[int, Note, int]] = []
+        end = 0
+        for line in _all(self._notes).splitlines(keepends=True):
+            try:
+                said = json.loads(line)
+                note = Note(said["name"], said["what"], said["text"], said["bad"])
+            except (ValueError, KeyError, TypeError):
+                break
+            if not line.endswith(b"\n"):
+                break
+            end += len(line)
+            found.append((said["at"], note, end))
+        return found
+
+
+def _all(fd: int) -> bytes:
+    size, data = os.fstat(fd).st_size, bytearray()
+    while len(data) < size and (more := os.pread(fd, size - len(data), len(data))):
+        data += more
+    return bytes(data)
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:  # a full disk first writes less than it was given, then fails
+        view = view[os.write(fd, view) :]
+
 
 IDENTITY, LOCK, LMDB = "import.json", "lock", "lmdb"
-# The report of a complete import, in OUT; its second line holds the identity.
-REPORT = "stagerun-import.txt"
-LEFT_OUT_LINE = "left out"  # : how many
-_COUNT_LINE = re.compile(rf"{LEFT_OUT_LINE}: ([0-9]+)\n".encode())
-_ALPHA_LINE = re.compile(rb"  alpha: ([0-9]{1,18})\n")
-_LONGEST_LINE = 1 << 16
+REPORT = "stagerun-import.txt"  # of a complete import it is in OUT, and its second line holds the identity
 
 _OURS = {IDENTITY, LOCK, ROWS, OLD_ROWS, NOTES, REPORT}
 _OURS_IN_LMDB = {"data.mdb", "lock.mdb", SIDE_FILE, REPORT}  # a tool that looked into it made the lock
@@ -45,39 +150,6 @@ _UNFINISHED = re.compile(r"(?P<name>.+)\.partial(-[0-9a-f]{32})?")
 
 _HOLDER = re.compile(r"process (\d+) on (\S+)")
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
-
-
-def identity_digest(identity: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-
-
-def left_out_of(out: Path, identity: Mapping[str, Any]) -> int | None:
-    """How many images were left out, if OUT is what this very work makes; None if it isn't."""
-    try:
-        with open(out / REPORT, "rb", opener=regular) as stream:
-            stream.readline(_LONGEST_LINE)
-            if stream.readline(_LONGEST_LINE) != f"identity {identity_digest(identity)}\n".encode():
-                return None
-            for line in stream:
-                if found := _COUNT_LINE.fullmatch(line):
-                    return int(found[1])
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, DataError):  # none, or no file
-        pass
-    return None
-
-
-def transparency_of(folder: str) -> str:
-    """`92 images had transparency, composited on white`, as the report of the import that made the LMDB says; '' where it says none, or
-    there is no report."""
-    background = b""
-    with suppress(OSError, DataError), open(Path(folder) / REPORT, "rb", opener=regular) as stream:
-        while line := stream.readline(_LONGEST_LINE):
-            if line.startswith(b"background: "):
-                background = line[12:-1]
-            elif found := _ALPHA_LINE.fullmatch(line):
-                number, colour = int(found[1]), background.decode(errors="replace")
-                return f"{count(number, 'image')} had transparency, composited on {colour}"
-    return ""
 
 
 class Partial:
