@@ -8,8 +8,8 @@ import json
 import os
 import re
 import struct
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,9 +54,9 @@ def data_file(path: str, hint: str = BY_COMMAND) -> Path:
     return folder / "data.mdb"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Meta:
-    """What the file says of itself, and the system of the file."""
+    """What the system says of the file, and, in the order of `_newest`, what the file says of itself."""
 
     file_size: int  # bytes
     changed: int  # when it was last written to, nanoseconds
@@ -79,13 +79,20 @@ def check_file(path: str, hint: str = BY_COMMAND) -> int:
 def open_file(path: str, hint: str = BY_COMMAND) -> tuple[int, Meta]:
     """(file descriptor to read data.mdb with, what it says). The caller closes it. Errors as of `check_file`."""
     file = data_file(path, hint)
-    try:
+    with reading(file):
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # else a FIFO waits for a writer
         try:
             return fd, _checked(fd, file)
         except BaseException:
             os.close(fd)
             raise
+
+
+@contextmanager
+def reading(file: Path | str) -> Iterator[None]:
+    """Errors of reading a file of an LMDB: PermissionDenied, DataError."""
+    try:
+        yield
     except PermissionError:
         raise PermissionDenied(f"{file}: may not be read", "ask its owner for read permission") from None
     except OSError as error:
@@ -123,24 +130,14 @@ def _checked(fd: int, file: Path) -> Meta:
     newest = _newest(fd)
     if newest is None:
         raise DataError(f"{file}: not an LMDB of a 64-bit machine", "make it again, or copy it again")
-    page, flags, depth, entries, root, last_page, transaction = newest
-    needed = (last_page + 1) * page
+    page_size, last_page = newest[0], newest[-2]
+    needed = (last_page + 1) * page_size
     if state.st_size < needed:
         raise DataError(
             f"{file}: is cut off: {state.st_size} bytes, where its header says {needed}",
             "its copy or its making was interrupted; copy or make it again",
         )
-    return Meta(
-        file_size=state.st_size,
-        changed=state.st_mtime_ns,
-        page_size=page,
-        flags=flags,
-        depth=depth,
-        entries=entries,
-        root=root,
-        last_page=last_page,
-        transaction=transaction,
-    )
+    return Meta(state.st_size, state.st_mtime_ns, *newest)
 
 
 def transaction_of(fd: int) -> int | None:
@@ -253,12 +250,9 @@ def glance(folder: str) -> Glance:
     """Errors as of `lmdb_file.check_file`."""
     fd, meta = open_file(folder, BY_SCHEDULE)
     try:
-        digest = hashlib.blake2b(os.pread(fd, _ENDS, 0), digest_size=16)
-        digest.update(os.pread(fd, _ENDS, max(0, meta.file_size - _ENDS)))
-    except OSError as error:
-        raise DataError(
-            f"{folder}: data.mdb can't be read: {error.strerror}", "check the disk or the file server"
-        ) from None
+        with reading(data_file(folder)):
+            digest = hashlib.blake2b(os.pread(fd, _ENDS, 0), digest_size=16)
+            digest.update(os.pread(fd, _ENDS, max(0, meta.file_size - _ENDS)))
     finally:
         os.close(fd)
     fingerprint = str(side_facts(folder, meta).get("fingerprint", ""))

@@ -19,10 +19,10 @@ from stagerun.cli.main import main
 from stagerun.cli.showing import ShowOptions, _show
 from stagerun.data import datum, index, indexing
 from stagerun.data.bad_records import BadRecords
+from stagerun.data.jpeg import Rectangle
 from stagerun.data.loader import Loader
 from stagerun.data.loaders import training_loader
 from stagerun.data.records import LmdbSource
-from stagerun.data.rectangle import Rectangle
 from stagerun.data.write import write_lmdb
 from stagerun.errors import StorageError
 from stagerun.proto import caffe_pb2

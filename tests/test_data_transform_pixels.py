@@ -13,8 +13,8 @@ from test_data_transform import SOURCE, golden_draw, golden_rows
 
 from stagerun.data import pixels
 from stagerun.data.datum import Image
+from stagerun.data.jpeg import Rectangle
 from stagerun.data.pixels import Draw, apply, finish, region, shrink
-from stagerun.data.rectangle import Rectangle
 from stagerun.models.vision import torchvision_models
 from stagerun.recipe import InterpMode, PadMode
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stagerun import order
 from stagerun.data import transform
-from stagerun.data.rectangle import Rectangle
+from stagerun.data.jpeg import Rectangle
 from stagerun.models.vision import torchvision_models
 from stagerun.recipe import RandomResizedCrop
 

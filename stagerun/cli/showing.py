@@ -10,11 +10,11 @@ from stagerun.cli.ending import show, tell
 from stagerun.cli.targets import is_schedule
 from stagerun.data import datum
 from stagerun.data.bad_records import Bad, BadRecords, allowed, check
+from stagerun.data.jpeg import Rectangle
 from stagerun.data.lmdb_offsets import printable
 from stagerun.data.loader import Loader
 from stagerun.data.loaders import evaluation_loader, training_loader
 from stagerun.data.records import LmdbSource
-from stagerun.data.rectangle import Rectangle
 from stagerun.errors import DataError, UsageError, listing, nearest
 from stagerun.plan import make_plan
 from stagerun.recipe import ChannelOrder, OnBadRecord, Schedule, Solver, Stage

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from stagerun.data import jpeg
 from stagerun.data.headers import png_chunks
-from stagerun.data.jpeg import make_decoder
-from stagerun.data.rectangle import Rectangle
+from stagerun.data.jpeg import Rectangle, make_decoder
+from stagerun.data.jpeg.decoder import imdecode
 from stagerun.errors import DataError
 from stagerun.proto import caffe_pb2
 
@@ -47,7 +47,7 @@ class Picture(Protocol):
         ...
 
 
-class _Whole:
+class DecodedPicture:
     """A picture that is decoded already."""
 
     reducible = False
@@ -61,7 +61,7 @@ class _Whole:
 
 
 class _Planes:
-    """Raw bytes, one colour after the other."""
+    """Raw bytes, one colour after the other: uint8[channels, height, width]."""
 
     reducible = False
 
@@ -86,16 +86,6 @@ class _Jpeg:
         return self._decoder.decode(self._data, self._header, self._channels, part, shrink)
 
 
-def decoded_picture(image: Image) -> Picture:
-    """Pixels that are there already."""
-    return _Whole(image)
-
-
-def raw_picture(data: memoryview, channels: int, height: int, width: int) -> Picture:
-    """`data` holds channels x height x width bytes."""
-    return _Planes(np.frombuffer(data, np.uint8).reshape(channels, height, width))
-
-
 def coded_picture(data: memoryview, channels: int, decoder: MakeDecoder) -> Picture:
     """A JPEG or PNG that gives `channels` channels, 1 or 3. DataError for what is neither, cut off, or of other channels."""
     if data[:3] == _JPEG:
@@ -106,7 +96,7 @@ def coded_picture(data: memoryview, channels: int, decoder: MakeDecoder) -> Pict
             raise _other_channels(3, channels)  # CMYK is decoded to three as well
         return _Jpeg(data, header, channels, decoder())
     if data[:8] == _PNG:
-        return _Whole(_decode_png(data, channels))
+        return DecodedPicture(_decode_png(data, channels))
     raise DataError("the encoded image is neither JPEG nor PNG", "convert it before the LMDB is made")
 
 
@@ -120,13 +110,8 @@ def encoded_hint(data: memoryview) -> str:
 def _decode_png(data: memoryview, channels: int) -> Image:
     """A PNG is decoded as a whole: its size is known from there on."""
     check_png(data)
-    try:
-        # UNCHANGED as in Caffe: no EXIF rotation, and nothing dropped without a word (alpha, 16 bits).
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
-    except cv2.error as error:
-        raise DataError(f"the image can't be decoded: {error.err}", "make the LMDB again from its source") from None
-    if image is None:
-        raise DataError("the image can't be decoded: its file is damaged", "make the LMDB again from its source")
+    # UNCHANGED as in Caffe: no EXIF rotation, and nothing dropped without a word (alpha, 16 bits).
+    image = imdecode(data, cv2.IMREAD_UNCHANGED)
     if image.dtype != np.uint8:
         raise DataError("the image has 16 bits per channel", "only images of 8 bits per channel are read")
     found = 1 if image.ndim == 2 else image.shape[2]
@@ -309,4 +294,4 @@ def picture_of(fields: Fields, channels: int, decoder: MakeDecoder = make_decode
             f"the image has {c} channel{'s' if c != 1 else ''}, the network takes {channels}",
             f"set `channels: {c}` under `model` in schedule.prototxt" if c in (1, 3) else "the network takes 1 or 3",
         )
-    return raw_picture(fields.data, c, h, w)
+    return _Planes(np.frombuffer(fields.data, np.uint8).reshape(c, h, w))

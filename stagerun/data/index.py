@@ -13,6 +13,7 @@ import json
 import os
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from stagerun.data.disk_errors import hint_for
 from stagerun.data.lmdb_offsets import key_of, printable
 from stagerun.data.write import sync_folder
 from stagerun.errors import DataError, PermissionDenied, StorageError
-from stagerun.lmdb_file import SIDE_FILE, Meta, open_file
+from stagerun.lmdb_file import SIDE_FILE, Meta, open_file, reading
 
 _VERSION = 1
 _MADE_AGAIN = "make it again with `stagerun data index --force {folder}`"
@@ -188,13 +189,9 @@ def read(folder: str) -> Index | None:
     try:
         # Read, not mapped: a file that is copied over it while it is in use would end the process with a SIGBUS. Each worker
         # has its own so: 106 MB and 0.15 s for ILSVRC12's 1,281,167 records.
-        return _parse(memoryview(file.read_bytes()))
-    except FileNotFoundError:
+        with reading(file), suppress(FileNotFoundError):
+            return _parse(memoryview(file.read_bytes()))
         return None
-    except PermissionError:
-        raise PermissionDenied(f"{file}: may not be read", "ask its owner for read permission") from None
-    except OSError as error:
-        raise DataError(f"{file}: can't be read: {error.strerror}", "check the disk or the file server") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DataError(f"{file}: is damaged: {error}", _MADE_AGAIN.format(folder=folder)) from None
 

@@ -1,7 +1,7 @@
 """The side file of an LMDB that someone else wrote: every record is read once, by several threads."""
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -13,7 +13,7 @@ from stagerun.data.lmdb_offsets import offsets_of, printable
 from stagerun.data.records import LmdbSource
 from stagerun.data.rows import ROW, UNUSABLE, Look, index_of, look, parse
 from stagerun.errors import DataError
-from stagerun.text import count
+from stagerun.text import count, first
 
 T = TypeVar("T")
 
@@ -41,9 +41,6 @@ def in_order(make: Callable[[int], T], first: int, last: int, threads: int) -> G
 
 def _several(make: Callable[[int], T], first: int, last: int) -> list[T]:
     return [make(i) for i in range(first, last)]
-
-
-_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,14 +99,8 @@ def build_with(
         progress(done, total)
     if len(mistakes) > max_bad or len(mistakes) == total:
         raise DataError(
-            f"{path}: {count(len(mistakes), 'record')} of {total} can't be used:\n  "
-            + "\n  ".join(shortened(mistakes)),
+            f"{path}: {count(len(mistakes), 'record')} of {total} can't be used:\n  " + "\n  ".join(first(mistakes)),
             "make the LMDB again from its source, with `stagerun data import`"
             + (f"; to make the side file all the same, add --max-bad {len(mistakes)}" if len(mistakes) < total else ""),
         )
     return Built(index_of(offsets, np.frombuffer(rows, ROW), classes), tuple(mistakes))
-
-
-def shortened(lines: Sequence[str]) -> list[str]:
-    """The first twenty, and how many more there are."""
-    return [*lines[:_SHOWN], *([f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])]

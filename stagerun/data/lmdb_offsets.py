@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.errors import DataError
-from stagerun.lmdb_file import Meta, data_file, open_file
+from stagerun.lmdb_file import Meta, data_file, open_file, reading
 
 _PAGE_HEADER, _NODE_HEADER = 16, 8
 _BRANCH, _LEAF = 0x01, 0x02
@@ -108,12 +108,8 @@ class _Pages:
         self.flags, self.depth, self.root, self.last = meta.flags, meta.depth, meta.root, meta.last_page
 
     def _read(self, at: int, size: int) -> bytes:
-        try:
+        with reading(self.file):
             data = os.pread(self._fd, size, at)
-        except OSError as error:
-            raise DataError(
-                f"{self.file}: can't be read: {error.strerror}", "check the disk or the file server"
-            ) from None
         if len(data) < size:
             raise self.damaged(f"ends within the page at byte {at}")
         return data

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from stagerun.data.bad_records import BadRecords
 from stagerun.data.datum import Image
 from stagerun.data.index import Index
+from stagerun.data.jpeg import Rectangle
 from stagerun.data.lmdb_offsets import printable
 from stagerun.data.loader import Augment, Job, Loader
 from stagerun.data.pictures import Decoded
 from stagerun.data.pixels import Draw, apply
 from stagerun.data.records import Records, spread
-from stagerun.data.rectangle import Rectangle
 from stagerun.data.stream import Batch
 from stagerun.errors import DataError, UsageError
 from stagerun.recipe import Schedule, Solver, Transform
@@ -42,7 +42,6 @@ def training_loader(
         channels=schedule.model.channels,
         num_classes=schedule.model.num_classes,
         seed=solver.random_seed,
-        images=len(records),
         shuffle=schedule.data.shuffle,
         threads=threads,
         augment=augment,
@@ -79,9 +78,6 @@ def evaluation_loader(records: Records, schedule: Schedule, solver: Solver, *, t
         train=False,
         channels=channels,
         num_classes=num_classes,
-        seed=solver.random_seed,
-        images=len(records),
-        shuffle=False,
         threads=threads,
     )
 
@@ -125,9 +121,6 @@ class RectangularLoader(Loader):
             train=False,
             channels=channels,
             num_classes=num_classes,
-            seed=0,
-            images=len(records),
-            shuffle=False,
             threads=threads,
         )
         assert transform_param.crop_size is not None  # `check` holds it
@@ -226,9 +219,6 @@ class CropLoader(Loader):
             train=False,
             channels=channels,
             num_classes=num_classes,
-            seed=0,
-            images=len(records),
-            shuffle=False,
             threads=threads,
         )
         self._side = transform_param.crop_size

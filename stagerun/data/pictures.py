@@ -6,12 +6,12 @@ import numpy as np
 
 from stagerun.data import datum, jpeg, pixels, transform
 from stagerun.data.bad_records import Undecodable
-from stagerun.data.datum import Image, OtherChannels, Picture, decoded_picture
+from stagerun.data.datum import DecodedPicture, Image, OtherChannels, Picture
 from stagerun.data.free_memory import available_memory
+from stagerun.data.jpeg import Rectangle
 from stagerun.data.lmdb_offsets import printable
 from stagerun.data.pixels import Draw
 from stagerun.data.records import Records, Room, spread
-from stagerun.data.rectangle import Rectangle
 from stagerun.errors import DataError
 from stagerun.order import UInt64
 from stagerun.recipe import Cache, InterpMode, Transform
@@ -148,7 +148,7 @@ class Pictures:
         """Record i's picture, its pixels not yet decoded unless they are in memory, and its label."""
         memory = self._memory
         if memory is not None and memory.has(i, self._keeps_jpegs):
-            return decoded_picture(memory.images[i]), int(memory.labels[i])
+            return DecodedPicture(memory.images[i]), int(memory.labels[i])
         record = self.records.read(i, self._hand.room)
         try:
             fields = datum.parse(record)
@@ -164,7 +164,7 @@ class Pictures:
         if memory is not None and memory.fits(picture) and (self._keeps_jpegs or not picture.reducible):
             image = self._decode(i, picture, None, 1)
             memory.keep(i, image, fields.label, jpeg=picture.reducible)
-            picture = decoded_picture(image)
+            picture = DecodedPicture(image)
         return picture, fields.label
 
     def draw(self, i: int, picture: Picture, numbers: UInt64 | None, param: Transform | None = None) -> Draw:

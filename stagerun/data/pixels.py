@@ -17,7 +17,7 @@ import numpy as np
 import PIL.Image
 
 from stagerun.data.datum import Image, cut
-from stagerun.data.rectangle import Rectangle
+from stagerun.data.jpeg import Rectangle
 from stagerun.recipe import InterpMode, PadMode
 
 _OPENCV = {

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import cv2
 import numpy as np
@@ -13,6 +13,7 @@ from stagerun.data.datum import Fields, Image, check_png, coded_picture, cut_off
 from stagerun.data.index import Facts, Index, fingerprint_of
 from stagerun.data.lmdb_offsets import Offsets
 from stagerun.errors import DataError
+from stagerun.proto import caffe_pb2
 
 # One record as the journal keeps it; little-endian, without gaps. `channels` is 0 where the pixels weren't looked at.
 ROW = np.dtype(
@@ -72,23 +73,7 @@ class Look:
 LEFT_OUT = np.zeros(1, ROW).tobytes()
 
 
-class Stored(Protocol):
-    """What is looked at of a Datum."""
-
-    @property
-    def data(self) -> bytes | memoryview: ...
-
-    @property
-    def channels(self) -> int: ...
-
-    @property
-    def height(self) -> int: ...
-
-    @property
-    def width(self) -> int: ...
-
-    @property
-    def encoded(self) -> bool: ...
+Stored: TypeAlias = Fields | caffe_pb2.Datum
 
 
 def parse(record: bytes) -> Fields:

@@ -18,8 +18,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from stagerun.data.jpeg import Rectangle
 from stagerun.data.pixels import Draw
-from stagerun.data.rectangle import Rectangle
 from stagerun.errors import DataError
 from stagerun.order import UInt64, randint, uniform
 from stagerun.recipe import InterpMode, PadMode, RandomAspectRatio, RandomResizedCrop, Transform

@@ -113,16 +113,13 @@ class Images:
     def whole_images(self) -> Loader:
         """The training images in key order, as they are in the LMDB."""
         assert self.train is not None
-        model, records = self.schedule.model, len(self.train)
+        model = self.schedule.model
         return Loader(
             self.train,
             Transform(),
             train=False,
             channels=model.channels,
             num_classes=model.num_classes,
-            seed=0,
-            images=records,
-            shuffle=False,
             threads=self._threads,
         )
 

@@ -1,7 +1,7 @@
 """JPEG to pixels: the header, the whole or a part, by the fastest way that the machine has."""
 
 from stagerun.data.jpeg.choice import TierState, make_decoder, tiers
-from stagerun.data.jpeg.decoder import Decoder
+from stagerun.data.jpeg.decoder import Decoder, Rectangle
 from stagerun.data.jpeg.header import MAX_PIXELS, Buffer, Header, is_complete, read_header
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "Buffer",
     "Decoder",
     "Header",
+    "Rectangle",
     "TierState",
     "is_complete",
     "make_decoder",

@@ -19,7 +19,7 @@ from typing import Any
 
 from stagerun.data.write import sync_folder
 from stagerun.errors import DataError, PermissionDenied, StorageError
-from stagerun.lmdb_file import BY_SCHEDULE, SIDE_FILE, check_file, data_file
+from stagerun.lmdb_file import BY_SCHEDULE, SIDE_FILE, check_file, data_file, reading
 from stagerun.private import private_folder
 
 # Between two looks at a lock that another process has: no one waits inside the kernel, where a request to stop isn't heard.
@@ -153,17 +153,6 @@ def look(path: str) -> Original:
         stream.seek(max(0, found.st_size - _ENDS))
         digest.update(stream.read(_ENDS))
     return Original(path, str(Path(real).parent), found.st_size, found.st_mtime_ns, digest.hexdigest())
-
-
-@contextlib.contextmanager
-def reading(file: Path) -> Iterator[None]:
-    """Errors of reading the LMDB that is copied."""
-    try:
-        yield
-    except PermissionError:
-        raise PermissionDenied(f"{file}: may not be read", "ask its owner for read permission") from None
-    except OSError as error:
-        raise DataError(f"{file}: can't be read: {error.strerror}", "check the disk or the file server") from None
 
 
 @contextlib.contextmanager

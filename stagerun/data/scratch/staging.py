@@ -28,7 +28,6 @@ from stagerun.data.scratch.layout import (
     is_of_another_version,
     look,
     read_manifest,
-    reading,
     remove,
     suspect,
     taken,
@@ -40,7 +39,7 @@ from stagerun.data.scratch.room import take_room
 from stagerun.data.scratch.sharing import Exchange, Share
 from stagerun.data.write import sync_folder
 from stagerun.errors import StorageError
-from stagerun.lmdb_file import SIDE_FILE
+from stagerun.lmdb_file import SIDE_FILE, reading
 
 GIGABYTE = 10**9
 

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import cv2
 import numpy as np
@@ -11,16 +12,18 @@ from PIL import Image as Pillow
 from PIL import ImageDraw, ImageFont
 
 from stagerun.data.datum import Image
-from stagerun.data.rectangle import Rectangle
+from stagerun.data.jpeg import Rectangle
 
 # Anything larger is no use to look at, and fills memory.
 MOST_PIXELS = 200_000_000
-SMALLEST_BOX = 64
 
 _TEXT, _HEADING = 13, 15  # sizes of the letters, pixels
 _LINE = 16
 _GAP = 8
 _PAPER, _INK, _WRONG, _EDGE = (255, 255, 255), (32, 32, 32), (176, 0, 0), (208, 208, 208)
+
+
+_Font: TypeAlias = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,9 @@ def sheet(tiles: Sequence[Tile], heading: Sequence[str], box: int) -> Image:
     for i, tile in enumerate(tiles):
         left, y = _GAP + i % columns * step, top + i // columns * high
         if tile.picture is None:
-            _draw_wrong(draw, tile.wrong, left, y, box, font)
+            draw.rectangle((left, y, left + box - 1, y + box - 1), None, _EDGE)
+            for n, line in enumerate(_wrap(tile.wrong, font, box - 8)[: (box - 8) // _LINE]):
+                draw.text((left + 4, y + 4 + n * _LINE), line, _WRONG, font)
         else:
             fitted = _fit(tile.picture, box)
             paper.paste(Pillow.fromarray(fitted[:, :, ::-1].copy()), (left, y + box - fitted.shape[0]))
@@ -112,20 +117,7 @@ def _fit(image: Image, box: int) -> Image:
     return np.asarray(cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA), np.uint8)
 
 
-def _draw_wrong(
-    draw: ImageDraw.ImageDraw,
-    text: str,
-    left: int,
-    top: int,
-    box: int,
-    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
-) -> None:
-    draw.rectangle((left, top, left + box - 1, top + box - 1), None, _EDGE)
-    for n, line in enumerate(_wrap(text, font, box - 8)[: (box - 8) // _LINE]):
-        draw.text((left + 4, top + 4 + n * _LINE), line, _WRONG, font)
-
-
-def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> list[str]:
+def _wrap(text: str, font: _Font, width: int) -> list[str]:
     """Lines that fit into `width` pixels; for proportional letters, by their mean width in this text."""
     letters = max(1, int(len(text) * width / max(1.0, font.getlength(text))))
     while letters > 1 and any(font.getlength(line) > width for line in textwrap.wrap(text, letters)):
@@ -133,7 +125,7 @@ def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: 
     return textwrap.wrap(text, letters)
 
 
-def _shorten(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
+def _shorten(text: str, font: _Font, width: int) -> str:
     """The text, or as much of its beginning and end as fits: keys end in what tells them apart, classes begin with it."""
     if font.getlength(text) <= width:
         return text

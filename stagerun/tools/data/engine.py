@@ -5,9 +5,9 @@ the same records at the same places, and the same side file, for any number of t
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,14 +15,14 @@ from typing import Any, Protocol
 import cv2
 import lmdb
 
-from stagerun.data.disk_errors import hint_for
 from stagerun.data.index import digest_of, save
 from stagerun.data.indexing import in_order
 from stagerun.data.lmdb_offsets import offsets_of
 from stagerun.data.rows import LEFT_OUT, Look, Rows, Statistics, index_of
-from stagerun.errors import DataError, PermissionDenied, ResumeRefused, StorageError
+from stagerun.data.write import writing
+from stagerun.errors import DataError, ResumeRefused
 from stagerun.lmdb_file import check_file
-from stagerun.text import count
+from stagerun.text import count, first
 from stagerun.tools.data import report
 from stagerun.tools.data.partial import REPORT, Journal, Note, Partial, entry
 
@@ -55,28 +55,14 @@ class Made:
 class Work(Protocol):
     """What is to be made. `make` is called by many threads at once, and may be called again for the same position."""
 
-    @property
-    def title(self) -> str:
-        """One line for the report."""
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """JSON values that decide every record: where they are the same, an unfinished import goes on."""
-
-    @property
-    def classes(self) -> tuple[str, ...]: ...
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        """Files of the source that were no images by their names, for the report."""
-
-    @property
-    def statistics(self) -> Statistics | None:
-        """The mean pixel where it is known before; None: from the sums of every `look`."""
-
-    @property
-    def prepared_from(self) -> str:
-        """`Facts.prepared_from`."""
+    title: str  # one line for the report
+    identity: Mapping[
+        str, Any
+    ]  # JSON values that decide every record: where they are the same, an unfinished import goes on
+    classes: tuple[str, ...]
+    ignored: tuple[str, ...]  # files of the source that were no images by their names, for the report
+    statistics: Statistics | None  # the mean pixel where it is known before; None: from the sums of every `look`
+    prepared_from: str  # `Facts.prepared_from`
 
     def __len__(self) -> int: ...
 
@@ -128,7 +114,7 @@ def run(work: Work, out: str, job: Job) -> Result:
     if not target.name or target.name == "..":
         raise DataError(f"{out}: exists already", "give the name of a new folder")
     cv2.setNumThreads(1)  # one image, one thread: the images are what is parallel
-    with _explained(out):
+    with writing(out):
         if target.is_symlink() and not target.exists():
             raise DataError(f"{out}: is a link that leads nowhere", "remove it, or give the name of a new folder")
         if target.exists() and not Partial(target).folder.exists():
@@ -183,22 +169,6 @@ def _require_unchanged(work: Work, partial: Partial, journal: Journal) -> None:
                 f"{name}: has changed since it was imported into {partial.folder}",
                 "add --restart to begin anew; what is unfinished is then made of the files as they are now",
             )
-
-
-@contextmanager
-def _explained(out: str) -> Iterator[None]:
-    try:
-        yield
-    except PermissionError as error:
-        raise PermissionDenied(
-            f"{error.filename or out}: may not be written", "give a folder that you may write to"
-        ) from None
-    except OSError as error:
-        raise StorageError(f"{error.filename or out}: can't be written: {error.strerror}", hint_for(error)) from None
-    except lmdb.Error as error:
-        # After a sync that failed, pages may be lost though the kernel calls them clean. No commit refers to them: its
-        # meta page is written after the sync, so they are written again.
-        raise StorageError(f"{out}: can't be written: {error}", hint_for(error)) from None
 
 
 def _open(folder: Path) -> lmdb.Environment:
@@ -353,10 +323,7 @@ def _finish(work: Work, partial: Partial, journal: Journal, max_bad: int, begun_
         partial.write(REPORT, report.text_of(work, len(kept), notes, {}))
         raise DataError(
             f"{count(len(bad), 'image')} of {len(work)} can't be used; more than {max_bad} are not allowed:\n  "
-            + "\n  ".join(
-                [report.line_of(note) for note in bad[:_SHOWN]]
-                + [f"and {len(bad) - _SHOWN} more"] * (len(bad) > _SHOWN)
-            ),
+            + "\n  ".join(first([report.line_of(note) for note in bad], _SHOWN)),
             f"all of them are listed in {partial.folder / REPORT}; to go without them add --max-bad {len(bad)}, "
             "which goes on from here; or repair the source and add --restart",
         )

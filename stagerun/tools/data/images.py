@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import ImageColor
 
 from stagerun import order
-from stagerun.data import pixels
+from stagerun.data import jpeg, pixels
 from stagerun.data.datum import Image
 from stagerun.data.pixels import Draw
 from stagerun.data.rows import Statistics, look
@@ -158,7 +158,7 @@ class ImportWork:
         size = _wanted(self._options, height, width)
         if size == (height, width):
             return image, True
-        if size[0] * size[1] > odd.LIMITS.max_pixels:
+        if size[0] * size[1] > jpeg.MAX_PIXELS:
             raise odd.BadImage("too many pixels", f"{width} x {height} pixels would become {size[1]} x {size[0]}")
         shrinks = size[0] <= height and size[1] <= width
         mode = InterpMode.AREA if shrinks else InterpMode.LINEAR

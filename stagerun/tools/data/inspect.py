@@ -15,7 +15,7 @@ from stagerun.data.lmdb_offsets import Offsets, offsets_in, printable
 from stagerun.data.records import LmdbSource, spread
 from stagerun.data.rows import ROW, Rows, decode_any, is_prepared, kinds_of, look, parse
 from stagerun.errors import DataError, StorageError
-from stagerun.lmdb_file import open_file
+from stagerun.lmdb_file import open_file, reading
 
 SAMPLES = 500
 
@@ -99,10 +99,8 @@ def _index(path: str, fd: int, offsets: Offsets) -> tuple[Index | None, str]:
     again = f"`stagerun data index --force {path}` makes it again"
     if is_stale(index, offsets.file_size, offsets.transaction):
         return None, f"of another state of the LMDB; {again}"
-    try:
+    with reading(path):
         foreign = foreign_record(index, fd)
-    except OSError as error:
-        raise DataError(f"{path}: can't be read: {error.strerror}", "check the disk or the file server") from None
     if foreign is not None:
         return None, f"of another LMDB, or record `{printable(index.key(foreign))}` is damaged; {again}"
     return index, "up to date"

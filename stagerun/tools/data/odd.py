@@ -76,14 +76,6 @@ Colour = tuple[int, int, int]  # R, G, B
 WHITE: Colour = (255, 255, 255)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    max_pixels: int = 100_000_000
-
-
-LIMITS = Limits()
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
     """`data` is to be stored: what was given, or its conversion; `kind` says how `data` is encoded (as Facts.kinds)."""
@@ -104,21 +96,21 @@ class BadImage(DataError):
         self.reason = reason
 
 
-def judge(data: bytes, name: str = "", limits: Limits = LIMITS, background: Colour = WHITE) -> Judged:
+def judge(data: bytes, name: str = "", max_pixels: int = jpeg.MAX_PIXELS, background: Colour = WHITE) -> Judged:
     """BadImage if the image can't be used. `name` is only looked at for its suffix; `background` shows where the image is transparent.
     Memory: some 10 bytes per pixel."""
-    found = look(data, limits)
+    found = look(data, max_pixels)
     odd = list(found.oddities)
     suffix = PurePosixPath(name).suffix
     if _SUFFIXES.get(suffix.lower(), found.family) != found.family:
         odd.append(f"{found.family} named {suffix}")
     if found.family == "JPEG":
-        return _jpeg(data, found, odd, limits)
+        return _jpeg(data, found, odd, max_pixels)
     if found.family == "PNG" and found.plain:
         _check_png(data, found)
         image = _with_opencv(data, found)
         return _judged(found.kind, odd, data, image)
-    image = _with_pillow(data, found, odd, limits, background)
+    image = _with_pillow(data, found, odd, max_pixels, background)
     kind = "PNG" if image.shape[2] == 3 else "grey PNG"
     return _judged(kind, odd, encode_png(image), image)
 
@@ -128,7 +120,7 @@ def _judged(kind: str, odd: list[str], data: bytes, image: NDArray[np.uint8]) ->
     return Judged(kind, tuple(odd), height, width, data, image)
 
 
-def look(data: bytes, limits: Limits = LIMITS) -> Header:
+def look(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> Header:
     """What the header says: kind, size, oddities, all without decoding. BadImage if there is none, or too much in it."""
     if not data:
         raise BadImage("empty", "the file is empty")
@@ -138,18 +130,18 @@ def look(data: bytes, limits: Limits = LIMITS) -> Header:
         found = read_header(data)
     except Unknown as error:
         raise BadImage(error.reason, error.message) from None
-    _check_size(found.height, found.width, limits)
+    _check_size(found.height, found.width, max_pixels)
     return found
 
 
-def _check_size(height: int, width: int, limits: Limits) -> None:
+def _check_size(height: int, width: int, max_pixels: int) -> None:
     if height < 1 or width < 1:
         raise BadImage("damaged", f"the header says {width} x {height} pixels")
-    if height * width > limits.max_pixels:
-        raise BadImage("too many pixels", f"{width} x {height} pixels are more than the limit of {limits.max_pixels}")
+    if height * width > max_pixels:
+        raise BadImage("too many pixels", f"{width} x {height} pixels are more than the limit of {max_pixels}")
 
 
-def _jpeg(data: bytes, found: Header, odd: list[str], limits: Limits) -> Judged:
+def _jpeg(data: bytes, found: Header, odd: list[str], max_pixels: int) -> Judged:
     if not jpeg.is_complete(data):
         raise BadImage("truncated", "the JPEG data ends before its end marker")
     try:
@@ -167,7 +159,7 @@ def _jpeg(data: bytes, found: Header, odd: list[str], limits: Limits) -> Judged:
         # Strict decoding stops at a warning too, and without being strict it passes over errors. What OpenCV and Pillow
         # both decode is what Caffe and torchvision train on.
         image = _with_opencv(data, found)
-        _with_pillow(data, found, [], limits)
+        _with_pillow(data, found, [], max_pixels)
         odd.append("JPEG with warnings")
     if image.shape[:2] != (found.height, found.width):
         raise BadImage("damaged", "the JPEG has several headers, of different sizes")
@@ -207,14 +199,14 @@ def _with_opencv(data: bytes, found: Header) -> NDArray[np.uint8]:
 
 
 def _with_pillow(
-    data: bytes, found: Header, odd: list[str], limits: Limits, background: Colour = WHITE
+    data: bytes, found: Header, odd: list[str], max_pixels: int, background: Colour = WHITE
 ) -> NDArray[np.uint8]:
     if found.family == "PNG":
         _check_png(data, found)  # Pillow leaves the rest black where a PNG is too short
     try:
         with _PILLOW[found.family](io.BytesIO(data)) as picture:
             # A TIFF's size is first known here; a GIF's frame may be larger than its screen.
-            _check_size(picture.height, picture.width, limits)
+            _check_size(picture.height, picture.width, max_pixels)
             if getattr(picture, "is_animated", False) and "animated" not in odd:
                 odd.append("animated")
             picture.seek(0)

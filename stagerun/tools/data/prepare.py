@@ -39,7 +39,7 @@ VERSION = 1  # of the arrangement
 class PrepareWork:
     """`Work` of the engine. UsageError where what it takes isn't installed."""
 
-    ignored = ()
+    ignored: tuple[str, ...] = ()
 
     def __init__(self, path: str) -> None:
         if reason := can_prepare():
