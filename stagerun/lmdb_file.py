@@ -77,7 +77,7 @@ def check_file(path: str, hint: str = BY_COMMAND) -> int:
 
 
 def open_file(path: str, hint: str = BY_COMMAND) -> tuple[int, Meta]:
-    """(file descriptor to read data.mdb with, what it says). The caller closes it. Errors as of `check_file`."""
+    """(file descriptor to read data.mdb with, what it says). The caller closes it. Errors as in `check_file`."""
     file = data_file(path, hint)
     with reading(file):
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # else a FIFO waits for a writer
@@ -141,7 +141,7 @@ def _checked(fd: int, file: Path) -> Meta:
 
 
 def transaction_of(fd: int) -> int | None:
-    """The newest transaction of the open data.mdb; each commit adds 1. None where it is no LMDB. OSError."""
+    """The newest transaction of the open data.mdb; each commit adds 1. None where it isn't an LMDB. OSError."""
     newest = _newest(fd)
     return None if newest is None else newest[-1]
 
@@ -247,7 +247,7 @@ class Glance:
 
 
 def glance(folder: str) -> Glance:
-    """Errors as of `lmdb_file.check_file`."""
+    """Errors as in `check_file`."""
     fd, meta = open_file(folder, BY_SCHEDULE)
     try:
         with reading(data_file(folder)):

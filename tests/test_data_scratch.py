@@ -274,7 +274,7 @@ def test_a_copy_in_use_is_not_removed_whatever_its_manifest_says(source: str, di
         layout.write_manifest(Path(copy.path), replace(manifest, blocks=()))
     else:
         Path(copy.path, layout.MANIFEST).write_text(said)
-    with pytest.raises(StorageError, match="is no complete copy any more, and in use"):
+    with pytest.raises(StorageError, match="is no longer a complete copy, and is in use"):
         one(source, disk)
     assert data(copy.path) == data(source)
     copy.close()

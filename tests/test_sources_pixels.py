@@ -179,7 +179,7 @@ def test_a_pair_whose_names_do_not_match(tmp_path: Path) -> None:
     labels.write_bytes(gzip.compress(idx(LABELS)))
     assert "--labels" in refused(images)
     assert len(open_source(str(images), SourceOptions(labels=str(labels)))) == 12
-    assert "which are no pictures" in refused(labels)
+    assert "which are not pictures" in refused(labels)
     labels.write_bytes(gzip.compress(idx(LABELS[:5])))
     assert "not images and their labels" in refused(images, labels=str(labels))
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save as to_safetensors
 
 from stagerun.data.disk_errors import hint_for
-from stagerun.data.lmdb_offsets import key_of, printable
+from stagerun.data.lmdb_offsets import Table, printable
 from stagerun.data.write import sync_folder
 from stagerun.errors import DataError, PermissionDenied, StorageError
 from stagerun.lmdb_file import SIDE_FILE, Meta, open_file, reading
@@ -59,29 +59,19 @@ class Facts:
     kinds: tuple[tuple[str, int], ...] = ()
     deviation_bgr: tuple[float, ...] = ()  # standard deviation of all pixels, as mean_bgr; () in an older side file
     restart_interval: int = 0  # 4 where the JPEGs (99 % of them) are as `prepare` makes them, 0 else
-    prepared_from: str = ""  # `fingerprint.set_of` the LMDB that `prepare` made this one from: the same pixels
+    prepared_from: str = ""  # `lmdb_file.set_of` the LMDB that `prepare` made this one from: the same pixels
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Index:
-    """One row per record, in key order."""
+class Index(Table):
+    """What is known about each record, and about all of them."""
 
     facts: Facts
-    offsets: NDArray[np.int64]  # of the Datum's first byte in data.mdb
-    lengths: NDArray[np.int64]  # of the Datum, bytes
     labels: NDArray[np.int32]  # -1 where there is none to be read
-    # Of the image, pixels, as stored (EXIF rotation not applied); 0 x 0 where it can't be used.
+    # Pixels of the image, as stored (EXIF rotation not applied); 0 x 0 where it can't be used.
     heights: NDArray[np.int32]
     widths: NDArray[np.int32]
     digests: NDArray[np.uint64]  # blake2b of 8 bytes, little-endian, over the Datum
-    keys: NDArray[np.uint8]  # all keys, one after the other
-    key_ends: NDArray[np.int64]  # [records + 1]; key i is keys[key_ends[i] : key_ends[i + 1]]
-
-    def key(self, i: int) -> bytes:
-        return key_of(self.keys, self.key_ends, i)
-
-    def __len__(self) -> int:
-        return self.facts.records
 
 
 def fingerprint_of(keys: NDArray[np.uint8], key_ends: NDArray[np.int64], digests: NDArray[np.uint64]) -> str:

@@ -31,12 +31,10 @@ _PAGES_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Offsets:
+class Table:
     """One row per record, in key order."""
 
-    file_size: int  # of data.mdb, bytes
-    transaction: int  # the newest one; each commit to the LMDB adds 1
-    offsets: NDArray[np.int64]  # of the value's first byte in data.mdb
+    offsets: NDArray[np.int64]  # of the value's (the Datum's) first byte in data.mdb
     lengths: NDArray[np.int64]  # of the value, bytes
     keys: NDArray[np.uint8]  # all keys, one after the other
     key_ends: NDArray[np.int64]  # [records + 1]; key i is keys[key_ends[i] : key_ends[i + 1]]
@@ -45,12 +43,13 @@ class Offsets:
         return len(self.offsets)
 
     def key(self, i: int) -> bytes:
-        return key_of(self.keys, self.key_ends, i)
+        return self.keys[self.key_ends[i] : self.key_ends[i + 1]].tobytes()
 
 
-def key_of(keys: NDArray[np.uint8], key_ends: NDArray[np.int64], i: int) -> bytes:
-    """Key i of keys that stand one after the other."""
-    return keys[key_ends[i] : key_ends[i + 1]].tobytes()
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Offsets(Table):
+    file_size: int  # of data.mdb, bytes
+    transaction: int  # the newest one; each commit to the LMDB adds 1
 
 
 def printable(key: bytes) -> str:

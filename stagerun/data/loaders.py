@@ -237,7 +237,7 @@ class CropLoader(Loader):
         job.made.images[n :: job.count] = five_crops(whole, self._side)
 
     def preflight(self, samples: int = 32) -> None:
-        """As of Loader, and UsageError if every image looked at is just as large as its crop."""
+        """As in Loader, and UsageError if every image looked at is just as large as its crop."""
         super().preflight(samples)
         shapes = [self._whole(i)[0].shape[:2] for i in spread(len(self.records), samples)]
         if all(shape == (self._side, self._side) for shape in shapes):

@@ -53,7 +53,7 @@ class Records(Protocol):
         ...
 
     def read(self, i: int, room: Room) -> memoryview:
-        """The value of record i, valid until the next read into `room`. Errors as of `get`."""
+        """The value of record i, valid until the next read into `room`. Errors as in `get`."""
         ...
 
     def expect(self, indices: list[int]) -> None:
@@ -134,7 +134,7 @@ class LmdbSource:
         return self._table.key(i)
 
     def get(self, i: int) -> tuple[bytes, bytes]:
-        """(key, value) of record i. IndexError outside 0 .. len-1; errors as of `read`."""
+        """(key, value) of record i. IndexError outside 0 .. len-1; errors as in `read`."""
         return self.key(i), bytes(self.read(i, Room()))
 
     def read(self, i: int, room: Room) -> memoryview:

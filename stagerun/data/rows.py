@@ -155,7 +155,7 @@ def _look_raw(stored: Stored) -> Look:
 
 
 def _look_encoded(data: memoryview) -> Look:
-    """By the header alone what `picture.coded_picture` says of it."""
+    """By the header alone what `datum.coded_picture` says of it."""
     family = headers.family(bytes(data[:16]))
     if family == "JPEG":
         if not jpeg.is_complete(data):

@@ -134,7 +134,7 @@ class _Work:
         self._planning = threading.Lock()
         self._changed = threading.Condition()
         self._line: deque[_Place] = deque()  # planned and not yet handed out
-        self._chunks: deque[tuple[_Place, Job, int, int]] = deque()  # not yet begun, in order
+        self._chunks: deque[tuple[_Place, Job, int, int]] = deque()  # not yet started, in order
         self._asked = 0  # of `_chunks`, whose records were asked for
         self._last = False  # no more batches will be planned
         self._ended = 0  # threads that came to their end as they should

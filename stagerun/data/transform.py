@@ -131,7 +131,7 @@ def _crop(side: int | None, numbers: UInt64 | None, height: int, width: int) -> 
 
 
 def _cutout(transform: Transform, numbers: UInt64, height: int, width: int) -> Rectangle | None:
-    """A square inside the finished image, each place as likely, as of cifar10-fast (davidcpage/cifar10-fast: core.py)."""
+    """A square inside the finished image, each place as likely, as in cifar10-fast (davidcpage/cifar10-fast: core.py)."""
     side = transform.cutout_size
     if not side:
         return None
@@ -151,8 +151,8 @@ def _too_small(height: int, width: int, setting: str, hint: str) -> DataError:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Of n images: the rectangle of height x width at `top`, `left` (int64[n], of the padded image) is cut out and mirrored
-    where `mirror` (bool[n]) says so. `lighting` and `cutout` as of a Batch."""
+    """Where n images are cut: the rectangle of height x width at `top`, `left` (int64[n], of the padded image) is cut out and mirrored
+    where `mirror` (bool[n]) says so. `lighting` and `cutout` are as in a Batch."""
 
     height: int
     width: int
@@ -172,9 +172,9 @@ def only_places(param: Transform) -> bool:
 def draw_places(param: Transform, numbers: UInt64, height: int, width: int) -> Places:
     """For images of height x width; `numbers` is uint64[n, transform.numbers_needed(param)], n of 1 or more.
 
-    DataError as of `draw`.
+    DataError as in `draw`.
     """
-    draw(param, numbers[0], height, width)  # an image too small for it is told there
+    draw(param, numbers[0], height, width)  # reports an image that is too small
     high, wide = height + 2 * param.pad, width + 2 * param.pad
     side = param.crop_size
     top, left = np.zeros((2, len(numbers)), np.int64)
@@ -339,7 +339,7 @@ def _log(x: float) -> float:
 
 
 def _cos_sin(turn: float) -> tuple[float, float]:
-    """Of 2 pi `turn`, 0 <= turn < 1: Taylor's series within an eighth of a turn of the nearest quarter. Good to 1e-15."""
+    """Cosine and sine of 2 pi `turn`, 0 <= turn < 1: Taylor's series within an eighth of a turn of the nearest quarter. Good to 1e-15."""
     quarter = math.floor(4.0 * turn + 0.5)
     x = (4.0 * turn - quarter) * _HALF_PI  # the difference is exact
     square, cosine, sine = x * x, 0.0, 0.0

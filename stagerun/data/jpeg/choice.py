@@ -123,7 +123,7 @@ def _library_once(environment: str) -> Library:
         except OSError as error:
             why = str(error)
         except AttributeError as error:
-            why = f"{path} is no libjpeg-turbo of version 3: {error}"
+            why = f"{path} is not a libjpeg-turbo of version 3: {error}"
         if environment:
             raise _Missing(f"{ENVIRONMENT} names what can't be used: {why}")
     raise _Missing(f"no libjpeg-turbo of version 3 was found: {HINT}")

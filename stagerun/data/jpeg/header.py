@@ -82,7 +82,7 @@ class _Frame:
 def read_header(data: Buffer) -> Header:
     """The header of a JPEG.
 
-    DataError, without a place, for what is no JPEG, is cut off, has no pixels or more than MAX_PIXELS, other than 8
+    DataError, without a place, for what is not a JPEG, is cut off, has no pixels or more than MAX_PIXELS, other than 8
     bits per channel, or more than MAX_SCANS scans.
     """
     view = as_bytes(data)

@@ -197,7 +197,7 @@ class SimpleDecoder(Decoder):
 
     def _decode(self, source: Pixels, height: int, width: int, request: Request, strict: bool) -> Pixels | None:
         """The whole of a file that should be height x width; None if simplejpeg thinks otherwise or can't, or, if `strict`,
-        warns. Of a file of one scan warnings are no errors, among them the one about the rows left out."""
+        warns. In a file of one scan warnings are not errors, among them the one about the rows left out."""
         shape = scaled(height, request.shrink), scaled(width, request.shrink), request.channels
         reduce = {} if request.shrink == 1 else {"min_height": shape[0], "min_width": shape[1]}
         if reduce and max(height, width) <= _TINY:

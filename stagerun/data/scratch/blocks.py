@@ -22,7 +22,7 @@ _LOWEST_PRIORITY = 19
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Of all copies asked for at once, in bytes. `waiting`: another process makes them."""
+    """Bytes of all copies that were asked for at once. `waiting`: another process makes them."""
 
     done: int
     total: int
@@ -288,7 +288,7 @@ def _start(thread: threading.Thread) -> None:
         thread.start()
     except RuntimeError as error:
         raise StorageError(
-            f"the threads that copy can't be begun: {error}",
+            f"the threads that copy can't be started: {error}",
             "this machine allows this user no more (`ulimit -u`): end some",
         ) from None
 

@@ -27,7 +27,7 @@ _PAUSE_S = 0.1
 
 
 class CopyStopped(Exception):
-    """Told to stop before the copies were there. What was copied stays, and the next job goes on from it."""
+    """A request to stop came before the copies were there. What was copied stays, and the next job goes on from it."""
 
 
 @contextlib.contextmanager
@@ -74,7 +74,7 @@ def _try(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def unused_now(folder: Path) -> Iterator[bool]:
-    """Whether no one reads the copy; and no one begins to, until the end. Call it while holding the copy's lock. OSError."""
+    """Whether no one reads the copy; and no one starts to, until the end. Call it while holding the copy's lock. OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield _flock(fd, fcntl.LOCK_EX)
@@ -191,7 +191,7 @@ def home_of(scratch: str, make: bool = True) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Of a copy. A partial one has no `blocks` yet."""
+    """What is known about a copy. A partial one has no `blocks` yet."""
 
     source: str  # real path of the LMDB's folder
     size: int  # of data.mdb
@@ -292,13 +292,13 @@ def survey(home: Path) -> list[Found]:
 
 
 def suspect(folder: Path) -> None:
-    """The copy is checked, and mended, before anybody uses it again. As far as the disk lets us say so."""
+    """The copy is checked, and mended, before anyone uses it again. As far as the disk lets us say so."""
     with contextlib.suppress(OSError):
         os.close(os.open(folder / SUSPECT, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
 
 
 def file_size(folder: Path) -> int | None:
-    """Of data.mdb; None if there is none. OSError."""
+    """The size of data.mdb; None if there is none. OSError."""
     try:
         return (folder / DATA).lstat().st_size
     except (FileNotFoundError, NotADirectoryError):

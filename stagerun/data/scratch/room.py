@@ -64,7 +64,7 @@ def take_room(
 
 @contextlib.contextmanager
 def idle_now(one: Found) -> Iterator[str]:
-    """'' while the copy is locked against everybody, or why it can't be. OSError."""
+    """'' while the copy is locked against everyone, or why it can't be. OSError."""
     with contextlib.ExitStack() as stack:
         if not stack.enter_context(held_now(one.lock)):
             why = "is being made" if one.partial else "is being checked"

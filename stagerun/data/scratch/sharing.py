@@ -16,13 +16,13 @@ from stagerun.text import size as size_text
 
 # -- Where the nodes of a job get their copies from: all from the source, or each a share of it, which it hands on.
 
-# The other nodes must be faster by so much: what was measured for a second or two is no more exact than that.
+# The other nodes must be faster by so much: what was measured for a second or two isn't more exact than that.
 _CLEARLY = 1.2
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Of a node that needs a copy: bytes per second while all such nodes read at once, from the source and from another node."""
+    """Bytes per second that a node gets from the source and from another node, while all nodes that need a copy read at once."""
 
     host: str
     source: float

@@ -14,7 +14,7 @@ from PIL import ImageDraw, ImageFont
 from stagerun.data.datum import Image
 from stagerun.data.jpeg import Rectangle
 
-# Anything larger is no use to look at, and fills memory.
+# Anything larger is not worth looking at, and fills memory.
 MOST_PIXELS = 200_000_000
 
 _TEXT, _HEADING = 13, 15  # sizes of the letters, pixels

@@ -31,7 +31,7 @@ BYTES_PER_COMMIT = 1 << 26
 _FIRST_MAP_SIZE = 1 << 26
 # So many images that can't be used, above those allowed, and the source is taken for a wrong one.
 _HOPELESS = 1000
-# Of the files done with so many are looked at before it goes on: asking a file server for a million takes minutes.
+# So many of the files that are done are looked at before it goes on: asking a file server for a million takes minutes.
 _COMPARED = 1000
 _SHOWN = 20
 _MOST_IGNORED = 1000  # in the report
@@ -99,7 +99,7 @@ class Result:
     counts: tuple[tuple[str, int], ...] = ()  # of notes by what they say, most first
     bad: int = 0
     kinds: tuple[tuple[str, int], ...] = ()
-    begun_at: int = 0  # position where this process began
+    started_at: int = 0  # position where this process began
     already: bool = False  # nothing was to be done
 
 
@@ -132,15 +132,17 @@ def _run(work: Work, target: Path, job: Job) -> Result:
         partial.begin(work.identity, job.restart, _make_empty)
         with closing(Journal(partial.folder)) as journal:
             position, records = _resume(partial, journal)
-            begun_at = position
+            started_at = position
             if position:
                 _require_unchanged(work, partial, journal)
                 job.tell(f"goes on behind {count(records, 'record')} in {partial.folder}")
             bad = sum(1 for _, note in journal.notes() if note.bad)
             if not _walk(work, partial, journal, position, bad, job):
                 position, records = _resume(partial, journal)
-                return Result(complete=False, records=records, position=position, total=len(work), begun_at=begun_at)
-            result = _finish(work, partial, journal, job.max_bad, begun_at)
+                return Result(
+                    complete=False, records=records, position=position, total=len(work), started_at=started_at
+                )
+            result = _finish(work, partial, journal, job.max_bad, started_at)
         partial.finish()
         return result
 
@@ -312,7 +314,7 @@ class _Writer:
             self._env.set_mapsize(size)
 
 
-def _finish(work: Work, partial: Partial, journal: Journal, max_bad: int, begun_at: int) -> Result:
+def _finish(work: Work, partial: Partial, journal: Journal, max_bad: int, started_at: int) -> Result:
     """Side file and report beside the records; DataError if too much, or all, was left out."""
     rows = journal.rows()
     kept: Rows = rows[rows["stored"] == 1]
@@ -347,5 +349,5 @@ def _finish(work: Work, partial: Partial, journal: Journal, max_bad: int, begun_
         counts=tuple(counts.most_common()),
         bad=len(bad),
         kinds=index.facts.kinds,
-        begun_at=begun_at,
+        started_at=started_at,
     )

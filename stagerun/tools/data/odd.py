@@ -52,7 +52,7 @@ REASONS = {
     "truncated": "the data ends before the picture does",
     "damaged": "the decoder gives up, or a checksum is wrong",
     "too many pixels": "above the limit, by the header",
-    "unsupported": "a kind that nobody trains on: 12-bit JPEG, floating-point TIFF, more than 100 scans, ...",
+    "unsupported": "a kind that no one trains on: 12-bit JPEG, floating-point TIFF, more than 100 scans, ...",
 }
 
 _SUFFIXES = {
@@ -169,7 +169,7 @@ def _jpeg(data: bytes, found: Header, odd: list[str], max_pixels: int) -> Judged
 def _check_png(data: bytes, found: Header) -> None:
     """BadImage unless every chunk up to IEND is there with the right checksum: OpenCV decodes what is left of others."""
     pixels, ended = 0, False
-    # Of 16 bits, uncompressed, and a byte per row. Decoders go through all of the data, needed or not: 1 MB of zeros can
+    # 16 bits each, uncompressed, and a byte per row. Decoders go through all of the data, needed or not: 1 MB of zeros can
     # be 1 GB unpacked, which takes seconds, at every reading.
     most = found.height * (2 * found.channels * found.width + 8) + (1 << 16)
     for kind, at, length in png_chunks(data):

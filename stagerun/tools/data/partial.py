@@ -197,7 +197,7 @@ class Partial:
             if named is not None and gone(int(named[1]), named[2]):
                 holder = ""  # of one that was killed before
             raise FolderInUseError(
-                f"{self.folder}: another import works on it: {holder or 'it has just begun'}",
+                f"{self.folder}: another import works on it: {holder or 'it has just started'}",
                 "wait for it, stop it, or give another folder",
             ) from None
         except OSError as error:

@@ -44,10 +44,10 @@ def open_source(path: str, options: SourceOptions) -> Source:
     """
     if options.format is not None and options.format not in FORMATS:
         raise UsageError(
-            f"`{options.format}` is no format", nearest(options.format, FORMATS) or f"formats: {listing(FORMATS)}"
+            f"`{options.format}` is not a format", nearest(options.format, FORMATS) or f"formats: {listing(FORMATS)}"
         )
     if options.part not in SPLITS:
-        raise UsageError(f"`{options.split}` is no split", f"give {listing(SPLITS)}")
+        raise UsageError(f"`{options.split}` is not a split", f"give {listing(SPLITS)}")
     kind = options.format or detect(path, options)
     _check_options(kind, options)
     return _OPEN[kind](path, options)
@@ -112,7 +112,7 @@ def _of_file(path: str) -> str:
         return "idx"
     if start and b"\0" not in start:
         if start[:1] in b"[{<%" or path.endswith((".json", ".xml", ".py")):
-            raise DataError(f"{path}: a text, but no list of images", "a line of a list is `path label`")
+            raise DataError(f"{path}: a text, but not a list of images", "a line of a list is `path label`")
         return "list"
     raise DataError(f"{path}: {'empty' if not start else 'of no format that is known'}: {_KNOWN_FILES}", _HINT)
 

@@ -164,7 +164,9 @@ def _read(
     for name in wanted:
         data = np.frombuffer(read(folder + name), np.uint8)
         if len(data) == 0 or len(data) % width:
-            raise DataError(f"{Path(path) / name}: {len(data)} bytes are no whole number of rows of {width}", DAMAGED)
+            raise DataError(
+                f"{Path(path) / name}: {len(data)} bytes are not a whole number of rows of {width}", DAMAGED
+            )
         parts.append(data.reshape(-1, width))
     rows = np.concatenate(parts)
     labels = rows[:, version.label_bytes - 1]

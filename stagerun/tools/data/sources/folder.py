@@ -3,7 +3,7 @@
 Class folders sorted by name are labels 0, 1, ...; within a class, folders sorted by path, files sorted by name. Hidden
 files and folders are left out. Links to files and folders are followed, but for those that lead back to where they are.
 What has an image's name and is not a folder is an item, also a link that leads nowhere, or a pipe: reading it says what it is.
-Files of other names are no items, nor is what lies beside the class folders; `Files.ignored` has them.
+Files of other names are not items, nor is what lies beside the class folders; `Files.ignored` has them.
 
 Or a text of `path label` lines, as Caffe's convert_imageset reads it: the label is the last word, all before it the path, so file
 names may hold spaces. Paths are relative to a root folder; labels count from 0. Blank lines mean nothing.
@@ -97,7 +97,7 @@ def open_folder(root: str, synsets: str | None = None) -> Files:
         shown = ", ".join(empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
         raise DataError(
             f"{root}: no images in the class folder{'s' if len(empty) > 1 else ''} {shown}",
-            f"remove what is no class; images end in {', '.join(IMAGE_SUFFIXES)}",
+            f"remove what is not a class; images end in {', '.join(IMAGE_SUFFIXES)}",
         )
     if len(beside) > len(names):
         shown = ", ".join(beside[:3]) + ", ..." * (len(beside) > 3)
@@ -115,7 +115,7 @@ def check_classes(root: str, classes: list[str]) -> None:
         raise DataError(f"{root}: no class folders in it", "give a folder with one folder of images per class")
     if {name.lower() for name in classes} <= {*SPLITS, "validation"}:
         raise UsageError(
-            f"{root}: its folders are {', '.join(classes)}, which are no classes",
+            f"{root}: its folders are {', '.join(classes)}, which are not classes",
             f"give one of them: {os.path.join(root, classes[0])}",
         )
 
@@ -234,4 +234,4 @@ def _mistake(label: str) -> tuple[str, str] | None:
         return f"the label {shown(label)} is below 0", "labels count from 0"
     if re.fullmatch(r"[0-9]*\.[0-9]*|[0-9]+e[0-9]+", label, re.IGNORECASE):
         return f"the label {shown(label)} is not a whole number", "labels are 0, 1, 2, ..."
-    return f"`{shown(label)}` is no label", "a line is `path label`, the label a number from 0"
+    return f"`{shown(label)}` is not a label", "a line is `path label`, the label a number from 0"

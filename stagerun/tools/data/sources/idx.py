@@ -115,7 +115,7 @@ def open_idx(path: str, options: SourceOptions) -> IdxPair:
         images = path
     pictures = read_idx(images)
     if pictures.ndim != 3:
-        raise DataError(f"{images}: holds {pictures.shape}, which are no pictures", "give the file of images")
+        raise DataError(f"{images}: holds {pictures.shape}, which are not pictures", "give the file of images")
     labels = options.labels or _labels_of(images)
     classes = read_idx(labels)
     if classes.ndim != 1 or len(pictures) != len(classes) or 0 in pictures.shape:

@@ -30,7 +30,7 @@ LARGEST_LABEL = 2**31 - 1  # Datum.label is an int32
 class Item:
     """One image. `name` is its relative path, POSIX, as Caffe's convert_imageset puts it into the key.
 
-    Bytes of a path that are no UTF-8 are in `name` as os.fsdecode makes them; os.fsencode gives them back.
+    Bytes of a path that are not UTF-8 are in `name` as os.fsdecode makes them; os.fsencode gives them back.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Pixels:
 class SourceOptions:
     """What can't be known from the path; None where the user didn't say."""
 
-    format: str | None = None  # one of FORMATS; told from the path's content if None
+    format: str | None = None  # one of FORMATS; known from the path's content if None
     root: str | None = None  # list: the folder that its paths are relative to; the list's own folder if None
     ground_truth: str | None = None  # imagenet: the labels of a validation set
     synsets: str | None = None  # imagenet: the classes in the order of their labels; sorted synsets if None
@@ -83,7 +83,7 @@ class Source(Protocol):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Relative paths of the files that are no items because of their names, or lie beside the class folders; hidden ones left out.
+        """Relative paths of the files that are not items because of their names, or lie beside the class folders; hidden ones left out.
 
         They decide nothing, so the signature knows nothing of them. () in the other formats.
         """
@@ -143,7 +143,7 @@ def signature(*parts: object) -> str:
 
 def regular(path: str, flags: int) -> int:
     """For `open(..., opener=regular)`. DataError unless it is a file, linked to or not; OSError."""
-    # Opening a pipe waits for a writer, and is started again after a signal, unless it is told not to wait. A file doesn't mind.
+    # Opening a pipe waits for a writer, and is started again after a signal, unless it is asked not to wait. A file doesn't mind.
     fd = os.open(path, flags | os.O_NONBLOCK)
     try:
         mode = os.fstat(fd).st_mode
@@ -151,7 +151,7 @@ def regular(path: str, flags: int) -> int:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not stat.S_ISREG(mode):
             kind = "pipe" if stat.S_ISFIFO(mode) else "device"
-            raise DataError(f"{path}: is no regular file, but a {kind}", "give a file, or leave it out")
+            raise DataError(f"{path}: is not a regular file, but a {kind}", "give a file, or leave it out")
     except BaseException:
         os.close(fd)
         raise
@@ -207,7 +207,7 @@ def _bytes(path: str, largest: int) -> tuple[bytes | None, int]:
 
 
 def read_text(path: str) -> str:
-    """A text file that the user named; bytes that are no UTF-8 are surrogates, as in file names."""
+    """A text file that the user named; bytes that are not UTF-8 are surrogates, as in file names."""
     try:
         data, _ = _bytes(path, LARGEST_TEXT)
     except OSError as error:
@@ -215,7 +215,7 @@ def read_text(path: str) -> str:
     if data is None:
         raise DataError(f"{path}: larger than {LARGEST_TEXT >> 20} MiB", "is it a list?")
     if b"\0" in data:
-        raise DataError(f"{path}: holds NUL bytes, so it is no text", "give the text file")
+        raise DataError(f"{path}: holds NUL bytes, so it is not text", "give the text file")
     return data.decode(errors="surrogateescape").removeprefix("\N{BYTE ORDER MARK}")
 
 
@@ -284,7 +284,7 @@ class Archive:
         return Path(self.path).name
 
     def read(self, at: int, length: int, what: str = "") -> bytes:
-        """Exactly `length` bytes from offset `at`. DataError if the file ends before, or `length` is no image's."""
+        """Exactly `length` bytes from offset `at`. DataError if the file ends before, or `length` is too large for an image."""
         place = f"{self.path}: {what}" if what else f"{self.path} at byte {at}"
         if not 0 <= length <= LARGEST_FILE:
             raise DataError(f"{place}: {length} bytes, more than one image can have", "is the file damaged?")

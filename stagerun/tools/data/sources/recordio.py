@@ -75,7 +75,7 @@ def _records(archive: Archive) -> Iterator[tuple[int, int, bytes]]:
             if part in (_WHOLE, _LAST):
                 break
             if at - first > LARGEST_FILE:
-                raise DataError(f"{archive.path}: the record at byte {first} is no image's: too large", DAMAGED)
+                raise DataError(f"{archive.path}: the record at byte {first} is too large for an image's", DAMAGED)
         yield first, at - first, start
 
 

@@ -25,14 +25,14 @@ _LONGEST_NAME = 1 << 16
 _FOLDER, _LONG_NAME, _LONG_LINK, _PAX, _GLOBAL = b"5", b"L", b"K", b"x", b"g"
 _REGULAR = (b"0", b"\0", b"7")
 _EMPTY = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders, pipes
-_MOST_EMPTY = 1 << 24  # bytes behind the last member; tar fills up to 10 KiB unless told otherwise
+_MOST_EMPTY = 1 << 24  # bytes behind the last member; tar fills up to 10 KiB by default
 
 Read = Callable[[int, int], bytes]  # (offset, length) -> exactly so many bytes; DataError at the end of the file
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file in a tar. `at` is the offset of its first byte; a link or a device is no `regular` one, and has no bytes."""
+    """A file in a tar. `at` is the offset of its first byte; a link or a device is not `regular`, and has no bytes."""
 
     name: str
     at: int

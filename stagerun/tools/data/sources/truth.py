@@ -193,7 +193,7 @@ def _labels(path: str, values: list[str], synsets: Synsets | None, named: bool) 
     if not named and min(numbers) > 0:
         # Taken as labels, the devkit's IDs would train without complaint, and be wrong for nearly every image.
         raise DataError(
-            f"{path}: these numbers count from 1, as the devkit's ILSVRC2012_IDs do, and are no labels", _META
+            f"{path}: these numbers count from 1, as the devkit's ILSVRC2012_IDs do, and are not labels", _META
         )
     most = len(synsets.classes) - 1 if synsets else LARGEST_LABEL
     if max(numbers) > most:
