@@ -161,25 +161,17 @@ def _look_encoded(data: memoryview) -> Look:
         if not jpeg.is_complete(data):
             raise cut_off("JPEG")
         header = jpeg.read_header(data)
-        return Look(_kind(header), header.height, header.width, header.restart_interval)
+        return Look(header.kind, header.height, header.width, header.restart_interval)
     if family != "PNG":
         raise DataError("the encoded image is neither JPEG nor PNG" + (f", but {family}" if family else ""))
     check_png(data)
     try:
         found = headers.read_header(bytes(data))
-    except headers.Unknown as error:
+    except jpeg.Unreadable as error:
         raise DataError(error.message) from None
     if refused := [odd for odd in ("alpha", "16 bits") if odd in found.oddities]:
         raise DataError(f"the image is a PNG with {' and '.join(refused)}, which loaders don't read")
     return Look(found.kind, found.height, found.width)
-
-
-def _kind(header: jpeg.Header) -> str:
-    """As `headers` calls it."""
-    colour = {1: "grey ", 3: "", 4: "CMYK "}[header.components]
-    if header.unusual:
-        return f"unusual {colour}JPEG"
-    return f"{'progressive ' if header.progressive else '' if colour else 'baseline '}{colour}JPEG"
 
 
 def _with_sums(found: Look, image: Image) -> Look:

@@ -25,7 +25,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from stagerun.data import jpeg
-from stagerun.data.headers import Header, Unknown, family, png_chunks, read_header
+from stagerun.data.headers import Header, family, png_chunks, read_header
 from stagerun.errors import DataError, listing
 
 ODDITIES = {
@@ -128,7 +128,7 @@ def look(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> Header:
         raise BadImage("not an image", f"the file is not {listing(tuple(_PILLOW))}")
     try:
         found = read_header(data)
-    except Unknown as error:
+    except jpeg.Unreadable as error:
         raise BadImage(error.reason, error.message) from None
     _check_size(found.height, found.width, max_pixels)
     return found
@@ -144,10 +144,6 @@ def _check_size(height: int, width: int, max_pixels: int) -> None:
 def _jpeg(data: bytes, found: Header, odd: list[str], max_pixels: int) -> Judged:
     if not jpeg.is_complete(data):
         raise BadImage("truncated", "the JPEG data ends before its end marker")
-    try:
-        jpeg.read_header(data)
-    except DataError as error:  # what the loader won't take must not get into an LMDB: more than 100 scans, ...
-        raise BadImage("unsupported", error.message) from None
     if found.channels == 4:
         image = _with_opencv(data, found)
         data = simplejpeg.encode_jpeg(image, QUALITY, "BGR", "444")
