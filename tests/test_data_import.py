@@ -14,8 +14,9 @@ from stagerun.data.records import LmdbSource
 from stagerun.errors import DataError, PeerError
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.proto.caffe_pb2 import Datum
-from stagerun.tools.data import fashion, idx
+from stagerun.tools.data import fashion
 from stagerun.tools.data.fashion import Unavailable
+from stagerun.tools.data.sources import idx
 
 FIRST = np.load(Path(__file__).parent / "golden" / "fashion_9664.npz")
 NAMES = list(fashion.DIGESTS)
