@@ -42,14 +42,13 @@ from torch.utils.data import DataLoader
 
 from stagerun import order
 from stagerun.data import jpeg
-from stagerun.data.jpeg import transcode
-from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.loader import Loader
-from stagerun.data.records import Room
+from stagerun.data.records import LmdbSource, Room
 from stagerun.data.write import write_lmdb
 from stagerun.models.vision import torchvision_part
 from stagerun.proto.caffe_pb2 import Datum
 from stagerun.recipe import InterpMode, RandomResizedCrop, Transform
+from stagerun.tools.data import prepare
 
 SIDE, BATCH = 224, 64
 
@@ -294,14 +293,14 @@ def main() -> None:
     files = [file.read_bytes() for file in sorted(photos.glob("*.jp*g"))]
     if not files:
         sys.exit(f"there are no JPEGs in {photos}")
-    if why := transcode.can_prepare():
+    if why := prepare.can_prepare():
         print(f"nothing is prepared: {why}")
         options.prepared = "no"
     with tempfile.TemporaryDirectory(prefix="stagerun-bench-") as folder:
         setting = Setting(f"{folder}/plain", f"{folder}/prepared", files, options.threads, InterpMode(options.interp))
         write_lmdb(setting.plain, (datum(data, i) for i, data in enumerate(files)))
         if options.prepared != "no":
-            write_lmdb(setting.prepared, (datum(transcode.prepare(data), i) for i, data in enumerate(files)))
+            write_lmdb(setting.prepared, (datum(prepare.prepare(data), i) for i, data in enumerate(files)))
         if options.cold:
             cold(setting, options.rounds, Path(folder))
         elif options.wait:

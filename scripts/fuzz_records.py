@@ -20,12 +20,12 @@ import numpy as np
 from PIL import Image
 
 from stagerun.data import jpeg
-from stagerun.data.jpeg import transcode
 from stagerun.data.loader import Loader
 from stagerun.data.records import ListRecords
 from stagerun.errors import DataError
 from stagerun.proto.caffe_pb2 import Datum
 from stagerun.recipe import InterpMode, RandomResize, RandomResizedCrop, Transform
+from stagerun.tools.data import prepare
 
 KEY = b"the key"
 TRANSFORMS = (
@@ -51,8 +51,8 @@ def pictures() -> Iterator[bytes]:
     yield saved(whole.convert("L"), "JPEG", restart_marker_blocks=4)
     yield saved(whole.convert("CMYK"), "JPEG")
     yield saved(whole, "JPEG", exif=b"Exif\0\0" + bytes(60), icc_profile=bytes(500))
-    if not transcode.can_prepare():
-        yield from [transcode.prepare(saved(whole, "JPEG", quality=q, subsampling="4:2:0")) for q in (60, 90)]
+    if not prepare.can_prepare():
+        yield from [prepare.prepare(saved(whole, "JPEG", quality=q, subsampling="4:2:0")) for q in (60, 90)]
     for mode in ("RGB", "L", "P", "RGBA", "I;16", "1"):
         yield saved(whole.convert("L").convert("I").convert(mode) if mode == "I;16" else whole.convert(mode), "PNG")
     yield cv2.imencode(".png", image, [cv2.IMWRITE_PNG_BILEVEL, 0])[1].tobytes()

@@ -189,7 +189,7 @@ class StageFinished:
     last_weight_decay: float | None = None  # that of the last update, where it is another than the first one's
     skips: int = 0  # iterations without an update (`on_nan: SKIP`)
     rollbacks: int = 0  # `on_nan: ROLLBACK`
-    tested_set: str = ""  # the images of the evaluation (`data.fingerprint.set_of`); '' if unknown
+    tested_set: str = ""  # the images of the evaluation (`lmdb_file.set_of`); '' if unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

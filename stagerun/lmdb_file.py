@@ -1,15 +1,24 @@
-"""The file of an LMDB, looked at before anybody maps or reads it: is it there, is it whole, how many records has it."""
+"""The file of an LMDB, looked at before anyone maps or reads it: whether it is there and whole, how many records it has, and which.
 
+All of it within a few reads, however large the file is, and without numpy: `plan` asks, too.
+"""
+
+import hashlib
 import json
 import os
+import re
 import struct
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stagerun.errors import DataError, PermissionDenied, StagerunError
+
+if TYPE_CHECKING:
+    from stagerun.recipe import Schedule
+
 
 # What is known of the LMDB beforehand: `data.index` reads and writes it.
 SIDE_FILE = "stagerun-index.safetensors"
@@ -45,9 +54,9 @@ def data_file(path: str, hint: str = BY_COMMAND) -> Path:
     return folder / "data.mdb"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Meta:
-    """What the file says of itself, and the system of the file."""
+    """What the system says of the file, and, in the order of `_newest`, what the file says of itself."""
 
     file_size: int  # bytes
     changed: int  # when it was last written to, nanoseconds
@@ -68,15 +77,22 @@ def check_file(path: str, hint: str = BY_COMMAND) -> int:
 
 
 def open_file(path: str, hint: str = BY_COMMAND) -> tuple[int, Meta]:
-    """(file descriptor to read data.mdb with, what it says). The caller closes it. Errors as of `check_file`."""
+    """(file descriptor to read data.mdb with, what it says). The caller closes it. Errors as in `check_file`."""
     file = data_file(path, hint)
-    try:
+    with reading(file):
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # else a FIFO waits for a writer
         try:
             return fd, _checked(fd, file)
         except BaseException:
             os.close(fd)
             raise
+
+
+@contextmanager
+def reading(file: Path | str) -> Iterator[None]:
+    """Errors of reading a file of an LMDB: PermissionDenied, DataError."""
+    try:
+        yield
     except PermissionError:
         raise PermissionDenied(f"{file}: may not be read", "ask its owner for read permission") from None
     except OSError as error:
@@ -114,28 +130,18 @@ def _checked(fd: int, file: Path) -> Meta:
     newest = _newest(fd)
     if newest is None:
         raise DataError(f"{file}: not an LMDB of a 64-bit machine", "make it again, or copy it again")
-    page, flags, depth, entries, root, last_page, transaction = newest
-    needed = (last_page + 1) * page
+    page_size, last_page = newest[0], newest[-2]
+    needed = (last_page + 1) * page_size
     if state.st_size < needed:
         raise DataError(
             f"{file}: is cut off: {state.st_size} bytes, where its header says {needed}",
             "its copy or its making was interrupted; copy or make it again",
         )
-    return Meta(
-        file_size=state.st_size,
-        changed=state.st_mtime_ns,
-        page_size=page,
-        flags=flags,
-        depth=depth,
-        entries=entries,
-        root=root,
-        last_page=last_page,
-        transaction=transaction,
-    )
+    return Meta(state.st_size, state.st_mtime_ns, *newest)
 
 
 def transaction_of(fd: int) -> int | None:
-    """The newest transaction of the open data.mdb; each commit adds 1. None where it is no LMDB. OSError."""
+    """The newest transaction of the open data.mdb; each commit adds 1. None where it isn't an LMDB. OSError."""
     newest = _newest(fd)
     return None if newest is None else newest[-1]
 
@@ -154,3 +160,100 @@ def _newest(fd: int) -> tuple[int, ...] | None:
         metas.append((page, *rest))
         at = page
     return max(metas, key=lambda meta: meta[-1])
+
+
+# -- Which images it holds, as a short text that is compared between process lives.
+
+_SAMPLES = 32
+_LARGEST_VALUE = 1 << 20  # bytes of a sampled record that are digested, beside its length
+_DEEPEST = 32  # LMDB's own limit
+_ENDS = 1 << 20
+
+
+def with_sets(schedule: "Schedule") -> "Schedule":
+    """The schedule with what `set_of` says of its LMDBs, as far as they are on this machine (`recipe.Schedule.sets`)."""
+    sources = {"train": schedule.data.train, "val": schedule.data.val}
+    found = {role: set_of(source.path) for role, source in sources.items() if source is not None}
+    return replace(schedule, sets={role: text for role, text in found.items() if text})
+
+
+def set_of(folder: str) -> str:
+    """`60000 records, sample 0123456789abcdef, index 0123456789abcdef`: the images in the LMDB in `folder`; '' where they can't be read,
+    which is reported when they are opened. To be compared by `snapshots.same_set`.
+
+    `index` is the fingerprint in the side file, over every key and record; without a side file it is missing. `sample` covers the
+    number of records and 32 of them, key and value, at even distances in the tree of pages: it needs no walk over all of that, but it is
+    that of the same records in another tree only if that was filled in the same order. Of a prepared copy it is what it was prepared
+    from: the pixels are the same.
+    """
+    try:
+        fd, meta = open_file(folder)
+    except StagerunError:
+        return ""
+    try:
+        facts = side_facts(folder, meta)
+        if re.fullmatch(r"\d+ records(, (sample|index) \w+)+", source := str(facts.get("prepared_from"))):
+            return source
+        digest = hashlib.sha256(b"%d" % meta.entries)
+        for n in range(_SAMPLES):
+            digest.update(_record(fd, meta, n / (_SAMPLES - 1)))
+    except (OSError, OverflowError, ValueError, struct.error):
+        return ""
+    finally:
+        os.close(fd)
+    index = f", index {str(facts['fingerprint'])[:16]}" if "fingerprint" in facts else ""
+    return f"{meta.entries} records, sample {digest.hexdigest()[:16]}{index}"
+
+
+def _record(fd: int, meta: Meta, place: float) -> bytes:
+    """Digest of the key and value at `place`, 0 (the first) to 1 (the last). The pages are as `lmdb_offsets` says; struct.error,
+    OSError, OverflowError or ValueError where one is not."""
+    number = meta.root
+    for level in range(min(meta.depth, _DEEPEST)):
+        page = os.pread(fd, meta.page_size, number * meta.page_size)
+        nodes = (struct.unpack_from("<H", page, 12)[0] - 16) // 2
+        if nodes < 1:
+            break
+        place *= nodes
+        node = min(int(place), nodes - 1)
+        place -= node
+        at = struct.unpack_from("<H", page, 16 + 2 * node)[0]
+        low, high, flags, key_size = struct.unpack_from("<4H", page, at)
+        at += 8
+        if level < meta.depth - 1:
+            number = low | high << 16 | flags << 32
+            continue
+        length, begin = low | high << 16, number * meta.page_size + at + key_size
+        if flags & 1:  # the value is in pages of its own
+            begin = struct.unpack_from("<Q", page, at + key_size)[0] * meta.page_size + 16
+        value = os.pread(fd, min(length, _LARGEST_VALUE), begin)
+        return hashlib.sha256(b"%d %d " % (key_size, length) + page[at : at + key_size] + value).digest()
+    raise ValueError("not a tree of records")
+
+
+# -- enough to see that two hosts have different ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glance:
+    """`size` of data.mdb, bytes. `fingerprint` is that of the side file, '' without one, or where that is of another state of the LMDB.
+    `ends`: a digest of data.mdb's first and last MB, in hex. Copies of one file are alike in all; LMDBs made separately of the same
+    records in `records` and `fingerprint` alone."""
+
+    records: int
+    size: int
+    fingerprint: str
+    ends: str
+
+
+def glance(folder: str) -> Glance:
+    """Errors as in `check_file`."""
+    fd, meta = open_file(folder, BY_SCHEDULE)
+    try:
+        with reading(data_file(folder)):
+            digest = hashlib.blake2b(os.pread(fd, _ENDS, 0), digest_size=16)
+            digest.update(os.pread(fd, _ENDS, max(0, meta.file_size - _ENDS)))
+    finally:
+        os.close(fd)
+    fingerprint = str(side_facts(folder, meta).get("fingerprint", ""))
+    return Glance(records=meta.entries, size=meta.file_size, fingerprint=fingerprint, ends=digest.hexdigest())

@@ -17,7 +17,6 @@ from stagerun.child import program
 from stagerun.cli.ending import show, tell
 from stagerun.cli.options import at_least, limits, output_folder
 from stagerun.cli.timing import find_budget, find_hours
-from stagerun.data.fingerprint import with_sets
 from stagerun.errors import (
     PeerError,
     PermissionDenied,
@@ -31,6 +30,7 @@ from stagerun.errors import (
 )
 from stagerun.launch.sbatch import Batch, log_file, most_grace, script
 from stagerun.launch.workers import check_workers
+from stagerun.lmdb_file import with_sets
 from stagerun.plan import Plan, make_plan, require_fresh
 from stagerun.plan.budget import MOST
 from stagerun.plan.ensembles import ensembles_left

@@ -21,7 +21,7 @@ MAX_BAD = click.option(
     help="Images that can't be used are left out and listed; above so many nothing is made.",
 )
 RESTART = click.option("--restart", is_flag=True, help="Begin anew, whatever an interrupted command has made.")
-# Those of stagerun.data.sources, which `stagerun check` must not wait for.
+# Those of stagerun.tools.data.sources, which `stagerun check` must not wait for.
 FORMATS = ("folder", "list", "imagenet", "cifar", "idx", "tfrecord", "recordio")
 SPLITS = ("train", "val", "test")
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")

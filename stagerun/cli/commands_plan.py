@@ -100,7 +100,7 @@ def plan(
     from stagerun.cli.planning import place_remark, remarks, results_remark, write_csv
     from stagerun.cli.predicting import job_of
     from stagerun.cli.timing import beside
-    from stagerun.data.fingerprint import with_sets
+    from stagerun.lmdb_file import with_sets
     from stagerun.plan import make_plan
     from stagerun.plan.render import render_json, render_text
     from stagerun.spec import load

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from stagerun.cli.data_progress import Shown, threads_here
 from stagerun.cli.ending import show, tell
-from stagerun.data.describe import Description, Size, describe, schedule_line
 from stagerun.data.index import Index, read, save
-from stagerun.data.indexing import build_with, shortened
-from stagerun.data.verify import Verified, verify
+from stagerun.data.indexing import build_with
 from stagerun.errors import DataError, ExitCode, PermissionDenied, UsageError
 from stagerun.lmdb_file import SIDE_FILE
-from stagerun.text import columns, count, size
+from stagerun.text import columns, count, first, size
+from stagerun.tools.data.inspect import Description, Size, Verified, describe, schedule_line, verify
 
 _SHOWN = 20
 _ENDS = 3  # classes shown at each end of the histogram, and mistakes
@@ -44,7 +43,7 @@ def make_index(folder: str, classes: str | None, pixels: bool, force: bool, max_
     save(made, folder)
     show(f"{folder}/{SIDE_FILE}: {count(len(made), 'record')}{shown.rate(len(made))}")
     if built.unusable:
-        show(f"{count(len(built.unusable), 'record')} can't be used:\n  " + "\n  ".join(shortened(built.unusable)))
+        show(f"{count(len(built.unusable), 'record')} can't be used:\n  " + "\n  ".join(first(built.unusable)))
 
 
 def class_names(path: str) -> tuple[str, ...]:

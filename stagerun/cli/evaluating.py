@@ -16,7 +16,7 @@ from stagerun.text import duration
 from stagerun.world import World, default_threads
 
 if TYPE_CHECKING:
-    from stagerun.data.lmdb_source import LmdbSource
+    from stagerun.data.records import LmdbSource
     from stagerun.engine.images import Batch
     from stagerun.report.confusion import Confusion
 
@@ -133,7 +133,7 @@ def _per_class(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Objects for JSON, and lines; with `output` the files NAME-confusion.csv, .png and NAME-mistakes.png."""
     from stagerun.cli.showing import classes_of
-    from stagerun.data.lmdb_source import LmdbSource
+    from stagerun.data.records import LmdbSource
     from stagerun.report import confusion
     from stagerun.report.whole_file import write_output
 
@@ -156,7 +156,7 @@ def _mistakes(name: str, records: "LmdbSource", found: "Confusion", answers: Ans
     import numpy as np
 
     from stagerun.cli.showing import stored_tile
-    from stagerun.data import contact_sheet
+    from stagerun.tools.data import contact_sheet
 
     numbers, labels, best, sure = answers.arrays()
     wrong = [n for n in np.lexsort((numbers, -sure)).tolist() if labels[n] != best[n]]

@@ -84,7 +84,7 @@ def _name(out: str) -> str:
 def _count(path: str) -> tuple[int, int | None] | None:
     """Records of an LMDB, and the channels of the first one; None where it can't be told, which `run` will say why."""
     from stagerun.data import datum
-    from stagerun.data.lmdb_source import LmdbSource
+    from stagerun.data.records import LmdbSource
 
     with suppress(StagerunError):
         source = LmdbSource(path, side_file=False)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from stagerun import store
 from stagerun.cli.options import output_folder
-from stagerun.data.fingerprint import with_sets
 from stagerun.errors import PermissionDenied, ResumeRefused, StagerunError, StorageError, UsageError
 from stagerun.events import EnsembleTested, StageFinished
+from stagerun.lmdb_file import with_sets
 from stagerun.plan import make_plan
 from stagerun.recipe import Schedule
 from stagerun.snapshots import Inventory, SnapshotRef

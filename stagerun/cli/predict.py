@@ -13,14 +13,13 @@ from stagerun.cli.data_looking import class_names
 from stagerun.cli.ending import show, tell
 from stagerun.cli.showing import classes_of
 from stagerun.data import datum
-from stagerun.data.importing.images import ImportOptions, ImportWork
-from stagerun.data.lmdb_source import LmdbSource
-from stagerun.data.records import ListRecords
-from stagerun.data.sources.folder import Files, files_below, is_image
-from stagerun.data.sources.items import IMAGE_SUFFIXES, Names
+from stagerun.data.records import ListRecords, LmdbSource
 from stagerun.errors import DataError, StagerunError
 from stagerun.report.whole_file import write_output
 from stagerun.text import count, csv_text
+from stagerun.tools.data.images import ImportOptions, ImportWork
+from stagerun.tools.data.sources.folder import Files, files_below, is_image
+from stagerun.tools.data.sources.items import IMAGE_SUFFIXES, Names
 
 if TYPE_CHECKING:
     from stagerun.train.stored import Stored

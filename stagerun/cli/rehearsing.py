@@ -15,12 +15,17 @@ from stagerun.cli.options import output_folder
 from stagerun.cli.throw_away import claim
 from stagerun.cli.workers import say, start, work
 from stagerun.data.free_memory import whole_memory
-from stagerun.data.lmdb_source import data_file
 from stagerun.errors import DataError, ExitCode, UsageError
 from stagerun.events import EnsembleTested, Event, Note, Stopped, Tested
 from stagerun.events import StageStarted as Started
 from stagerun.launch import StopRequest
-from stagerun.launch.workers import Job, Orders, Wish, check_workers, devices, joined
+from stagerun.launch.workers import Job
+from stagerun.launch.workers import Orders
+from stagerun.launch.workers import Wish
+from stagerun.launch.workers import check_workers
+from stagerun.launch.workers import devices
+from stagerun.launch.workers import joined
+from stagerun.lmdb_file import data_file
 from stagerun.plan import make_plan
 from stagerun.plan.ensembles import ensembles_left, plan_ensembles
 from stagerun.plan.estimate import (

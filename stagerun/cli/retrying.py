@@ -16,7 +16,6 @@ from stagerun.cli.ending import tell
 from stagerun.cli.looking import DISK
 from stagerun.cli.options import output_folder
 from stagerun.cli.running import RunOptions, look
-from stagerun.data.fingerprint import with_sets
 from stagerun.errors import (
     EXIT_MEANINGS,
     ExitCode,
@@ -28,6 +27,7 @@ from stagerun.errors import (
 )
 from stagerun.launch.commanded import Commanded
 from stagerun.launch.kin import words_of_run
+from stagerun.lmdb_file import with_sets
 from stagerun.recipe import Schedule
 from stagerun.spec import load
 from stagerun.store.lives import Seen

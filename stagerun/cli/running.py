@@ -12,12 +12,21 @@ from stagerun.cli.ending import over_live_line, tell
 from stagerun.cli.looking import DISK
 from stagerun.cli.options import AUTO, CORES, NONE, limits, output_folder
 from stagerun.cli.timing import find_hours
-from stagerun.cli.workers import say, start, watched, work
-from stagerun.data.fingerprint import with_sets
-from stagerun.errors import ExitCode, UsageError
+from stagerun.cli.workers import say
+from stagerun.cli.workers import start
+from stagerun.cli.workers import watched
+from stagerun.cli.workers import work
+from stagerun.errors import ExitCode
+from stagerun.errors import UsageError
 from stagerun.events import RunFinished
 from stagerun.launch import GRACE_S, StopRequest
-from stagerun.launch.workers import Job, Orders, Wish, check_workers, devices, joined
+from stagerun.launch.workers import Job
+from stagerun.launch.workers import Orders
+from stagerun.launch.workers import Wish
+from stagerun.launch.workers import check_workers
+from stagerun.launch.workers import devices
+from stagerun.launch.workers import joined
+from stagerun.lmdb_file import with_sets
 from stagerun.plan import Plan, State, make_plan, require_fresh
 from stagerun.plan.ensembles import ensembles_text
 from stagerun.plan.hours import render_hours

@@ -8,15 +8,13 @@ from pathlib import Path
 from stagerun import order
 from stagerun.cli.ending import show, tell
 from stagerun.cli.targets import is_schedule
-from stagerun.data import contact_sheet, datum
+from stagerun.data import datum
 from stagerun.data.bad_records import Bad, BadRecords, allowed, check
-from stagerun.data.contact_sheet import Tile
-from stagerun.data.importing.partial import transparency_of
-from stagerun.data.lmdb_source import LmdbSource
+from stagerun.data.jpeg import Rectangle
+from stagerun.data.lmdb_offsets import printable
 from stagerun.data.loader import Loader
 from stagerun.data.loaders import evaluation_loader, training_loader
-from stagerun.data.records import printable
-from stagerun.data.rectangle import Rectangle
+from stagerun.data.records import LmdbSource
 from stagerun.errors import DataError, UsageError, listing, nearest
 from stagerun.plan import make_plan
 from stagerun.recipe import ChannelOrder, OnBadRecord, Schedule, Solver, Stage
@@ -24,6 +22,9 @@ from stagerun.report.whole_file import write_output
 from stagerun.snapshots import Inventory
 from stagerun.spec import load
 from stagerun.text import count
+from stagerun.tools.data import contact_sheet
+from stagerun.tools.data.contact_sheet import Tile
+from stagerun.tools.data.report import transparency_of
 
 _MOST_MISTAKES = 5
 _MOST_POSITIONS = 2**62  # a position is an int64

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stagerun.errors import DataError
+from stagerun.text import first
 
 _ONE_IN = 1000
 _MOST_SHOWN = 10
@@ -83,10 +84,7 @@ def check(met: Sequence[Bad], most: int) -> None:
 
 def listed(met: Sequence[Bad]) -> str:
     """One a line, in the order of their numbers, the first ten."""
-    lines = [bad.text for bad in sorted(met, key=lambda bad: bad.index)]
-    return "\n  ".join(
-        lines[:_MOST_SHOWN] + ([f"and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else [])
-    )
+    return "\n  ".join(first([bad.text for bad in sorted(met, key=lambda bad: bad.index)], _MOST_SHOWN))
 
 
 def stopping(error: Undecodable, position: int | None = None) -> Undecodable:

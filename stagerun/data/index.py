@@ -13,6 +13,7 @@ import json
 import os
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,10 @@ from numpy.typing import NDArray
 from safetensors.numpy import save as to_safetensors
 
 from stagerun.data.disk_errors import hint_for
-from stagerun.data.lmdb_offsets import key_of
-from stagerun.data.records import printable
+from stagerun.data.lmdb_offsets import Table, printable
 from stagerun.data.write import sync_folder
 from stagerun.errors import DataError, PermissionDenied, StorageError
-from stagerun.lmdb_file import SIDE_FILE, Meta, open_file
+from stagerun.lmdb_file import SIDE_FILE, Meta, open_file, reading
 
 _VERSION = 1
 _MADE_AGAIN = "make it again with `stagerun data index --force {folder}`"
@@ -59,29 +59,19 @@ class Facts:
     kinds: tuple[tuple[str, int], ...] = ()
     deviation_bgr: tuple[float, ...] = ()  # standard deviation of all pixels, as mean_bgr; () in an older side file
     restart_interval: int = 0  # 4 where the JPEGs (99 % of them) are as `prepare` makes them, 0 else
-    prepared_from: str = ""  # `fingerprint.set_of` the LMDB that `prepare` made this one from: the same pixels
+    prepared_from: str = ""  # `lmdb_file.set_of` the LMDB that `prepare` made this one from: the same pixels
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Index:
-    """One row per record, in key order."""
+class Index(Table):
+    """What is known about each record, and about all of them."""
 
     facts: Facts
-    offsets: NDArray[np.int64]  # of the Datum's first byte in data.mdb
-    lengths: NDArray[np.int64]  # of the Datum, bytes
     labels: NDArray[np.int32]  # -1 where there is none to be read
-    # Of the image, pixels, as stored (EXIF rotation not applied); 0 x 0 where it can't be used.
+    # Pixels of the image, as stored (EXIF rotation not applied); 0 x 0 where it can't be used.
     heights: NDArray[np.int32]
     widths: NDArray[np.int32]
     digests: NDArray[np.uint64]  # blake2b of 8 bytes, little-endian, over the Datum
-    keys: NDArray[np.uint8]  # all keys, one after the other
-    key_ends: NDArray[np.int64]  # [records + 1]; key i is keys[key_ends[i] : key_ends[i + 1]]
-
-    def key(self, i: int) -> bytes:
-        return key_of(self.keys, self.key_ends, i)
-
-    def __len__(self) -> int:
-        return self.facts.records
 
 
 def fingerprint_of(keys: NDArray[np.uint8], key_ends: NDArray[np.int64], digests: NDArray[np.uint64]) -> str:
@@ -189,13 +179,9 @@ def read(folder: str) -> Index | None:
     try:
         # Read, not mapped: a file that is copied over it while it is in use would end the process with a SIGBUS. Each worker
         # has its own so: 106 MB and 0.15 s for ILSVRC12's 1,281,167 records.
-        return _parse(memoryview(file.read_bytes()))
-    except FileNotFoundError:
+        with reading(file), suppress(FileNotFoundError):
+            return _parse(memoryview(file.read_bytes()))
         return None
-    except PermissionError:
-        raise PermissionDenied(f"{file}: may not be read", "ask its owner for read permission") from None
-    except OSError as error:
-        raise DataError(f"{file}: can't be read: {error.strerror}", "check the disk or the file server") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DataError(f"{file}: is damaged: {error}", _MADE_AGAIN.format(folder=folder)) from None
 

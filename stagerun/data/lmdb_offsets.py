@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.errors import DataError
-from stagerun.lmdb_file import Meta, data_file, open_file
+from stagerun.lmdb_file import Meta, data_file, open_file, reading
 
 _PAGE_HEADER, _NODE_HEADER = 16, 8
 _BRANCH, _LEAF = 0x01, 0x02
@@ -31,12 +31,10 @@ _PAGES_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Offsets:
+class Table:
     """One row per record, in key order."""
 
-    file_size: int  # of data.mdb, bytes
-    transaction: int  # the newest one; each commit to the LMDB adds 1
-    offsets: NDArray[np.int64]  # of the value's first byte in data.mdb
+    offsets: NDArray[np.int64]  # of the value's (the Datum's) first byte in data.mdb
     lengths: NDArray[np.int64]  # of the value, bytes
     keys: NDArray[np.uint8]  # all keys, one after the other
     key_ends: NDArray[np.int64]  # [records + 1]; key i is keys[key_ends[i] : key_ends[i + 1]]
@@ -45,12 +43,18 @@ class Offsets:
         return len(self.offsets)
 
     def key(self, i: int) -> bytes:
-        return key_of(self.keys, self.key_ends, i)
+        return self.keys[self.key_ends[i] : self.key_ends[i + 1]].tobytes()
 
 
-def key_of(keys: NDArray[np.uint8], key_ends: NDArray[np.int64], i: int) -> bytes:
-    """Key i of keys that stand one after the other."""
-    return keys[key_ends[i] : key_ends[i + 1]].tobytes()
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Offsets(Table):
+    file_size: int  # of data.mdb, bytes
+    transaction: int  # the newest one; each commit to the LMDB adds 1
+
+
+def printable(key: bytes) -> str:
+    """A key as a message shows it: text where it is text, else escaped."""
+    return key.decode("utf-8", "backslashreplace")
 
 
 def offsets_of(path: str) -> Offsets:
@@ -103,12 +107,8 @@ class _Pages:
         self.flags, self.depth, self.root, self.last = meta.flags, meta.depth, meta.root, meta.last_page
 
     def _read(self, at: int, size: int) -> bytes:
-        try:
+        with reading(self.file):
             data = os.pread(self._fd, size, at)
-        except OSError as error:
-            raise DataError(
-                f"{self.file}: can't be read: {error.strerror}", "check the disk or the file server"
-            ) from None
         if len(data) < size:
             raise self.damaged(f"ends within the page at byte {at}")
         return data

@@ -5,6 +5,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def write_lmdb(out: str, values: Iterable[bytes]) -> int:
     """
     target = Path(out)
     partial = target.with_name(f"{target.name}.partial-{uuid.uuid4().hex}")
-    try:
+    with writing(out):
         if os.path.lexists(target):  # a link that leads nowhere, too
             raise DataError(f"{out}: exists already", "remove it, or give another folder")
         partial.mkdir(parents=True)
@@ -42,13 +43,24 @@ def write_lmdb(out: str, values: Iterable[bytes]) -> int:
             sync_folder(target.parent)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+        return count
+
+
+@contextmanager
+def writing(out: str) -> Iterator[None]:
+    """Errors of writing an LMDB in folder `out`: PermissionDenied, StorageError."""
+    try:
+        yield
     except PermissionError as error:
         raise PermissionDenied(
             f"{error.filename or out}: may not be written", "give a folder that you may write to"
         ) from None
     except OSError as error:
-        raise StorageError(f"{out}: can't be written: {error.strerror}", hint_for(error)) from None
-    return count
+        raise StorageError(f"{error.filename or out}: can't be written: {error.strerror}", hint_for(error)) from None
+    except lmdb.Error as error:
+        # After a sync that failed, pages may be lost though the kernel calls them clean. No commit refers to them: its
+        # meta page is written after the sync, so they are written again.
+        raise StorageError(f"{out}: can't be written: {error}", hint_for(error)) from None
 
 
 def sync_folder(folder: Path) -> None:
@@ -65,16 +77,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def _write(folder: Path, values: Iterable[bytes]) -> int:
-    try:
-        # No one else knows the folder yet: no lock file, and one sync at the end instead of one per commit.
-        with lmdb.open(str(folder), map_size=_FIRST_MAP_SIZE, lock=False, sync=False, metasync=False) as env:
-            first = 0
-            for chunk in _chunks(values):
-                _put(env, first, chunk)
-                first += len(chunk)
-            env.sync(True)
-    except lmdb.Error as error:
-        raise StorageError(f"{folder}: can't be written: {error}", hint_for(error)) from None
+    # No one else knows the folder yet: no lock file, and one sync at the end instead of one per commit.
+    with lmdb.open(str(folder), map_size=_FIRST_MAP_SIZE, lock=False, sync=False, metasync=False) as env:
+        first = 0
+        for chunk in _chunks(values):
+            _put(env, first, chunk)
+            first += len(chunk)
+        env.sync(True)
     sync_folder(folder)
     return first
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from stagerun.data.fingerprint import Glance
 from stagerun.errors import ExitCode
+from stagerun.lmdb_file import Glance
 from stagerun.preflight.facts import Facts
 from stagerun.text import count, size
 

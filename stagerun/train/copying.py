@@ -15,10 +15,11 @@ from dataclasses import asdict, dataclass
 import torch
 
 from stagerun.binding import step_aside
-from stagerun.comm import Comm, gather_json
+from stagerun.comm import Comm
+from stagerun.comm import gather_json
+from stagerun.data.records import SwitchingRecords
 from stagerun.data.scratch import Copy, CopyStopped, Found, How, Original, Progress, look, stage
 from stagerun.data.scratch.sharing import Exchange
-from stagerun.data.switching import SwitchingRecords
 from stagerun.errors import DataError, PeerError, StagerunError
 from stagerun.events import Note
 from stagerun.pulse import Section

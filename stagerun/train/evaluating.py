@@ -8,17 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from stagerun.comm import SoloComm
-from stagerun.data.crops import CROPS, CropLoader
-from stagerun.data.lmdb_source import LmdbSource, data_file
 from stagerun.data.loader import Loader
-from stagerun.data.loaders import evaluation_loader
-from stagerun.data.records import Records
+from stagerun.data.loaders import CROPS, CropLoader, evaluation_loader
+from stagerun.data.records import LmdbSource, Records
 from stagerun.engine.device import dtype_of
 from stagerun.engine.evaluate import Score, answers
 from stagerun.engine.evaluate import score as score_of
 from stagerun.engine.images import Batch, Normalise
 from stagerun.engine.views import Averaged, Views
 from stagerun.errors import DataError, UsageError
+from stagerun.lmdb_file import data_file
 from stagerun.recipe import Schedule, Solver
 from stagerun.train.images import default_loader_threads
 from stagerun.train.stored import Stored, load_network

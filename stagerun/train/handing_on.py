@@ -16,8 +16,7 @@ from stagerun.comm import Comm, gather_json
 from stagerun.data.scratch import Original
 from stagerun.data.scratch.layout import blocks_in
 from stagerun.data.scratch.serving import Place, Server, own_place
-from stagerun.data.scratch.sharing import MEASURED_S, Exchange, Member, Phase
-from stagerun.data.scratch.ways import Rates, choose
+from stagerun.data.scratch.sharing import MEASURED_S, Exchange, Member, Phase, Rates, choose
 from stagerun.errors import DataError, PeerError
 from stagerun.events import Note
 from stagerun.recipe import ScratchFrom

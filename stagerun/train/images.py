@@ -8,14 +8,17 @@ from dataclasses import astuple, replace
 
 import torch
 
-from stagerun.comm import Comm, gather_json
-from stagerun.data.bad_records import Bad, BadRecords, allowed, check, listed
-from stagerun.data.lmdb_source import LmdbSource
+from stagerun.comm import Comm
+from stagerun.comm import gather_json
+from stagerun.data.bad_records import Bad
+from stagerun.data.bad_records import BadRecords
+from stagerun.data.bad_records import allowed
+from stagerun.data.bad_records import check
+from stagerun.data.bad_records import listed
 from stagerun.data.loader import Loader, together
-from stagerun.data.loaders import evaluation_loader, training_loader
-from stagerun.data.memory import Decoded, make_memory
-from stagerun.data.records import Records
-from stagerun.data.rectangular import evenly
+from stagerun.data.loaders import evaluation_loader, evenly, training_loader
+from stagerun.data.pictures import Decoded, make_memory
+from stagerun.data.records import LmdbSource, Records
 from stagerun.data.scratch import copies_of
 from stagerun.engine.augment import make_augment
 from stagerun.engine.resident import Resident
@@ -189,16 +192,13 @@ class Images:
     def whole_images(self) -> Loader:
         """The training images in key order, as they are in the LMDB."""
         assert self.train is not None
-        model, records = self.schedule.model, len(self.train)
+        model = self.schedule.model
         return Loader(
             self.train,
             Transform(),
             train=False,
             channels=model.channels,
             num_classes=model.num_classes,
-            seed=0,
-            images=records,
-            shuffle=False,
             threads=self._threads,
         )
 

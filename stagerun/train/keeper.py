@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stagerun import store
-from stagerun.data.fingerprint import with_sets
 from stagerun.errors import PermissionDenied, ResumeRefused, StagerunError, StorageError
+from stagerun.lmdb_file import with_sets
 from stagerun.plan import Plan, State, changed_fields, make_plan, require_fresh
 from stagerun.plan.counting import names_of, targets, under
 from stagerun.recipe import OnNan, Schedule, Stage

@@ -18,7 +18,7 @@ from stagerun.comm import Comm
 from stagerun.comm import gather_json
 from stagerun.comm import make_reducer
 from stagerun.comm.reduce import CHUNK_BYTES, Reducer, SoloReducer
-from stagerun.data.batch import Batch
+from stagerun.data.stream import Batch
 from stagerun.engine.device import dtype_of, synchronize
 from stagerun.engine.images import Normalise
 from stagerun.engine.mixture import Mixing

@@ -14,7 +14,7 @@ from stagerun import order
 from stagerun.data import transform
 from stagerun.data.bad_records import Undecodable
 from stagerun.data.loaders import side_at
-from stagerun.data.places import draw_places, only_places
+from stagerun.data.transform import draw_places, only_places
 from stagerun.engine.feed import feed
 from stagerun.engine.images import Batch
 from stagerun.engine.resident import Cut, Resident, read_all

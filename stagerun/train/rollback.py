@@ -12,7 +12,7 @@ from collections.abc import Generator
 from dataclasses import replace
 
 from stagerun import order, store
-from stagerun.data.records import printable
+from stagerun.data.lmdb_offsets import printable
 from stagerun.errors import Diverged
 from stagerun.events import Event, Note, NotFinite
 from stagerun.plan import State

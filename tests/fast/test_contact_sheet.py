@@ -17,17 +17,18 @@ from PIL import ImageFont
 from stagerun import store
 from stagerun.cli.main import main
 from stagerun.cli.showing import ShowOptions, _show
-from stagerun.data import contact_sheet, datum, index, indexing
+from stagerun.data import datum, index, indexing
 from stagerun.data.bad_records import BadRecords
-from stagerun.data.contact_sheet import Tile, as_trained, columns_of, sheet
-from stagerun.data.lmdb_source import LmdbSource
+from stagerun.data.jpeg import Rectangle
 from stagerun.data.loader import Loader
 from stagerun.data.loaders import training_loader
-from stagerun.data.rectangle import Rectangle
+from stagerun.data.records import LmdbSource
 from stagerun.data.write import write_lmdb
 from stagerun.errors import StorageError
 from stagerun.proto import caffe_pb2
 from stagerun.spec import load
+from stagerun.tools.data import contact_sheet
+from stagerun.tools.data.contact_sheet import Tile, as_trained, columns_of, sheet
 
 SCHEDULE = """
 name: "colours"

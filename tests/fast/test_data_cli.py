@@ -23,16 +23,15 @@ from rich.console import Console
 
 from stagerun.cli import commands_data, data_progress
 from stagerun.cli.main import main
-from stagerun.data import index, sources
+from stagerun.data import index
 from stagerun.data.disk_errors import hint_for
-from stagerun.data.importing import engine
-from stagerun.data.importing.images import ImportOptions, ImportWork
-from stagerun.data.importing.partial import REPORT, Partial
-from stagerun.data.jpeg import transcode
-from stagerun.data.sources import SourceOptions, open_source
-from stagerun.data.sources.items import IMAGE_SUFFIXES
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.proto.caffe_pb2 import Datum
+from stagerun.tools.data import engine, prepare, sources
+from stagerun.tools.data.images import ImportOptions, ImportWork
+from stagerun.tools.data.partial import REPORT, Partial
+from stagerun.tools.data.sources import SourceOptions, open_source
+from stagerun.tools.data.sources.items import IMAGE_SUFFIXES
 
 ROOT = Path(__file__).parents[2]
 
@@ -362,7 +361,7 @@ def test_what_lmdb_says_of_the_disk_has_the_same_hints() -> None:
     assert hint_for(lmdb.Error(f"mdb_txn_commit: {os.strerror(errno.EIO)}")) != full
 
 
-@pytest.mark.skipif(bool(transcode.can_prepare()), reason="needs the extra `fast`")
+@pytest.mark.skipif(bool(prepare.can_prepare()), reason="needs the extra `fast`")
 def test_prepare(imported: Path, tmp_path: Path) -> None:
     result = data("prepare", imported / "lmdb", tmp_path / "out")
     assert result.exit_code == 0 and f"{tmp_path}/out: 30 records" in result.stdout
@@ -372,7 +371,7 @@ def test_prepare(imported: Path, tmp_path: Path) -> None:
 
 
 def test_prepare_without_its_extra(imported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transcode, "can_prepare", lambda: "no transcoder: pip install 'stagerun[fast]'")
+    monkeypatch.setattr(prepare, "can_prepare", lambda: "no transcoder: pip install 'stagerun[fast]'")
     result = data("prepare", imported / "lmdb", tmp_path / "out")
     assert result.exit_code == 64 and "stagerun[fast]" in result.stderr and os.listdir(tmp_path) == []
 
@@ -380,7 +379,7 @@ def test_prepare_without_its_extra(imported: Path, tmp_path: Path, monkeypatch: 
 SIGNALLED = """
 import os, sys
 from stagerun.cli.main import main
-from stagerun.data.importing import engine
+from stagerun.tools.data import engine
 commits, number = map(int, sys.argv[1:3])
 sys.argv[:3] = ["stagerun"]
 engine.RECORDS_PER_COMMIT = 5

@@ -7,9 +7,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagerun.data.datum import Fields, _parse_usual, decode, parse, picture_of
-from stagerun.data.picture import OtherChannels
-from stagerun.data.rectangle import Rectangle
+from stagerun.data.datum import Fields, OtherChannels, _parse_usual, decode, parse, picture_of
+from stagerun.data.jpeg import Rectangle
 from stagerun.errors import DataError
 from stagerun.proto.caffe_pb2 import Datum
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stagerun.data import fashion, idx
-from stagerun.data.fashion import Unavailable
-from stagerun.data.lmdb_source import LmdbSource
+from stagerun.data.records import LmdbSource
 from stagerun.errors import DataError, PeerError
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.proto.caffe_pb2 import Datum
+from stagerun.tools.data import fashion
+from stagerun.tools.data.fashion import Unavailable
+from stagerun.tools.data.sources import idx
 
 FIRST = np.load(Path(__file__).parents[1] / "golden" / "fashion_9664.npz")
 NAMES = list(fashion.DIGESTS)
@@ -69,7 +70,7 @@ def test_damaged_idx_files_are_refused(tmp_path: Path) -> None:
 def test_images_and_labels_must_belong_together(tmp_path: Path) -> None:
     images, labels = pair(tmp_path)
     for first, second in ((labels, images), (images, images)):
-        with pytest.raises(DataError, match="not images and their labels"):
+        with pytest.raises(DataError, match=r"not images and their labels|not pictures"):
             idx.import_idx(first, second, str(tmp_path / "db"))
     assert not (tmp_path / "db").exists()
 
@@ -178,7 +179,7 @@ def test_a_mirror_that_refuses_is_unavailable(small: Path, tmp_path: Path, monke
 
 def test_without_a_folder_it_says_how_to_call_it() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "stagerun.data.fashion"],
+        [sys.executable, "-m", "stagerun.tools.data.fashion"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -189,7 +190,7 @@ def test_without_a_folder_it_says_how_to_call_it() -> None:
 
 def test_data_code_does_not_import_torch() -> None:
     program = (
-        "import sys, stagerun.data.loader, stagerun.data.scratch, stagerun.data.fashion\n"
+        "import sys, stagerun.data.loader, stagerun.data.scratch, stagerun.tools.data.fashion\n"
         "assert not {'torch', 'torchvision'} & set(sys.modules)"
     )
     subprocess.run(

@@ -15,10 +15,10 @@ import pytest
 
 from stagerun.data import index
 from stagerun.data.indexing import build
-from stagerun.data.lmdb_source import LmdbSource, check_file
-from stagerun.data.records import Room
+from stagerun.data.records import LmdbSource, Room
 from stagerun.data.write import write_lmdb
 from stagerun.errors import DataError, StorageError
+from stagerun.lmdb_file import check_file
 from stagerun.proto.caffe_pb2 import Datum
 
 VALUES = [bytes([i % 251]) * (100 + i) for i in range(300)]
@@ -110,7 +110,7 @@ def test_a_cut_off_lmdb_is_an_error_not_a_bus_error(tmp_path: Path, made: str) -
     folder.mkdir()
     program = (
         "import sys\n"
-        "from stagerun.data.lmdb_source import LmdbSource\n"
+        "from stagerun.data.records import LmdbSource\n"
         "from stagerun.errors import DataError\n"
         "for path in sys.argv[1:]:\n"
         "    try:\n"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from stagerun.data.lmdb_source import LmdbSource
+from stagerun.data.records import LmdbSource
 from stagerun.data.scratch import (
     Copy,
     CopyStopped,
@@ -26,7 +26,6 @@ from stagerun.data.scratch import (
     blocks,
     copies_of,
     layout,
-    locks,
     look,
     room,
     stage,
@@ -274,7 +273,7 @@ def test_a_copy_in_use_is_not_removed_whatever_its_manifest_says(source: str, di
         layout.write_manifest(Path(copy.path), replace(manifest, blocks=()))
     else:
         Path(copy.path, layout.MANIFEST).write_text(said)
-    with pytest.raises(StorageError, match="is no complete copy any more, and in use"):
+    with pytest.raises(StorageError, match="is no longer a complete copy, and is in use"):
         one(source, disk)
     assert data(copy.path) == data(source)
     copy.close()
@@ -481,10 +480,10 @@ def test_a_read_only_disk_and_one_without_locks_are_named(
 ) -> None:
     looked_at = look(source)
     with monkeypatch.context() as patch:
-        patch.setattr(locks.os, "open", failing(errno.EROFS))
+        patch.setattr(layout.os, "open", failing(errno.EROFS))
         with pytest.raises(StorageError, match=r"Read-only file system"):
             stage([looked_at], str(disk), 0)
-    monkeypatch.setattr(locks.fcntl, "flock", failing(errno.ENOLCK))
+    monkeypatch.setattr(layout.fcntl, "flock", failing(errno.ENOLCK))
     with pytest.raises(StorageError, match="has no locks") as error:
         one(source, disk)
     assert "a disk of the node itself" in error.value.hint
@@ -556,16 +555,16 @@ def test_a_lock_whose_file_was_removed_is_not_taken_for_held(tmp_path: Path) -> 
     path = tmp_path / "lock"
     fd = os.open(path, os.O_CREAT | os.O_RDWR)
     fcntl.flock(fd, fcntl.LOCK_EX)
-    with locks.held_now(path) as held:
+    with layout.held_now(path) as held:
         assert not held
     path.unlink()
-    with locks.held_now(path) as held:
+    with layout.held_now(path) as held:
         assert held and path.exists()
     os.close(fd)
 
 
 def test_a_lock_whose_file_is_removed_just_before_it_is_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, flock, removed = tmp_path / "lock", locks._flock, [False]
+    path, flock, removed = tmp_path / "lock", layout._flock, [False]
 
     def remove_first(fd: int, kind: int) -> bool:
         if not removed[0]:
@@ -573,6 +572,6 @@ def test_a_lock_whose_file_is_removed_just_before_it_is_had(tmp_path: Path, monk
             path.unlink()
         return flock(fd, kind)
 
-    monkeypatch.setattr(locks, "_flock", remove_first)
-    with locks.held_now(path) as held, locks.held_now(path) as again:
+    monkeypatch.setattr(layout, "_flock", remove_first)
+    with layout.held_now(path) as held, layout.held_now(path) as again:
         assert (held, again) == (True, False), "the lock is that of the file with the name"

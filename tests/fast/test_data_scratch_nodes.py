@@ -11,8 +11,7 @@ import pytest
 
 from stagerun.data.scratch import Copy, CopyStopped, Original, blocks, layout, look, serving, sharing, stage, staging
 from stagerun.data.scratch.serving import Lost, Neighbour, Place, Server, own_place
-from stagerun.data.scratch.sharing import Exchange, Member, Phase
-from stagerun.data.scratch.ways import Rates, choose
+from stagerun.data.scratch.sharing import Exchange, Member, Phase, Rates, choose
 from stagerun.data.write import write_lmdb
 
 BLOCK = 1 << 16

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.data import lmdb_source
-from stagerun.data.records import Room
+from stagerun.data.records import Room, SwitchingRecords
 from stagerun.data.scratch import Copy, How, Original, look, stage
-from stagerun.data.switching import SwitchingRecords
 from stagerun.data.write import write_lmdb
 from stagerun.errors import DataError, StorageError
 
@@ -80,7 +78,7 @@ def test_a_disk_that_fails_under_a_copy(original: Original, copy: Copy, monkeypa
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return read(fd, buffers, at)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(lmdb_source.os, "preadv", preadv)
+    monkeypatch.setattr(os, "preadv", preadv)
     assert [bytes(records.read(i, Room())) for i in range(RECORDS)] == VALUES
     assert len(records.trouble) == 1 and "can't be read: Input/output error" in records.trouble[0]
     monkeypatch.undo()

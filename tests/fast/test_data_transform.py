@@ -11,8 +11,9 @@ import pytest
 
 from stagerun import order
 from stagerun.data import transform
-from stagerun.data.rectangle import Rectangle
-from stagerun.data.transform import Draw, apply, draw
+from stagerun.data.jpeg import Rectangle
+from stagerun.data.pixels import Draw, apply
+from stagerun.data.transform import draw
 from stagerun.errors import DataError
 from stagerun.recipe import InterpMode, PadMode, RandomAspectRatio, RandomResize, RandomResizedCrop, Transform
 

@@ -15,16 +15,16 @@ from PIL import Image
 
 from stagerun import order
 from stagerun.data import datum, index
-from stagerun.data.importing import engine
-from stagerun.data.importing.engine import Job, Result, run
-from stagerun.data.importing.images import ImportOptions, ImportWork
-from stagerun.data.importing.partial import REPORT, Partial
 from stagerun.data.indexing import build
-from stagerun.data.lmdb_source import LmdbSource
-from stagerun.data.sources import Item, Pixels, SourceOptions, open_source
+from stagerun.data.records import LmdbSource
 from stagerun.errors import DataError, FolderInUseError, ResumeRefused, UsageError
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.proto.caffe_pb2 import Datum
+from stagerun.tools.data import engine
+from stagerun.tools.data.engine import Job, Result, run
+from stagerun.tools.data.images import ImportOptions, ImportWork
+from stagerun.tools.data.partial import REPORT, Partial
+from stagerun.tools.data.sources import Item, Pixels, SourceOptions, open_source
 
 
 class Given:
@@ -171,7 +171,7 @@ def test_links_that_lead_nowhere_and_pipes_are_images_that_cant_be_read(tmp_path
     result = made(open_source(str(source), SourceOptions()), tmp_path / "out", max_bad=2)
     assert result.bad == 2 and dict(result.counts)["can't be read"] == 2
     report = (tmp_path / "out" / REPORT).read_text()
-    assert "can't be read\tn00000002/pipe.jpg: " in report and "is no regular file, but a pipe" in report
+    assert "can't be read\tn00000002/pipe.jpg: " in report and "is not a regular file, but a pipe" in report
 
 
 def test_names_of_any_bytes(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_files_that_change_before_it_goes_on_are_not_mixed_with_those_before(tmp
     with pytest.raises(ResumeRefused, match=r"n00000000/0\.JPEG: has changed since it was imported") as error:
         go_on()
     assert "--restart" in error.value.hint
-    assert go_on(restart=True).begun_at == 0
+    assert go_on(restart=True).started_at == 0
 
 
 @pytest.mark.usefixtures("small_commits")
@@ -318,7 +318,7 @@ def test_files_that_stay_as_they_were_are_gone_on_with(tmp_path: Path) -> None:
     work = ImportWork(open_source(str(source), SourceOptions()), "given", ImportOptions())
     stop = iter([False] * 20 + [True]).__next__
     assert not run(work, str(tmp_path / "out"), Job(threads=2, max_bad=2, stop=stop)).complete
-    assert run(work, str(tmp_path / "out"), Job(threads=2, max_bad=2)).begun_at > 0
+    assert run(work, str(tmp_path / "out"), Job(threads=2, max_bad=2)).started_at > 0
 
 
 def test_nothing_to_import(tmp_path: Path) -> None:
@@ -348,5 +348,5 @@ def test_who_may_not_write_cannot_hold_an_import_up_and_a_killed_one_is_not_name
     lock.write_text(f"process {ended.pid} on {os.uname().nodename}")
     with open(lock) as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(FolderInUseError, match="another import works on it: it has just begun"):
+        with pytest.raises(FolderInUseError, match="another import works on it: it has just started"):
             Partial(tmp_path / "db").__enter__()

@@ -14,14 +14,13 @@ import lmdb
 import pytest
 
 from stagerun.data import index
-from stagerun.data.importing import engine
-from stagerun.data.importing.engine import Job, Made, Result, run
-from stagerun.data.importing.journal import Journal, Note
-from stagerun.data.importing.partial import REPORT
 from stagerun.data.rows import look
 from stagerun.errors import DataError, FolderInUseError, PermissionDenied, ResumeRefused, StorageError
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.proto.caffe_pb2 import Datum
+from stagerun.tools.data import engine
+from stagerun.tools.data.engine import Job, Made, Result, run
+from stagerun.tools.data.partial import REPORT, Journal, Note
 
 # Runs of those left out lie at the start, at commits, and at the end.
 BAD = {0, 1, 17, 37, 38, 39, 40, 41, 148, 149}
@@ -110,7 +109,7 @@ def test_stopped_again_and_again(tmp_path: Path, expected: tuple[dict[bytes, byt
     while True:
         asked = iter(range(1000))
         result = run(Numbers(), str(tmp_path / "out"), job(stop=lambda: next(asked) >= 30))  # noqa: B023
-        begun.append(result.begun_at)
+        begun.append(result.started_at)
         if result.complete:
             break
         lives += 1
@@ -125,9 +124,9 @@ import json, os, signal, sys, threading
 from pathlib import Path
 import test_import_engine as t
 from stagerun.data import index, write
-from stagerun.data.importing import engine, journal, partial
+from stagerun.tools.data import engine, partial
 engine.RECORDS_PER_COMMIT, engine.BYTES_PER_COMMIT = 9, 20_000
-FILES = {m.__file__ for m in (index, write, engine, journal, partial)}
+FILES = {m.__file__ for m in (index, write, engine, partial)}
 root = Path(sys.argv[1])
 
 def life(out, kill_at):
@@ -206,7 +205,7 @@ def test_the_journal_alone_is_ahead_after_a_crash_and_is_cut_back(
     ):
         rows.write(b"\1torn")
         n.write(b'{"at": 99, "na')
-    assert run(Numbers(), str(out), job()).begun_at > 0
+    assert run(Numbers(), str(out), job()).started_at > 0
     assert content(out) == expected
 
 
@@ -225,7 +224,7 @@ def test_a_full_disk_and_then_room(
         patch.setattr(engine._Writer, "_make_room", full)
         run(Numbers(), str(out), job())
     assert "same command goes on" in error.value.hint and not out.exists()
-    assert run(Numbers(), str(out), job()).begun_at > 0
+    assert run(Numbers(), str(out), job()).started_at > 0
     assert content(out) == expected
 
 
@@ -246,7 +245,7 @@ def test_too_many_bad_ones_are_all_listed_and_allowing_them_goes_on(
     assert "--max-bad 10" in error.value.hint and not out.exists()
     assert (tmp_path / "out.partial" / REPORT).read_text().count("on purpose") == 10
     result = run(Numbers(), str(out), job(max_bad=10))
-    assert result.begun_at > 140 and content(out) == expected
+    assert result.started_at > 140 and content(out) == expected
 
 
 def test_a_source_of_nothing_usable_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +263,7 @@ def test_another_work_in_the_same_place_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResumeRefused, match="version: 1 then, 2 now") as error:
         run(Numbers(version=2), out, job())
     assert "--restart" in error.value.hint
-    assert run(Numbers(version=2), out, job(restart=True)).begun_at == 0
+    assert run(Numbers(version=2), out, job(restart=True)).started_at == 0
     with pytest.raises(DataError, match="exists already"):
         run(Numbers(), out, job())
     again: Result = run(Numbers(version=2), out, job())
@@ -338,7 +337,7 @@ def test_what_an_interrupted_restart_left_is_not_gone_on_with(
     out = str(tmp_path / "out")
     run(Numbers(version=2), out, job(stop=iter([False] * 100 + [True]).__next__))
     (tmp_path / "out.partial" / "import.json").unlink()
-    assert run(Numbers(), out, job()).begun_at == 0
+    assert run(Numbers(), out, job()).started_at == 0
     assert content(tmp_path / "out") == expected
 
 
@@ -408,5 +407,5 @@ def test_an_error_of_the_source_ends_it_and_it_can_go_on(
     with monkeypatch.context() as patch, pytest.raises(StorageError, match="file server"):
         patch.setattr(Numbers, "make", fail)
         run(Numbers(), str(tmp_path / "out"), job())
-    assert 0 < run(Numbers(), str(tmp_path / "out"), job()).begun_at <= 77
+    assert 0 < run(Numbers(), str(tmp_path / "out"), job()).started_at <= 77
     assert content(tmp_path / "out") == expected

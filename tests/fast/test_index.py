@@ -18,18 +18,17 @@ from hypothesis import strategies as st
 
 from stagerun.data import index, lmdb_offsets
 from stagerun.data.datum import decode
-from stagerun.data.describe import describe
-from stagerun.data.fingerprint import set_of
 from stagerun.data.index import load, save
 from stagerun.data.indexing import build, build_with
 from stagerun.data.lmdb_offsets import offsets_of
-from stagerun.data.lmdb_source import LmdbSource
-from stagerun.data.rectangular import RectangularLoader
-from stagerun.data.verify import verify
+from stagerun.data.loaders import RectangularLoader
+from stagerun.data.records import LmdbSource
 from stagerun.errors import DataError, PermissionDenied, StorageError
+from stagerun.lmdb_file import set_of
 from stagerun.proto.caffe_pb2 import Datum
 from stagerun.recipe import InterpMode, RandomResize, Transform
 from stagerun.snapshots import same_set
+from stagerun.tools.data.inspect import describe, verify
 
 RECTANGULAR = Transform(
     crop_size=32, rectangular=True, random_resize=RandomResize(min_size=40, max_size=40, interp_mode=InterpMode.LINEAR)

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jpeg_pictures import END, FRAME, INTERVAL, SAMPLINGS, SCAN, by_pillow, changed, jpeg, whole
 
-from stagerun.data.jpeg import Decoder, choice, is_complete, make_decoder, read_header, slices, tiers
+from stagerun.data.jpeg import Decoder, Rectangle, choice, is_complete, make_decoder, read_header, slices, tiers
 from stagerun.data.jpeg.decoder import Request, Scratch
-from stagerun.data.rectangle import Rectangle
 from stagerun.errors import DataError, UsageError
 
 NAMES = ("compiled", "turbojpeg", "simplejpeg", "opencv")

@@ -5,8 +5,8 @@ import pytest
 from jpeg_pictures import SAMPLINGS, SCAN, by_pillow, changed, jpeg, whole
 
 from stagerun.data.jpeg import choice, read_header, slices
-from stagerun.data.jpeg.transcode import can_prepare, prepare
 from stagerun.errors import DataError, UsageError
+from stagerun.tools.data.prepare import can_prepare, prepare
 
 needs_library = pytest.mark.skipif(bool(can_prepare()), reason=can_prepare())
 

@@ -27,6 +27,7 @@ FLOORS = [
     {"report", "launch"},
     {"watch"},  # it leaves its reports in the launcher's folder
     {"train"},  # the only one that imports plan, store, data and engine
+    {"tools"},  # beside the run: only the commands import these
     {"cli"},
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}

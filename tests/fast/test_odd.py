@@ -17,9 +17,9 @@ from PIL import Image
 
 from stagerun.data.datum import decode
 from stagerun.data.headers import orientation
-from stagerun.data.odd import ODDITIES, REASONS, BadImage, Limits, judge, look
 from stagerun.errors import DataError
 from stagerun.proto.caffe_pb2 import Datum
+from stagerun.tools.data.odd import ODDITIES, REASONS, BadImage, judge, look
 
 BGR = cv2.resize(np.random.default_rng(3).integers(0, 255, (7, 9, 3), dtype=np.uint8), (60, 40))
 GREY = BGR[:, :, 1]
@@ -371,9 +371,9 @@ def test_what_cannot_be_used_says_why(reason: str, data: bytes) -> None:
 
 
 def test_the_limit_is_the_callers() -> None:
-    assert judge(JPEG, "", Limits(max_pixels=2400)).width == 60
+    assert judge(JPEG, "", 2400).width == 60
     with pytest.raises(BadImage, match="60 x 40 pixels are more than the limit of 2399"):
-        judge(JPEG, "", Limits(max_pixels=2399))
+        judge(JPEG, "", 2399)
 
 
 SEEDS = [
@@ -395,7 +395,7 @@ def test_damaged_files_of_every_format_end_in_a_verdict() -> None:
         if chance.random() < 0.3:
             del data[chance.randrange(len(data)) :]
         try:
-            found = judge(bytes(data), "a.jpg", Limits(max_pixels=200_000))
+            found = judge(bytes(data), "a.jpg", 200_000)
         except BadImage as error:
             assert error.reason in REASONS
             outcomes.add(error.reason)

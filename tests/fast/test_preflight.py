@@ -13,9 +13,9 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagerun.data.fingerprint import Glance, glance
 from stagerun.data.scratch import look, stage
-from stagerun.data.scratch.locks import held
+from stagerun.data.scratch.layout import held
+from stagerun.lmdb_file import Glance, glance
 from stagerun.preflight import machine
 from stagerun.preflight.compare import Finding, differences, odd_ones, troubles, unlike, worst
 from stagerun.preflight.facts import (

@@ -11,16 +11,16 @@ from PIL import Image
 
 from stagerun.cli.data_looking import make_index
 from stagerun.data import index, jpeg
-from stagerun.data.fingerprint import set_of
-from stagerun.data.importing.engine import Job, Result, run
-from stagerun.data.importing.partial import REPORT
 from stagerun.data.indexing import build
-from stagerun.data.jpeg import transcode
-from stagerun.data.prepare import PrepareWork
 from stagerun.errors import DataError, UsageError
+from stagerun.lmdb_file import set_of
 from stagerun.proto.caffe_pb2 import Datum
+from stagerun.tools.data import prepare as preparing
+from stagerun.tools.data.engine import Job, Result, run
+from stagerun.tools.data.partial import REPORT
+from stagerun.tools.data.prepare import PrepareWork
 
-needs_transcoder = pytest.mark.skipif(bool(transcode.can_prepare()), reason="needs the extra `fast`")
+needs_transcoder = pytest.mark.skipif(bool(preparing.can_prepare()), reason="needs the extra `fast`")
 
 
 def cmyk(path: Path) -> bytes:
@@ -117,14 +117,14 @@ def test_without_a_side_file_and_in_pieces_it_comes_out_alike(tmp_path: Path) ->
 @needs_transcoder
 def test_what_cannot_be_arranged_anew_is_copied_and_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = caffes(tmp_path)
-    whole = transcode.prepare
+    whole = preparing.prepare
 
     def fail(data: bytes) -> bytes:
         if data == made_images.jpeg(1, 90, 120):
             raise DataError("the pixels would be others")
         return whole(data)
 
-    monkeypatch.setattr(transcode, "prepare", fail)
+    monkeypatch.setattr(preparing, "prepare", fail)
     result = prepare(source, tmp_path / "out")
     assert result.counts == (("copied as it is", 1),) and result.bad == 0
     assert records(source)[b"00000000_k0"] == records(tmp_path / "out")[b"00000000_k0"]
@@ -147,7 +147,7 @@ def test_damage_is_not_given_a_fresh_digest(tmp_path: Path) -> None:
 
 
 def test_where_it_cannot_be_done_it_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transcode, "can_prepare", lambda: "no libjpeg-turbo 3 here: pip install 'stagerun[fast]'")
+    monkeypatch.setattr(preparing, "can_prepare", lambda: "no libjpeg-turbo 3 here: pip install 'stagerun[fast]'")
     with pytest.raises(UsageError, match="pip install"):
         PrepareWork(str(tmp_path / "nowhere"))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.data.sources import Source, SourceOptions, open_source
 from stagerun.errors import DataError, PermissionDenied, RecipeError, StagerunError, StorageError, UsageError
+from stagerun.tools.data.sources import Source, SourceOptions, open_source
 
 NONE = SourceOptions()
 
@@ -119,7 +119,7 @@ def test_names_that_are_no_utf8_come_back_as_they_are(tmp_path: Path) -> None:
 
 def test_folders_that_are_no_classes(tmp_path: Path) -> None:
     assert "no images in the class folder b" in refused(write(tmp_path / "1", "a/1.jpg", "b/1.txt"))
-    assert "which are no classes" in refused(write(tmp_path / "2", "train/a/1.jpg", "val/a/1.jpg"), UsageError)
+    assert "which are not classes" in refused(write(tmp_path / "2", "train/a/1.jpg", "val/a/1.jpg"), UsageError)
     assert "images without class folders" in refused(write(tmp_path / "3", "1.jpg", "2.jpg"))
     assert "nothing in it that is known" in refused(write(tmp_path / "4", "1.doc"))
     assert "no such file" in refused(tmp_path / "5")
@@ -187,7 +187,7 @@ def test_a_pipe_or_a_device_is_not_waited_for(tmp_path: Path, kind: str) -> None
     (tmp_path / "list.txt").write_text("1.jpg 0\n2.jpg 1\n")
     source = open_source(str(tmp_path / "list.txt"), NONE)
     assert source.read(0) == b"1.jpg"
-    with pytest.raises(DataError, match=f"2.jpg: is no regular file, but a {kind}"):
+    with pytest.raises(DataError, match=f"2.jpg: is not a regular file, but a {kind}"):
         source.read(1)
     path = str(tmp_path / "2.jpg")
     assert f"a {kind}" in refused(path)
@@ -304,8 +304,8 @@ def test_options_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
     for option in ("root", "labels"):
         with pytest.raises(UsageError, match=f"--{option} means nothing for the format `folder`"):
             open_source(str(root), SourceOptions(**{option: str(root)}))
-    with pytest.raises(UsageError, match="`foldr` is no format") as error:
+    with pytest.raises(UsageError, match="`foldr` is not a format") as error:
         open_source(str(root), SourceOptions(format="foldr"))
     assert error.value.hint == "did you mean `folder`?"
-    with pytest.raises(UsageError, match="is no split"):
+    with pytest.raises(UsageError, match="is not a split"):
         open_source(str(root), SourceOptions(split="dev"))

@@ -9,8 +9,8 @@ from test_sources_pixels import idx
 from test_sources_records import BODIES, image, imagenet, packed, record
 from test_sources_tar import TRUTHS, put, tar, val
 
-from stagerun.data.sources import SourceOptions, open_source
 from stagerun.errors import DataError, StagerunError
+from stagerun.tools.data.sources import SourceOptions, open_source
 
 SEEDS = {
     "inner.tar": tar(*((f"n0000000{c}.tar", tar(("a.JPEG", b"x" * 700), ("b.JPEG", b"y"))) for c in (1, 2, 3))),

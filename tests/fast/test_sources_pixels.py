@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stagerun.data.idx import read_idx
-from stagerun.data.sources import Pixels, Source, SourceOptions, open_source
 from stagerun.errors import DataError, StagerunError, UsageError
+from stagerun.tools.data.sources import Pixels, Source, SourceOptions, open_source
+from stagerun.tools.data.sources.idx import read_idx
 
 NONE, TEST = SourceOptions(), SourceOptions(split="test")
 CHANCE = np.random.default_rng(5)
@@ -179,7 +179,7 @@ def test_a_pair_whose_names_do_not_match(tmp_path: Path) -> None:
     labels.write_bytes(gzip.compress(idx(LABELS)))
     assert "--labels" in refused(images)
     assert len(open_source(str(images), SourceOptions(labels=str(labels)))) == 12
-    assert "which are no pictures" in refused(labels)
+    assert "which are not pictures" in refused(labels)
     labels.write_bytes(gzip.compress(idx(LABELS[:5])))
     assert "not images and their labels" in refused(images, labels=str(labels))
 

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagerun.data.sources import Source, SourceOptions, files, open_source
-from stagerun.data.sources.crc32c import crc32c
-from stagerun.data.sources.recordio import MAGIC
-from stagerun.data.sources.tfrecord import masked_crc
 from stagerun.errors import DataError, RecipeError, StagerunError, UsageError
 from stagerun.proto import tfexample_pb2
+from stagerun.tools.data.sources import Source, SourceOptions, items, open_source
+from stagerun.tools.data.sources.recordio import MAGIC
+from stagerun.tools.data.sources.tfrecord import crc32c, masked_crc
 
 NONE = SourceOptions()
 
@@ -191,13 +190,13 @@ def test_more_shards_than_a_process_may_have_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_be_raised: bool
 ) -> None:
     folder = shards(tmp_path / "tf", n=200, each=2)
-    opened, whole = [0], files.regular
+    opened, whole = [0], items.regular
 
     def counted(path: str, flags: int) -> int:
         opened[0] += 1
         return whole(path, flags)
 
-    monkeypatch.setattr(files, "regular", counted)
+    monkeypatch.setattr(items, "regular", counted)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (150, before[1]))
     if not may_be_raised:
@@ -213,13 +212,13 @@ def test_more_shards_than_a_process_may_have_open(
 def test_a_record_is_read_once_for_its_name_and_its_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = open_source(str(shards(tmp_path / "tf")), NONE)
     reads: list[int] = []
-    whole = files.Archive.read
+    whole = items.Archive.read
 
-    def counted(self: files.Archive, at: int, length: int, what: str = "") -> bytes:
+    def counted(self: items.Archive, at: int, length: int, what: str = "") -> bytes:
         reads.append(at)
         return whole(self, at, length, what)
 
-    monkeypatch.setattr(files.Archive, "read", counted)
+    monkeypatch.setattr(items.Archive, "read", counted)
     found = everything(source)
     assert len(reads) == len(found) == 6
     with ThreadPoolExecutor(3) as pool:  # each thread has its own

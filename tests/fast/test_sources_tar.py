@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.data.sources import Source, SourceOptions, open_source
-from stagerun.data.sources.tar import members
 from stagerun.errors import DataError, RecipeError, StagerunError, UsageError
+from stagerun.tools.data.sources import Source, SourceOptions, open_source
+from stagerun.tools.data.sources.tar import members
 
 NONE = SourceOptions()
 
@@ -229,7 +229,7 @@ HOSTILE = {
     "no images": (tar(("readme", b"x")), "no images in it"),
     "tars and images": (tar(("a.tar", tar(("1.jpg", b"x"))), ("b/1.jpg", b"x")), "both tars and images"),
     "an image in no class": (tar(("a/1.jpg", b"x"), ("2.jpg", b"x")), "in no class folder"),
-    "train and val": (tar(("train/a/1.jpg", b"x"), ("val/a/2.jpg", b"x")), "which are no classes"),
+    "train and val": (tar(("train/a/1.jpg", b"x"), ("val/a/2.jpg", b"x")), "which are not classes"),
     "an inner tar that is none": (tar(("n00000001.tar", b"x" * 600)), "n00000001.tar at byte 512: not a tar header"),
     "an empty inner tar": (tar(("n00000001.tar", bytes(10240))), "no images"),
     "zeros where a download went on": (GOOD + bytes((1 << 24) + 512), "download"),

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from stagerun.cli.main import main
 from stagerun.comm import SoloComm
-from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.loaders import training_loader
+from stagerun.data.records import LmdbSource
 from stagerun.errors import ResumeRefused
 from stagerun.events import EnsembleTested, Note, RunFinished, StageStarted, Stopped
 from stagerun.models import BatchNorm2d

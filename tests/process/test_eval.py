@@ -19,7 +19,7 @@ import torch
 
 from stagerun import store
 from stagerun.data import index, indexing
-from stagerun.data.crops import five_crops
+from stagerun.data.loaders import five_crops
 from stagerun.engine.images import Batch
 from stagerun.train.evaluating import Wanted, score
 from stagerun.train.stored import load_network, open_snapshot

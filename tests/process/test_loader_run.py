@@ -9,7 +9,7 @@ import small
 import tiny
 
 from stagerun import order
-from stagerun.data.lmdb_source import LmdbSource
+from stagerun.data.records import LmdbSource
 from stagerun.data.write import write_lmdb
 
 # One stage of 7 iterations of 16: positions 0 .. 111 of the first epoch of 600.

@@ -13,8 +13,8 @@ import small
 import tiny
 from test_plan import finished, inventory, schedule
 
-from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.loader import Loader
+from stagerun.data.records import LmdbSource
 from stagerun.data.synthetic import write_synthetic
 from stagerun.events import Iterated, RunStarted, StageStarted, Tested
 from stagerun.plan import make_plan

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from engine_help import ThreadComm, Threads
 
-from stagerun.data.fingerprint import Glance
 from stagerun.errors import StagerunError
+from stagerun.lmdb_file import Glance
 from stagerun.preflight.facts import Facts, Images, host_facts
 from stagerun.train.agreement import ToldByAnother, _agree, _names
 

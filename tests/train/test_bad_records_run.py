@@ -14,7 +14,7 @@ import torch
 from stagerun import order
 from stagerun.comm import SoloComm
 from stagerun.data.bad_records import Bad
-from stagerun.data.lmdb_source import LmdbSource
+from stagerun.data.records import LmdbSource
 from stagerun.data.write import write_lmdb
 from stagerun.errors import DataError
 from stagerun.recipe import Data, OnBadRecord, Source

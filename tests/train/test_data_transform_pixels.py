@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_data_transform import SOURCE, golden_draw, golden_rows
 
-from stagerun.data import antialias
+from stagerun.data import pixels
 from stagerun.data.datum import Image
-from stagerun.data.rectangle import Rectangle
-from stagerun.data.transform import Draw, apply, finish, region, shrink
+from stagerun.data.jpeg import Rectangle
+from stagerun.data.pixels import Draw, apply, finish, region, shrink
 from stagerun.models.vision import torchvision_models
 from stagerun.recipe import InterpMode, PadMode
 
@@ -168,26 +168,26 @@ def test_antialias_is_pillows_with_or_without_what_is_compiled(
     picture = picture.resize((new_width, new_height), PIL.Image.Resampling.BILINEAR)
     expected = np.asarray(picture).reshape(new_height, new_width, channels)
     out = np.zeros((2, new_height, new_width, channels), np.uint8)
-    antialias.antialias(image, out[0])
-    antialias._by_pillow(image, out[1])
+    pixels.antialias(image, out[0])
+    pixels._by_pillow(image, out[1])
     assert np.array_equal(out[0], expected) and np.array_equal(out[1], expected)
 
 
 def test_antialias_is_compiled_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
-    assert antialias._compiled() is not None
-    monkeypatch.setattr(antialias, "_by_pillow", lambda image, out: out.fill(0))
-    antialias._compiled.cache_clear()
-    assert antialias._compiled() is None  # other pixels: not used
-    antialias._compiled.cache_clear()
+    assert pixels._compiled() is not None
+    monkeypatch.setattr(pixels, "_by_pillow", lambda image, out: out.fill(0))
+    pixels._compiled.cache_clear()
+    assert pixels._compiled() is None  # other pixels: not used
+    pixels._compiled.cache_clear()
 
 
 def test_antialias_takes_views_and_what_may_not_be_written_to() -> None:
     image = noise(50, 60, 3)
     image.flags.writeable = False
     view, out, expected = image[3:40, 5:50], np.empty((16, 16, 3), np.uint8), np.empty((16, 16, 3), np.uint8)
-    antialias.antialias(view, out)
-    antialias._by_pillow(view.copy(), expected)
+    pixels.antialias(view, out)
+    pixels._by_pillow(view.copy(), expected)
     assert np.array_equal(out, expected)
 
 

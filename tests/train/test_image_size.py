@@ -19,7 +19,7 @@ from test_spec_resolve import A, messages, read
 
 from stagerun.data.loader import Batch, Loader
 from stagerun.data.loaders import training_loader
-from stagerun.data.memory import Decoded
+from stagerun.data.pictures import Decoded
 from stagerun.data.records import ListRecords
 from stagerun.engine.resident import Resident
 from stagerun.errors import DataError, RecipeError

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from stagerun.data import memory, pixels, records
+from stagerun.data import pictures, pixels, records
 from stagerun.data.jpeg import decoder
 from stagerun.data.loader import Loader
-from stagerun.data.memory import Decoded, make_memory
+from stagerun.data.pictures import Decoded, make_memory
 from stagerun.data.pixels import Draw, finish
 from stagerun.data.records import ListRecords, Room
 from stagerun.errors import DataError
@@ -28,7 +28,7 @@ NEEDED = 50 * 20 * 30 * 3
 
 
 def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(memory, "available_memory", lambda: size)
+    monkeypatch.setattr(pictures, "available_memory", lambda: size)
 
 
 def test_small_sets_stay_in_memory_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

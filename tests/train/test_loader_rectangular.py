@@ -14,9 +14,9 @@ from stagerun.comm import SoloComm
 from stagerun.data import loaders
 from stagerun.data.index import Facts, Index, save
 from stagerun.data.indexing import build
-from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.loader import Job
-from stagerun.data.rectangular import RectangularLoader, centre, crop_of, evenly
+from stagerun.data.loaders import RectangularLoader, centre, crop_of, evenly
+from stagerun.data.records import LmdbSource
 from stagerun.data.write import write_lmdb
 from stagerun.errors import DataError, Span
 from stagerun.events import Tested

@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from stagerun.data import jpeg
-from stagerun.data.batch import Buffers
-from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.loader import Batch, Loader
-from stagerun.data.memory import Decoded
-from stagerun.data.stream import CHUNK, Stream
+from stagerun.data.pictures import Decoded
+from stagerun.data.records import LmdbSource
+from stagerun.data.stream import CHUNK, Buffers, Stream
 from stagerun.data.write import write_lmdb
 from stagerun.proto.caffe_pb2 import Datum
 from stagerun.recipe import RandomResizedCrop, Transform

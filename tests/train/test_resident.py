@@ -19,8 +19,8 @@ from stagerun import order
 from stagerun.comm import SoloComm
 from stagerun.data import transform
 from stagerun.data.loader import Batch, Loader
-from stagerun.data.places import draw_places, only_places
 from stagerun.data.records import ListRecords
+from stagerun.data.transform import draw_places, only_places
 from stagerun.data.write import write_lmdb
 from stagerun.engine.images import Normalise
 from stagerun.engine.resident import Resident, read_all

@@ -201,7 +201,7 @@ def is_usable(outcome: int, pixels: Pixels, forgiving: bool) -> bool:
 
 
 def shape_of(height: int, width: int, wanted: Region | None, request: Request) -> tuple[int, int, int]:
-    """Of the pixels that decoding gives."""
+    """The shape of the pixels that decoding gives."""
     if wanted is not None:
         return wanted.height, wanted.width, request.channels
     return scaled(height, request.shrink), scaled(width, request.shrink), request.channels

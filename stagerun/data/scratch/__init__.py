@@ -16,9 +16,8 @@ folders with stagerun's manifest below stagerun-UID, and in these nothing but th
 """
 
 from stagerun.data.scratch.blocks import Progress
-from stagerun.data.scratch.layout import Found, Original, look
-from stagerun.data.scratch.locks import CopyStopped
-from stagerun.data.scratch.removing import Removal, copies_of, unstage
+from stagerun.data.scratch.layout import CopyStopped, Found, Original, look
+from stagerun.data.scratch.room import Removal, copies_of, unstage
 from stagerun.data.scratch.staging import Copy, How, stage
 
 __all__ = [

@@ -1,21 +1,116 @@
-"""Names and files of the scratch folder, and what a manifest says."""
+"""Names and files of the scratch folder, what a manifest says, and locks that die with their holder.
+
+The locks are those of flock(2), which the kernel gives up when the process ends, however it ends.
+"""
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from stagerun.data.write import sync_folder
 from stagerun.errors import DataError, PermissionDenied, StorageError
-from stagerun.lmdb_file import BY_SCHEDULE, SIDE_FILE, check_file, data_file
+from stagerun.lmdb_file import BY_SCHEDULE, SIDE_FILE, check_file, data_file, reading
 from stagerun.private import private_folder
+
+# Between two looks at a lock that another process has: no one waits inside the kernel, where a request to stop isn't heard.
+_PAUSE_S = 0.1
+
+
+class CopyStopped(Exception):
+    """A request to stop came before the copies were there. What was copied stays, and the next job goes on from it."""
+
+
+@contextlib.contextmanager
+def held(path: Path, stop: Callable[[], bool], waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Waits for the lock and holds it. `waiting` is called from time to time meanwhile. CopyStopped, OSError."""
+    while (fd := _try(path)) is None:
+        if stop():
+            raise CopyStopped
+        waiting()
+        time.sleep(_PAUSE_S)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def held_now(path: Path) -> Iterator[bool]:
+    """Holds the lock if it can be had at once: gives whether it could. OSError."""
+    fd = _try(path)
+    try:
+        yield fd is not None
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def _try(path: Path) -> int | None:
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        kept = False
+        try:
+            if not _flock(fd, fcntl.LOCK_EX):
+                return None
+            # Whoever removes a copy removes its lock too, while holding it: the name may be another file's, or no one's.
+            with contextlib.suppress(FileNotFoundError):
+                kept = os.path.samestat(os.fstat(fd), path.lstat())
+            if kept:
+                return fd
+        finally:
+            if not kept:
+                os.close(fd)
+
+
+@contextlib.contextmanager
+def unused_now(folder: Path) -> Iterator[bool]:
+    """Whether no one reads the copy; and no one starts to, until the end. Call it while holding the copy's lock. OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield _flock(fd, fcntl.LOCK_EX)
+    finally:
+        os.close(fd)
+
+
+class Use:
+    """That this process reads a copy: a shared lock on its folder, which also keeps systemd-tmpfiles away from it
+    (python/cpython#81831)."""
+
+    def __init__(self, folder: Path) -> None:
+        """Call it while holding the copy's lock: then no one is removing it. OSError."""
+        self._fd: int | None = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_SH)
+            os.utime(self._fd)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with contextlib.suppress(OSError):  # a disk that is gone
+                os.utime(fd)
+            os.close(fd)
+
+
+def _flock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
 
 BLOCK = 1 << 26
 DATA, MANIFEST, JOURNAL, SUSPECT = "data.mdb", "stagerun-copy.json", "blocks", "suspect"
@@ -61,17 +156,6 @@ def look(path: str) -> Original:
 
 
 @contextlib.contextmanager
-def reading(file: Path) -> Iterator[None]:
-    """Errors of reading the LMDB that is copied."""
-    try:
-        yield
-    except PermissionError:
-        raise PermissionDenied(f"{file}: may not be read", "ask its owner for read permission") from None
-    except OSError as error:
-        raise DataError(f"{file}: can't be read: {error.strerror}", "check the disk or the file server") from None
-
-
-@contextlib.contextmanager
 def writing(scratch: str) -> Iterator[None]:
     """Errors of the scratch disk: StorageError, PermissionDenied."""
     hint = "check the disk, or give another `scratch`"
@@ -107,7 +191,7 @@ def home_of(scratch: str, make: bool = True) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Of a copy. A partial one has no `blocks` yet."""
+    """What is known about a copy. A partial one has no `blocks` yet."""
 
     source: str  # real path of the LMDB's folder
     size: int  # of data.mdb
@@ -208,13 +292,13 @@ def survey(home: Path) -> list[Found]:
 
 
 def suspect(folder: Path) -> None:
-    """The copy is checked, and mended, before anybody uses it again. As far as the disk lets us say so."""
+    """The copy is checked, and mended, before anyone uses it again. As far as the disk lets us say so."""
     with contextlib.suppress(OSError):
         os.close(os.open(folder / SUSPECT, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
 
 
 def file_size(folder: Path) -> int | None:
-    """Of data.mdb; None if there is none. OSError."""
+    """The size of data.mdb; None if there is none. OSError."""
     try:
         return (folder / DATA).lstat().st_size
     except (FileNotFoundError, NotADirectoryError):

@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from stagerun.data.scratch.layout import BLOCK, DATA
-from stagerun.data.scratch.locks import CopyStopped
+from stagerun.data.scratch.layout import BLOCK, DATA, CopyStopped
 
 # A side that has said nothing for so long has gone, or its network.
 SILENT_S = 10.0
@@ -213,8 +212,8 @@ class Neighbour:
         self._connection: socket.socket | None = None
 
     def ask(self, name: str, want: Sequence[int]) -> tuple[int, str, int] | int:
-        """Of one of the blocks `want`: its number, digest and bytes, which `read` then gives. While it has none of them, how many bytes
-        it has copied."""
+        """The number, digest and size of one of the blocks `want`, whose bytes `read` then gives. While the other node has none of
+        them: how many bytes it has copied."""
         answer = self._asked({"of": name, "want": list(want)})
         match answer:
             case {"block": int(number), "sha256": str(digest), "bytes": int(count)} if number in want:
@@ -225,16 +224,16 @@ class Neighbour:
 
     def measure(self, seconds: float) -> float:
         """Bytes per second that come from there, over `seconds` at least, in pieces that take none of them long."""
-        piece, came, begun = memoryview(bytearray(1 << 20)), 0, time.monotonic()
+        piece, came, started = memoryview(bytearray(1 << 20)), 0, time.monotonic()
         count = len(piece)
-        while (took := time.monotonic() - begun) < seconds:
+        while (took := time.monotonic() - started) < seconds:
             if self._asked({"try": count}).get("bytes") != count:
                 raise self._lost()
             left = count
             while left:
                 left -= self.read(piece[: min(len(piece), left)])
             came += count
-            if time.monotonic() - begun - took < seconds / 8:
+            if time.monotonic() - started - took < seconds / 8:
                 count = min(2 * count, _MOST_TRIED)
         return came / took
 
@@ -304,7 +303,7 @@ def own_place(meeting: str, first: bool) -> tuple[int, str, str]:
     all others reach that one. OSError."""
     family, kind, _, _, place = socket.getaddrinfo(meeting, 9, type=socket.SOCK_DGRAM)[0]
     if first:
-        # As of the monitors: Debian has a host's own name mean 127.0.1.1 there, which no other host reaches.
+        # As for the monitors: Debian has a host's own name mean 127.0.1.1 there, which no other host reaches.
         loops = str(place[0]).startswith("127.") or place[0] == "::1"
         return int(family), "" if loops else str(place[0]), meeting
     with socket.socket(family, kind) as probe:
@@ -318,7 +317,7 @@ def _send(connection: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _first_line(connection: socket.socket) -> bytes:
-    """Of somebody who may be anybody: short, and whole in a short time."""
+    """The first line of someone who may be anyone: short, and whole within a short time."""
     line, end = b"", time.monotonic() + HELLO_S
     while not line.endswith(b"\n") and len(line) < _LONGEST_HELLO:
         connection.settimeout(max(1e-3, end - time.monotonic()))

@@ -20,25 +20,26 @@ from stagerun.data.scratch.layout import (
     Manifest,
     Original,
     SourceChanged,
+    Use,
     blocks_in,
     file_size,
+    held,
     home_of,
     is_of_another_version,
     look,
     read_manifest,
-    reading,
     remove,
     suspect,
     taken,
+    unused_now,
     write_manifest,
     writing,
 )
-from stagerun.data.scratch.locks import Use, held, unused_now
 from stagerun.data.scratch.room import take_room
 from stagerun.data.scratch.sharing import Exchange, Share
 from stagerun.data.write import sync_folder
 from stagerun.errors import StorageError
-from stagerun.lmdb_file import SIDE_FILE
+from stagerun.lmdb_file import SIDE_FILE, reading
 
 GIGABYTE = 10**9
 
@@ -88,8 +89,8 @@ def stage(
 ) -> list[Copy]:
     """A complete copy of each LMDB below folder `scratch`, in order; `reserve` gigabytes stay free on that disk.
 
-    Any number of processes, threads and jobs may call it at once: one copies, the others wait. `stop` is asked and `watch`
-    told while it goes on, from several threads; `removed` is told each copy that was removed to make room. `verify`: copies that are there
+    Any number of processes, threads and jobs may call it at once: one copies, the others wait. `stop` and `watch` are
+    called while it goes on, from several threads; `removed` gets each copy that was removed to make room. `verify`: copies that are there
     are read whole and compared, too. `beside`: as little in the way of others on the node as can be. `exchange`: with the other nodes
     of the job, which hand on what they have.
 
@@ -146,13 +147,13 @@ def _offer(home: Path, wanted: Iterable[Original], todo: Sequence[Original], exc
 
 def _one(home: Path, original: Original, todo: bool, making: Making) -> tuple[How, int, float]:
     """Has one copy made or mended, as far as that is needed: (how, bytes copied, seconds)."""
-    begun, before = time.monotonic(), making.tally.copied
+    started, before = time.monotonic(), making.tally.copied
     how = How.THERE
     if todo:
         make = _mend if (home / original.name).exists() else _make
         how = make(home, original, making)
     _mirror_side_file(home / original.name, original)
-    return how, making.tally.copied - before, time.monotonic() - begun
+    return how, making.tally.copied - before, time.monotonic() - started
 
 
 def _usable(home: Path, original: Original) -> bool:
@@ -188,14 +189,14 @@ def _clear(folder: Path) -> None:
     with unused_now(folder) as unused:
         if not unused:
             raise StorageError(
-                f"{folder}: is no complete copy any more, and in use",
+                f"{folder}: is no longer a complete copy, and is in use",
                 "wait until the jobs that read it have ended, or use another scratch folder",
             )
         remove(folder)
 
 
 def _make(home: Path, original: Original, making: Making) -> How:
-    partial, begun, share = home / f"{original.name}{PARTIAL}", time.monotonic(), None
+    partial, started, share = home / f"{original.name}{PARTIAL}", time.monotonic(), None
     try:
         _same(original)
         known = known_blocks(partial)
@@ -213,7 +214,7 @@ def _make(home: Path, original: Original, making: Making) -> How:
             mtime_ns=original.mtime_ns,
             blocks=blocks,
             made=time.strftime("%Y-%m-%d %H:%M:%S %z"),
-            seconds=round(time.monotonic() - begun, 3),
+            seconds=round(time.monotonic() - started, 3),
             stagerun=stagerun.__version__,
         )
         write_manifest(partial, manifest)
