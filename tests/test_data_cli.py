@@ -24,7 +24,6 @@ from rich.console import Console
 from stagerun.cli import commands_data, data_progress
 from stagerun.cli.main import main
 from stagerun.data import index, sources
-from stagerun.data.disk_errors import hint_for
 from stagerun.data.importing import engine
 from stagerun.data.importing.images import ImportOptions, ImportWork
 from stagerun.data.importing.partial import REPORT, Partial
@@ -33,6 +32,7 @@ from stagerun.data.sources import SourceOptions, open_source
 from stagerun.data.sources.items import IMAGE_SUFFIXES
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.proto.caffe_pb2 import Datum
+from stagerun.system.files import hint_for
 
 ROOT = Path(__file__).parent.parent
 

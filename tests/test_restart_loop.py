@@ -30,11 +30,12 @@ from stagerun.runner.restarts import LIMIT, standing
 from stagerun.runner.walk import run
 from stagerun.spec import load
 from stagerun.store import lease, lives, write
-from stagerun.store.lives import Life, Process
+from stagerun.store.lives import Life
+from stagerun.system.process import Identity
 from stagerun.world import World
 
 DISK = store.LocalDisk()
-NODE7 = Process("node7", "another boot", "pid:[1]", 12, 34)
+NODE7 = Identity("node7", "another boot", "pid:[1]", 12, 34)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from unicodedata import category
 import click
 
 from stagerun import signals, store
-from stagerun.child import program
 from stagerun.cli.ending import show, tell
 from stagerun.cli.logs import require_evaluation, require_packages
 from stagerun.cli.options import at_least, limits, output_folder
@@ -41,6 +40,7 @@ from stagerun.runner.restarts import require_progress, standing
 from stagerun.spec import load
 from stagerun.store.disk import make_folder
 from stagerun.store.faults import reporting
+from stagerun.system.process import program
 from stagerun.text import columns, count, duration
 
 _SIGNAL_BEFORE_S = 300

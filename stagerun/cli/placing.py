@@ -6,7 +6,6 @@ moved one by one, and the team that computes begins with the first computation.
 """
 
 import os
-import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,10 +15,12 @@ from stagerun import binding
 from stagerun.cli.options import AUTO, CORES, NONE
 from stagerun.errors import UsageError
 from stagerun.events import Note
+from stagerun.system.host import host_name
+from stagerun.system.process import boot_id
 from stagerun.text import count
 from stagerun.topology import Found, Seat, Share, ranges, read, share
 from stagerun.watch.worker import Monitored
-from stagerun.world import World, boot_id, given_threads, torchrun_chose
+from stagerun.world import World, given_threads, torchrun_chose
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +57,7 @@ def place(
     if wish.bind == NONE or (wish.bind == AUTO and comm.size == 1):
         return None
     boot = boot_id()  # two hosts may have one name, and two containers of one machine different ones
-    here = Found(f"{socket.gethostname()} {boot}", world.local_rank, tuple(sorted(os.sched_getaffinity(0))), boot)
+    here = Found(f"{host_name()} {boot}", world.local_rank, tuple(sorted(os.sched_getaffinity(0))), boot)
     ranks = [Found(**{**each, "allowed": tuple(each["allowed"])}) for each in gather_json(comm, asdict(here))]
     given = gather_json(comm, wish.threads or given_threads())
     # The environment of one host may say something else than that of another: one number for all.

@@ -15,7 +15,6 @@ from stagerun.cli.options import output_folder
 from stagerun.cli.placing import Wish, place
 from stagerun.cli.throw_away import claim
 from stagerun.cli.workers import Job, check_workers, devices, join, joined, load_everywhere, say, start, work
-from stagerun.data.free_memory import whole_memory
 from stagerun.data.lmdb_source import data_file
 from stagerun.errors import DataError, ExitCode, UsageError
 from stagerun.events import EnsembleTested, Event, Note, Stopped, Tested
@@ -29,6 +28,7 @@ from stagerun.recipe import Schedule
 from stagerun.runner.figures import write_figures
 from stagerun.snapshots import Inventory
 from stagerun.spec import load
+from stagerun.system.host import whole_memory
 from stagerun.text import count, duration
 from stagerun.world import World
 

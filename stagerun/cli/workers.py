@@ -1,7 +1,6 @@
 """Being one worker of a job, and starting several on this machine: what `run` and `rehearse` have in common."""
 
 import os
-import resource
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from stagerun.pulse import Section
 from stagerun.recipe import Schedule, Stage
 from stagerun.report.console import print_nowhere
 from stagerun.spec import load
+from stagerun.system.host import open_files
 from stagerun.text import count
 from stagerun.topology import default_workers, read
 from stagerun.watch.worker import Monitored
@@ -96,9 +96,8 @@ def start(
 
 def _require_files(nproc: int) -> None:
     """StorageError where the launcher, which has pipes from each worker, would wait for workers that can't open theirs."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = 48 + 8 * nproc
-    if files != resource.RLIM_INFINITY and files < needed:
+    files, needed = open_files(), 48 + 8 * nproc
+    if files < needed:
         raise StorageError(
             f"{count(nproc, 'worker')} and their launcher need {needed} open files each, and a process may have {files} here",
             "raise that limit (ulimit -n 1024) and run the same command again",

@@ -21,12 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save as to_safetensors
 
-from stagerun.data.disk_errors import hint_for
 from stagerun.data.lmdb_offsets import key_of
 from stagerun.data.records import printable
-from stagerun.data.write import sync_folder
 from stagerun.errors import DataError, PermissionDenied, StorageError
 from stagerun.lmdb_file import SIDE_FILE, Meta, open_file
+from stagerun.system.files import hint_for, sync_folder
 
 _VERSION = 1
 _MADE_AGAIN = "make it again with `stagerun data index --force {folder}`"

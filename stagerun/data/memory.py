@@ -7,11 +7,11 @@ start, and a run that ends early has not decoded what it didn't need.
 import numpy as np
 
 from stagerun.data import datum
-from stagerun.data.free_memory import available_memory
 from stagerun.data.picture import Image, Picture
 from stagerun.data.records import Records, Room, spread
 from stagerun.errors import DataError
 from stagerun.recipe import Cache
+from stagerun.system.host import available_memory
 from stagerun.text import size as size_text
 
 _AUTO_SHARE = 8  # AUTO takes at most one part of so many of what is free

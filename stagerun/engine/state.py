@@ -19,9 +19,9 @@ from stagerun.engine.parameters import trained_parameters
 from stagerun.engine.solvers import WeightUpdate, make_update
 from stagerun.engine.statistics import BatchStatistics
 from stagerun.errors import StorageError
-from stagerun.private import private_folder
 from stagerun.recipe import Solver
 from stagerun.schedule.plateau import FRESH, PlateauState
+from stagerun.system.files import private_folder
 
 
 @dataclass(slots=True)

@@ -10,11 +10,11 @@ from types import FrameType
 from typing import NoReturn
 
 from stagerun import signals
-from stagerun.child import die_with_parent
 from stagerun.errors import ExitCode, PeerError
 from stagerun.launch import kin
 from stagerun.launch.folder import LAUNCHER_PID, another_ended, asked, enter, folder, nothing_begun, report
 from stagerun.launch.relay import least_before
+from stagerun.system.process import die_with_parent
 from stagerun.world import rank_said, started_by
 
 _LOOK_EVERY_S = 0.05

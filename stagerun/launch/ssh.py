@@ -2,14 +2,14 @@
 
 import os
 import shlex
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stagerun.child import program
 from stagerun.launch.hostfile import Host
 from stagerun.launch.sync import BAD_STREAM, CANT_WRITE, Bundle
+from stagerun.system.host import host_name
+from stagerun.system.process import program
 from stagerun.topology import BATCH_JOBS
 
 CONNECT_S = 10
@@ -112,7 +112,7 @@ def _or_a_file(host: Host) -> str:
 
 def is_here(host: Host) -> bool:
     """Whether that is plainly this very host; then no ssh is needed."""
-    own = socket.gethostname()
+    own = host_name()
     return host.name in ("localhost", own, own.partition(".")[0])
 
 

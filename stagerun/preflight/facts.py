@@ -3,7 +3,6 @@
 import hashlib
 import os
 import platform
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -24,6 +23,7 @@ from stagerun.preflight.places import (
 )
 from stagerun.recipe import Cache, Data, Schedule, Source
 from stagerun.spec import canonical, load
+from stagerun.system.host import host_name
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ def host_facts(
     gpus, driver = machine.gpus()
     troubles: list[Trouble] = []
     found = Facts(
-        host=socket.gethostname(),
+        host=host_name(),
         versions=machine.versions(),
         code=machine.code_digest(),
         processor=model or platform.machine(),

@@ -10,10 +10,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from stagerun import recipe
-from stagerun.data.free_memory import available_memory
 from stagerun.errors import ResumeRefused
 from stagerun.models import build
 from stagerun.runner.progress import AVERAGE, MOMENTUM, MOST_RECIPE, MOST_STATE, RECIPE, STATE, WEIGHTS
+from stagerun.system.host import available_memory
 from stagerun.text import size
 
 # Bytes of a number in a tensor: precision FP64, and less than any. What a solver remembers of a parameter: two tensors at most (Adam's).

@@ -6,7 +6,6 @@ copy takes, a request to stop reaches all, and rank 0 knows how far each node is
 """
 
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -27,6 +26,7 @@ from stagerun.runner.copying_text import Status, Told, as_notes, copies_differ, 
 from stagerun.runner.handing_on import HandingOn
 from stagerun.runner.hosts import hosts_of
 from stagerun.runner.together import everyone
+from stagerun.system.host import host_name
 
 _MEET_EVERY_S = 1.0
 _SETTLE_EVERY_S = 0.1  # until it is settled which way the images come
@@ -116,7 +116,7 @@ class Copying:
 
     def __init__(self, data: Data) -> None:
         self._data = data
-        self._host = socket.gethostname()
+        self._host = host_name()
         self._originals: list[Original] = []
         self._copier: Copier | None = None
         self._records: list[SwitchingRecords] = []

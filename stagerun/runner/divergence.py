@@ -1,7 +1,6 @@
 """Whether all ranks still hold the same state. They compute it from the same sums, each for itself: a bit that flips in the memory
 of one, or an update that goes wrong there, stays there, and no loss tells of it."""
 
-import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -10,6 +9,7 @@ import torch
 from stagerun.comm import Comm, gather_json
 from stagerun.engine.digest import combined
 from stagerun.errors import PeerError, RanksDiffer
+from stagerun.system.host import host_name
 from stagerun.text import count, listed
 
 # Tensors and ranks that are named, of those that differ.
@@ -26,7 +26,7 @@ def compare(comm: Comm, where: str, digests: Mapping[str, int], good: bool = Tru
     if len(set(told[:-1].tolist())) == 1:
         return not told[-1], None
     try:
-        everybody = gather_json(comm, [socket.gethostname(), dict(digests)])
+        everybody = gather_json(comm, [host_name(), dict(digests)])
     except PeerError as gone:  # that they differ is known: not a state to save because a peer is lost
         return not told[-1], RanksDiffer(
             f"{where}: workers hold different bits, and one ended before it could say which: {gone.message}",

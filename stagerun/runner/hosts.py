@@ -1,18 +1,18 @@
 """Which host each rank is on, and whether all of them have the output folder."""
 
 import json
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 
 from stagerun import store
 from stagerun.comm import Comm
 from stagerun.runner.together import rank0
+from stagerun.system.host import host_name
 
 
 def hosts_of(comm: Comm) -> list[str]:
     """By rank. Collective."""
-    return [host.decode() for host in comm.gather_bytes(socket.gethostname().encode())]
+    return [host.decode() for host in comm.gather_bytes(host_name().encode())]
 
 
 def only_here(comm: Comm, hosts: Sequence[str], out: str) -> str:

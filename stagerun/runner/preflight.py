@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from stagerun.preflight.measured import HostTimes, Link, Measured, rounds
 from stagerun.recipe import Schedule, Stage
 from stagerun.runner.agreement import refuse
 from stagerun.schedule.image_size import at_largest
+from stagerun.system.host import host_name
 from stagerun.world import World
 
 # Steps that are timed: so many as take STEPS_S, after one (with `compile` two) that is not.
@@ -54,7 +54,7 @@ class Hosts:
 def meet(comm: Comm, world: World, look: Callable[[], Facts]) -> tuple[Hosts, dict[str, Facts]]:
     """The hosts of the job, and their facts by name: `look()` of one worker of each. Collective; StagerunError, on rank 0, where they
     have stageruns that don't know each other's facts."""
-    mine = {"host": os.environ.get("STAGERUN_HOST") or socket.gethostname(), "local": world.local_rank}
+    mine = {"host": os.environ.get("STAGERUN_HOST") or host_name(), "local": world.local_rank}
     if world.local_rank == 0:
         mine["facts"] = look().as_json()
     told = [json.loads(data) for data in comm.gather_bytes(json.dumps(mine).encode())]

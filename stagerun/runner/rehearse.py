@@ -5,7 +5,6 @@ import math
 import os
 import resource
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +33,7 @@ from stagerun.recipe import Schedule
 from stagerun.runner.keeper import Keeper
 from stagerun.runner.together import everyone, rank0
 from stagerun.runner.walk import run
+from stagerun.system.host import host_name
 from stagerun.world import World
 
 # Where the number of iterations isn't given: at least this many, and as many as take this long for each stage. Short
@@ -212,7 +212,7 @@ def _figures(
     return Figures(
         schedule=schedule.name,
         date=time.strftime("%Y-%m-%d %H:%M"),
-        host=socket.gethostname(),
+        host=host_name(),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         torch=torch.__version__,
         workers=comm.size,

@@ -6,7 +6,6 @@ up to it, so that the count goes on where the next process does.
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple
 
 from stagerun.comm import Comm
 from stagerun.data.bad_records import Bad, BadRecords, allowed, check, listed
@@ -42,9 +41,9 @@ class Replacing:
 
         everyone(comm, count)
 
-    def known(self) -> list[list[int | str]]:
+    def known(self) -> list[tuple[int, int, str]]:
         """[index, position, text] of each bad record, for a snapshot."""
-        return [list(astuple(bad)) for bad in self.met.all()] if self.met is not None else []
+        return [(bad.index, bad.position, bad.text) for bad in self.met.all()] if self.met is not None else []
 
     def news(self) -> Iterator[Note]:
         """A warning for each bad record that this rank has met and replaced since the last call.

@@ -4,7 +4,6 @@ All workers are there from the beginning, and those that are not in a turn wait.
 drifts slows all numbers of workers alike.
 """
 
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
@@ -25,6 +24,7 @@ from stagerun.runner.resident import training_batches
 from stagerun.runner.stage import make_loop, requests
 from stagerun.runner.start import StageRun
 from stagerun.spans import Spans, overlap, seconds_of
+from stagerun.system.host import host_name
 
 
 def scaling(
@@ -124,7 +124,7 @@ class _Trial:
         self.comm.barrier()  # what a thread of the network has still to note is noted by then
         lay = overlap(spans.found)
         parts = seconds_of(spans.found)
-        share = Share(socket.gethostname(), seconds, parts, lay.sending, lay.hidden)
+        share = Share(host_name(), seconds, parts, lay.sending, lay.hidden)
         return asdict(share)
 
 

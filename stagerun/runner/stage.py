@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from stagerun import order
 from stagerun.comm import Reducer, make_reducer, runs_of
@@ -328,7 +328,7 @@ def _progress(run: StageRun, state: TrainState) -> Progress:
         run.seconds,
         list(run.losses),
         run.images.replacing.known(),
-        asdict(state.plateau) if solver.lr_policy == "plateau" else None,
+        state.plateau if solver.lr_policy == "plateau" else None,
         skips=state.skips,
         skips_in_all=state.skips_in_all,
         rollbacks=state.rollbacks,

@@ -1,11 +1,11 @@
 """Doing things on some ranks that all must agree about: rank 0 decides, or everybody tries, and an error reaches all."""
 
 import json
-import socket
 from collections.abc import Callable
 
 from stagerun.comm import Comm
 from stagerun.errors import ExitCode, StagerunError
+from stagerun.system.host import host_name
 
 
 class ToldByAnother(StagerunError):
@@ -50,7 +50,7 @@ def everyone(comm: Comm, do: Callable[[], None]) -> None:
         do()
     except StagerunError as error:
         mine = error
-    host = socket.gethostname()
+    host = host_name()
     status = {"code": int(mine.exit_code), "text": mine.render(), "host": host} if mine else {"code": 0}
     statuses = [json.loads(s) for s in comm.gather_bytes(json.dumps(status).encode())]
     failed = [(rank, s) for rank, s in enumerate(statuses) if s["code"]]

@@ -6,7 +6,7 @@ Documentation/ABI/stable/sysfs-devices-node, ABI/stable/sysfs-devices-system-cpu
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from stagerun.cgroups import Roots, cpu_quota, lines
+from stagerun.system.host import Roots, cpu_quota, lines
 from stagerun.topology.machine import Core, Gpu, Machine, Node, numbers
 
 _NVIDIA = "driver/nvidia/gpus"

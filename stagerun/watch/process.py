@@ -11,6 +11,7 @@ from itertools import takewhile
 
 from stagerun import signals
 from stagerun.pulse import SIZE, Beat, read
+from stagerun.system.process import look
 
 # Nobody else sends it. Before the worker has a handler for it, it would end the worker.
 STACK_SIGNAL = signal.SIGRTMIN + 5
@@ -44,11 +45,8 @@ class Worker:
 
     def state(self) -> str:
         """/proc's letter; Z if it is gone."""
-        try:
-            with open(f"/proc/{self.pid}/stat", "rb") as file:
-                return file.read().rpartition(b")")[2].split()[0].decode()
-        except (OSError, IndexError):
-            return "Z"
+        found = look(self.pid)
+        return found.state if found is not None else "Z"
 
     def stack(self) -> str:
         """Its Python stack, shortened; '' if it doesn't answer. Waits some tenths of a second.

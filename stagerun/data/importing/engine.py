@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import cv2
 import lmdb
 
-from stagerun.data.disk_errors import hint_for
 from stagerun.data.importing.ignored import ignored_text
 from stagerun.data.importing.journal import Journal, Note, entry
 from stagerun.data.importing.parallel import in_order
@@ -25,6 +24,7 @@ from stagerun.data.lmdb_offsets import offsets_of
 from stagerun.data.rows import LEFT_OUT, Look, Rows, Statistics, index_of
 from stagerun.errors import DataError, PermissionDenied, ResumeRefused, StorageError
 from stagerun.lmdb_file import check_file
+from stagerun.system.files import hint_for
 from stagerun.text import count
 
 RECORDS_PER_COMMIT = 1000

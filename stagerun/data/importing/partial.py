@@ -24,10 +24,11 @@ from typing import Any
 
 from stagerun.data.importing.journal import NOTES, OLD_ROWS, ROWS
 from stagerun.data.regular import regular
-from stagerun.data.write import sync_folder
 from stagerun.errors import DataError, FolderInUseError, ResumeRefused, StorageError
 from stagerun.lmdb_file import SIDE_FILE
-from stagerun.private import gone, open_lock
+from stagerun.system.files import open_lock, sync_folder
+from stagerun.system.host import host_name
+from stagerun.system.process import gone
 from stagerun.text import count
 
 IDENTITY, LOCK, LMDB = "import.json", "lock", "lmdb"
@@ -113,7 +114,7 @@ class Partial:
             if not os.path.exists(path) or not os.path.samestat(os.fstat(fd), os.stat(path)):
                 raise FileNotFoundError
             os.ftruncate(fd, 0)
-            os.pwrite(fd, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
+            os.pwrite(fd, f"process {os.getpid()} on {host_name()}".encode(), 0)
             return fd
         except FileNotFoundError:
             os.close(fd)

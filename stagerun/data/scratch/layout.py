@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stagerun.data.write import sync_folder
 from stagerun.errors import DataError, PermissionDenied, StorageError
 from stagerun.lmdb_file import BY_SCHEDULE, SIDE_FILE, check_file, data_file
-from stagerun.private import private_folder
+from stagerun.system.files import private_folder, sync_folder
 
 BLOCK = 1 << 26
 DATA, MANIFEST, JOURNAL, SUSPECT = "data.mdb", "stagerun-copy.json", "blocks", "suspect"

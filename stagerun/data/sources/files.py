@@ -3,7 +3,6 @@
 import errno
 import hashlib
 import os
-import resource
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import NoReturn
 
 from stagerun.data.regular import regular
 from stagerun.errors import DataError, PermissionDenied, StorageError
+from stagerun.system.host import open_files
 
 LARGEST_FILE = 1 << 28  # bytes of one image's file; what is larger isn't an image, and would fill memory
 LARGEST_TEXT = 1 << 30
@@ -91,17 +91,8 @@ def can_not_open(path: str, error: OSError) -> NoReturn:
 
 def may_keep_open(files: int) -> bool:
     """Whether so many may be open at once, beside the others of this process. Raises its own limit as far as that takes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = files + _OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return True
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        return False
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-    except (OSError, ValueError):  # a sandbox; no harm, they are opened one by one
-        return False
-    return True
+    return open_files(needed) >= needed
 
 
 @dataclass(frozen=True, slots=True)
