@@ -96,7 +96,7 @@ def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
 
 def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -> tuple[dict[str, Any], list[str]]:
     """An object for JSON, and the lines of `per_class`."""
-    from stagerun.engine.views import Views
+    from stagerun.engine.evaluate import Views
     from stagerun.runner.evaluating import Wanted, score, use_schedule
     from stagerun.runner.stored import open_snapshot
 

@@ -67,7 +67,7 @@ def predict_images(folder: Path, options: PredictOptions) -> None:
     import torch
 
     from stagerun.engine.device import choose_device
-    from stagerun.engine.views import Views
+    from stagerun.engine.evaluate import Views
     from stagerun.runner.evaluating import Wanted, classifier
     from stagerun.runner.stored import open_snapshot
     from stagerun.world import World, default_threads

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from stagerun.comm import Comm, gather_json
-from stagerun.engine.digest import combined
+from stagerun.engine.codec import combined
 from stagerun.errors import PeerError, RanksDiffer
 from stagerun.system.host import host_name
 from stagerun.text import count, listed

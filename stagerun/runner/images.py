@@ -17,7 +17,7 @@ from stagerun.data.records import Records
 from stagerun.data.rectangular import evenly
 from stagerun.data.scratch import copies_of
 from stagerun.engine.augment import make_augment
-from stagerun.engine.resident import Resident
+from stagerun.engine.feed import Resident
 from stagerun.errors import DataError, Problem, RecipeError, StagerunError
 from stagerun.events import Note
 from stagerun.recipe import Cache, Data, Schedule, Stage, Transform

@@ -16,7 +16,7 @@ from stagerun.comm.reduce import CHUNK_BYTES, Reducer, SoloReducer
 from stagerun.data.batch import Batch
 from stagerun.engine.device import dtype_of, synchronize
 from stagerun.engine.images import Normalise
-from stagerun.engine.mixture import Mixing
+from stagerun.engine.mixing import Mixing
 from stagerun.engine.state import TrainState, make_state
 from stagerun.engine.update import Arithmetic, update
 from stagerun.knobs import Knobs

@@ -15,9 +15,8 @@ from stagerun.data import transform
 from stagerun.data.bad_records import Undecodable
 from stagerun.data.loaders import side_at
 from stagerun.data.places import draw_places, only_places
-from stagerun.engine.feed import feed
+from stagerun.engine.feed import Cut, Resident, feed, read_all
 from stagerun.engine.images import Batch
-from stagerun.engine.resident import Cut, Resident, read_all
 from stagerun.errors import DataError, UsageError
 from stagerun.events import Note
 from stagerun.pulse import beating

@@ -8,7 +8,7 @@ from stagerun import order
 from stagerun.comm import Reducer, make_reducer, runs_of
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
-from stagerun.engine.mixture import Mixing
+from stagerun.engine.mixing import Mixing
 from stagerun.engine.state import TrainState, digests, finite
 from stagerun.engine.update import Arithmetic
 from stagerun.errors import DataError, ExitCode, PeerError, PermissionDenied, StagerunError, StorageError, UsageError
