@@ -135,7 +135,7 @@ def _per_class(
     from stagerun.cli.showing import classes_of
     from stagerun.data.lmdb_source import LmdbSource
     from stagerun.report import confusion
-    from stagerun.report.whole_file import write_output
+    from stagerun.store.write import write_output
 
     _, labels, best, _ = answers.arrays()
     records = LmdbSource(data)

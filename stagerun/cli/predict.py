@@ -19,7 +19,7 @@ from stagerun.data.records import ListRecords
 from stagerun.data.sources.folder import Files, files_below, is_image
 from stagerun.data.sources.items import IMAGE_SUFFIXES, Names
 from stagerun.errors import DataError, StagerunError
-from stagerun.report.whole_file import write_output
+from stagerun.store.write import write_output
 from stagerun.text import count, csv_text
 
 if TYPE_CHECKING:

@@ -29,11 +29,11 @@ from stagerun.recipe import Schedule
 from stagerun.report.console import finished_line
 from stagerun.report.jsonl import JsonLines
 from stagerun.report.table import ensembles_table, results_table
-from stagerun.report.whole_file import require_writable
 from stagerun.runner import results
 from stagerun.runner.restarts import require_progress, standing
 from stagerun.snapshots import Inventory
 from stagerun.spec import load
+from stagerun.store.write import require_writable
 from stagerun.watch.worker import Monitored, monitored
 from stagerun.world import World
 

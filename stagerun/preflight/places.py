@@ -11,7 +11,7 @@ from stagerun.data.scratch.locks import held_now
 from stagerun.data.scratch.room import free_bytes, idle_now, missing
 from stagerun.errors import PermissionDenied, StorageError
 from stagerun.recipe import Data
-from stagerun.store.place import LOCAL, mounted
+from stagerun.system.files import LOCAL, mounted
 from stagerun.text import size
 
 

@@ -22,7 +22,7 @@ from stagerun.events import Event, Iterated, RunFinished, RunStarted, StageFinis
 from stagerun.recipe import Schedule
 from stagerun.report.course import Leg
 from stagerun.report.mllog_keys import settings
-from stagerun.report.whole_file import WholeFile
+from stagerun.store.write import WholeFile
 
 TOKEN = ":::MLLOG "
 START, END, POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"

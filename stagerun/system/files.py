@@ -1,8 +1,9 @@
-"""Files and folders: written whole, put on the disk, and theirs whom they should be; and what to do when the system refuses."""
+"""Files and folders: written whole, put on the disk, on which file system, and whose they are; and what to do when the system refuses."""
 
 import contextlib
 import errno
 import os
+import re
 import stat
 import time
 from pathlib import Path
@@ -97,3 +98,39 @@ def open_lock(path: Path) -> int:
         with contextlib.suppress(OSError):
             os.fchmod(fd, 0o660 if shared else 0o600)  # one of a version before had other modes
     return fd
+
+
+# As the kernel names them. Of all others (nfs, lustre, gpfs, beegfs, ceph, fuse of any kind ...) nothing is claimed.
+LOCAL = frozenset(
+    {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs"}
+)
+_MOUNTS = "/proc/self/mountinfo"
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+def local_kind(path: Path, mounts: str | None = None) -> str:
+    """The kind of file system that `path` is, or would be made, on, where it is a host's own; '' where it isn't, or can't be known.
+    `mounts` as of `mounted`."""
+    kind, _ = mounted(path, mounts)
+    return kind if kind in LOCAL else ""
+
+
+def mounted(path: Path, mounts: str | None = None) -> tuple[str, str]:
+    """(kind, source) of the file system that `path` is, or would be made, on; ('', '') where that can't be known. `mounts`: as in
+    proc_pid_mountinfo(5)."""
+    if mounts is None:
+        try:
+            mounts = Path(_MOUNTS).read_text(errors="replace")
+        except OSError:  # no Linux, or a box that hides it
+            return "", ""
+    real, best, found = os.path.realpath(path), "", ("", "")
+    for line in mounts.splitlines():
+        words, _, rest = line.partition(" - ")
+        fields, kinds = words.split(), rest.split()
+        if len(fields) < 5 or len(kinds) < 2:
+            continue
+        point = _OCTAL.sub(lambda octal: chr(int(octal[1], 8)), fields[4])
+        within = real == point or real.startswith(point.rstrip("/") + "/")
+        if within and len(point) >= len(best):  # of two at one place the later one covers the other
+            best, found = point, (kinds[0], kinds[1])
+    return found

@@ -11,8 +11,8 @@ from typing import Any
 from stagerun.pulse import Limits, Section
 from stagerun.system.host import open_files
 from stagerun.system.lines import LONGEST, Closed, Lines
-from stagerun.watch.judge import Compared, Seen, Verdict, judge, quiet, stragglers
-from stagerun.watch.setup import Ending, Setup, ending
+from stagerun.watch.judge import Compared, Ending, Seen, Verdict, ending, judge, quiet, stragglers
+from stagerun.watch.process import Setup
 
 _HELLO_BYTES, _MOST_STRANGERS = 512, 64
 # Who hasn't come after so long is told; so is who has lost its connection, and hasn't come again.

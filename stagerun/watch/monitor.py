@@ -20,9 +20,8 @@ from stagerun.pulse import Limits, Section
 from stagerun.system.lines import Closed, Lines
 from stagerun.system.process import die_with_parent
 from stagerun.watch.hub import Hub
-from stagerun.watch.judge import Seen, judge, tick
-from stagerun.watch.process import Worker, gone, log_failure, prepare
-from stagerun.watch.setup import Ending, Setup, ending
+from stagerun.watch.judge import Ending, Seen, ending, judge, tick
+from stagerun.watch.process import Setup, Worker, gone, log_failure, prepare
 from stagerun.watch.spoke import Spoke
 
 _ENDING_TICK_S = 0.05

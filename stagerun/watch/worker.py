@@ -23,8 +23,7 @@ from stagerun.pulse import SIZE, Limits, Pulse, Section
 from stagerun.system.host import host_name
 from stagerun.system.lines import LONGEST, Reader, line
 from stagerun.system.process import program
-from stagerun.watch.process import STACK_SIGNAL
-from stagerun.watch.setup import Setup
+from stagerun.watch.process import STACK_SIGNAL, Setup
 from stagerun.world import World
 
 if TYPE_CHECKING:
