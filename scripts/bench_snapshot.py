@@ -23,7 +23,7 @@ import torch
 from bench_step import CASES, LR, MOMENTUM, make_batches, ours, seconds
 
 from stagerun import recipe, store
-from stagerun.engine.digest import combined
+from stagerun.engine.codec import combined
 from stagerun.engine.state import Capture, TrainState, digests, make_state, momentum, weights
 from stagerun.models import build
 from stagerun.store.disk import File

@@ -27,7 +27,7 @@ from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import make_state
 from stagerun.engine.update import Arithmetic
 from stagerun.models import build
-from stagerun.models.resnet_small import ResNetSmall
+from stagerun.models.small import ResNetSmall
 from stagerun.models.vision import torchvision_models
 from stagerun.schedule import make_knobs
 

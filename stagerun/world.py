@@ -4,22 +4,13 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-from stagerun.cgroups import cpu_quota, evenly
 from stagerun.errors import PeerError
 from stagerun.nodelist import per_node
+from stagerun.system.host import cpu_quota, evenly
 
 # Threads of a worker that somebody chose, told by our launcher to its workers; empty: nobody did.
 THREADS_GIVEN = "STAGERUN_THREADS_GIVEN"
-
-
-def boot_id() -> str:
-    """Another one whenever a machine was started; the same in all its containers. '' where the kernel doesn't tell."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ from stagerun.errors import StagerunError
 from stagerun.launch.workers import devices
 from stagerun.preflight.facts import host_facts
 from stagerun.spec import load
-from stagerun.world import boot_id
+from stagerun.system.host import host_name
+from stagerun.system.process import boot_id
 
 Question = dict[str, Any]
 _SEEN, _LEFT_S = ".seen-", 3600.0
@@ -27,7 +28,7 @@ def _facts(question: Question) -> dict[str, Any]:
 def _machine() -> str:
     """The same under two names of one host, and for no two hosts."""
     boot = boot_id()
-    return f"{boot} {os.uname().nodename}" if boot else uuid.uuid4().hex
+    return f"{boot} {host_name()}" if boot else uuid.uuid4().hex
 
 
 def _usual(question: Question) -> int:

@@ -13,7 +13,6 @@ from unicodedata import category
 import click
 
 from stagerun import signals, store
-from stagerun.child import program
 from stagerun.cli.ending import show, tell
 from stagerun.cli.options import at_least, limits, output_folder
 from stagerun.cli.timing import find_budget, find_hours
@@ -38,6 +37,7 @@ from stagerun.recipe import Schedule
 from stagerun.spec import load
 from stagerun.store.disk import make_folder
 from stagerun.store.faults import reporting
+from stagerun.system.process import program
 from stagerun.text import columns, count, duration
 from stagerun.train import results
 from stagerun.train.logs import require_evaluation, require_packages

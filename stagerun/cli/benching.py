@@ -16,8 +16,8 @@ from stagerun.launch.workers import Job, Orders, Wish, joined
 from stagerun.plan.rehearsal import for_speed, synthetic_images
 from stagerun.recipe import Schedule
 from stagerun.report.bench_scaling import WARM_UP, Measured, Turn, as_record, render, rows, sharing
-from stagerun.report.whole_file import require_writable
 from stagerun.spec import load
+from stagerun.store.write import require_writable
 from stagerun.text import count
 from stagerun.world import World
 

@@ -19,6 +19,7 @@ import stagerun
 from stagerun import signals
 from stagerun.errors import ExitCode, StagerunError, StorageError
 from stagerun.pace import colour, strip
+from stagerun.system.host import open_files
 from stagerun.text import shown, size, wrapped
 
 # Of torch's allocator; of oneDNN, which makes code in memory of its own; of a library that is loaded.
@@ -148,8 +149,7 @@ def of_surroundings(error: BaseException) -> StagerunError | None:
     again = "and run the same command again"
     number, text = getattr(error, "errno", None), str(error)
     if number == errno.EMFILE or "Too many open files" in text:
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        message = f"no more files can be opened: a process may have {files} open here"
+        message = f"no more files can be opened: a process may have {open_files()} open here"
         return StorageError(message, f"raise that limit (ulimit -n 1024) {again}")
     if isinstance(error, MemoryError) or number == errno.ENOMEM or _NO_MEMORY.search(text):
         memory, _ = resource.getrlimit(resource.RLIMIT_AS)

@@ -96,9 +96,11 @@ def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
 
 def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -> tuple[dict[str, Any], list[str]]:
     """An object for JSON, and the lines of `per_class`."""
-    from stagerun.engine.views import Views
-    from stagerun.train.evaluating import Wanted, score, use_schedule
+    from stagerun.train.evaluating import Wanted
+    from stagerun.train.evaluating import score
+    from stagerun.train.evaluating import use_schedule
     from stagerun.train.stored import open_snapshot
+    from stagerun.engine.evaluate import Views
 
     started = time.monotonic()
     stored = open_snapshot(folder)
@@ -135,7 +137,7 @@ def _per_class(
     from stagerun.cli.showing import classes_of
     from stagerun.data.records import LmdbSource
     from stagerun.report import confusion
-    from stagerun.report.whole_file import write_output
+    from stagerun.store.write import write_output
 
     _, labels, best, _ = answers.arrays()
     records = LmdbSource(data)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stagerun.cli.ending import show
 from stagerun.errors import UsageError
-from stagerun.report.whole_file import write_output
+from stagerun.store.write import write_output
 from stagerun.text import size
 
 SUFFIX = {"safetensors": ".safetensors", "torch": ".pth", "onnx": ".onnx"}

@@ -15,7 +15,7 @@ from stagerun.cli.showing import classes_of
 from stagerun.data import datum
 from stagerun.data.records import ListRecords, LmdbSource
 from stagerun.errors import DataError, StagerunError
-from stagerun.report.whole_file import write_output
+from stagerun.store.write import write_output
 from stagerun.text import count, csv_text
 from stagerun.tools.data.images import ImportOptions, ImportWork
 from stagerun.tools.data.sources.folder import Files, files_below, is_image
@@ -66,9 +66,10 @@ def predict_images(folder: Path, options: PredictOptions) -> None:
     import torch
 
     from stagerun.engine.device import choose_device
-    from stagerun.engine.views import Views
-    from stagerun.train.evaluating import Wanted, classifier
+    from stagerun.train.evaluating import Wanted
+    from stagerun.train.evaluating import classifier
     from stagerun.train.stored import open_snapshot
+    from stagerun.engine.evaluate import Views
     from stagerun.world import World, default_threads
 
     torch.set_num_threads(options.threads or default_threads(1))

@@ -13,8 +13,9 @@ from stagerun import signals, store
 from stagerun.cli.ending import tell
 from stagerun.cli.options import output_folder
 from stagerun.cli.throw_away import claim
-from stagerun.cli.workers import say, start, work
-from stagerun.data.free_memory import whole_memory
+from stagerun.cli.workers import say
+from stagerun.cli.workers import start
+from stagerun.cli.workers import work
 from stagerun.errors import DataError, ExitCode, UsageError
 from stagerun.events import EnsembleTested, Event, Note, Stopped, Tested
 from stagerun.events import StageStarted as Started
@@ -42,6 +43,7 @@ from stagerun.plan.estimate import (
 from stagerun.recipe import Schedule
 from stagerun.snapshots import Inventory
 from stagerun.spec import load
+from stagerun.system.host import whole_memory
 from stagerun.text import count, duration
 from stagerun.train.results import write_figures
 from stagerun.world import World

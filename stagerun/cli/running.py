@@ -40,8 +40,13 @@ from stagerun.snapshots import Inventory
 from stagerun.spec import load
 from stagerun.train import results
 from stagerun.train.keeper import Selection
-from stagerun.train.logs import in_format, parents, require_evaluation, require_packages
-from stagerun.train.results import require_progress, standing
+from stagerun.train.logs import in_format
+from stagerun.train.logs import parents
+from stagerun.train.logs import require_evaluation
+from stagerun.train.logs import require_packages
+from stagerun.train.results import require_progress
+from stagerun.train.results import standing
+from stagerun.store.write import require_writable
 from stagerun.world import World
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from stagerun.data.records import LmdbSource
 from stagerun.errors import DataError, UsageError, listing, nearest
 from stagerun.plan import make_plan
 from stagerun.recipe import ChannelOrder, OnBadRecord, Schedule, Solver, Stage
-from stagerun.report.whole_file import write_output
 from stagerun.snapshots import Inventory
 from stagerun.spec import load
+from stagerun.store.write import write_output
 from stagerun.text import count
 from stagerun.tools.data import contact_sheet
 from stagerun.tools.data.contact_sheet import Tile

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagerun.child import program
 from stagerun.launch.folder import LAUNCHER_PID
+from stagerun.system.process import all_living, program, words
 
 MARK = "STAGERUN_LIFE"
 LOOK_S = 0.005  # a look into the log costs some 10 us
@@ -67,9 +67,11 @@ class Victim:
     def found(self) -> list[Found]:
         """Its living processes."""
         there = []
-        for name in os.listdir("/proc"):
-            if name.isdigit() and (one := _look(int(name), f"{MARK}={self.mark}".encode())) is not None:
-                there.append(one)
+        for process in all_living():
+            environment = words(process.pid, "environ")
+            if f"{MARK}={self.mark}" in environment:
+                rank = next((entry.removeprefix("RANK=") for entry in environment if entry.startswith("RANK=")), "")
+                there.append(Found(process.pid, process.parent, int(rank) if rank.isdecimal() else None))
         return there
 
     def workers(self) -> dict[int, int]:
@@ -84,22 +86,6 @@ class Victim:
         while (left := len(self.found())) and time.monotonic() < last:
             time.sleep(0.02)
         return left
-
-
-def _look(pid: int, mark: bytes) -> Found | None:
-    """The process, if it lives and has the mark in the environment that it was started with."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            environment = file.read().split(b"\0")
-        if mark not in environment:
-            return None
-        with open(f"/proc/{pid}/stat") as file:
-            state, parent = file.read().rpartition(")")[2].split()[:2]
-    except OSError:  # it has ended meanwhile, or is another user's
-        return None
-    ranks = [entry.removeprefix(b"RANK=") for entry in environment if entry.startswith(b"RANK=")]
-    rank = int(ranks[0]) if ranks and ranks[0].isdigit() else None
-    return None if state in "ZX" else Found(pid, int(parent), rank)
 
 
 def send(pid: int, number: signal.Signals) -> bool:

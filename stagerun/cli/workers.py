@@ -1,7 +1,6 @@
 """Being one worker of a job, and starting several on this machine: what `run`, `rehearse` and others have in common."""
 
 import os
-import resource
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from stagerun.launch import (
 from stagerun.launch.workers import Job, Orders
 from stagerun.pulse import Limits
 from stagerun.report.console import print_nowhere
+from stagerun.system.host import open_files
 from stagerun.text import count
 from stagerun.watch.worker import Monitored, monitored
 from stagerun.world import World, default_threads, from_environment, give_threads, rank_said, torchrun_note
@@ -43,9 +43,8 @@ def start(job: Job, orders: Orders, nproc: int) -> int:
 
 def _require_files(nproc: int) -> None:
     """StorageError where the launcher, which has pipes from each worker, would wait for workers that can't open theirs."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = 48 + 8 * nproc
-    if files != resource.RLIM_INFINITY and files < needed:
+    files, needed = open_files(), 48 + 8 * nproc
+    if files < needed:
         raise StorageError(
             f"{count(nproc, 'worker')} and their launcher need {needed} open files each, and a process may have {files} here",
             "raise that limit (ulimit -n 1024) and run the same command again",

@@ -1,6 +1,5 @@
 """An LMDB of Datum records, made complete or not at all."""
 
-import errno
 import os
 import shutil
 import uuid
@@ -11,9 +10,9 @@ from pathlib import Path
 
 import lmdb
 
-from stagerun.data.disk_errors import hint_for
 from stagerun.errors import DataError, PermissionDenied, StorageError
 from stagerun.lmdb_file import check_file
+from stagerun.system.files import hint_for, sync_folder
 
 _FIRST_MAP_SIZE = 1 << 26
 _RECORDS_PER_COMMIT = 1000
@@ -61,19 +60,6 @@ def writing(out: str) -> Iterator[None]:
         # After a sync that failed, pages may be lost though the kernel calls them clean. No commit refers to them: its
         # meta page is written after the sync, so they are written again.
         raise StorageError(f"{out}: can't be written: {error}", hint_for(error)) from None
-
-
-def sync_folder(folder: Path) -> None:
-    """Puts a folder's list of names on disk, so that a rename or a new file in it outlives a power cut."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        # Some network file systems don't have this call for folders, and say so with EINVAL. No write has failed.
-        if error.errno != errno.EINVAL:
-            raise
-    finally:
-        os.close(fd)
 
 
 def _write(folder: Path, values: Iterable[bytes]) -> int:

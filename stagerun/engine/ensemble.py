@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from stagerun.comm import Comm
+from stagerun.engine.averages import BatchStatistics
 from stagerun.engine.device import autocast
 from stagerun.engine.images import Batch, Normalise
-from stagerun.engine.statistics import BatchStatistics
 from stagerun.engine.update import Arithmetic, explained, forward
 from stagerun.models import BatchNorm2d
 from stagerun.recipe import EnsembleRule, Precision

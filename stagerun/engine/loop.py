@@ -5,11 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from stagerun.comm import Reducer
-from stagerun.engine import leaving
 from stagerun.engine.images import Batch
-from stagerun.engine.leaving import Pace
 from stagerun.engine.state import TrainState, finite
-from stagerun.engine.update import Arithmetic, Outcome, update
+from stagerun.engine.update import Arithmetic, Outcome, Pace, hopeless, update
 from stagerun.errors import Diverged
 from stagerun.events import Iterated, Note, NotFinite, SnapshotDue, Stopped, TestDue
 from stagerun.knobs import Knobs
@@ -70,10 +68,10 @@ def train(
         begun, before = time.monotonic(), state.plateau
         pieces = ((worker, next(batches), worker == loop.run[-1]) for worker in loop.run)
 
-        def hopeless(done: int, begun: float = begun) -> bool:
-            return leaving.hopeless(left(), done, len(loop.run), time.monotonic() - begun, pace.usual)
+        def too_late(done: int, begun: float = begun) -> bool:
+            return hopeless(left(), done, len(loop.run), time.monotonic() - begun, pace.usual)
 
-        outcome, knobs = _update(loop, state, pieces, reducer, stop, hopeless)
+        outcome, knobs = _update(loop, state, pieces, reducer, stop, too_late)
         if outcome.broken_off:
             reason = "asked to stop; what was begun of the next iteration was broken off"
             yield Stopped(stage=loop.stage, iter=state.iter, reason=reason)

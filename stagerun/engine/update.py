@@ -1,7 +1,9 @@
-"""One weight update: forward and backward of this rank's logical workers, reduction, clipping, step."""
+"""One weight update: forward and backward of this rank's logical workers, reduction, clipping, step; and when one is broken off, since a
+stop was asked for and it could not be finished in the time that is left."""
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,9 +14,7 @@ from torch import Tensor, nn
 from stagerun.comm import Reducer
 from stagerun.engine.device import autocast, seed, synchronize
 from stagerun.engine.images import Batch, Normalise
-from stagerun.engine.leaving import BROKEN_OFF
-from stagerun.engine.mix import Mixed, blend, placed, training_loss
-from stagerun.engine.mixture import NO_MIXING, Mixing
+from stagerun.engine.mixing import NO_MIXING, Mixed, Mixing, blend, placed, training_loss
 from stagerun.engine.state import TrainState
 from stagerun.errors import UsageError
 from stagerun.knobs import Knobs
@@ -184,3 +184,43 @@ def clip(gradients: list[Tensor], limit: float, norm: Tensor | None = None) -> N
     norm = global_norm(gradients) if norm is None else norm
     factor = torch.where(norm > limit, limit / norm, torch.ones_like(norm))
     torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
+
+
+# In the place of the 1 by which a rank asks to stop after this iteration. More than ranks can be; sums of it are exact in float64.
+BROKEN_OFF = float(1 << 30)
+
+_RECENT = 5
+# An iteration may take a tenth longer than the ones before.
+_MARGIN = 1.1
+
+
+class Pace:
+    """How long iterations take on this rank, from the last ones of this process life."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+
+    def add(self, seconds: float) -> None:
+        self._recent.append(seconds)
+
+    @property
+    def usual(self) -> float | None:
+        """The longest of the last ones; None before the first is done."""
+        return max(self._recent, default=None)
+
+
+def hopeless(left: float | None, done: int, of: int, spent: float, usual: float | None) -> bool:
+    """Whether to break off an iteration of which `done` of `of` device batches are computed in `spent` seconds.
+
+    `left`: seconds in which it would have to be finished; None: no one asks for a stop, or it has all the time it needs. `usual`:
+    what an iteration takes; None: not known yet, and then nothing was trained yet in this process life that could be lost, nor
+    before the first device batch.
+
+    >>> hopeless(33.0, 1, 4, 10.0, 40.0), hopeless(35.0, 1, 4, 10.0, 40.0), hopeless(None, 1, 4, 10.0, 40.0)
+    (True, False, False)
+    """
+    if left is None:
+        return False
+    if done == 0 or usual is None:
+        return True
+    return _MARGIN * max(usual, spent / done * of) - spent > left

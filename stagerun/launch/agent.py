@@ -26,7 +26,8 @@ from stagerun.errors import ExitCode, StagerunError
 from stagerun.launch import addresses
 from stagerun.launch.folder import reports, send, tell_gone
 from stagerun.launch.local import Life, Node, begun, live
-from stagerun.launch.wire import ALIVE_S, SILENCE_S, Garbled, Reader, line
+from stagerun.launch.wire import ALIVE_S, SILENCE_S, line, reader
+from stagerun.system.lines import Garbled
 from stagerun.world import giving_threads
 
 # A pause so long between two looks, and this process was stopped itself: no one else's silence is known.
@@ -159,7 +160,7 @@ class Agent:
             time.sleep(ALIVE_S)
 
     def _read(self) -> None:
-        reader, heard, looked = Reader(), time.monotonic(), time.monotonic()
+        messages_of, heard, looked = reader().feed, time.monotonic(), time.monotonic()
         while True:
             ready = select.select([self._in], [], [], _LOOK_S)[0]
             now = time.monotonic()
@@ -169,7 +170,7 @@ class Agent:
             if ready:
                 try:
                     data = os.read(self._in, _READ_BYTES)
-                    messages = reader.feed(data)
+                    messages = messages_of(data)
                 except (OSError, Garbled):
                     data = b""
                 if not data:

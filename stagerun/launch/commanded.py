@@ -11,7 +11,8 @@ from types import FrameType
 
 from stagerun import signals
 from stagerun.errors import ExitCode, UsageError
-from stagerun.launch.kin import Kin, look, to_be_told
+from stagerun.launch.kin import to_be_told
+from stagerun.system.process import Process, living
 
 # From a second Ctrl-C to SIGKILL.
 _HURRY_S = 5.0
@@ -26,7 +27,7 @@ class Commanded:
         self.asked: signal.Signals | None = None
         self._interrupts = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._told: set[Kin] = set()
+        self._told: set[Process] = set()
         self._guard = _guard()
         for number in signals.stop_signals():
             signal.signal(number, self._handle)
@@ -46,7 +47,7 @@ class Commanded:
             self._pass_on()
         while (code := self._process.poll()) is None:
             time.sleep(_LOOK_S)
-            if self._told and all(look(kin.pid) is None for kin in self._told):
+            if self._told and all(living(kin.pid) is None for kin in self._told):
                 _tell(self._process.pid, self._told)  # the script may go on to its next command
         self._process = None
         self._guarded(0)
@@ -80,7 +81,7 @@ class Commanded:
             with suppress(OSError):
                 os.killpg(pid, signal.SIGTERM)
             end = time.monotonic() + _HURRY_S
-            while time.monotonic() < end and look(pid) is not None:
+            while time.monotonic() < end and living(pid) is not None:
                 time.sleep(_LOOK_S)
             with suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
@@ -91,7 +92,7 @@ class Commanded:
             os.write(self._guard, f"{pid}\n".encode())
 
 
-def _tell(pid: int, told: set[Kin]) -> bool:
+def _tell(pid: int, told: set[Process]) -> bool:
     """Has what the process has come to save and end, each launcher or run once. Whether there is one."""
     found = to_be_told(pid)
     if found is not None and found[0] not in told:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stagerun.errors import ExitCode, StorageError
+from stagerun.system.files import write_whole
+from stagerun.system.process import living
 
 REPORT_DIR = "STAGERUN_REPORT_DIR"
 LAUNCHER_PID = "STAGERUN_LAUNCHER_PID"
@@ -109,10 +111,10 @@ def lives(shared: Path, rank: int) -> bool:
     Its report says nothing of that: who has left it may go on with a snapshot that is under way.
     """
     try:
-        state, parent = _stat(int((shared / f"{rank}.pid").read_text()))
+        found = living(int((shared / f"{rank}.pid").read_text()))
     except (OSError, ValueError):
         return False
-    return state not in "ZX" and parent == os.getpid()
+    return found is not None and found.parent == os.getpid()
 
 
 def asked() -> Asked | None:
@@ -152,21 +154,12 @@ def send(shared: Path, number: signal.Signals) -> None:
     """A signal to every worker that has entered and is still a child of this process."""
     for file in shared.glob("*.pid"):
         with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
-            pid = int(file.read_text())
+            found = living(int(file.read_text()))
             # The agent reaps a worker that ended, and its number may be another process's by now.
-            if _stat(pid)[1] == os.getpid():
-                os.kill(pid, number)
-
-
-def _stat(pid: int) -> tuple[str, int]:
-    """State and parent of a process."""
-    state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
-    return state, int(parent)
+            if found is not None and found.parent == os.getpid():
+                os.kill(found.pid, number)
 
 
 def _put(path: Path, text: str) -> None:
     """There is no such file, or all of it."""
-    # As a name of its own for each process: a handler that ends a worker may interrupt it while it writes its report.
-    begun = path.with_name(f".{path.name}-{os.getpid()}-{time.monotonic_ns()}")
-    begun.write_text(text)
-    begun.replace(path)
+    write_whole(path, text.encode(), sync=False)

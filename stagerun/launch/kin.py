@@ -6,8 +6,8 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+
+from stagerun.system.process import Process, all_living, living, words
 
 # Beginnings of their names as the kernel has them, of 15 characters at most: mpirun.openmpi, hydra_pmi_proxy.
 _NAMES = (
@@ -30,21 +30,11 @@ _LOOK_EVERY_S = 0.5
 _MOST_ANCESTORS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Kin:
-    """`began`: in the kernel's ticks since its start; with it a number that was given to another process is told apart."""
-
-    pid: int
-    name: str
-    parent: int
-    began: str
-
-
-def launcher() -> Kin | None:
+def launcher() -> Process | None:
     """None where no ancestor that this process can see is one: in a container, say."""
     pid = os.getppid()
     for _ in range(_MOST_ANCESTORS):
-        found = look(pid)
+        found = living(pid)
         if found is None or pid <= 1:
             return None
         if found.name.startswith(_NAMES):
@@ -53,7 +43,7 @@ def launcher() -> Kin | None:
     return None
 
 
-def die_with(found: Kin) -> None:
+def die_with(found: Process) -> None:
     """Has a thread kill this process when that one is gone. The kernel's own way (PR_SET_PDEATHSIG) goes by the thread that
     started it, and by the parent alone, which may be a shell between the two.
 
@@ -61,21 +51,21 @@ def die_with(found: Kin) -> None:
     """
 
     def watch() -> None:
-        while (now := look(found.pid)) is not None and now.began == found.began:
+        while (now := living(found.pid)) is not None and now.start == found.start:
             time.sleep(_LOOK_EVERY_S)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="launcher", daemon=True).start()
 
 
-def to_be_told(pid: int) -> tuple[Kin, signal.Signals] | None:
+def to_be_told(pid: int) -> tuple[Process, signal.Signals] | None:
     """Whom to tell, `pid` or the nearest one below it, so that all ranks save, and by which signal: an MPI's launcher or srun, or
     else whatever has `stagerun run` among its words, as torchrun has. None if there is neither: a script that comes to it later.
     """
     found = [kin for kin in _family(pid) if not _is_shell(kin.pid)]
     if launchers := [kin for kin in found if kin.name.startswith(_TAKES_USR1)]:
         return launchers[0], signal.SIGUSR1
-    return next(((kin, signal.SIGTERM) for kin in found if words_of_run(_words(kin.pid)) is not None), None)
+    return next(((kin, signal.SIGTERM) for kin in found if words_of_run(words(kin.pid)) is not None), None)
 
 
 def words_of_run(command: Sequence[str]) -> list[str] | None:
@@ -86,16 +76,15 @@ def words_of_run(command: Sequence[str]) -> list[str] | None:
     return None
 
 
-def _family(pid: int) -> list[Kin]:
+def _family(pid: int) -> list[Process]:
     """The process and those below it, the nearest first, the oldest of several first."""
-    below: dict[int, list[Kin]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and (kin := look(int(entry))) is not None:
-            below.setdefault(kin.parent, []).append(kin)
-    first = look(pid)
+    below: dict[int, list[Process]] = {}
+    for process in all_living():
+        below.setdefault(process.parent, []).append(process)
+    first = living(pid)
     found = [first] if first is not None else []
-    for kin in found:  # which grows meanwhile
-        found += sorted(below.get(kin.pid, ()), key=lambda child: int(child.began))
+    for process in found:  # which grows meanwhile
+        found += sorted(below.get(process.pid, ()), key=lambda child: child.start)
     return found
 
 
@@ -106,24 +95,6 @@ def _is_shell(pid: int) -> bool:
     except OSError:
         return False
     return program.rstrip("-.0123456789") in _SHELLS
-
-
-def _words(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
-    except OSError:
-        return []
-
-
-def look(pid: int) -> Kin | None:
-    """None for one that is gone, or has ended and is waited for."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    name, _, rest = text.partition("(")[2].rpartition(")")
-    words = rest.split()
-    return None if words[0] in "ZX" else Kin(pid, name, int(words[1]), words[19])
 
 
 def bound_note(local_size: int, launcher_name: str) -> str:

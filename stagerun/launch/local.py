@@ -11,7 +11,6 @@ import math
 import os
 import shutil
 import signal
-import stat
 import sys
 import tempfile
 import time
@@ -22,10 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from stagerun import signals
-from stagerun.child import program
 from stagerun.errors import ExitCode
 from stagerun.launch.folder import LAUNCHER_PID, REPORT_DIR, Report, lives, nothing_begun, reports, send, unwritable
-from stagerun.launch.stopping import GRACE_S, Relay, least_before
+from stagerun.launch.stopping import GRACE_S
+from stagerun.launch.stopping import Relay
+from stagerun.launch.stopping import least_before
+from stagerun.system.files import own_folder
+from stagerun.system.process import program
 from stagerun.text import duration
 
 FOLDER_PREFIX = "stagerun-launch-"
@@ -236,8 +238,7 @@ def _sweep() -> None:
     such a folder, too, and a link in it: neither is followed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         try:
-            found = folder.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            if not own_folder(folder.lstat()):
                 continue
             lock = os.open(folder / _HELD, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:

@@ -9,7 +9,6 @@ number.
 import ipaddress
 import json
 import os
-import socket
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from stagerun.launch.addresses import (
 )
 from stagerun.launch.pmi import Pmi1, Pmix
 from stagerun.nodelist import expand
+from stagerun.system.host import host_name
 from stagerun.text import duration
 from stagerun.world import GIVEN, World
 
@@ -174,7 +174,7 @@ def _of_nodes(names: str, number: str, environment: Mapping[str, str]) -> Meetin
             )
     except OSError as error:
         raise PeerError(
-            f"`{nodes[0]}`, where rank 0 is by Slurm's node list, has no address on `{socket.gethostname()}`: "
+            f"`{nodes[0]}`, where rank 0 is by Slurm's node list, has no address on `{host_name()}`: "
             f"{error.strerror or error}",
             _HINT,
         ) from error
@@ -243,7 +243,7 @@ def agree(space: Space, world: World, wanted: str) -> tuple[str, int]:
     put. (A second value, put when the first ones have been read, was not found by some ranks under `srun --mpi=pmix`.)
     """
     here = interfaces()
-    mine = Card(socket.gethostname(), world.local_size, free_port() if world.rank == 0 else 0, _preferred(wanted, here))
+    mine = Card(host_name(), world.local_size, free_port() if world.rank == 0 else 0, _preferred(wanted, here))
     space.put(f"stagerun-{world.rank}", mine.text())
     space.fence()
 
@@ -295,7 +295,7 @@ def _preferred(wanted: str, here: Sequence[Interface]) -> tuple[str, ...]:
     this host's name."""
     names = wanted.split(",")
     try:
-        own = resolve(socket.gethostname())
+        own = resolve(host_name())
     except OSError:
         own = ""
     if wanted:

@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 from stagerun.launch.hostfile import Host
 from stagerun.launch.ssh import Way, passed_on
-from stagerun.launch.wire import ALIVE_S, SILENCE_S, Garbled, Reader, line
+from stagerun.launch.wire import ALIVE_S, SILENCE_S, line, reader
+from stagerun.system.lines import Garbled
 
 # From ssh's start, or from when a bundle last got on, until the agent's first word, and for as long as it starts: an interpreter and
 # torch, perhaps from a busy file server.
@@ -59,7 +60,7 @@ class _Line:
         )  # fmt: skip
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             os.set_blocking(stream.fileno(), False)  # type: ignore[union-attr]
-        self.reader = Reader()
+        self.reader = reader()
         self.leaving: deque[memoryview] = deque()
         self.said: deque[str] = deque(maxlen=_SAID_LINES)
         self.began, self.heard, self.first = now, 0.0, 0.0  # heard: of its agent, last and first

@@ -5,7 +5,6 @@ import hashlib
 import io
 import os
 import shlex
-import socket
 import sys
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import stagerun
-from stagerun.child import program
 from stagerun.errors import UsageError
 from stagerun.launch.hostfile import Host
 from stagerun.text import size
 from stagerun.topology.sharing import BATCH_JOBS
+from stagerun.system.host import host_name
+from stagerun.system.process import program
+
 
 MOST_BYTES = 64 << 20
 CODE = ".stagerun-code"
@@ -255,7 +256,7 @@ def _or_a_file(host: Host) -> str:
 
 def is_here(host: Host) -> bool:
     """Whether that is plainly this very host; then no ssh is needed."""
-    own = socket.gethostname()
+    own = host_name()
     return host.name in ("localhost", own, own.partition(".")[0])
 
 

@@ -7,16 +7,11 @@ from torch import Tensor, nn
 
 from stagerun import recipe
 from stagerun.errors import UsageError
-from stagerun.models.alexnet_bn import AlexNetBN
-from stagerun.models.batch_norm import BatchNorm2d
-from stagerun.models.blur_pool import add_blur_pool
 from stagerun.models.catalog import torchvision_network
-from stagerun.models.fillers import fill
-from stagerun.models.inception_bn import InceptionBN
-from stagerun.models.inception_bn_28_small import InceptionBN28Small
-from stagerun.models.residual import resnet50_intel_caffe, set_gamma
-from stagerun.models.resnet9 import ResNet9
-from stagerun.models.resnet_small import ResNetSmall
+from stagerun.models.inception import InceptionBN, InceptionBN28Small
+from stagerun.models.layers import BatchNorm2d, fill
+from stagerun.models.resnet import add_blur_pool, resnet50_intel_caffe, set_gamma
+from stagerun.models.small import AlexNetBN, ResNet9, ResNetSmall
 from stagerun.recipe import ZeroGamma
 from stagerun.spec.networks import NETWORKS, TORCHVISION
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from stagerun import recipe
-from stagerun.models.batch_norm import BatchNorm2d
+from stagerun.models.layers import BatchNorm2d
 from stagerun.models.vision import torchvision_models
 
 # What is asked of a network besides its number of classes: logits alone, of the images as they come. To leave the weights

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import platform
-import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -29,8 +28,10 @@ from stagerun.lmdb_file import glance
 from stagerun.preflight import machine
 from stagerun.recipe import Cache, Data, Schedule, Source
 from stagerun.spec import canonical, load
-from stagerun.store.place import LOCAL, mounted
+from stagerun.store.place import LOCAL
+from stagerun.store.place import mounted
 from stagerun.text import size
+from stagerun.system.host import host_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +241,7 @@ def host_facts(
     gpus, driver = machine.gpus()
     troubles: list[Trouble] = []
     found = Facts(
-        host=socket.gethostname(),
+        host=host_name(),
         versions=machine.versions(),
         code=machine.code_digest(),
         processor=model or platform.machine(),

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from stagerun.events import Event, Iterated, StageFinished, StageStarted, Tested
 from stagerun.report.course import Leg, ends
-from stagerun.report.whole_file import WholeFile
+from stagerun.store.write import WholeFile
 
 HEADER = "epoch\thours\ttop1Accuracy\ttop5Accuracy"
 

@@ -21,7 +21,7 @@ from typing import Any
 from stagerun.events import Event, Iterated, RunFinished, RunStarted, StageFinished, StageStarted, Tested
 from stagerun.recipe import DecayFrom, Schedule, Solver
 from stagerun.report.course import Leg
-from stagerun.report.whole_file import WholeFile
+from stagerun.store.write import WholeFile
 
 # -- what MLPerf calls the settings of a stage
 

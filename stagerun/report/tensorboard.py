@@ -11,7 +11,6 @@ Each process life appends a file. It opens with TensorBoard's mark of a restart,
 
 import errno
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,6 +20,7 @@ from typing import Any
 from stagerun.errors import PermissionDenied, StorageError, UsageError
 from stagerun.events import EnsembleTested, Event, Iterated, StageStarted, Tested
 from stagerun.report.course import Leg
+from stagerun.system.host import host_name
 
 
 def _protos() -> tuple[Any, Any]:
@@ -47,7 +47,7 @@ class _EventFile:
         folder.mkdir(parents=True, exist_ok=True)
         earlier = [int(name.split(".")[3]) for name in os.listdir(folder) if _is_event_file(name)]
         second = max([int(time.time()), *(b + 1 for b in earlier)])
-        self.path = folder / f"events.out.tfevents.{second:010d}.{socket.gethostname()}.{os.getpid()}.0"
+        self.path = folder / f"events.out.tfevents.{second:010d}.{host_name()}.{os.getpid()}.0"
         self.file = open(self.path, "xb", buffering=0)  # noqa: SIM115 - closed by TensorBoard.__exit__
         self.size = 0
         self.records = record_writer(self)

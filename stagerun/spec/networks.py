@@ -91,7 +91,7 @@ NETWORKS: dict[str, Network] = {
     "resnet_small": Network(smallest=2, zero_gamma=True),
 }
 
-# The fillers, and which fields of FillerParameter each reads. `models.fillers` has their functions, which a test holds equal.
+# The fillers, and which fields of FillerParameter each reads. `models.layers` has their functions, which a test holds equal.
 FILLER_FIELDS: dict[str, tuple[str, ...]] = {
     "constant": ("value",),
     "gaussian": ("mean", "std"),

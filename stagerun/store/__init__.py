@@ -21,8 +21,6 @@ from stagerun.store.layout import Place, lives_folder, parse_name, snapshot_name
 from stagerun.store.lease import SILENT_S, Lease, last_word, require_free
 from stagerun.store.lives import Life, last_lives
 from stagerun.store.lock import Holder, Lock, holder
-from stagerun.store.pins import pin, pins, unpin
-from stagerun.store.place import local_kind, lost_with, prepare
 from stagerun.store.read import (
     answers_now,
     aside,
@@ -36,8 +34,9 @@ from stagerun.store.read import (
     set_aside,
     verify,
 )
-from stagerun.store.retain import discard, drop, superfluous, sweep
-from stagerun.store.write import Blob, commit, write_atomic
+from stagerun.store.retain import discard, drop, pin, pins, superfluous, sweep, unpin
+from stagerun.store.write import Blob, commit, lost_with, prepare, write_atomic
+from stagerun.system.files import local_kind
 
 __all__ = [
     "SILENT_S",

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from stagerun.system.files import sync_folder
+
 
 class File(Protocol):
     """A new file, open for writing. Every method raises OSError."""
@@ -98,16 +100,7 @@ class LocalDisk:
         return LocalFile(os.open(path, flags, 0o666))
 
     def sync_folder(self, path: Path) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        except OSError as error:
-            # Some network file systems don't have this call for folders, and say so with EINVAL. No write has failed,
-            # and to refuse would leave a run there without any snapshot.
-            if error.errno != errno.EINVAL:
-                raise
-        finally:
-            os.close(fd)
+        sync_folder(path)
 
     def rename(self, source: Path, target: Path) -> None:
         os.rename(source, target)

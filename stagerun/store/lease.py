@@ -44,17 +44,16 @@ from stagerun.store.faults import reporting
 from stagerun.store.layout import is_leftover, life_name, lives_folder
 from stagerun.store.lives import (
     Life,
-    Process,
     Seen,
     attempts_of_lives,
     encode,
     look_at,
     newest_life,
     now_text,
-    this_process,
 )
 from stagerun.store.lock import Holder, holder_named
 from stagerun.store.write import make_file, replace_file
+from stagerun.system.process import Identity, this_process
 
 BEAT_S = 5.0
 SILENT_BEATS = 3
@@ -85,7 +84,7 @@ class Lease:
         disk: Disk,
         out: Path,
         beats: Disk,
-        me: Process | None = None,
+        me: Identity | None = None,
         beat_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,

@@ -18,12 +18,12 @@ Should the manifest's own sync be lost all the same, or any byte change later, s
 import contextlib
 import errno
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from stagerun.errors import StagerunError, StorageError
+from stagerun.errors import PermissionDenied, StagerunError, StorageError
 from stagerun.snapshots import SnapshotRef
-from stagerun.store.disk import Disk, delete, make_folder, rename, was_renamed
+from stagerun.store.disk import Disk, LocalDisk, delete, make_folder, rename, was_renamed
 from stagerun.store.faults import Damaged, not_as_written, reporting, storage_failure
 from stagerun.store.layout import MANIFEST, Place, snapshot_name, snapshots_folder, temp_name
 from stagerun.store.manifest import FileEntry, Manifest, check_names, encode
@@ -31,7 +31,37 @@ from stagerun.store.read import inspect
 
 Blob = bytes | bytearray | memoryview
 
+PROBE = b"x" * 4096  # a block, so that a full disk shows
 CHUNK = 1 << 20  # bytes hashed and written at a time: they are still in the cache when they are copied
+
+
+def prepare(disk: Disk, out: Path) -> None:
+    """Makes `out`, with what is above it, and `out`/snapshots; writes, syncs and deletes a file there.
+
+    For rank 0; needs no lock, and disturbs no run that holds it. StorageError, PermissionDenied.
+    """
+    root = snapshots_folder(out)
+    with reporting("make the output folder", out):
+        make_folder(disk, root)
+    with reporting("write", root):
+        probe = root / temp_name("probe")
+        try:
+            with contextlib.closing(disk.create(probe)) as file:
+                file.write(memoryview(PROBE))
+                file.sync()
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                disk.unlink(probe)
+        disk.sync_folder(root)
+
+
+def lost_with(out: Path, kind: str, host: str) -> str:
+    """For the user. `host`: where the folder is, '' for the first host of a job to come."""
+    where, whose = (host, host) if host else ("its first host", "that host")
+    return (
+        f"{out} lies on a file system ({kind}) of {where} alone: if {whose} is lost, the run can't go on, neither there nor elsewhere; "
+        "--out on one that all hosts share lets it"
+    )
 
 
 def commit(
@@ -234,3 +264,62 @@ def _discard(disk: Disk, temp: Path) -> None:
     """Deletes what was started, as far as the disk lets it; `sweep` deletes the rest."""
     with contextlib.suppress(OSError):
         delete(disk, temp)
+
+
+def require_writable(file: str) -> None:
+    """Before the work whose result goes there. What it holds stays: should the work come to nothing, that is better than nothing.
+    PermissionDenied, StorageError."""
+    try:
+        open(file, "ab").close()
+    except PermissionError as error:
+        raise PermissionDenied(f"may not write {file}") from error
+    except OSError as error:
+        raise StorageError(f"can't write {file}: {error.strerror}") from error
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """A file that the user asked for, old bytes or new; its folder is made. PermissionDenied, StorageError."""
+    try:
+        write_atomic(LocalDisk(), path, data)
+    except (StorageError, PermissionDenied) as error:
+        raise type(error)(error.message, "choose another place with --output") from error
+
+
+class WholeFile:
+    """A small text file. Rank 0 only. It is written aside and renamed, so that readers and killed runs see the old lines or the new, none cut
+    short, and lines that a resumed run makes void can go.
+
+    `lines`: what it holds. A log that can't be written is not a reason to lose training: `warn` hears of the first failure,
+    and the next write tries again, with all lines. PermissionDenied, StorageError if an old file can't be read.
+    """
+
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+        self.path, self.warn, self._warned = path, warn, False
+        try:
+            self.lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except FileNotFoundError:
+            self.lines = []
+        except PermissionError as error:
+            raise PermissionDenied(f"{path} may not be read", "give another output folder with --out") from error
+        except OSError as error:
+            raise StorageError(f"can't read {path}: {error.strerror}", "check the disk") from error
+
+    def write(self, lines: Sequence[str]) -> None:
+        if list(lines) == self.lines:
+            return
+        try:
+            write_atomic(LocalDisk(), self.path, "".join(f"{line}\n" for line in lines).encode())
+        except StagerunError as error:
+            if not self._warned:
+                self._warned = True
+                self.warn(
+                    f"warning: {self.path} can't be written: {error.message}; training goes on without its new lines"
+                )
+            return
+        self.lines = list(lines)
+
+    def left_out(self, count: int) -> None:
+        """Tells of lines that were read and mean nothing here."""
+        if count:
+            lines = "line that is not its own" if count == 1 else "lines that are not its own"
+            self.warn(f"warning: {self.path} holds {count} {lines}, left out from now on")

@@ -9,8 +9,8 @@ each loop for the one that was disturbed.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stagerun.cgroups import evenly
 from stagerun.errors import UsageError
+from stagerun.system.host import evenly
 from stagerun.text import count
 from stagerun.topology.machine import Core, Machine, ranges
 

@@ -6,7 +6,6 @@ copy takes, a request to stop reaches all, and rank 0 knows how far each node is
 """
 
 import enum
-import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -24,9 +23,14 @@ from stagerun.errors import DataError, PeerError, StagerunError
 from stagerun.events import Note
 from stagerun.pulse import Section
 from stagerun.recipe import Data, ScratchCopy, ScratchFrom
-from stagerun.text import count, duration, size
-from stagerun.train.agreement import everyone, hosts_of
+from stagerun.text import count
+from stagerun.text import duration
+from stagerun.text import size
+from stagerun.train.agreement import everyone
+from stagerun.train.agreement import hosts_of
 from stagerun.train.handing_on import HandingOn
+from stagerun.system.host import host_name
+
 
 _MOST_NODES_NAMED = 8
 
@@ -214,7 +218,7 @@ class Copying:
 
     def __init__(self, data: Data) -> None:
         self._data = data
-        self._host = socket.gethostname()
+        self._host = host_name()
         self._originals: list[Original] = []
         self._copier: Copier | None = None
         self._records: list[SwitchingRecords] = []

@@ -11,15 +11,15 @@ from torch import nn
 
 from stagerun import order
 from stagerun.comm import runs_of
+from stagerun.engine.averages import BatchStatistics
 from stagerun.engine.codec import decode
 from stagerun.engine.device import dtype_of
 from stagerun.engine.ensemble import Member, WeightMean, take_statistics, together
 from stagerun.engine.evaluate import Score, score
 from stagerun.engine.feed import feed
 from stagerun.engine.images import Normalise
-from stagerun.engine.mixture import Mixing
+from stagerun.engine.mixing import Mixing
 from stagerun.engine.state import restore
-from stagerun.engine.statistics import BatchStatistics
 from stagerun.engine.update import Arithmetic, explained
 from stagerun.errors import ResumeRefused
 from stagerun.events import EnsembleTested, Event, Note, StageFinished, Stopped

@@ -12,10 +12,9 @@ from stagerun.data.loader import Loader
 from stagerun.data.loaders import CROPS, CropLoader, evaluation_loader
 from stagerun.data.records import LmdbSource, Records
 from stagerun.engine.device import dtype_of
-from stagerun.engine.evaluate import Score, answers
+from stagerun.engine.evaluate import Averaged, Score, Views, answers
 from stagerun.engine.evaluate import score as score_of
 from stagerun.engine.images import Batch, Normalise
-from stagerun.engine.views import Averaged, Views
 from stagerun.errors import DataError, UsageError
 from stagerun.lmdb_file import data_file
 from stagerun.recipe import Schedule, Solver

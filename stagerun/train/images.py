@@ -21,7 +21,7 @@ from stagerun.data.pictures import Decoded, make_memory
 from stagerun.data.records import LmdbSource, Records
 from stagerun.data.scratch import copies_of
 from stagerun.engine.augment import make_augment
-from stagerun.engine.resident import Resident
+from stagerun.engine.feed import Resident
 from stagerun.errors import DataError, Problem, RecipeError, StagerunError
 from stagerun.events import Note
 from stagerun.recipe import Cache
@@ -67,9 +67,9 @@ class Replacing:
 
         everyone(comm, count)
 
-    def known(self) -> list[list[int | str]]:
+    def known(self) -> list[tuple[int, int, str]]:
         """[index, position, text] of each bad record, for a snapshot."""
-        return [list(astuple(bad)) for bad in self.met.all()] if self.met is not None else []
+        return [(bad.index, bad.position, bad.text) for bad in self.met.all()] if self.met is not None else []
 
     def news(self) -> Iterator[Note]:
         """A warning for each bad record that this rank has met and replaced since the last call.

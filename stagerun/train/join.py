@@ -6,7 +6,6 @@ lost by that: threads are moved one by one, and the team that computes begins wi
 """
 
 import os
-import socket
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,10 +19,13 @@ from stagerun.engine.device import choose_device
 from stagerun.errors import UsageError
 from stagerun.events import Note
 from stagerun.launch import StopRequest
-from stagerun.launch.workers import Wish, check_workers
+from stagerun.launch.workers import Wish
+from stagerun.launch.workers import check_workers
 from stagerun.pulse import Section
 from stagerun.recipe import Schedule
 from stagerun.spec import load
+from stagerun.system.host import host_name
+from stagerun.system.process import boot_id
 from stagerun.text import count
 from stagerun.train.agreement import everyone
 from stagerun.train.agreement import require_same_code
@@ -34,7 +36,11 @@ from stagerun.topology.sharing import Found
 from stagerun.topology.sharing import Share
 from stagerun.topology.sharing import share
 from stagerun.watch.worker import Monitored
-from stagerun.world import World, boot_id, default_threads, given_threads, torchrun_chose
+from stagerun.world import World
+from stagerun.world import default_threads
+from stagerun.world import given_threads
+from stagerun.world import torchrun_chose
+
 
 _ITERATION = "after this iteration"
 # When a worker stops that is in a section.
@@ -99,7 +105,7 @@ def place(world: World, device: torch.device, comm: Comm, wish: Wish, watch: Mon
     if wish.bound is False or (wish.bound is None and comm.size == 1):
         return None
     boot = boot_id()  # two hosts may have one name, and two containers of one machine different ones
-    here = Found(f"{socket.gethostname()} {boot}", world.local_rank, tuple(sorted(os.sched_getaffinity(0))), boot)
+    here = Found(f"{host_name()} {boot}", world.local_rank, tuple(sorted(os.sched_getaffinity(0))), boot)
     ranks = [Found(**{**each, "allowed": tuple(each["allowed"])}) for each in gather_json(comm, asdict(here))]
     given = gather_json(comm, wish.threads or given_threads())
     # The environment of one host may say something else than that of another: one number for all.

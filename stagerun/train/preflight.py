@@ -2,7 +2,6 @@
 
 import math
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from stagerun.comm.reduce import CHUNK_BYTES, Reducer, SoloReducer
 from stagerun.data.stream import Batch
 from stagerun.engine.device import dtype_of, synchronize
 from stagerun.engine.images import Normalise
-from stagerun.engine.mixture import Mixing
+from stagerun.engine.mixing import Mixing
 from stagerun.engine.state import TrainState, make_state
 from stagerun.engine.update import Arithmetic, update
 from stagerun.errors import PeerError
@@ -34,6 +33,7 @@ from stagerun.preflight.page import HostTimes, Link, Measured, rounds
 from stagerun.recipe import Schedule, Stage
 from stagerun.schedule.image_size import at_largest
 from stagerun.train.agreement import refuse
+from stagerun.system.host import host_name
 from stagerun.world import World
 
 # Steps that are timed: so many as take STEPS_S, after one (with `compile` two) that is not.
@@ -67,7 +67,7 @@ class Hosts:
 def meet(comm: Comm, world: World, look: Callable[[], Facts]) -> tuple[Hosts, dict[str, Facts]]:
     """The hosts of the job, and their facts by name: `look()` of one worker of each. Collective; StagerunError, on rank 0, where they
     have stageruns that don't know each other's facts."""
-    mine = {"host": os.environ.get("STAGERUN_HOST") or socket.gethostname(), "local": world.local_rank}
+    mine = {"host": os.environ.get("STAGERUN_HOST") or host_name(), "local": world.local_rank}
     if world.local_rank == 0:
         mine["facts"] = look().as_json()
     heard = gather_json(comm, mine)

@@ -4,7 +4,6 @@ One file, since a viewer opens one, and what there is to be seen (who waits for 
 user can find it; the others' spans travel as JSON, after the stretch.
 """
 
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -21,7 +20,8 @@ from stagerun.engine.timed import timed_train
 from stagerun.events import Event, Iterated, Note, NotFinite
 from stagerun.report.trace import RankSpans, chrome_trace, profile_line
 from stagerun.spans import Span, Spans
-from stagerun.world import boot_id
+from stagerun.system.host import host_name
+from stagerun.system.process import boot_id
 
 # Iterations of a process that go before: the first is slow, and the next are fed by batches made ahead.
 WARM_UP = 3
@@ -35,7 +35,7 @@ class Profile:
         self.before, self.seen, self.over = WARM_UP, 0, False
         self.spans = Spans()
         self.spans.on = False
-        self.host = socket.gethostname()
+        self.host = host_name()
 
     def train(
         self,

@@ -5,7 +5,6 @@ import math
 import os
 import resource
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -31,9 +30,11 @@ from stagerun.events import (
 from stagerun.plan.estimate import Cost, Figures, mean
 from stagerun.plan.rehearsal import cost_key, rehearsal, synthetic_images, with_sources
 from stagerun.recipe import Schedule
-from stagerun.train.agreement import everyone, rank0
+from stagerun.train.agreement import everyone
+from stagerun.train.agreement import rank0
 from stagerun.train.keeper import Keeper
 from stagerun.train.walk import run
+from stagerun.system.host import host_name
 from stagerun.world import World
 
 # Where the number of iterations isn't given: at least this many, and as many as take this long for each stage. Short
@@ -212,7 +213,7 @@ def _figures(
     return Figures(
         schedule=schedule.name,
         date=time.strftime("%Y-%m-%d %H:%M"),
-        host=socket.gethostname(),
+        host=host_name(),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         torch=torch.__version__,
         workers=comm.size,

@@ -4,7 +4,6 @@ All workers are there from the beginning, and those that are not in a turn wait.
 drifts slows all numbers of workers alike.
 """
 
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
@@ -23,9 +22,13 @@ from stagerun.report.bench_scaling import WARM_UP, Share, Turn
 from stagerun.spans import Spans, overlap, seconds_of
 from stagerun.train.images import Images
 from stagerun.train.resident import training_batches
-from stagerun.train.stage import make_loop, requests
-from stagerun.train.worker import StageRun, Step, Worker
+from stagerun.train.stage import make_loop
+from stagerun.train.stage import requests
+from stagerun.train.worker import StageRun
+from stagerun.train.worker import Step
+from stagerun.train.worker import Worker
 from stagerun.world import World
+from stagerun.system.host import host_name
 
 
 def scaling(
@@ -115,7 +118,7 @@ class _Trial:
         self.comm.barrier()  # what a thread of the network has still to note is noted by then
         lay = overlap(spans.found)
         parts = seconds_of(spans.found)
-        share = Share(socket.gethostname(), seconds, parts, lay.sending, lay.hidden)
+        share = Share(host_name(), seconds, parts, lay.sending, lay.hidden)
         return asdict(share)
 
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from stagerun import order
 from stagerun.comm import Reducer, make_reducer, runs_of
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
-from stagerun.engine.mixture import Mixing
+from stagerun.engine.mixing import Mixing
 from stagerun.engine.state import TrainState, digests, finite
 from stagerun.engine.update import Arithmetic
 from stagerun.errors import DataError, ExitCode, PeerError, PermissionDenied, StagerunError, StorageError, UsageError
@@ -327,7 +327,7 @@ def _progress(run: StageRun, state: TrainState) -> Progress:
         run.seconds,
         list(run.losses),
         run.worker.images.replacing.known(),
-        asdict(state.plateau) if solver.lr_policy == "plateau" else None,
+        state.plateau if solver.lr_policy == "plateau" else None,
         skips=state.skips,
         skips_in_all=state.skips_in_all,
         rollbacks=state.rollbacks,

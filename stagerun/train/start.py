@@ -91,7 +91,7 @@ def _plateau(run: StageRun) -> PlateauState:
                 f"the snapshot of stage `{run.stage.name}` does not say how its loss went, and lr_policy is `plateau`",
                 "it was made by another policy; take `--redo` for the stage, or another --out",
             )
-        return found
+        return asdict(found)
 
     fields: Any = rank0(run.worker.comm, saved)
     return PlateauState(fields["drops"], fields["lowest"], fields["since"], tuple(fields["losses"]))

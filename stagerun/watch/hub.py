@@ -1,6 +1,5 @@
 """Rank 0's side of the monitors: the others come to it, it knows of all ranks, and judges."""
 
-import resource
 import selectors
 import socket
 import time
@@ -10,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from stagerun.pulse import Limits, Section
-from stagerun.watch.judge import Compared, Seen, Verdict, judge, quiet, stragglers
-from stagerun.watch.lines import LONGEST, Closed, Lines
-from stagerun.watch.setup import Ending, Setup, ending
+from stagerun.system.host import open_files
+from stagerun.system.lines import LONGEST, Closed, Lines
+from stagerun.watch.judge import Compared, Ending, Seen, Verdict, ending, judge, quiet, stragglers
+from stagerun.watch.process import Setup
 
 _HELLO_BYTES, _MOST_STRANGERS = 512, 64
 # Who hasn't come after so long is told; so is who has lost its connection, and hasn't come again.
@@ -20,6 +20,7 @@ _COME_S, _AGAIN_S = 60.0, 10.0
 # How long to wait for the stacks of other hosts' ranks.
 _STACKS_S = 0.5
 _FULL_S = 0.05
+_MOST_FILES = 1 << 20
 
 
 class Peer:
@@ -129,9 +130,7 @@ class Hub:
     # -- the others come
 
     def listen(self) -> None:
-        with suppress(OSError, ValueError):  # a connection for each rank
-            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        open_files(_MOST_FILES)  # a connection for each rank
         family, own = socket.AF_INET, ""
         with suppress(OSError):
             family, *_, place = socket.getaddrinfo(self.setup.address, 0, type=socket.SOCK_STREAM)[0]
@@ -197,7 +196,7 @@ class Hub:
             self._forget(lines)
             return
         self.strangers.remove(lines)
-        lines.longest = LONGEST
+        lines.reader.longest = LONGEST
         if rank in self.peers and self.peers[rank].left is None:  # it lost its connection and has come again
             self._close(self.peers[rank])
         peer = self.peers[rank] = Peer(lines, rank, now)

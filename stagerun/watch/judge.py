@@ -90,6 +90,18 @@ class Verdict:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What the worker is to say and to end with."""
+
+    text: str
+    guilty: bool  # itself
+
+
+def ending(rank: int, verdict: Verdict, stacks: dict[int, str]) -> Ending:
+    return Ending(verdict.message(stacks), any(guilty.seen.rank == rank for guilty in verdict.guilty))
+
+
 def judge(seen: Sequence[Seen], size: int, limits: Limits) -> Verdict | None:
     """None while all is well. `seen` are the ranks that are watched, of `size` in the job.
 

@@ -16,13 +16,12 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from stagerun.child import die_with_parent
 from stagerun.pulse import Limits, Section
+from stagerun.system.lines import Closed, Lines
+from stagerun.system.process import die_with_parent
 from stagerun.watch.hub import Hub
-from stagerun.watch.judge import Seen, judge, tick
-from stagerun.watch.lines import Closed, Lines
-from stagerun.watch.process import Worker, gone, log_failure, prepare
-from stagerun.watch.setup import Ending, Setup, ending
+from stagerun.watch.judge import Ending, Seen, ending, judge, tick
+from stagerun.watch.process import Setup, Worker, gone, log_failure, prepare
 from stagerun.watch.spoke import Spoke
 
 _ENDING_TICK_S = 0.05

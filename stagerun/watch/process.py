@@ -7,10 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import takewhile
 
 from stagerun import signals
 from stagerun.pulse import SIZE, Beat, read
+from stagerun.system.process import look
 
 # Nobody else sends it. Before the worker has a handler for it, it would end the worker.
 STACK_SIGNAL = signal.SIGRTMIN + 5
@@ -22,6 +24,24 @@ _OWN_LINES, _OTHERS_LINES, _STACK_LINES = 20, 3, 32
 # The first calls, which are always the same: those of the command, and a thread's.
 _COMMAND = "/stagerun/cli/"
 _BOOTSTRAP = ("in _bootstrap", "in _bootstrap_inner")
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a worker tells its monitor. `pulse`, `stack` and `link` are file descriptors."""
+
+    rank: int
+    size: int
+    pid: int
+    thread: int  # the one that trains
+    host: str
+    address: str  # where rank 0's monitor listens
+    one_host: bool  # all ranks are on this one
+    limits: dict[str, float]
+    pulse: int
+    stack: int
+    link: int
+    gone: str = ""  # a file in which our launcher, if one started the worker, tells of a host that is gone
 
 
 class Worker:
@@ -44,11 +64,8 @@ class Worker:
 
     def state(self) -> str:
         """/proc's letter; Z if it is gone."""
-        try:
-            with open(f"/proc/{self.pid}/stat", "rb") as file:
-                return file.read().rpartition(b")")[2].split()[0].decode()
-        except (OSError, IndexError):
-            return "Z"
+        found = look(self.pid)
+        return found.state if found is not None else "Z"
 
     def stack(self) -> str:
         """Its Python stack, shortened; '' if it doesn't answer. Waits some tenths of a second.

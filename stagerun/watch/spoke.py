@@ -9,9 +9,9 @@ from dataclasses import asdict
 from typing import Any
 
 from stagerun.pulse import Limits, Section
-from stagerun.watch.judge import Seen, judge, quiet
-from stagerun.watch.lines import Closed, Lines
-from stagerun.watch.setup import Ending, Setup, ending
+from stagerun.system.lines import Closed, Lines
+from stagerun.watch.judge import Ending, Seen, ending, judge, quiet
+from stagerun.watch.process import Setup
 
 _RETRY_S = 2.0
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagerun import signals
-from stagerun.child import program
 from stagerun.errors import ExitCode, PeerError
 from stagerun.launch.folder import gone_file, report
 from stagerun.pulse import SIZE, Limits, Pulse, Section
-from stagerun.watch.lines import LONGEST
-from stagerun.watch.process import STACK_SIGNAL
-from stagerun.watch.setup import Setup
+from stagerun.system.host import host_name
+from stagerun.system.lines import LONGEST, Reader, line
+from stagerun.system.process import program
+from stagerun.watch.process import STACK_SIGNAL, Setup
 from stagerun.world import World
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ _PORT_S = 60.0
 _LOG_S = 1.5
 # How long a rank that misses others waits for a monitor's word on which, and how often it asks.
 _GONE_S, _ASK_S = 1.5, 0.1
+_LONGEST_WORD = 1 << 24  # of its own monitor, which is to be trusted
 
 
 class Monitored:
@@ -70,7 +71,7 @@ class Monitored:
             size=world.size,
             pid=os.getpid(),
             thread=threading.get_ident(),
-            host=socket.gethostname(),
+            host=host_name(),
             address=os.environ.get("MASTER_ADDR", ""),
             one_host=world.local_size == world.size,
             limits={section.value: value for section, value in limits.given.items()},
@@ -94,7 +95,7 @@ class Monitored:
         place: dict[str, Any] = {}
         if comm.rank == 0:
             self._port_came.wait(_PORT_S)
-            place = {"token": secrets.token_hex(16), "name": socket.gethostname(), **(self._port or {})}
+            place = {"token": secrets.token_hex(16), "name": host_name(), **(self._port or {})}
             # Before the others know it: they come at once.
             self._send({"meet": place})
         place = json.loads(comm.broadcast_bytes(json.dumps(place).encode() if comm.rank == 0 else None))
@@ -155,11 +156,11 @@ class Monitored:
 
     def _send(self, message: dict[str, Any]) -> None:
         with suppress(OSError):  # the monitor is gone; that was told
-            self._link.sendall(json.dumps(message).encode() + b"\n")
+            self._link.sendall(line(message))
 
     def _listen(self) -> None:
         """In a thread that waits in `recv`, which holds no lock of Python's."""
-        came = b""
+        reader = Reader(_LONGEST_WORD)
         while True:
             try:
                 data = self._link.recv(4 * LONGEST)
@@ -167,9 +168,8 @@ class Monitored:
                 data = b""
             if not data:
                 break
-            *lines, came = (came + data).split(b"\n")
-            for line in lines:
-                self._heard(json.loads(line))
+            for message in reader.feed(data):
+                self._heard(message)
         with self._lock:
             if not self._over and self._rank == 0:
                 self.pulse.news.append("the process that watches this one is gone: a hang is not noticed any more")

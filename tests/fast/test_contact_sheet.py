@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import ImageFont
 
-from stagerun import store
 from stagerun.cli.main import main
 from stagerun.cli.showing import ShowOptions, _show
 from stagerun.data import datum, index, indexing
@@ -28,7 +27,11 @@ from stagerun.errors import StorageError
 from stagerun.proto import caffe_pb2
 from stagerun.spec import load
 from stagerun.tools.data import contact_sheet
-from stagerun.tools.data.contact_sheet import Tile, as_trained, columns_of, sheet
+from stagerun.tools.data.contact_sheet import Tile
+from stagerun.tools.data.contact_sheet import as_trained
+from stagerun.tools.data.contact_sheet import columns_of
+from stagerun.tools.data.contact_sheet import sheet
+from stagerun.store import write as store_write
 
 SCHEDULE = """
 name: "colours"
@@ -307,7 +310,7 @@ def test_a_sheet_that_cannot_be_written_is_told_of(lmdb: Path, tmp_path: Path, m
     def full(path: Path, data: bytes) -> None:
         raise StorageError("no space")
 
-    monkeypatch.setattr(store, "write_atomic", lambda disk, path, data: full(path, data))
+    monkeypatch.setattr(store_write, "write_atomic", lambda disk, path, data: full(path, data))
     shown = show(lmdb, "--output", tmp_path / "sheet.png")
     assert shown.exit_code == 74 and "choose another place with --output" in shown.output
 

@@ -24,14 +24,19 @@ from rich.console import Console
 from stagerun.cli import commands_data, data_progress
 from stagerun.cli.main import main
 from stagerun.data import index
-from stagerun.data.disk_errors import hint_for
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.proto.caffe_pb2 import Datum
-from stagerun.tools.data import engine, prepare, sources
-from stagerun.tools.data.images import ImportOptions, ImportWork
-from stagerun.tools.data.partial import REPORT, Partial
-from stagerun.tools.data.sources import SourceOptions, open_source
+from stagerun.tools.data import engine
+from stagerun.tools.data import prepare
+from stagerun.tools.data import sources
+from stagerun.tools.data.images import ImportOptions
+from stagerun.tools.data.images import ImportWork
+from stagerun.tools.data.partial import REPORT
+from stagerun.tools.data.partial import Partial
+from stagerun.tools.data.sources import SourceOptions
+from stagerun.tools.data.sources import open_source
 from stagerun.tools.data.sources.items import IMAGE_SUFFIXES
+from stagerun.system.files import hint_for
 
 ROOT = Path(__file__).parents[2]
 

@@ -262,7 +262,7 @@ def test_strangers_leave_room_for_the_jobs_own_nodes_and_files(
     tmp_path: Path, original: Original, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving, "HELLO_S", 600.0)
-    monkeypatch.setattr(serving.resource, "getrlimit", lambda which: (100, 4096))
+    monkeypatch.setattr(serving, "open_files", lambda wanted: 100)
     node = Node(tmp_path, 0, original)
     strangers, known = [], []
     for _ in range(60):

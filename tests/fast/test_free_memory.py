@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.cgroups import Roots
 from stagerun.cli.rehearsing import room
-from stagerun.data import free_memory
-from stagerun.data.free_memory import available_memory, whole_memory
 from stagerun.spec import load
+from stagerun.system import host
+from stagerun.system.host import Roots, available_memory, whole_memory
 
 MACHINE = 8000 * 1024
 SOLVERS = Path(__file__).parents[2] / "solvers"
@@ -66,7 +65,7 @@ def test_what_may_be_had_in_all_is_the_least_limit(
     v2(roots.cgroup / "slurm" / "job_7" / "step_0", "max", 10)
     v2(roots.cgroup / "slurm" / "job_7", "3000000", 1000000)
     assert whole_memory(roots) == 3000000
-    monkeypatch.setattr(free_memory, "Roots", lambda: roots)
+    monkeypatch.setattr(host, "Roots", lambda: roots)
     assert room(load(str(SOLVERS / "fashion_collapse"), ()), tmp_path).memory == 3000000
     group(roots, "3:memory:/slurm\n")
     assert whole_memory(roots) == machine

@@ -9,6 +9,7 @@ from stagerun.errors import PeerError
 from stagerun.launch import kin, meeting
 from stagerun.launch.addresses import Interface, by_default
 from stagerun.launch.meeting import Card, agree, choose, job_number, meet, place_note, port_of
+from stagerun.system.process import Process
 from stagerun.world import World
 
 ALONE = ("10.1.0.1/24",)
@@ -67,7 +68,7 @@ def test_all_ranks_come_to_the_same_place(hosts: str, monkeypatch: pytest.Monkey
     """However ranks are spread over hosts."""
     here = threading.local()
     monkeypatch.setattr(meeting, "interfaces", lambda: [Interface("eth0", f"10.1.0.{ord(here.host)}/24")])
-    monkeypatch.setattr(meeting.socket, "gethostname", lambda: here.host)
+    monkeypatch.setattr(meeting, "host_name", lambda: here.host)
     space, found = Space(len(hosts)), {}
 
     def work(rank: int) -> None:
@@ -143,7 +144,7 @@ def test_a_worker_that_is_not_told_its_place_on_its_host(monkeypatch: pytest.Mon
 
 def test_a_share_of_what_the_job_has_of_a_shared_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """srun's daemon may use all of it."""
-    monkeypatch.setattr(kin, "launcher", lambda: kin.Kin(7, "slurmstepd", 1, "0"))
+    monkeypatch.setattr(kin, "launcher", lambda: Process(7, "slurmstepd", "S", 1, 0))
     monkeypatch.setattr(kin.os, "sched_getaffinity", lambda pid: set(range(64 if pid else 2)))
     monkeypatch.delenv("SLURM_CPUS_ON_NODE", raising=False)
     assert "2 of the 32 processors" in kin.bound_note(2, "srun")

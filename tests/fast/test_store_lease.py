@@ -20,10 +20,11 @@ from stagerun import store
 from stagerun.errors import ExitCode, FolderInUseError, PermissionDenied, StagerunError, StorageError
 from stagerun.store import LocalDisk, Lock, lives
 from stagerun.store.lease import KEPT, Lease
-from stagerun.store.lives import Life, Process
+from stagerun.store.lives import Life
+from stagerun.system.process import Identity, look, this_process
 
-HERE = lives.this_process()
-NODE7 = Process("node7", "another boot", "pid:[1]", 12, 34)
+HERE = this_process()
+NODE7 = Identity("node7", "another boot", "pid:[1]", 12, 34)
 NODE8 = replace(NODE7, host="node8")
 WAIT = 15.0  # three beats
 
@@ -41,12 +42,12 @@ class Clock:
             self.then.pop(time)()
 
 
-def lease(out: Path, me: Process = HERE, clock: Clock | None = None, disk: store.Disk | None = None) -> Lease:
+def lease(out: Path, me: Identity = HERE, clock: Clock | None = None, disk: store.Disk | None = None) -> Lease:
     clock = clock or Clock()
     return Lease(disk or LocalDisk(), out, LocalDisk(), me, clock=lambda: clock.now, pause=clock.pause)
 
 
-def taken(out: Path, me: Process = HERE, locked: bool = True, clock: Clock | None = None) -> Lease:
+def taken(out: Path, me: Identity = HERE, locked: bool = True, clock: Clock | None = None) -> Lease:
     """A lease that was waited for and taken; no thread beats."""
     found = lease(out, me, clock)
     found.wait(locked, lambda text: None)
@@ -457,9 +458,9 @@ import sys
 from pathlib import Path
 from stagerun import store
 from stagerun.store.lease import Lease
-from stagerun.store.lives import Process
+from stagerun.system.process import Identity
 out = Path(sys.argv[1])
-one = Lease(store.LocalDisk(), out, store.LocalDisk(), Process("node7", "boot", "pid:[1]", 12, 34), beat_s=0.005)
+one = Lease(store.LocalDisk(), out, store.LocalDisk(), Identity("node7", "boot", "pid:[1]", 12, 34), beat_s=0.005)
 one.wait(False, print)
 attempt = one.take("", ())
 one.keep_beating()
@@ -771,7 +772,7 @@ def test_without_locks_the_lease_alone_decides(out: Path, no_locks: None) -> Non
 
 
 def test_without_locks_a_dead_process_of_this_machine_is_not_waited_for(out: Path, no_locks: None) -> None:
-    script = "from stagerun.store import lives; print(lives.this_process().born)"
+    script = "from stagerun.system.process import this_process; print(this_process().born)"
     path = str(Path(store.__file__).parents[2])
     child = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
@@ -792,8 +793,8 @@ def test_without_locks_a_dead_process_of_this_machine_is_not_waited_for(out: Pat
 def test_a_zombie_is_dead(out: Path) -> None:
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    born = lives._stat(str(child.pid))
-    assert born[0] == "Z" and not replace(HERE, pid=child.pid, born=born[1]).alive()
+    zombie = look(child.pid)
+    assert zombie and zombie.state == "Z" and not replace(HERE, pid=child.pid, born=zombie.start).alive()
     child.wait()
 
 

@@ -7,7 +7,7 @@ import pytest
 from stagerun.cli.planning import place_remark
 from stagerun.cli.status_text import hosts_text
 from stagerun.store import local_kind, lost_with
-from stagerun.store.place import LOCAL, mounted
+from stagerun.system.files import LOCAL, mounted
 
 MOUNTS = r"""
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stagerun.comm import Comm, make_reducer, runs_of
 from stagerun.engine.images import Normalise
-from stagerun.engine.mixture import Mixing
+from stagerun.engine.mixing import Mixing
 from stagerun.engine.state import TrainState, make_state, momentum
 from stagerun.engine.update import Arithmetic, Outcome, update
 from stagerun.knobs import Knobs

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from stagerun.cli.main import main
 from stagerun.errors import StorageError
 from stagerun.report.bench_scaling import Measured, Share, Turn, as_record, notes, render, rows, sharing
-from stagerun.report.whole_file import require_writable
 from stagerun.spans import BACKWARD, DATA, FORWARD, REDUCTION, UPDATE, WAIT
+from stagerun.store.write import require_writable
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import pytest
 import small
 import tiny
 
-from stagerun import child
 from stagerun.cli.running import RunOptions
+from stagerun.system import process
 from stagerun.units import seconds
 
 ROOT = Path(__file__).parents[2]
@@ -119,9 +119,9 @@ def lets_through(thread: Path) -> bool:
 # What a process started by `words` would itself start one with.
 PROBE = """
 import json, sys
-from stagerun import child
+from stagerun.system import process
 sys.version_info = tuple(json.loads(sys.argv[1]))
-print(json.dumps(child.program("stagerun")))
+print(json.dumps(process.program("stagerun")))
 """
 
 
@@ -133,8 +133,8 @@ def test_a_module_is_run_without_the_current_folder(
         pytest.skip("-P is no option of this interpreter")
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    monkeypatch.setattr(child.sys, "version_info", version)
-    words, probe = child.program("stagerun"), child.program("probe")
+    monkeypatch.setattr(process.sys, "version_info", version)
+    words, probe = process.program("stagerun"), process.program("probe")
     monkeypatch.undo()
     assert words != ["-m", "stagerun"]
     there = tmp_path / "there"

@@ -17,10 +17,9 @@ from engine_help import CPU, KNOBS, SOLVER, ConvNet, Threads, arithmetic, assert
 from stagerun import __main__ as entry
 from stagerun import signals
 from stagerun.comm import Comm, SoloComm, make_reducer, runs_of
-from stagerun.engine.leaving import Pace, hopeless
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import TrainState, make_state
-from stagerun.engine.update import Outcome, update
+from stagerun.engine.update import Outcome, Pace, hopeless, update
 from stagerun.errors import ExitCode, StorageError
 from stagerun.events import Event, Iterated, RunFinished, Stopped
 from stagerun.launch import StopRequest, folder, run_workers

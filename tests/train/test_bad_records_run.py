@@ -158,7 +158,7 @@ def test_what_another_rank_met_is_told_once_and_kept() -> None:
     told = [note.text for note in one.news_of_all(Two(Bad(3, 31, "three, too"), Bad(5, 50, "five")))]
     assert told == ["another record is taken in the place of a bad one: five"]
     assert not list(one.news_of_all(Two(Bad(5, 50, "five"))))
-    assert one.known() == [[3, 30, "three"], [5, 50, "five"]]
+    assert one.known() == [(3, 30, "three"), (5, 50, "five")]
     summary = one.summary()
     assert summary is not None and summary.text == "bad training records replaced so far: 2\n  three\n  five"
     with pytest.raises(DataError, match="3 bad records"):
@@ -172,7 +172,7 @@ def test_what_a_snapshot_knows_counts_as_long_as_it_is_bad() -> None:
         Replacing(data()).recall(SoloComm(), told, lambda index: True)
     one = Replacing(data())
     one.recall(SoloComm(), told, lambda index: index != 5)
-    assert one.known() == [told[0], told[2]] and not list(one.news()), "that is no news"
+    assert one.known() == [tuple(told[0]), tuple(told[2])] and not list(one.news()), "that is no news"
 
 
 def test_where_a_bad_record_stops_the_run_there_is_nothing_to_tell() -> None:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from stagerun.models import build
-from stagerun.models.blur_pool import BlurConv2d, BlurMaxPool2d
+from stagerun.models.resnet import BlurConv2d, BlurMaxPool2d
 from stagerun.models.vision import torchvision_models
 from stagerun.recipe import Model
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stagerun.comm import SoloComm, elastic, make_reducer, reduce, runs_of
-from stagerun.comm.elastic import TreeReducer
+from stagerun.comm.elastic import TreeReducer, additions, cover, depth, is_node, push, split
 from stagerun.comm.reduce import FlatReducer, SoloReducer
-from stagerun.comm.tree import additions, cover, depth, is_node, push, split
 from stagerun.engine.state import make_state
 from stagerun.errors import PeerError
 from stagerun.recipe import Determinism

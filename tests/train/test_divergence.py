@@ -15,7 +15,7 @@ from processes import content
 
 from stagerun import store
 from stagerun.comm import SoloComm
-from stagerun.engine.digest import digest, digest_and_look
+from stagerun.engine.codec import digest, digest_and_look
 from stagerun.engine.state import Capture, TrainState, average, digests, make_state, momentum, weights
 from stagerun.errors import Diverged, ExitCode, PeerError, StagerunError
 from stagerun.events import Event, Iterated, Note, NotFinite, RunFinished

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from stagerun import store
 from stagerun.comm import Comm, SoloComm, runs_of
+from stagerun.engine.averages import BatchStatistics
 from stagerun.engine.ensemble import (
     _ROWS_AT_ONCE,
     Member,
@@ -29,7 +30,6 @@ from stagerun.engine.ensemble import (
 )
 from stagerun.engine.evaluate import score
 from stagerun.engine.images import Normalise
-from stagerun.engine.statistics import BatchStatistics
 from stagerun.errors import RecipeError
 from stagerun.events import EnsembleTested, Event, RunStarted, StageStarted
 from stagerun.logged import ensemble_of

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stagerun.models import build
-from stagerun.models.fillers import FILLERS, fan, fill
+from stagerun.models.layers import FILLERS, fan, fill
 from stagerun.recipe import Filler, Model, VarianceNorm
 from stagerun.spec.networks import FILLER_FIELDS
 

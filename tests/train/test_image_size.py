@@ -21,7 +21,7 @@ from stagerun.data.loader import Batch, Loader
 from stagerun.data.loaders import training_loader
 from stagerun.data.pictures import Decoded
 from stagerun.data.records import ListRecords
-from stagerun.engine.resident import Resident
+from stagerun.engine.feed import Resident
 from stagerun.errors import DataError, RecipeError
 from stagerun.plan import make_plan
 from stagerun.plan.rehearsal import cost_key, rehearsal, synthetic_images

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from engine_help import SOLVER, ConvNet, Threads, assert_same, cut, dataset, tensors, updates
 
 from stagerun.comm import SoloComm
-from stagerun.engine.mix import Mixed, blend, placed, training_loss
-from stagerun.engine.mixture import Box, Mixing, Mixture, rectangle
+from stagerun.engine.mixing import Box, Mixed, Mixing, Mixture, blend, placed, rectangle, training_loss
 from stagerun.engine.state import momentum, restore, weights
 from stagerun.recipe import Determinism
 

@@ -22,8 +22,8 @@ from stagerun.data.loader import Batch, Loader
 from stagerun.data.records import ListRecords
 from stagerun.data.transform import draw_places, only_places
 from stagerun.data.write import write_lmdb
+from stagerun.engine.feed import Resident, read_all
 from stagerun.engine.images import Normalise
-from stagerun.engine.resident import Resident, read_all
 from stagerun.errors import DataError, UsageError
 from stagerun.events import Note
 from stagerun.proto import caffe_pb2

@@ -27,15 +27,18 @@ from stagerun.events import Event, SnapshotFailed, SnapshotWritten
 from stagerun.recipe import Determinism, Schedule
 from stagerun.spec import load
 from stagerun.store import lease, lives, write
-from stagerun.store.lives import Life, Process
-from stagerun.train.keeper import Keeper, Lineage
+from stagerun.store.lives import Life
+from stagerun.train.keeper import Keeper
+from stagerun.train.keeper import Lineage
 from stagerun.train.progress import Progress
-from stagerun.train.results import LIMIT, standing
+from stagerun.train.results import LIMIT
+from stagerun.train.results import standing
 from stagerun.train.walk import run
+from stagerun.system.process import Identity
 from stagerun.world import World
 
 DISK = store.LocalDisk()
-NODE7 = Process("node7", "another boot", "pid:[1]", 12, 34)
+NODE7 = Identity("node7", "another boot", "pid:[1]", 12, 34)
 
 
 @pytest.fixture(scope="module")

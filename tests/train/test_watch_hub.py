@@ -17,8 +17,8 @@ from stagerun.pulse import Limits, Pulse, Section
 from stagerun.train.join import join
 from stagerun.watch import hub as hubs
 from stagerun.watch.hub import Hub
-from stagerun.watch.judge import Seen
-from stagerun.watch.setup import Ending, Setup
+from stagerun.watch.judge import Ending, Seen
+from stagerun.watch.process import Setup
 from stagerun.watch.spoke import Spoke
 from stagerun.world import World
 

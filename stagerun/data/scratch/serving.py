@@ -12,18 +12,23 @@ who gets one compares again. The bytes go as they are over the network of the cl
 
 import contextlib
 import hmac
-import json
 import os
-import resource
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from stagerun.data.scratch.layout import BLOCK, DATA, CopyStopped
+from stagerun.data.scratch.layout import BLOCK
+from stagerun.data.scratch.layout import DATA
+from stagerun.data.scratch.layout import CopyStopped
+from stagerun.system.host import open_files
+from stagerun.system.lines import Garbled
+from stagerun.system.lines import Message
+from stagerun.system.lines import message_of
+from stagerun.system.lines import line as line_of
 
 # A side that has said nothing for so long has gone, or its network.
 SILENT_S = 10.0
@@ -68,13 +73,7 @@ class Server:
         self._open: set[socket.socket] = set()
         self._strangers: dict[socket.socket, None] = {}  # of `_open`, in the order in which they came
         # The worker itself needs descriptors: files, sockets to other ranks. A large job's other nodes need more than the usual 1024.
-        files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = 4 * _MOST_CONNECTIONS if most == resource.RLIM_INFINITY else min(most, 4 * _MOST_CONNECTIONS)
-        if files != resource.RLIM_INFINITY and files < wanted:
-            with contextlib.suppress(OSError, ValueError):  # a sandbox
-                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
-            files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most = _MOST_CONNECTIONS if files == resource.RLIM_INFINITY else min(_MOST_CONNECTIONS, files // 4)
+        self._most = min(_MOST_CONNECTIONS, open_files(4 * _MOST_CONNECTIONS) // 4)
         self.moved = 0  # bytes that were copied or found to be there, whether they are on a shelf yet or not
         self._over = False
         self._listener = socket.socket(socket.AddressFamily(family), socket.SOCK_STREAM)
@@ -182,7 +181,7 @@ class Server:
         finally:
             self._forget(connection)
 
-    def _answer(self, connection: socket.socket, asked: dict[str, Any]) -> None:
+    def _answer(self, connection: socket.socket, asked: Message) -> None:
         match asked:
             case {"try": int(count)} if 0 < count <= _MOST_TRIED:
                 _send(connection, {"bytes": count})
@@ -277,7 +276,7 @@ class Neighbour:
                 raise self._lost() from None
         return self._connection
 
-    def _asked(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _asked(self, question: Message) -> Message:
         connection = self._connected()
         try:
             _send(connection, question)
@@ -290,12 +289,9 @@ class Neighbour:
             if len(line) > _LONGEST_LINE:
                 raise self._lost()
         try:
-            answer = json.loads(line)
-        except ValueError:
+            return message_of(line)
+        except Garbled:
             raise self._lost() from None
-        if not isinstance(answer, dict):
-            raise self._lost()
-        return answer
 
 
 def own_place(meeting: str, first: bool) -> tuple[int, str, str]:
@@ -312,8 +308,8 @@ def own_place(meeting: str, first: bool) -> tuple[int, str, str]:
     return int(family), own, own
 
 
-def _send(connection: socket.socket, message: dict[str, Any]) -> None:
-    connection.sendall(json.dumps(message).encode() + b"\n")
+def _send(connection: socket.socket, message: Message) -> None:
+    connection.sendall(line_of(message))
 
 
 def _first_line(connection: socket.socket) -> bytes:
@@ -328,13 +324,10 @@ def _first_line(connection: socket.socket) -> bytes:
     return line
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
+def _parsed(line: bytes) -> Message:
     if not line.endswith(b"\n"):
         raise Lost
     try:
-        message = json.loads(line)
-    except RecursionError:
+        return message_of(line)
+    except Garbled:
         raise Lost from None
-    if not isinstance(message, dict):
-        raise Lost
-    return message

@@ -24,12 +24,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from stagerun.data.rows import ROW, Rows
-from stagerun.data.write import sync_folder
+from stagerun.data.rows import ROW
+from stagerun.data.rows import Rows
 from stagerun.errors import DataError, FolderInUseError, ResumeRefused, StorageError
 from stagerun.lmdb_file import SIDE_FILE
-from stagerun.private import gone, open_lock
+from stagerun.system.files import open_lock
+from stagerun.system.files import sync_folder
+from stagerun.system.host import host_name
+from stagerun.system.process import gone
+
 
 ROWS, NOTES = "rows2", "notes.jsonl"
 OLD_ROWS = "rows"  # of an unfinished import by an older stagerun, whose rows were shorter; nothing goes on from them
@@ -185,7 +188,7 @@ class Partial:
             if not os.path.exists(path) or not os.path.samestat(os.fstat(fd), os.stat(path)):
                 raise FileNotFoundError
             os.ftruncate(fd, 0)
-            os.pwrite(fd, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
+            os.pwrite(fd, f"process {os.getpid()} on {host_name()}".encode(), 0)
             return fd
         except FileNotFoundError:
             os.close(fd)

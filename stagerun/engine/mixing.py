@@ -1,4 +1,4 @@
-"""What mixup and cutmix do to a device batch, drawn from (seed, position of its first image). Pure, no torch.
+"""mixup and cutmix on a device batch, drawn from (seed, position of its first image), and the loss of what they give.
 
 mixup: Zhang, Cisse, Dauphin and Lopez-Paz, arXiv:1710.09412. cutmix: Yun et al., arXiv:1905.04899, whose rectangle is that of
 clovaai/CutMix-PyTorch: `rand_bbox` in train.py. A device batch is a logical worker's, so a mixture doesn't depend on how many
@@ -10,7 +10,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor
 
 from stagerun import order
 from stagerun.order import Purpose, UInt64
@@ -126,3 +129,37 @@ def _log_gamma(numbers: _Numbers, alpha: float, which: int) -> tuple[float, floa
 def _open(number: int) -> float:
     """Between 0 and 1, neither of them: a multiple of 2^-53."""
     return ((int(number) >> 12) + 0.5) * 2.0**-52
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """A mixture, and its partners on the device."""
+
+    mixture: Mixture
+    partners: Tensor
+
+
+def placed(mixture: Mixture | None, device: torch.device) -> Mixed | None:
+    return None if mixture is None else Mixed(mixture, torch.from_numpy(mixture.partners).to(device))
+
+
+def blend(images: Tensor, mixed: Mixed) -> None:
+    """Mixes images [N, C, H, W] in place."""
+    box, share = mixed.mixture.box, mixed.mixture.share
+    if box is None:
+        # share*x1 + (1-share)*x2, as x1 + (1-share)*(x2 - x1): one pass.
+        images.lerp_(images.index_select(0, mixed.partners), 1 - share)
+        return
+    part = images[:, :, box.top : box.bottom, box.left : box.right]
+    part.copy_(part.index_select(0, mixed.partners))
+
+
+def training_loss(logits: Tensor, labels: Tensor, smoothing: float, mixed: Mixed | None) -> Tensor:
+    """Mean cross entropy of [N, classes] and int64 [N], with `smoothing` of each label spread evenly over all classes; of
+    mixed images that with their own and that with their partners' labels, in the mixture's shares."""
+    own = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+    if mixed is None:
+        return own
+    others = F.cross_entropy(logits, labels.index_select(0, mixed.partners), label_smoothing=smoothing)
+    share = mixed.mixture.share
+    return share * own + (1 - share) * others
