@@ -126,6 +126,11 @@ def duration(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
 
 
+def percent(share: float | None) -> str:
+    """`12.34 %`; '' for None."""
+    return "" if share is None else f"{100 * share:.2f} %"
+
+
 def size(count: float) -> str:
     """Bytes as `512 B`, `1.5 MB`: powers of 1000."""
     for unit in ("B", "kB", "MB", "GB"):

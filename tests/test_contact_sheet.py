@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from PIL import ImageFont
 
 from stagerun import store
+from stagerun.cli.data_show import ShowOptions, _show
 from stagerun.cli.main import main
-from stagerun.cli.showing import ShowOptions, _show
 from stagerun.data import contact_sheet, datum, index, indexing
 from stagerun.data.bad_records import BadRecords
 from stagerun.data.contact_sheet import Tile, as_trained, columns_of, sheet
@@ -86,7 +86,7 @@ def options(folder: Path, **given: object) -> ShowOptions:
         number=4,
         first=None,
         random=None,
-        box=64,
+        size=64,
         output="sheet.png",
     )
     return replace(usual, **given)  # type: ignore[arg-type]
@@ -312,7 +312,7 @@ def test_a_sheet_that_cannot_be_written_is_told_of(lmdb: Path, tmp_path: Path, m
 
 
 def test_looking_at_images_does_not_import_torch() -> None:
-    code = "import sys, stagerun.cli.showing; assert 'torch' not in sys.modules"
+    code = "import sys, stagerun.cli.data_show; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -12,7 +12,7 @@ import made_schedules
 import pytest
 from made_schedules import schedule, stage
 
-from stagerun.cli.diffing import Found, Side, overlay
+from stagerun.cli.diff import Found, Side, overlay
 from stagerun.plan.difference import difference
 from stagerun.plan.picture import Picture, Unit, make_picture
 from stagerun.recipe import Schedule, Stage

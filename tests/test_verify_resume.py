@@ -15,7 +15,8 @@ import small
 import tiny
 from click.testing import CliRunner
 
-from stagerun.cli import one_life, verifying
+from stagerun.cli import one_life
+from stagerun.cli import verify_resume as verifying
 from stagerun.cli.log_tail import Tail
 from stagerun.cli.main import main
 from stagerun.cli.strokes import KILLS, STOP, Stroke, strokes

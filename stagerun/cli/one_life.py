@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from stagerun.cli.running import Cut, RunOptions, job_of
+from stagerun.cli.commands_run import RunOptions
+from stagerun.cli.options import arguments, option
+from stagerun.cli.running import Cut, job_of
+from stagerun.cli.shared_options import DeviceBatch, Folder, Json, Nproc, OutToCome, Overrides, Synthetic, Threads
 from stagerun.cli.workers import joined, start, work
 from stagerun.launch import die_with_launcher
 from stagerun.plan.rehearsal import interruptible, with_sources
@@ -14,30 +18,33 @@ SYNTHETIC_IMAGES = 512
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """`life` (an output folder) and `batches` (device batches per iteration) are set in the processes of a life alone."""
-
-    folder: str
-    overrides: tuple[str, ...]
-    out: str | None
-    kills: int
-    seed: int
-    iters: int
-    device_batch: int | None
-    then_workers: int | None
-    synthetic: bool
-    nproc: int | None
-    threads: int | None
-    as_json: bool
-    life: str | None = None
-    batches: int | None = None
+    folder: Folder
+    overrides: Overrides = ()
+    out: OutToCome = None
+    kills: Annotated[int, option("--kills N", "How often the run is interrupted.", least=1)] = 5
+    seed: Annotated[int, option("--seed N", "Draws the moments and their order.")] = 1
+    iters: Annotated[int, option("--iters N", "Iterations per stage, 2 or more.", least=2)] = 6
+    device_batch: DeviceBatch = None
+    then_workers: Annotated[
+        int | None,
+        option(
+            "--then-workers N",
+            "After each interruption go on with N workers, then again with --nproc, in turn; for `determinism: ELASTIC`.",
+            least=1,
+        ),
+    ] = None
+    synthetic: Synthetic = False
+    nproc: Nproc = None
+    threads: Threads = None
+    as_json: Json = False
+    # Set in the processes of a life alone.
+    life: Annotated[str | None, option("--life", "The output folder of the life.", hidden=True)] = None
+    batches: Annotated[int | None, option("--batches", "Device batches per iteration.", hidden=True)] = None
 
     def life_arguments(self, out: Path, batches: int, threads: int) -> list[str]:
         """The command line of a life, and of each of its workers."""
-        words = ["verify-resume", self.folder, *[word for value in self.overrides for word in ("--set", value)]]
-        if self.device_batch is not None:
-            words += ["--device-batch", str(self.device_batch)]
-        words += ["--iters", str(self.iters), "--batches", str(batches), "--threads", str(threads)]
-        return [*words, *["--synthetic"] * self.synthetic, "--life", str(out)]
+        same = arguments(self, "folder", "overrides", "iters", "device_batch", "synthetic")
+        return ["verify-resume", *same, "--batches", str(batches), "--threads", str(threads), "--life", str(out)]
 
 
 def shortened(options: VerifyOptions, schedule: Schedule, batches: int, folder: Path) -> Schedule:
@@ -55,7 +62,7 @@ def live(options: VerifyOptions) -> int:
     out, batches = Path(options.life), options.batches or 1
     nproc, threads = options.nproc or 1, options.threads or 1
     # A life may well have been hit before it came any further: that is no reason to give up here.
-    of_run = RunOptions(options.folder, options.overrides, str(out), (), (), nproc, threads, retry=True)
+    of_run = RunOptions(options.folder, options.overrides, str(out), nproc=nproc, threads=threads, retry=True)
     cut = Cut(lambda schedule: shortened(options, schedule, batches, out.parent), batches)
     job = job_of(of_run, cut)
     if joined(options.nproc):

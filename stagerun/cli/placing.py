@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagerun import binding
-from stagerun.cli.options import AUTO, CORES, NONE
+from stagerun.cli.shared_options import AUTO, CORES, NONE
 from stagerun.errors import UsageError
 from stagerun.events import Note
 from stagerun.text import count

@@ -6,20 +6,22 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stagerun import signals, store
+from stagerun.cli.commands_run import RunOptions
 from stagerun.cli.ending import over_live_line, tell
+from stagerun.cli.host_options import HostOptions
+from stagerun.cli.hours import find_hours
 from stagerun.cli.logs import LOGS, SCREENS, Opened, Sink, in_format, parents, require_evaluation, require_packages
-from stagerun.cli.looking import DISK
-from stagerun.cli.options import AUTO, CORES, limits, output_folder
+from stagerun.cli.options import arguments
+from stagerun.cli.output import DISK
 from stagerun.cli.placing import Wish, place
-from stagerun.cli.timing import find_hours
+from stagerun.cli.shared_options import CORES, limits, output_folder
 from stagerun.cli.workers import Job, check_workers, devices, join, joined, load_everywhere, say, start, work
 from stagerun.data.fingerprint import with_sets
 from stagerun.errors import ExitCode, FolderInUseError, PeerError, StagerunError, UsageError
 from stagerun.events import Event, Failed, Note, RunFinished, Stopped
-from stagerun.launch import GRACE_S, StopRequest
+from stagerun.launch import StopRequest
 from stagerun.plan import Plan, State, make_plan, require_fresh
 from stagerun.plan.ensembles import ensembles_text
 from stagerun.plan.hours_text import render_hours
@@ -37,65 +39,10 @@ from stagerun.spec import load
 from stagerun.watch.worker import Monitored, monitored
 from stagerun.world import World
 
-if TYPE_CHECKING:
-    from stagerun.cli.hosting import HostOptions
-
 PROFILED = 10  # iterations of --profile
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    folder: str
-    overrides: tuple[str, ...] = ()
-    out: str | None = None
-    redo: tuple[str, ...] = ()
-    keep: tuple[str, ...] = ()
-    nproc: int | None = None
-    threads: int | None = None
-    log_format: str = "text"
-    log: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
-    until: str | None = None
-    grace: float | None = None
-    retry: bool = False
-    exact: bool = False
-    timeouts: tuple[str, ...] = ()
-    bind: str = AUTO
-    comm_cores: int | None = None
-    profile: str | None = None
-    profile_iterations: int | None = None
-
-    @property
-    def grace_s(self) -> float:
-        """Seconds from a signal to the end."""
-        return GRACE_S if self.grace is None else self.grace
-
-    def arguments(self) -> list[str]:
-        """The command line of a worker."""
-        given = {
-            "--log-format": self.log_format,
-            "--set": self.overrides,
-            "--redo": self.redo,
-            "--keep": self.keep,
-            "--only": self.only,
-            "--log": self.log,
-            "--timeout": self.timeouts,
-            "--grace": None if self.grace is None else f"{self.grace:f}s",  # no exponent
-            "--until": self.until,
-            "--out": self.out,
-            "--profile": self.profile,
-            "--profile-iterations": self.profile_iterations,
-            "--bind": self.bind,
-            "--comm-cores": self.comm_cores,
-        }
-        words = ["run", self.folder, *["--retry"] * self.retry, *["--require-bit-exact"] * self.exact]
-        for option, value in given.items():
-            for one in value if isinstance(value, tuple) else (value,):
-                words += [] if one is None else [option, str(one)]
-        return words
-
-
-def run_command(options: RunOptions, hosts: "HostOptions | None" = None) -> int:
+def run_command(options: RunOptions, hosts: HostOptions | None = None) -> int:
     """The exit code. `hosts`: what --hosts and the options beside it say."""
     over_live_line()
     require_packages(options.log)
@@ -137,7 +84,7 @@ def _start(options: RunOptions) -> int:
     return start(options.arguments(), nproc, options.threads, job_of(options), grace=options.grace_s)
 
 
-def _on_hosts(options: RunOptions, hosts: "HostOptions") -> int:
+def _on_hosts(options: RunOptions, hosts: HostOptions) -> int:
     # Only here: it compares what data hosts see, and so loads numpy, whose threads others start with signals held.
     from stagerun.cli.hosting import Task, on_hosts
     from stagerun.launch.life import Orders
@@ -192,13 +139,9 @@ def _shortly(plan: Plan, out: Path, options: RunOptions) -> str:
         return ""
     hours = find_hours(plan, out, None)
     left = render_hours(plan, hours).partition("\n")[0] if hours else ""
-    words = ["stagerun", "plan", options.folder, *(w for o in options.overrides for w in ("--set", o))]
-    words += [] if options.out is None else ["--out", options.out]
-    for name, values in (("--redo", options.redo), ("--keep", options.keep), ("--only", options.only)):
-        words += [word for value in values for word in (name, value)]
-    words += [] if options.until is None else ["--until", options.until]
+    same = arguments(options, "folder", "overrides", "out", "redo", "keep", "only", "until")
     text += f", {left}" if left.startswith("about") else ""
-    return f"{text}\n`{shlex.join(words)}` shows the full plan"
+    return f"{text}\n`{shlex.join(['stagerun', 'plan', *same])}` shows the full plan"
 
 
 def look(schedule: Schedule, out: Path, options: RunOptions) -> tuple[Plan, Inventory]:

@@ -1,18 +1,22 @@
-"""A Status as a person reads it, and as JSON. Pure."""
+"""`stagerun status`: whether a run is alive and how far it is, for a person and as JSON."""
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from stagerun.cli.looking import percent
-from stagerun.cli.status import Status
+from stagerun.cli.ending import show, tell
+from stagerun.cli.options import command
+from stagerun.cli.output import elsewhere, find_target
+from stagerun.cli.shared_options import Folder, Json, Out, Overrides
+from stagerun.cli.status import Status, look
 from stagerun.errors import ExitCode
 from stagerun.pace import strip
 from stagerun.report.table import ensembles_table
 from stagerun.runner.restarts import LIMIT
 from stagerun.snapshots import passed_over
-from stagerun.text import columns, count, duration, size
+from stagerun.text import columns, count, duration, percent, size
 
 MOST_WARNINGS = 10
 MOST_HOSTS = 8
@@ -20,6 +24,20 @@ GOES_ON = "the same `stagerun run` goes on"
 STUCK = f"the last {LIMIT} runs got no further, so `stagerun run` asks for --retry"
 # Of an error only these are worth another try as it is; with the others the next run would end in the same way.
 WORTH_ANOTHER_TRY = {ExitCode.PEER, ExitCode.STORAGE, ExitCode.SAVED, ExitCode.RANKS_DIFFER}
+
+
+@command()
+def status(folder: Folder, overrides: Overrides = (), out: Out = None, as_json: Json = False) -> None:
+    """Shows whether a run is alive, how far it is, and its warnings, from any terminal.
+
+    DIR is the schedule's folder, or the output folder itself. A run counts as alive while it holds the output folder's lock;
+    where that doesn't reach, as on another host, while it gives signs of life, for which is waited 15 s at most.
+    """
+    target = find_target(folder, overrides, out)
+    now = time.time()
+    found = look(target, now, tell)
+    text = status_json(found) if as_json else status_text(found, now)
+    show(text + (elsewhere(target) if found.state == "nothing" and not as_json else ""), marks=found.stages)
 
 
 def status_json(status: Status) -> str:
