@@ -2,10 +2,12 @@
 
 import csv
 import io
+import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
+from typing import TextIO
 
 # C0 but tab and newline, DEL, C1; what turns the direction of writing; line separators; halves of a pair, as in a name that isn't UTF-8.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -96,6 +98,12 @@ def _folded(text: str, width: int, indent: str = "") -> list[str]:
     return textwrap.wrap(
         text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
     )
+
+
+def to_nowhere(stream: TextIO) -> None:
+    """Sends a stream to /dev/null from now on, so that neither a later line nor the flush at exit fails."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def csv_text(rows: Iterable[Iterable[object]]) -> str:

@@ -3,9 +3,8 @@
 import json
 import os
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Annotated
 
 import click
 
@@ -50,29 +49,22 @@ class Counts(click.ParamType):  # generic in a newer click alone
 class ScalingOptions:
     folder: Folder
     overrides: Overrides = ()
-    workers: Annotated[
-        tuple[int, ...],
-        option(
-            "--workers 1,2,4",
-            "The numbers of workers to try.",
-            type=Counts(),
-            word=lambda counts: ",".join(map(str, counts)),
-        ),
-    ]
-    stage: Annotated[str | None, option("--stage STAGE", "Which stage's training.  [default: the first]")] = None
-    iterations: Annotated[int, option("--iterations N", "Of a turn, after one that is not counted.", least=1)] = 5
-    rounds: Annotated[int, option("--rounds N", "Turns for each number of workers.", least=1)] = 3
+    workers: tuple[int, ...] = option(
+        "--workers 1,2,4",
+        "The numbers of workers to try.",
+        type=Counts(),
+        word=lambda counts: ",".join(map(str, counts)),
+        default=MISSING,
+    )
+    stage: str | None = option("--stage STAGE", "Which stage's training.  [default: the first]")
+    iterations: int = option("--iterations N", "Of a turn, after one that is not counted.", least=1, default=5)
+    rounds: int = option("--rounds N", "Turns for each number of workers.", least=1, default=3)
     synthetic: Synthetic = False
-    threads: Annotated[
-        int | None,
-        option(
-            "--threads N", "Threads per worker.  [default: the processors shared by all evenly]", least=1, launcher=True
-        ),
-    ] = None
+    threads: int | None = option(
+        "--threads N", "Threads per worker.  [default: the processors shared by all evenly]", least=1, launcher=True
+    )
     as_json: Json = False
-    plot: Annotated[
-        str | None, option("--plot FILE", "Also draw it into FILE (.svg, .png; pip install 'stagerun[plots]').")
-    ] = None
+    plot: str | None = option("--plot FILE", "Also draw it into FILE (.svg, .png; pip install 'stagerun[plots]').")
 
     def arguments(self) -> list[str]:
         """The command line of a worker."""

@@ -2,10 +2,9 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Annotated
 
 from stagerun.cli.ending import show, tell
-from stagerun.cli.options import command, option
+from stagerun.cli.options import command, flag
 from stagerun.cli.shared_options import Folder, Overrides
 from stagerun.errors import ExitCode, Problem, StagerunError
 from stagerun.recipe import Data, Schedule
@@ -17,9 +16,7 @@ from stagerun.text import count
 def check(
     folder: Folder,
     overrides: Overrides = (),
-    lint: Annotated[
-        bool, option("--lint", "Also what is legal and looks wrong; `stagerun help lint` lists it.")
-    ] = False,
+    lint: bool = flag("--lint", "Also what is legal and looks wrong; `stagerun help lint` lists it."),
 ) -> None:
     """Finds every mistake in a schedule's files at once, in a fraction of a second. Trains nothing."""
     schedule = load(folder, overrides)

@@ -10,7 +10,7 @@ import click
 
 from stagerun.cli.data_progress import Shown, threads_here
 from stagerun.cli.ending import show, tell
-from stagerun.cli.options import argument, command, option
+from stagerun.cli.options import argument, command, flag, option
 from stagerun.cli.shared_options import DataThreads
 from stagerun.data.describe import schedule_line
 from stagerun.data.importing.engine import Job, Result, Work, run
@@ -31,49 +31,31 @@ Restart = Annotated[bool, option("--restart", "Begin anew, whatever an interrupt
 class SourceArguments:
     """What can't be told from SOURCE: `SourceOptions`."""
 
-    format: Annotated[
-        str | None, option("--format", "Of SOURCE.  [default: by its content]", type=click.Choice(FORMATS))
-    ] = None
-    root: Annotated[str | None, option("--root DIR", "list: where its paths begin.  [default: the list's folder]")] = (
-        None
+    format: str | None = option("--format", "Of SOURCE.  [default: by its content]", type=click.Choice(FORMATS))
+    root: str | None = option("--root DIR", "list: where its paths begin.  [default: the list's folder]")
+    ground_truth: str | None = option("--ground-truth FILE", "imagenet: the labels of the validation images.")
+    synsets: str | None = option("--synsets FILE", "imagenet: the classes in the order of their labels.")
+    split: str | None = option(
+        "--split",
+        "cifar, idx, imagenet, tfrecord: which part, where SOURCE holds several.  [default: train]",
+        type=click.Choice(SPLITS),
     )
-    ground_truth: Annotated[
-        str | None, option("--ground-truth FILE", "imagenet: the labels of the validation images.")
-    ] = None
-    synsets: Annotated[str | None, option("--synsets FILE", "imagenet: the classes in the order of their labels.")] = (
-        None
-    )
-    split: Annotated[
-        str | None,
-        option(
-            "--split",
-            "cifar, idx, imagenet, tfrecord: which part, where SOURCE holds several.  [default: train]",
-            type=click.Choice(SPLITS),
-        ),
-    ] = None
-    labels: Annotated[
-        str | None, option("--labels FILE", "idx: the labels, where their name isn't that of the images.")
-    ] = None
+    labels: str | None = option("--labels FILE", "idx: the labels, where their name isn't that of the images.")
 
 
 @dataclass(frozen=True, slots=True)
 class ResizeOptions:
-    background: Annotated[
-        str | None,
-        option(
-            "--background COLOUR",
-            "What shows where an image is transparent: a colour's name as in CSS, or #rrggbb.  [default: white]",
-        ),
-    ] = None
-    resize_shorter: Annotated[
-        int | None, option("--resize-shorter N", "Resize: the shorter side to N pixels.", type=click.IntRange(1))
-    ] = None
-    resize_height: Annotated[
-        int | None, option("--resize-height N", "Resize: to exactly this height ...", type=click.IntRange(1))
-    ] = None
-    resize_width: Annotated[int | None, option("--resize-width N", "... and this width.", type=click.IntRange(1))] = (
-        None
+    background: str | None = option(
+        "--background COLOUR",
+        "What shows where an image is transparent: a colour's name as in CSS, or #rrggbb.  [default: white]",
     )
+    resize_shorter: int | None = option(
+        "--resize-shorter N", "Resize: the shorter side to N pixels.", type=click.IntRange(1)
+    )
+    resize_height: int | None = option(
+        "--resize-height N", "Resize: to exactly this height ...", type=click.IntRange(1)
+    )
+    resize_width: int | None = option("--resize-width N", "... and this width.", type=click.IntRange(1))
 
     def checked(self) -> ImportOptions:
         """In the source's order. UsageError for options that exclude each other."""
@@ -91,38 +73,28 @@ class ResizeOptions:
 
 @command("import")
 def import_images(
-    source: Annotated[str, argument("SOURCE")],
-    out: Annotated[str, argument("OUT")],
+    source: str = argument("SOURCE"),
+    out: str = argument("OUT"),
     *,
     kind: SourceArguments,
-    raw: Annotated[
-        bool, option("--raw", "Store pixels (channels x height x width, B, G, R) in place of encoded images.")
-    ] = False,
+    raw: bool = flag("--raw", "Store pixels (channels x height x width, B, G, R) in place of encoded images."),
     resize: ResizeOptions,
-    quality: Annotated[
-        int | None,
-        option(
-            "--quality Q",
-            "Encode every image anew, as JPEG of this quality.  [default: only those that are resized, with 95]",
-            type=click.IntRange(1, 100),
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, option("--seed N", "Of the shuffle.  [default: 1]", type=click.IntRange(0, 2**64 - 1))
-    ] = None,
-    no_shuffle: Annotated[bool, option("--no-shuffle", "Keep the source's order.")] = False,
-    limit: Annotated[
-        int | None,
-        option("--limit N", "Only the first N images after the shuffle, as a trial.", type=click.IntRange(1)),
-    ] = None,
-    max_bad: Annotated[
-        int,
-        option(
-            "--max-bad N",
-            "Images that can't be used are left out and listed; above so many nothing is made.",
-            type=click.IntRange(0),
-        ),
-    ] = 0,
+    quality: int | None = option(
+        "--quality Q",
+        "Encode every image anew, as JPEG of this quality.  [default: only those that are resized, with 95]",
+        type=click.IntRange(1, 100),
+    ),
+    seed: int | None = option("--seed N", "Of the shuffle.  [default: 1]", type=click.IntRange(0, 2**64 - 1)),
+    no_shuffle: bool = flag("--no-shuffle", "Keep the source's order."),
+    limit: int | None = option(
+        "--limit N", "Only the first N images after the shuffle, as a trial.", type=click.IntRange(1)
+    ),
+    max_bad: int = option(
+        "--max-bad N",
+        "Images that can't be used are left out and listed; above so many nothing is made.",
+        type=click.IntRange(0),
+        default=0,
+    ),
     threads: DataThreads = None,
     restart: Restart = False,
 ) -> None:
@@ -176,8 +148,8 @@ def _require_outside(source: str, out: str, options: SourceOptions) -> None:
 
 @command()
 def prepare(
-    source: Annotated[str, argument("DIR")],
-    out: Annotated[str, argument("OUT")],
+    source: str = argument("DIR"),
+    out: str = argument("OUT"),
     threads: DataThreads = None,
     restart: Restart = False,
 ) -> None:

@@ -5,13 +5,12 @@ import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
 
 import click
 
 from stagerun.cli.data_progress import Shown, threads_here
 from stagerun.cli.ending import show, tell
-from stagerun.cli.options import command, option
+from stagerun.cli.options import command, flag, option
 from stagerun.cli.shared_options import DataThreads, Folder, Json
 from stagerun.data.describe import Description, Size, describe, schedule_line
 from stagerun.data.index import Index, read, save
@@ -29,17 +28,15 @@ _ENDS = 3  # classes shown at each end of the histogram, and mistakes
 @command()
 def index(
     folder: Folder,
-    classes: Annotated[str | None, option("--classes FILE", "Names of the classes, one per line, by label.")] = None,
-    no_mean: Annotated[bool, option("--no-mean", "Decode no image; the mean pixel stays unknown.")] = False,
-    force: Annotated[bool, option("--force", "Make it again if it is there.")] = False,
-    max_bad: Annotated[
-        int,
-        option(
-            "--max-bad N",
-            "Records that can't be used are listed; above so many no side file is made.",
-            type=click.IntRange(0),
-        ),
-    ] = 0,
+    classes: str | None = option("--classes FILE", "Names of the classes, one per line, by label."),
+    no_mean: bool = flag("--no-mean", "Decode no image; the mean pixel stays unknown."),
+    force: bool = flag("--force", "Make it again if it is there."),
+    max_bad: int = option(
+        "--max-bad N",
+        "Records that can't be used are listed; above so many no side file is made.",
+        type=click.IntRange(0),
+        default=0,
+    ),
     threads: DataThreads = None,
 ) -> None:
     """Makes DIR/stagerun-index.safetensors: what is known about each record of the LMDB in folder DIR.
@@ -104,7 +101,7 @@ def _old(folder: str) -> Index | None:
 @command()
 def verify(
     folder: Folder,
-    decode: Annotated[bool, option("--decode", "Decode every image, too.")] = False,
+    decode: bool = flag("--decode", "Decode every image, too."),
     threads: DataThreads = None,
     as_json: Json = False,
 ) -> None:
@@ -141,7 +138,7 @@ def _verified(folder: str, found: Verified, shown: Shown) -> str:
 @command()
 def info(
     folder: Folder,
-    classes: Annotated[bool, option("--classes", "Every class with its number of images.")] = False,
+    classes: bool = flag("--classes", "Every class with its number of images."),
     as_json: Json = False,
 ) -> None:
     """Shows what is in the LMDB in folder DIR, and how it can be decoded on this machine.

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from stagerun.cli.data_progress import BYTES, Shown
 from stagerun.cli.ending import show
-from stagerun.cli.options import argument, command, option
+from stagerun.cli.options import argument, command, flag, option
 from stagerun.cli.output import is_schedule
 from stagerun.cli.shared_options import FiniteRange, Folder
 from stagerun.data import scratch as scratch_disk
@@ -41,17 +41,12 @@ def stage(
     target: Folder,
     overrides: SetOfSchedule = (),
     scratch: Scratch = None,
-    reserve: Annotated[
-        float | None,
-        option(
-            "--reserve GB",
-            "Gigabytes that stay free there.  [default: `scratch_reserve` of the schedule, 1]",
-            type=FiniteRange(0, max=1_000_000_000),
-        ),
-    ] = None,
-    verify: Annotated[
-        bool, option("--verify", "Read copies that are there already, and mend what is not as it was.")
-    ] = False,
+    reserve: float | None = option(
+        "--reserve GB",
+        "Gigabytes that stay free there.  [default: `scratch_reserve` of the schedule, 1]",
+        type=FiniteRange(0, max=1_000_000_000),
+    ),
+    verify: bool = flag("--verify", "Read copies that are there already, and mend what is not as it was."),
 ) -> None:
     """Has copies of the images on this node's scratch disk, as `run` would make them; `run` then finds them there.
 
@@ -102,11 +97,11 @@ def _line(copy: Copy) -> str:
 
 @command()
 def unstage(
-    target: Annotated[str | None, argument("[DIR]")] = None,
+    target: str | None = argument("[DIR]", default=None),
     overrides: SetOfSchedule = (),
     scratch: Scratch = None,
-    everything: Annotated[bool, option("--all", "All copies of yours in --scratch, in place of those of DIR.")] = False,
-    dry_run: Annotated[bool, option("--dry-run", "Only say what would be removed.")] = False,
+    everything: bool = flag("--all", "All copies of yours in --scratch, in place of those of DIR."),
+    dry_run: bool = flag("--dry-run", "Only say what would be removed."),
 ) -> None:
     """Removes the copies of DIR's images from this node's scratch disk: older states and interrupted copies, too.
 

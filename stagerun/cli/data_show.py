@@ -4,13 +4,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import click
 
 from stagerun import order
 from stagerun.cli.ending import show, tell
-from stagerun.cli.options import command, option
+from stagerun.cli.options import command, flag, option
 from stagerun.cli.output import is_schedule
 from stagerun.cli.shared_options import Folder, Overrides
 from stagerun.data import contact_sheet, datum
@@ -38,29 +37,17 @@ _MOST_POSITIONS = 2**62  # a position is an int64
 class ShowOptions:
     folder: Folder
     overrides: Overrides = ()
-    stage: Annotated[
-        str | None,
-        option("--stage NAME", "Show what this stage's network gets: cropped, mirrored, coloured ..."),
-    ] = None
-    val: Annotated[bool, option("--val", "The validation set; with --stage, as it is evaluated.")] = False
-    number: Annotated[int, option("--number N", "How many pictures.", type=click.IntRange(1, 10_000))] = 32
-    first: Annotated[
-        int | None,
-        option(
-            "--first K",
-            "Begin with record K; with --stage, with its image K.  [default: 0]",
-            type=click.IntRange(0),
-        ),
-    ] = None
-    random: Annotated[
-        int | None,
-        option("--random SEED", "Some of all, drawn by this seed.", type=click.IntRange(0, 2**64 - 1)),
-    ] = None
-    size: Annotated[
-        int,
-        option("--size PIXELS", "Of the square that each picture is fitted into.", type=click.IntRange(64, 2048)),
-    ] = 160
-    output: Annotated[str, option("--output FILE", "The PNG.", type=click.Path(dir_okay=False))] = "sheet.png"
+    stage: str | None = option("--stage NAME", "Show what this stage's network gets: cropped, mirrored, coloured ...")
+    val: bool = flag("--val", "The validation set; with --stage, as it is evaluated.")
+    number: int = option("--number N", "How many pictures.", type=click.IntRange(1, 10_000), default=32)
+    first: int | None = option(
+        "--first K", "Begin with record K; with --stage, with its image K.  [default: 0]", type=click.IntRange(0)
+    )
+    random: int | None = option("--random SEED", "Some of all, drawn by this seed.", type=click.IntRange(0, 2**64 - 1))
+    size: int = option(
+        "--size PIXELS", "Of the square that each picture is fitted into.", type=click.IntRange(64, 2048), default=160
+    )
+    output: str = option("--output FILE", "The PNG.", type=click.Path(dir_okay=False), default="sheet.png")
 
 
 @dataclass(frozen=True, slots=True)

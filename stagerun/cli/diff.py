@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 import click
 
@@ -45,18 +44,15 @@ class Found:
 
 @command()
 def diff(
-    a: Annotated[str, argument("A")],
-    b: Annotated[str, argument("B")],
+    a: str = argument("A"),
+    b: str = argument("B"),
     as_json: Json = False,
     plot_file: PlotFile = None,
-    x: Annotated[
-        str | None,
-        option(
-            "--x",
-            "With --plot: what the x axis counts.  [default: epochs]",
-            type=click.Choice(("iterations", "epochs", "images")),
-        ),
-    ] = None,
+    x: str | None = option(
+        "--x",
+        "With --plot: what the x axis counts.  [default: epochs]",
+        type=click.Choice(("iterations", "epochs", "images")),
+    ),
     scale: Scale = None,
 ) -> None:
     """Shows in what two schedules differ: by stage and field, with the places, and where their learning rates part.

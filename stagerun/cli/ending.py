@@ -19,7 +19,7 @@ import stagerun
 from stagerun import signals
 from stagerun.errors import ExitCode, StagerunError, StorageError
 from stagerun.pace import colour, strip
-from stagerun.text import shown, size, wrapped
+from stagerun.text import shown, size, to_nowhere, wrapped
 
 # Of torch's allocator; of oneDNN, which makes code in memory of its own; of a library that is loaded.
 _NO_MEMORY = re.compile("allocate memory|could not create a primitive|failed to map segment")
@@ -78,7 +78,7 @@ class _OverLiveLine(Printable):
     def write(self, text: str) -> int:
         stream = self.rich_proxied_file
         self._inside, before = not text.endswith("\n"), self._inside
-        return stream.write(shown(text) if before else signals.over_live_line(stream.fileno()) + shown(text))
+        return stream.write(shown(text) if before else signals.erase_line(stream.fileno()) + shown(text))
 
 
 def over_live_line() -> None:
@@ -118,12 +118,6 @@ def tell(text: str) -> None:
         click.echo(wrapped(text, width_of(sys.stderr)), err=True)
     except OSError:
         to_nowhere(sys.stderr)
-
-
-def to_nowhere(stream: TextIO) -> None:
-    """Sends a stream to /dev/null from now on, so that neither a later line nor the flush at exit fails."""
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def end_with(error: BaseException) -> NoReturn:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from stagerun.cli.ending import show, tell
-from stagerun.cli.options import argument, command, option
+from stagerun.cli.options import argument, command, flag, option
 from stagerun.cli.selection import Chosen, choose
 from stagerun.cli.shared_options import Ema, ForwardBatch, Json, OwnThreads, Views
 from stagerun.errors import StagerunError, UsageError
@@ -27,38 +27,30 @@ _MOST_MISTAKES, _TILE = 60, 112  # pictures of a sheet, and the side of one in p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalOptions:
-    data: Annotated[
-        str | None, option("--data LMDB", "Evaluate on these images, all of them, in place of the recipe's.")
-    ] = None
+    data: str | None = option("--data LMDB", "Evaluate on these images, all of them, in place of the recipe's.")
     views: Views = "one"
     device_batch: ForwardBatch = None
     threads: OwnThreads = None
     ema: Ema = False
-    per_class: Annotated[bool, option("--per-class", "Also the accuracy of each class, and what it is taken for.")] = (
-        False
+    per_class: bool = flag("--per-class", "Also the accuracy of each class, and what it is taken for.")
+    output: str | None = option(
+        "--output FOLDER",
+        "With --per-class: the whole confusion matrix (.csv, .png) and the worst mistakes as a contact sheet.",
     )
-    output: Annotated[
-        str | None,
-        option(
-            "--output FOLDER",
-            "With --per-class: the whole confusion matrix (.csv, .png) and the worst mistakes as a contact sheet.",
-        ),
-    ] = None
     as_json: Json = False
 
 
 @command("eval")
 def evaluate(
-    what: Annotated[str, argument("SNAPSHOT|DIR")],
+    what: str = argument("SNAPSHOT|DIR"),
+    out: str | None = option(
+        "--out FOLDER", "Output folder of DIR, or of a SNAPSHOT's name.  [default of DIR: ./out/NAME]"
+    ),
+    stage: str | None = option("--stage STAGE", "Of DIR, the end of this stage alone."),
+    overrides: tuple[str, ...] = option(
+        "--set STAGE.FIELD=VALUE", "Change a field of DIR for this command.", default=()
+    ),
     *,
-    out: Annotated[
-        str | None,
-        option("--out FOLDER", "Output folder of DIR, or of a SNAPSHOT's name.  [default of DIR: ./out/NAME]"),
-    ] = None,
-    stage: Annotated[str | None, option("--stage STAGE", "Of DIR, the end of this stage alone.")] = None,
-    overrides: Annotated[
-        tuple[str, ...], option("--set STAGE.FIELD=VALUE", "Change a field of DIR for this command.")
-    ] = (),
     options: EvalOptions,
 ) -> None:
     """Evaluates a snapshot: top-1, top-5 and loss over the validation images.

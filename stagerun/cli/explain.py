@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
@@ -45,7 +44,7 @@ class Asked:
 
 
 @command()
-def explain(folder: Folder, overrides: Overrides = (), name: Annotated[str | None, argument("[NAME]")] = None) -> None:
+def explain(folder: Folder, overrides: Overrides = (), name: str | None = argument("[NAME]", default=None)) -> None:
     """Shows where a setting came from: its value, the line it stands in, what it replaced, and the manual's word on it.
 
     NAME is STAGE.FIELD (`cyc2.max_iter`, `init.transform_param.mirror`, `cyc2.from`), STAGE for all its fields, FIELD for that

@@ -4,10 +4,9 @@ import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
 
 from stagerun.cli.ending import show
-from stagerun.cli.options import argument, command, option
+from stagerun.cli.options import argument, command, flag, option
 from stagerun.cli.selection import choose_snapshot
 from stagerun.cli.shared_options import Ema, OutOfName
 from stagerun.errors import UsageError
@@ -20,27 +19,20 @@ SUFFIX = {"safetensors": ".safetensors", "torch": ".pth", "onnx": ".onnx"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
     out: OutOfName = None
-    safetensors: Annotated[
-        bool, option("--safetensors", "Weights by torchvision's names, and what must be known as metadata.")
-    ] = False
-    torch: Annotated[bool, option("--torch", "A state_dict, for torch.load(FILE, weights_only=True).")] = False
-    onnx: Annotated[bool, option("--onnx", "The graph from bytes to logits, normalisation inside, for any batch.")] = (
-        False
+    safetensors: bool = flag("--safetensors", "Weights by torchvision's names, and what must be known as metadata.")
+    torch: bool = flag("--torch", "A state_dict, for torch.load(FILE, weights_only=True).")
+    onnx: bool = flag("--onnx", "The graph from bytes to logits, normalisation inside, for any batch.")
+    output: str | None = option(
+        "--output FILE", "File to write.  [default: ./SNAPSHOT with .safetensors, .pth or .onnx]"
     )
-    output: Annotated[
-        str | None,
-        option("--output FILE", "File to write.  [default: ./SNAPSHOT with .safetensors, .pth or .onnx]"),
-    ] = None
-    force: Annotated[bool, option("--force", "Replace the file if it exists.")] = False
+    force: bool = flag("--force", "Replace the file if it exists.")
     ema: Ema = False
-    rgb: Annotated[bool, option("--rgb", "For images in R, G, B, of a network that was trained on B, G, R.")] = False
-    size: Annotated[
-        int | None, option("--size N", "Side of the images of --onnx, in pixels.  [default: crop_size]", least=1)
-    ] = None
+    rgb: bool = flag("--rgb", "For images in R, G, B, of a network that was trained on B, G, R.")
+    size: int | None = option("--size N", "Side of the images of --onnx, in pixels.  [default: crop_size]", least=1)
 
 
 @command()
-def export(snapshot: Annotated[str, argument("SNAPSHOT")], options: ExportOptions) -> None:
+def export(snapshot: str = argument("SNAPSHOT"), *, options: ExportOptions) -> None:
     """Writes a snapshot's network as a file for other programs, and says what it expects of images.
 
     SNAPSHOT is a snapshot's directory, or its name with --out. The networks are trained on (value - mean_value) * scale /

@@ -1,7 +1,5 @@
 """`stagerun help`: the manual of the solver files."""
 
-from typing import Annotated
-
 import click
 
 from stagerun.cli.ending import show
@@ -11,7 +9,7 @@ from stagerun.spec.manual import help_text
 
 
 @command("help")
-def help_command(words: Annotated[tuple[str, ...], argument("[FIELD|TOPIC]")] = ()) -> None:
+def help_command(words: tuple[str, ...] = argument("[FIELD|TOPIC]", default=())) -> None:
     """Prints the manual of a field, a message or an enum of the solver files, or of a topic (`own images`, `resume`, `freeze`); of
     `lint`, what it looks for; of nothing, an overview."""
     name = " ".join(words)

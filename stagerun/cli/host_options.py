@@ -6,11 +6,11 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 import click
 
-from stagerun.cli.options import given, option
+from stagerun.cli.options import flag, given, option
 from stagerun.errors import UsageError
 from stagerun.launch.ssh import Way
 from stagerun.launch.sync import Bundle, bundle
@@ -32,49 +32,36 @@ def _no_schedule(ctx: click.Context, param: click.Parameter, value: str | None) 
 class ReachOptions:
     """Which hosts, and how they are reached."""
 
-    hosts: Annotated[
-        str | None,
-        option(
-            "--hosts FILE",
-            "Start the workers on other hosts, over ssh. A file with a host on each line (`host`, `host:2`, `host slots=2`), or a "
-            "list, `a,b,c`. Rank 0 and the output folder are on the first.",
-            title=HOSTS,
-        ),
-    ] = None
-    per_node: Annotated[
-        int | None,
-        option(
-            "--workers-per-node N",
-            "With --hosts: workers on each.  [default: what the host file says, else one per GPU or NUMA node there]",
-            title=HOSTS,
-            least=1,
-        ),
-    ] = None
-    python: Annotated[
-        str | None, option("--remote-python PATH", "The interpreter there.  [default: this one's path]", title=HOSTS)
-    ] = None
-    ssh: Annotated[
-        str | None,
-        option("--ssh COMMAND", 'How to reach a host, as in "ssh -F my_config".  [default: ssh]', title=HOSTS),
-    ] = None
-    sync: Annotated[
-        str | None,
-        option(
-            "--sync [FOLDER]",
-            "With --hosts: copy the schedule's folder to each of them first, and run it there in FOLDER. For hosts without a file "
-            "system that they share; OUT is then on the first one.  [default: ~/stagerun/NAME]",
-            title=HOSTS,
-            is_flag=False,
-            flag_value="",
-            callback=_no_schedule,
-        ),
-    ] = None
-    sync_code: Annotated[
-        bool,
-        option(
-            "--sync-code", "With --sync: copy this package, too; the interpreter there has all others.", title=HOSTS
-        ),
-    ] = False
+    hosts: str | None = option(
+        "--hosts FILE",
+        "Start the workers on other hosts, over ssh. A file with a host on each line (`host`, `host:2`, `host slots=2`), or a "
+        "list, `a,b,c`. Rank 0 and the output folder are on the first.",
+        title=HOSTS,
+    )
+    per_node: int | None = option(
+        "--workers-per-node N",
+        "With --hosts: workers on each.  [default: what the host file says, else one per GPU or NUMA node there]",
+        title=HOSTS,
+        least=1,
+    )
+    python: str | None = option(
+        "--remote-python PATH", "The interpreter there.  [default: this one's path]", title=HOSTS
+    )
+    ssh: str | None = option(
+        "--ssh COMMAND", 'How to reach a host, as in "ssh -F my_config".  [default: ssh]', title=HOSTS
+    )
+    sync: str | None = option(
+        "--sync [FOLDER]",
+        "With --hosts: copy the schedule's folder to each of them first, and run it there in FOLDER. For hosts without a file "
+        "system that they share; OUT is then on the first one.  [default: ~/stagerun/NAME]",
+        title=HOSTS,
+        is_flag=False,
+        flag_value="",
+        callback=_no_schedule,
+    )
+    sync_code: bool = flag(
+        "--sync-code", "With --sync: copy this package, too; the interpreter there has all others.", title=HOSTS
+    )
 
     def bundle(self, schedule: str) -> tuple[Bundle | None, str]:
         """What is copied to all hosts, and the schedule's folder there. UsageError."""
@@ -107,24 +94,18 @@ def _here() -> str:
 class HostOptions(ReachOptions):
     """Also when the job starts anew without hosts that were lost."""
 
-    least: Annotated[
-        int | None,
-        option(
-            "--min-nodes N",
-            "With --hosts: go on when hosts are lost, as long as N are left, and take them back when they answer.  [default: all]",
-            title=HOSTS,
-            least=1,
-        ),
-    ] = None
-    restarts: Annotated[
-        int | None,
-        option(
-            "--max-restarts N",
-            f"With --hosts: start anew, from the newest snapshot, at most N times after lost workers or hosts.  [default: {RESTARTS}]",
-            title=HOSTS,
-            least=0,
-        ),
-    ] = None
+    least: int | None = option(
+        "--min-nodes N",
+        "With --hosts: go on when hosts are lost, as long as N are left, and take them back when they answer.  [default: all]",
+        title=HOSTS,
+        least=1,
+    )
+    restarts: int | None = option(
+        "--max-restarts N",
+        f"With --hosts: start anew, from the newest snapshot, at most N times after lost workers or hosts.  [default: {RESTARTS}]",
+        title=HOSTS,
+        least=0,
+    )
 
 
 def chosen_hosts(options: Reach, nproc: int | None) -> Reach | None:

@@ -4,14 +4,13 @@ import os
 import re
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from typing import Annotated
+from dataclasses import MISSING, asdict, dataclass, replace
 
 import click
 
 from stagerun import caffe_import
 from stagerun.cli.ending import show, tell
-from stagerun.cli.options import argument, command, option
+from stagerun.cli.options import argument, command, flag, option
 from stagerun.errors import ExitCode, StagerunError, UsageError, nearest
 from stagerun.plan import make_plan
 from stagerun.plan.render import render_text
@@ -24,74 +23,53 @@ from stagerun.spec.networks import NETWORKS
 class CaffeOptions:
     """What `caffe_import.Wanted` says, as it is written on the command line."""
 
-    workers: Annotated[
-        int | None,
-        option(
-            "--workers N",
-            "Processes that Caffe ran in, whose batches add up.  [default: as `mpirun -n` and `-gpu` in those lines say, else 1; "
-            "where they leave it open, as `-gpu all`, batch_size is asked for]",
-            type=click.IntRange(1),
-        ),
-    ] = None
-    root: Annotated[
-        str | None,
-        option(
-            "--root DIR",
-            "Where Caffe is started, so where the paths in its files begin.  [default: looked for from FOLDER upward]",
-        ),
-    ] = None
-    model: Annotated[
-        str | None,
-        option("--model NAME", "stagerun's network that stands for the net.  [default: where it is sure]"),
-    ] = None
-    images: Annotated[
-        int | None,
-        option("--images N", "Training images.  [default: counted where they are]", type=click.IntRange(1)),
-    ] = None
-    val_images: Annotated[
-        int | None,
-        option("--val-images N", "Images of the evaluation.  [default: likewise]", type=click.IntRange(1)),
-    ] = None
-    no_nets: Annotated[
-        bool,
-        option(
-            "--no-nets",
-            "Imports the solver files alone, where their nets are lost. What nets say is given by the options below, --model, "
-            "--images and --val-images, and asked for in schedule.prototxt where it isn't. Not with --workers or --root.",
-        ),
-    ] = False
-    batch_size: Annotated[
-        int | None,
-        option("--batch-size N", "With --no-nets: images of one update, of all workers.", type=click.IntRange(1)),
-    ] = None
-    device_batch_size: Annotated[
-        int | None,
-        option(
-            "--device-batch-size N",
-            "With --no-nets: those that a device takes at once: a worker's batch_size in Caffe.",
-            type=click.IntRange(1),
-        ),
-    ] = None
-    classes: Annotated[
-        int | None, option("--classes N", "With --no-nets: classes of the network.", type=click.IntRange(1))
-    ] = None
-    train_source: Annotated[str | None, option("--train-source LMDB", "With --no-nets: the training images.")] = None
-    val_source: Annotated[str | None, option("--val-source LMDB", "With --no-nets: those of the evaluation.")] = None
+    workers: int | None = option(
+        "--workers N",
+        "Processes that Caffe ran in, whose batches add up.  [default: as `mpirun -n` and `-gpu` in those lines say, else 1; "
+        "where they leave it open, as `-gpu all`, batch_size is asked for]",
+        type=click.IntRange(1),
+    )
+    root: str | None = option(
+        "--root DIR",
+        "Where Caffe is started, so where the paths in its files begin.  [default: looked for from FOLDER upward]",
+    )
+    model: str | None = option(
+        "--model NAME", "stagerun's network that stands for the net.  [default: where it is sure]"
+    )
+    images: int | None = option(
+        "--images N", "Training images.  [default: counted where they are]", type=click.IntRange(1)
+    )
+    val_images: int | None = option(
+        "--val-images N", "Images of the evaluation.  [default: likewise]", type=click.IntRange(1)
+    )
+    no_nets: bool = flag(
+        "--no-nets",
+        "Imports the solver files alone, where their nets are lost. What nets say is given by the options below, --model, "
+        "--images and --val-images, and asked for in schedule.prototxt where it isn't. Not with --workers or --root.",
+    )
+    batch_size: int | None = option(
+        "--batch-size N", "With --no-nets: images of one update, of all workers.", type=click.IntRange(1)
+    )
+    device_batch_size: int | None = option(
+        "--device-batch-size N",
+        "With --no-nets: those that a device takes at once: a worker's batch_size in Caffe.",
+        type=click.IntRange(1),
+    )
+    classes: int | None = option("--classes N", "With --no-nets: classes of the network.", type=click.IntRange(1))
+    train_source: str | None = option("--train-source LMDB", "With --no-nets: the training images.")
+    val_source: str | None = option("--val-source LMDB", "With --no-nets: those of the evaluation.")
 
 
 @command()
 def caffe(
-    folder: Annotated[str, argument("FOLDER")],
+    folder: str = argument("FOLDER"),
+    out: str = option("--out DIR", "The new schedule's folder: solvers/NAME.", default=MISSING),
+    order: str | None = option(
+        "--order STAGE,STAGE...",
+        "The solver files in their order, each trained from the end of the one before: `init,cyc1,collapse` or file names.  "
+        "[default: as the `caffe train` lines in FOLDER's README or script say]",
+    ),
     *,
-    out: Annotated[str, option("--out DIR", "The new schedule's folder: solvers/NAME.")],
-    order: Annotated[
-        str | None,
-        option(
-            "--order STAGE,STAGE...",
-            "The solver files in their order, each trained from the end of the one before: `init,cyc1,collapse` or file names.  "
-            "[default: as the `caffe train` lines in FOLDER's README or script say]",
-        ),
-    ] = None,
     options: CaffeOptions,
 ) -> None:
     """Makes a schedule's folder of a folder of Caffe's: BVLC's, Intel's or SURFsara's.
@@ -139,7 +117,7 @@ def _refuse_mixed(told: caffe_import.Wanted, root: str | None) -> None:
             raise UsageError("`--workers` with `--no-nets`", "`--batch-size` is that of all workers together")
         if root is not None:
             raise UsageError("`--root` with `--no-nets`", "no path in Caffe's files is followed; leave it out")
-    for flag, value, said in (
+    for name, value, said in (
         ("--batch-size", told.batch_size, "the nets say it, and `--workers` how many such there are"),
         ("--device-batch-size", told.device_batch_size, "the nets say it"),
         ("--classes", told.classes, "the last layer of the net says it"),
@@ -147,7 +125,7 @@ def _refuse_mixed(told: caffe_import.Wanted, root: str | None) -> None:
         ("--val-source", told.val_source, "the net's data layers say it"),
     ):
         if value is not None and told.nets:
-            raise UsageError(f"`{flag}` without `--no-nets`: {said}", "leave it out, and change what is written")
+            raise UsageError(f"`{name}` without `--no-nets`: {said}", "leave it out, and change what is written")
     batch, device = told.batch_size, told.device_batch_size
     if batch and device and batch % device:
         hint = "an update is made of whole passes of the devices"

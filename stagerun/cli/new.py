@@ -5,14 +5,14 @@ import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 import stagerun
 from stagerun.caffe_import import refuse_existing, write_folder
 from stagerun.cli.check import Suspicious, require_nothing_found
 from stagerun.cli.data_progress import Shown, threads_here
 from stagerun.cli.ending import show, tell
-from stagerun.cli.options import argument, command, option
+from stagerun.cli.options import argument, command, flag, option
 from stagerun.data.index import Index
 from stagerun.data.index import load as load_index
 from stagerun.data.indexing import build_with
@@ -46,11 +46,11 @@ def gallery() -> Path:
 
 @command()
 def new(
-    folder: Annotated[str | None, argument("[NAME]")] = None,
-    base: Annotated[str, option("--from SCHEDULE", "One of the gallery, or a folder.")] = "fashion_collapse",
-    train: Annotated[str | None, option("--train LMDB", "The training images.")] = None,
-    val: Annotated[str | None, option("--val LMDB", "The images to evaluate with.")] = None,
-    as_list: Annotated[bool, option("--list", "Show the gallery.")] = False,
+    folder: str | None = argument("[NAME]", default=None),
+    base: str = option("--from SCHEDULE", "One of the gallery, or a folder.", default="fashion_collapse"),
+    train: str | None = option("--train LMDB", "The training images."),
+    val: str | None = option("--val LMDB", "The images to evaluate with."),
+    as_list: bool = flag("--list", "Show the gallery."),
 ) -> None:
     """Makes the folder NAME: the stages of a schedule of the gallery, made to fit your own images.
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from stagerun.cli.commands_run import RunOptions
 from stagerun.cli.options import arguments, option
@@ -21,25 +20,22 @@ class VerifyOptions:
     folder: Folder
     overrides: Overrides = ()
     out: OutToCome = None
-    kills: Annotated[int, option("--kills N", "How often the run is interrupted.", least=1)] = 5
-    seed: Annotated[int, option("--seed N", "Draws the moments and their order.")] = 1
-    iters: Annotated[int, option("--iters N", "Iterations per stage, 2 or more.", least=2)] = 6
+    kills: int = option("--kills N", "How often the run is interrupted.", least=1, default=5)
+    seed: int = option("--seed N", "Draws the moments and their order.", default=1)
+    iters: int = option("--iters N", "Iterations per stage, 2 or more.", least=2, default=6)
     device_batch: DeviceBatch = None
-    then_workers: Annotated[
-        int | None,
-        option(
-            "--then-workers N",
-            "After each interruption go on with N workers, then again with --nproc, in turn; for `determinism: ELASTIC`.",
-            least=1,
-        ),
-    ] = None
+    then_workers: int | None = option(
+        "--then-workers N",
+        "After each interruption go on with N workers, then again with --nproc, in turn; for `determinism: ELASTIC`.",
+        least=1,
+    )
     synthetic: Synthetic = False
     nproc: Nproc = None
     threads: Threads = None
     as_json: Json = False
     # Set in the processes of a life alone.
-    life: Annotated[str | None, option("--life", "The output folder of the life.", hidden=True)] = None
-    batches: Annotated[int | None, option("--batches", "Device batches per iteration.", hidden=True)] = None
+    life: str | None = option("--life", "The output folder of the life.", hidden=True)
+    batches: int | None = option("--batches", "Device batches per iteration.", hidden=True)
 
     def life_arguments(self, out: Path, batches: int, threads: int) -> list[str]:
         """The command line of a life, and of each of its workers."""

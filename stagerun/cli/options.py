@@ -1,26 +1,27 @@
-"""Commands whose options are written once: as an annotated parameter of the command's function, or as a field of a dataclass that is one of
-its parameters.
+"""Commands whose options are written once: as a parameter of the command's function, or as a field of a dataclass that is one of its
+parameters.
 
-    Nproc = Annotated[int | None, option("--nproc N", "Workers on this machine.", least=1)]
+    Nproc = Annotated[int | None, option("--nproc N", "Workers on this machine.", least=1)]  # of several commands
 
     @dataclass(frozen=True)
     class RehearseOptions:
         folder: Folder
         nproc: Nproc = None
+        workers: int | None = option("--workers N", "Estimate for a job of N workers.")
 
     @command()
     def rehearse(options: RehearseOptions) -> int:
         "The text of --help."
 
 What click needs to know, the groups of --help, and the command line of a worker are derived from that. The type says whether an option is a
-flag (bool) or can be repeated (tuple); the default value says whether it is required.
+flag (bool) or can be repeated (tuple).
 """
 
 import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -30,6 +31,7 @@ from stagerun.cli.ending import guarded
 from stagerun.errors import Problem, RecipeError, Span
 
 T = TypeVar("T")
+_HERE = "parameter"  # the key in a field's metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +51,26 @@ def option(
     usage: str,
     text: str,
     *,
+    default: Any = None,
     title: str = "",
     least: int | None = None,
     launcher: bool = False,
     word: Callable[[Any], str] = str,
     **settings: Any,
-) -> Parameter:
-    """`usage`: the flag and what stands for its value, `--nproc N`. `text`: of --help."""
+) -> Any:
+    """`usage`: the flag and what stands for its value, `--nproc N`. `text`: of --help. `default`: MISSING for an option that must be given."""
     flag, _, metavar = usage.partition(" ")
     settings |= {"metavar": metavar} if metavar else {}
-    return Parameter({"help": text, **settings}, flag, title, least, launcher, word)
+    found = Parameter({"help": text, **settings}, flag, title, least, launcher, word)
+    return field(default=default, metadata={_HERE: found})
 
 
-def argument(metavar: str, **settings: Any) -> Parameter:
-    return Parameter({"metavar": metavar, **settings})
+def flag(usage: str, text: str, **settings: Any) -> Any:
+    return option(usage, text, default=False, **settings)
+
+
+def argument(metavar: str, default: Any = MISSING, **settings: Any) -> Any:
+    return field(default=default, metadata={_HERE: Parameter({"metavar": metavar, **settings})})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,7 @@ class Declared:
 
     @property
     def required(self) -> bool:
-        return self.default is inspect.Parameter.empty
+        return self.default is MISSING
 
     @property
     def several(self) -> bool:
@@ -102,13 +110,15 @@ class Declared:
 
 
 def declared(of: Callable[..., Any]) -> Iterator[Declared]:
-    """The parameters of a function or dataclass that are annotated with one, and those of dataclasses among its parameters."""
+    """The parameters of a function, or fields of a dataclass, that are on the command line, and those of dataclasses among them."""
     for name, one in inspect.signature(of).parameters.items():
         if _nested(one):
             yield from declared(one.annotation)
-        for extra in getattr(one.annotation, "__metadata__", ()):
-            if isinstance(extra, Parameter):
-                yield Declared(name, _kind(one.annotation.__origin__), one.default, extra)
+        own = getattr(of, "__dataclass_fields__", {}).get(name, one.default)
+        default = own.default if isinstance(own, Field) else MISSING if own is one.empty else own
+        for each in (own, *getattr(one.annotation, "__metadata__", ())):
+            if isinstance(each, Field) and _HERE in each.metadata:
+                yield Declared(name, _kind(one.annotation), default, each.metadata[_HERE])
 
 
 def _nested(one: inspect.Parameter) -> bool:
@@ -118,6 +128,7 @@ def _nested(one: inspect.Parameter) -> bool:
 
 def _kind(annotation: Any) -> type:
     """`int` for `int | None`, `tuple` for `tuple[str, ...]`."""
+    annotation = getattr(annotation, "__origin__", annotation) if hasattr(annotation, "__metadata__") else annotation
     if isinstance(annotation, UnionType):
         annotation = next(kind for kind in get_args(annotation) if kind is not NoneType)
     return get_origin(annotation) or annotation

@@ -4,7 +4,6 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import click
 
@@ -13,7 +12,7 @@ from stagerun.cli.check import missing_data
 from stagerun.cli.ending import show
 from stagerun.cli.hours import beside
 from stagerun.cli.link_options import Bandwidth, Latency
-from stagerun.cli.options import command, given, option
+from stagerun.cli.options import command, flag, given, option
 from stagerun.cli.shared_options import (
     FASTEST,
     SLOWEST,
@@ -62,48 +61,33 @@ class PlanOptions:
     only: Only = ()
     until: Until = None
     as_json: Json = False
-    images_per_second: Annotated[
-        float | None,
-        option(
-            "--images-per-second N",
-            "Speed of training of the whole job, for the hours; with --workers, of one worker alone.  [default: as the last run or "
-            "rehearsal here]",
-            type=FiniteRange(SLOWEST, FASTEST),
-        ),
-    ] = None
-    workers: Annotated[int | None, option("--workers N", "Predict the speed of N workers over --link.", least=1)] = None
-    link: Annotated[
-        float | None,
-        option(
-            "--link RATE",
-            "With --workers: what an all-reduce reaches on each host's link, about 0.8 of its nominal rate: 8Gbit/s, say.",
-            type=Bandwidth(),
-        ),
-    ] = None
-    latency: Annotated[
-        float | None,
-        option("--latency TIME", "With --link: of one message, 50us, say.  [default: 0]", type=Latency()),
-    ] = None
-    allocation: Annotated[
-        float | None,
-        option("--budget TIME", "Where an allocation of 4h, 90m or 2d would end.", type=Duration()),
-    ] = None
-    csv_file: Annotated[
-        str | None, option("--csv FILE", "Write one row per iteration: lr, momentum, weight decay.")
-    ] = None
-    plot_file: PlotFile = None
-    x: Annotated[
-        str | None,
-        option(
-            "--x",
-            "With --plot: what the x axis counts.  [default: epochs]",
-            type=click.Choice(("iterations", "epochs", "images", "hours")),
-        ),
-    ] = None
-    scale: Scale = None
-    watched: Annotated[bool, option("--watch", "With --plot: draw again whenever a file is saved. Ctrl-C ends.")] = (
-        False
+    images_per_second: float | None = option(
+        "--images-per-second N",
+        "Speed of training of the whole job, for the hours; with --workers, of one worker alone.  [default: as the last run or "
+        "rehearsal here]",
+        type=FiniteRange(SLOWEST, FASTEST),
     )
+    workers: int | None = option("--workers N", "Predict the speed of N workers over --link.", least=1)
+    link: float | None = option(
+        "--link RATE",
+        "With --workers: what an all-reduce reaches on each host's link, about 0.8 of its nominal rate: 8Gbit/s, say.",
+        type=Bandwidth(),
+    )
+    latency: float | None = option(
+        "--latency TIME", "With --link: of one message, 50us, say.  [default: 0]", type=Latency()
+    )
+    allocation: float | None = option(
+        "--budget TIME", "Where an allocation of 4h, 90m or 2d would end.", type=Duration()
+    )
+    csv_file: str | None = option("--csv FILE", "Write one row per iteration: lr, momentum, weight decay.")
+    plot_file: PlotFile = None
+    x: str | None = option(
+        "--x",
+        "With --plot: what the x axis counts.  [default: epochs]",
+        type=click.Choice(("iterations", "epochs", "images", "hours")),
+    )
+    scale: Scale = None
+    watched: bool = flag("--watch", "With --plot: draw again whenever a file is saved. Ctrl-C ends.")
 
 
 @command()

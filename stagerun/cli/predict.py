@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import click
 import numpy as np
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictOptions:
-    images: Annotated[tuple[str, ...], argument("FOLDER|IMAGE...")]
-    top: Annotated[int, option("--top K", "Answers per picture.", type=click.IntRange(1))] = 5
-    classes: Annotated[
-        str | None, option("--classes FILE", "Names of the classes, one per line, by label.  [default: the LMDBs']")
-    ] = None
+    images: tuple[str, ...] = argument("FOLDER|IMAGE...")
+    top: int = option("--top K", "Answers per picture.", type=click.IntRange(1), default=5)
+    classes: str | None = option(
+        "--classes FILE", "Names of the classes, one per line, by label.  [default: the LMDBs']"
+    )
     resize: ResizeOptions
     views: Views = "one"
     device_batch: ForwardBatch = None
     threads: OwnThreads = None
     ema: Ema = False
-    csv: Annotated[str | None, option("--csv FILE", "Also a row for each picture and answer, with all digits.")] = None
+    csv: str | None = option("--csv FILE", "Also a row for each picture and answer, with all digits.")
     as_json: Json = False
 
 
 @command()
-def predict(snapshot: Annotated[str, argument("SNAPSHOT")], *, out: OutOfName = None, options: PredictOptions) -> None:
+def predict(snapshot: str = argument("SNAPSHOT"), out: OutOfName = None, *, options: PredictOptions) -> None:
     """What a snapshot's network says of pictures: names of classes and probabilities.
 
     SNAPSHOT is a snapshot's directory, or its name with --out. Of a FOLDER every picture at any depth is taken. Files become

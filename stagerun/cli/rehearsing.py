@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from stagerun import signals, store
 from stagerun.cli.ending import tell
@@ -55,18 +55,13 @@ class RehearseOptions:
     folder: Folder
     overrides: Overrides = ()
     out: OutToCome = None
-    iters: Annotated[
-        int | None,
-        option(
-            "--iters N",
-            "Iterations per stage, 2 or more.  [default: 5, or as many as take the first stage 5 s]",
-            least=2,
-        ),
-    ] = None
+    iters: int | None = option(
+        "--iters N", "Iterations per stage, 2 or more.  [default: 5, or as many as take the first stage 5 s]", least=2
+    )
     device_batch: DeviceBatch = None
-    workers: Annotated[
-        int | None, option("--workers N", "Estimate for a job of N workers.  [default: as many as rehearse]", least=1)
-    ] = None
+    workers: int | None = option(
+        "--workers N", "Estimate for a job of N workers.  [default: as many as rehearse]", least=1
+    )
     synthetic: Synthetic = False
     nproc: Nproc = None
     threads: Threads = None

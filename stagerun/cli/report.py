@@ -5,13 +5,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 import click
 
 from stagerun import store, text
 from stagerun.cli.ending import tell
-from stagerun.cli.options import argument, command, option
+from stagerun.cli.options import argument, command, flag, option
 from stagerun.cli.output import Target, ensemble_on_disk
 from stagerun.cli.status import look
 from stagerun.errors import PermissionDenied, StorageError, UsageError
@@ -47,37 +46,26 @@ TABLES: dict[str, Callable[[Sequence[Run]], Table]] = {
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    outs: Annotated[tuple[str, ...], argument("OUT...")]
-    form: Annotated[
-        str | None,
-        option(
-            "--format",
-            "csv and tsv hold one table, at full precision; html has curves too (pip install 'stagerun[plots]').  "
-            "[default: by the ending of --output, else markdown]",
-            type=click.Choice(("markdown", "csv", "tsv", "html")),
-        ),
-    ] = None
-    output: Annotated[str | None, option("--output FILE", "Write there instead of to the terminal.")] = None
-    by: Annotated[
-        str | None,
-        option(
-            "--by",
-            "One table alone: a row per run, stage, epoch or process life; ensembles beside their members; mean and spread over "
-            "seeds; speed by number of workers.  [default: all that say something; stage in csv and tsv]",
-            type=click.Choice(list(TABLES)),
-        ),
-    ] = None
-    op: Annotated[
-        str | None,
-        option(
-            "--op",
-            "With --by epoch: one row per epoch over all runs, the mean or the largest of each number.",
-            type=click.Choice(("mean", "max")),
-        ),
-    ] = None
-    diff: Annotated[
-        bool, option("--diff", "Name what differed between the runs, per stage; in csv and tsv, that alone.")
-    ] = False
+    outs: tuple[str, ...] = argument("OUT...")
+    form: str | None = option(
+        "--format",
+        "csv and tsv hold one table, at full precision; html has curves too (pip install 'stagerun[plots]').  "
+        "[default: by the ending of --output, else markdown]",
+        type=click.Choice(("markdown", "csv", "tsv", "html")),
+    )
+    output: str | None = option("--output FILE", "Write there instead of to the terminal.")
+    by: str | None = option(
+        "--by",
+        "One table alone: a row per run, stage, epoch or process life; ensembles beside their members; mean and spread over "
+        "seeds; speed by number of workers.  [default: all that say something; stage in csv and tsv]",
+        type=click.Choice(list(TABLES)),
+    )
+    op: str | None = option(
+        "--op",
+        "With --by epoch: one row per epoch over all runs, the mean or the largest of each number.",
+        type=click.Choice(("mean", "max")),
+    )
+    diff: bool = flag("--diff", "Name what differed between the runs, per stage; in csv and tsv, that alone.")
 
 
 @command()

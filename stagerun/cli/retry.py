@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 import click
 
@@ -57,19 +56,15 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RetryOptions:
-    command: Annotated[tuple[str, ...], argument("-- COMMAND...", type=click.UNPROCESSED, nargs=-1)]
-    max_restarts: Annotated[
-        int | None,
-        option("--max-restarts N", "Start it anew N times at most.  [default: as long as it gets further]", least=0),
-    ] = None
-    schedule: Annotated[
-        str | None,
-        option(
-            "--schedule DIR",
-            "The schedule that COMMAND runs, where it does so in a script.  [default: found in COMMAND's words]",
-        ),
-    ] = None
-    out: Annotated[str | None, option("--out FOLDER", "Its output folder.  [default: found in COMMAND's words]")] = None
+    command: tuple[str, ...] = argument("-- COMMAND...", type=click.UNPROCESSED, nargs=-1)
+    max_restarts: int | None = option(
+        "--max-restarts N", "Start it anew N times at most.  [default: as long as it gets further]", least=0
+    )
+    schedule: str | None = option(
+        "--schedule DIR",
+        "The schedule that COMMAND runs, where it does so in a script.  [default: found in COMMAND's words]",
+    )
+    out: str | None = option("--out FOLDER", "Its output folder.  [default: found in COMMAND's words]")
 
 
 @dataclass(frozen=True, slots=True)

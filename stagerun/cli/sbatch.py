@@ -5,9 +5,8 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 from unicodedata import category
 
 import click
@@ -19,7 +18,7 @@ from stagerun.cli.ending import show, tell
 from stagerun.cli.host_options import HostOptions
 from stagerun.cli.hours import find_budget, find_hours
 from stagerun.cli.logs import require_evaluation, require_packages
-from stagerun.cli.options import argument, arguments, command, filled, given, option, require_least
+from stagerun.cli.options import argument, arguments, command, filled, flag, given, option, require_least
 from stagerun.cli.shared_options import (
     FASTEST,
     SLOWEST,
@@ -66,58 +65,39 @@ _NO_TEXT = ("Cc", "Cs")  # Unicode's categories of control characters, and of by
 class SbatchOptions:
     folder: Folder
     overrides: Overrides = ()
-    out: Annotated[str | None, option("--out FOLDER", "Output folder, seen by all nodes.  [default: ./out/NAME]")] = (
-        None
+    out: str | None = option("--out FOLDER", "Output folder, seen by all nodes.  [default: ./out/NAME]")
+    nodes: int = option("--nodes N", "Nodes of the job.", least=1, default=MISSING)
+    time: float = option(
+        "--time TIME",
+        "Length of one allocation, as 4h. A run that takes longer gets as many as it needs.",
+        type=Duration(least=120.0),
+        default=MISSING,
     )
-    nodes: Annotated[int, option("--nodes N", "Nodes of the job.", least=1)]
-    time: Annotated[
-        float,
-        option(
-            "--time TIME",
-            "Length of one allocation, as 4h. A run that takes longer gets as many as it needs.",
-            type=Duration(least=120.0),
-        ),
-    ]
-    workers_per_node: Annotated[
-        int | None,
-        option(
-            "--workers-per-node N",
-            "Workers on each node.  [default: one per GPU that is asked for, or 1]",
-            least=1,
-        ),
-    ] = None
-    gpus_per_node: Annotated[int | None, option("--gpus-per-node N", "GPUs to ask for.  [default: none]", least=1)] = (
-        None
+    workers_per_node: int | None = option(
+        "--workers-per-node N", "Workers on each node.  [default: one per GPU that is asked for, or 1]", least=1
     )
-    cpus_per_worker: Annotated[
-        int | None,
-        option("--cpus-per-worker N", "Processors for each worker, on shared nodes.  [default: whole nodes]", least=1),
-    ] = None
-    partition: Annotated[str | None, option("--partition NAME", "Partition to queue in.")] = None
-    account: Annotated[str | None, option("--account NAME", "Account to charge.")] = None
-    signal_before: Annotated[
-        float | None,
-        option(
-            "--signal-before TIME",
-            "How long before the end of an allocation all workers are told to save. Nine tenths of it or more become --grace of `run`.  "
-            "[default: 5m, at most a quarter of --time]",
-            type=Duration(least=10.0),
-        ),
-    ] = None
-    images_per_second: Annotated[
-        float | None,
-        option(
-            "--images-per-second N",
-            "Speed of training of the whole job, to tell the number of allocations.  [default: as the last run or rehearsal here]",
-            type=FiniteRange(SLOWEST, FASTEST),
-        ),
-    ] = None
-    output: Annotated[
-        str | None,
-        option("--output FILE", "Write the script into FILE, which is not overwritten.  [default: on stdout]"),
-    ] = None
-    submit: Annotated[bool, option("--submit", "Queue it with sbatch, and print the job's number.")] = False
-    words: Annotated[tuple[str, ...], argument("[-- OPTIONS OF RUN]", nargs=-1, type=click.UNPROCESSED)] = ()
+    gpus_per_node: int | None = option("--gpus-per-node N", "GPUs to ask for.  [default: none]", least=1)
+    cpus_per_worker: int | None = option(
+        "--cpus-per-worker N", "Processors for each worker, on shared nodes.  [default: whole nodes]", least=1
+    )
+    partition: str | None = option("--partition NAME", "Partition to queue in.")
+    account: str | None = option("--account NAME", "Account to charge.")
+    signal_before: float | None = option(
+        "--signal-before TIME",
+        "How long before the end of an allocation all workers are told to save. Nine tenths of it or more become --grace of `run`.  "
+        "[default: 5m, at most a quarter of --time]",
+        type=Duration(least=10.0),
+    )
+    images_per_second: float | None = option(
+        "--images-per-second N",
+        "Speed of training of the whole job, to tell the number of allocations.  [default: as the last run or rehearsal here]",
+        type=FiniteRange(SLOWEST, FASTEST),
+    )
+    output: str | None = option(
+        "--output FILE", "Write the script into FILE, which is not overwritten.  [default: on stdout]"
+    )
+    submit: bool = flag("--submit", "Queue it with sbatch, and print the job's number.")
+    words: tuple[str, ...] = argument("[-- OPTIONS OF RUN]", nargs=-1, type=click.UNPROCESSED, default=())
 
     @property
     def workers(self) -> int:
@@ -175,9 +155,9 @@ def _require_sense(options: SbatchOptions, task: RunOptions, hosts: HostOptions)
         text = f"{options.gpus_per_node} at most, one per GPU (--gpus-per-node)"
         found.append(("--workers-per-node", text, ""))
     unfit = ["--nproc"] if task.nproc is not None else []
-    for flag in [*unfit, *given(hosts)]:
-        hint = "--workers-per-node, before the `--`, says how many" if flag in _WORKERS else ""
-        found.append((flag, "left out after `--`: in an allocation Slurm starts the workers", hint))
+    for each in [*unfit, *given(hosts)]:
+        hint = "--workers-per-node, before the `--`, says how many" if each in _WORKERS else ""
+        found.append((each, "left out after `--`: in an allocation Slurm starts the workers", hint))
     lines = {"--partition": options.partition, "--account": options.account, "--out": task.out}
     lines["the name of the current folder"] = os.getcwd()
     text = "text of one line, without control characters"

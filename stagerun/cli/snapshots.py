@@ -7,11 +7,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 from stagerun import store
 from stagerun.cli.ending import show, tell
-from stagerun.cli.options import command, option
+from stagerun.cli.options import command, flag, option
 from stagerun.cli.output import DISK, elsewhere, find_target, newest_recipe, written
 from stagerun.cli.shared_options import Folder, Json, Out, Overrides
 from stagerun.cli.tending import Wishes, tend
@@ -33,20 +32,16 @@ def snapshots(
     folder: Folder,
     overrides: Overrides = (),
     out: Out = None,
-    verify: Annotated[
-        bool, option("--verify", "Read every byte and compare it with its digest; exit code 78 if one differs.")
-    ] = False,
-    pin: Annotated[tuple[str, ...], option("--pin NAME", "Nothing deletes this snapshot any more. Repeatable.")] = (),
-    unpin: Annotated[tuple[str, ...], option("--unpin NAME", "Take the pin off. Repeatable.")] = (),
-    drop: Annotated[
-        tuple[str, ...],
-        option(
-            "--drop NAME",
-            "Delete this snapshot, or one that was set aside, and its result; not one that is pinned, or that training rests on. "
-            "Repeatable.",
-        ),
-    ] = (),
-    force: Annotated[bool, option("--force", "With --drop: also one that training rests on.")] = False,
+    verify: bool = flag("--verify", "Read every byte and compare it with its digest; exit code 78 if one differs."),
+    pin: tuple[str, ...] = option("--pin NAME", "Nothing deletes this snapshot any more. Repeatable.", default=()),
+    unpin: tuple[str, ...] = option("--unpin NAME", "Take the pin off. Repeatable.", default=()),
+    drop: tuple[str, ...] = option(
+        "--drop NAME",
+        "Delete this snapshot, or one that was set aside, and its result; not one that is pinned, or that training rests on. "
+        "Repeatable.",
+        default=(),
+    ),
+    force: bool = flag("--force", "With --drop: also one that training rests on."),
     as_json: Json = False,
 ) -> None:
     """Lists the snapshots of an output folder: complete, damaged and set aside, and what started from them.

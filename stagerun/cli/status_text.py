@@ -11,7 +11,7 @@ from stagerun.cli.options import command
 from stagerun.cli.output import elsewhere, find_target
 from stagerun.cli.shared_options import Folder, Json, Out, Overrides
 from stagerun.cli.status import Status, look
-from stagerun.errors import ExitCode
+from stagerun.errors import WORTH_ANOTHER_START
 from stagerun.pace import strip
 from stagerun.report.table import ensembles_table
 from stagerun.runner.restarts import LIMIT
@@ -22,8 +22,6 @@ MOST_WARNINGS = 10
 MOST_HOSTS = 8
 GOES_ON = "the same `stagerun run` goes on"
 STUCK = f"the last {LIMIT} runs got no further, so `stagerun run` asks for --retry"
-# Of an error only these are worth another try as it is; with the others the next run would end in the same way.
-WORTH_ANOTHER_TRY = {ExitCode.PEER, ExitCode.STORAGE, ExitCode.SAVED, ExitCode.RANKS_DIFFER}
 
 
 @command()
@@ -99,7 +97,7 @@ def _headline(status: Status, ago: Callable[[float], str]) -> str:
             text = f"ended with exit code {status.exit_code} {when}{at}" + (f": {why}" if why else "")
             if status.stuck:
                 return f"{text}; {STUCK}"
-            return f"{text}; {GOES_ON}" if status.exit_code in WORTH_ANOTHER_TRY else text
+            return f"{text}; {GOES_ON}" if status.exit_code in WORTH_ANOTHER_START else text
         case "elsewhere":
             beat = f"beat {status.holder.beat}" if status.holder and status.holder.beat is not None else "its name"
             logged = "nothing logged yet" if status.last_logged is None else f"last logged {when}{at}"

@@ -3,7 +3,6 @@
 import json
 import os
 from pathlib import Path
-from typing import Annotated
 
 import click
 
@@ -28,21 +27,16 @@ from stagerun.world import default_threads
 
 @command()
 def topology(
-    workers_per_node: Annotated[
-        int | None, option("--workers-per-node N", "Workers on this machine.  [default: as `run`]", least=1)
-    ] = None,
-    comm_cores: Annotated[
-        int | None,
-        option(
-            "--comm-cores N",
-            "Cores of each worker that are set apart for all that doesn't compute.  [default: one in 12, at most 4]",
-            least=0,
-        ),
-    ] = None,
-    faked: Annotated[
-        str | None, option("--faked FILE", "Another machine, described in FILE, in place of this one.")
-    ] = None,
-    save: Annotated[str | None, option("--save FILE", "Also write the machine's description into FILE.")] = None,
+    workers_per_node: int | None = option(
+        "--workers-per-node N", "Workers on this machine.  [default: as `run`]", least=1
+    ),
+    comm_cores: int | None = option(
+        "--comm-cores N",
+        "Cores of each worker that are set apart for all that doesn't compute.  [default: one in 12, at most 4]",
+        least=0,
+    ),
+    faked: str | None = option("--faked FILE", "Another machine, described in FILE, in place of this one."),
+    save: str | None = option("--save FILE", "Also write the machine's description into FILE."),
     as_json: Json = False,
 ) -> None:
     """Draws this machine's cores, and which of them each worker gets where `run` binds them.

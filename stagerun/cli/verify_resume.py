@@ -13,10 +13,9 @@ from stagerun.cli.one_life import SYNTHETIC_IMAGES, VerifyOptions, live, shorten
 from stagerun.cli.options import command
 from stagerun.cli.rehearsing import check_short
 from stagerun.cli.shared_options import output_folder
-from stagerun.cli.strokes import Stroke, strike, strokes
 from stagerun.cli.throw_away import claim
 from stagerun.cli.verdict import Ends, Lived, Verdict, as_record, ends_of, life_line, render
-from stagerun.cli.victim import LOOK_S, Victim
+from stagerun.cli.victim import LOOK_S, Stroke, Victim, strike, strokes
 from stagerun.cli.workers import devices, say
 from stagerun.errors import EXIT_MEANINGS, ExitCode, StagerunError, UsageError
 from stagerun.events import Event, PieceStarted, RunStarted, StageStarted

@@ -25,9 +25,8 @@ from stagerun.launch import (
 )
 from stagerun.pulse import Section
 from stagerun.recipe import Schedule, Stage
-from stagerun.report.console import print_nowhere
 from stagerun.spec import load
-from stagerun.text import count
+from stagerun.text import count, to_nowhere
 from stagerun.topology import default_workers, read
 from stagerun.watch.worker import Monitored
 from stagerun.world import (
@@ -110,7 +109,7 @@ def say(text: str) -> None:
     try:
         show(text)
     except OSError:
-        print_nowhere()
+        to_nowhere(sys.stdout)
 
 
 def devices(schedule: Schedule | None = None) -> int:

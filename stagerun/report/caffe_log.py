@@ -10,6 +10,7 @@ row the last rate it has read. Lines that Caffe doesn't have come from `stagerun
 """
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
@@ -29,10 +30,11 @@ from stagerun.events import (
     Stopped,
     Tested,
 )
-from stagerun.report.console import ensemble_line, finished_line, piece_line, print_nowhere
+from stagerun.report.console import ensemble_line, finished_line, piece_line
 from stagerun.report.course import Leg
 from stagerun.report.failed import failed_line
 from stagerun.report.table import ensembles_table, ordered, results_table
+from stagerun.text import to_nowhere
 
 OURS = "stagerun:1"
 # Where Caffe's lines come from; some scripts look for these.
@@ -79,7 +81,7 @@ class CaffeLog:
         try:
             print(glog(text, severity, place), flush=True)
         except OSError:  # no one reads any more; training goes on, and log.jsonl has everything
-            print_nowhere()
+            to_nowhere(sys.stdout)
 
     def __call__(self, event: Event) -> None:
         match event:

@@ -1,6 +1,5 @@
 """What rank 0 shows while it runs: one live line on a terminal, plain lines elsewhere."""
 
-import os
 import shlex
 import sys
 import time
@@ -36,7 +35,7 @@ from stagerun.pace import DONE, TO_DO, WINDOW, colour, live_line, progress_line,
 from stagerun.recipe import OnNan
 from stagerun.report.failed import failed_line
 from stagerun.report.table import ensembles_table, ordered, results_table
-from stagerun.text import count, duration, shown, size, wrapped
+from stagerun.text import count, duration, shown, size, to_nowhere, wrapped
 from stagerun.world import relayed
 
 _EVERY_S = 0.5  # between two pictures of the live line
@@ -55,13 +54,7 @@ class _Terminal(Terminal):
     """rich ends the program when its output is no longer read; training doesn't end with its audience."""
 
     def on_broken_pipe(self) -> None:
-        print_nowhere()
-
-
-def print_nowhere() -> None:
-    """Sends stdout to /dev/null from now on, so that neither a later line nor the flush at exit fails."""
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        to_nowhere(sys.stdout)
 
 
 class Console:
@@ -113,7 +106,7 @@ class Console:
                         part, end="", soft_wrap=not live, no_wrap=live, overflow="ellipsis" if live else None
                     )
         except OSError:
-            print_nowhere()
+            to_nowhere(sys.stdout)
         self._drawn, self._next = live, time.monotonic() + _EVERY_S if live else 0.0
 
     def _marks(self) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stagerun import store
-from stagerun.errors import ExitCode, ResumeRefused
+from stagerun.errors import WORTH_ANOTHER_START, ExitCode, ResumeRefused
 from stagerun.recipe import Schedule
 from stagerun.spec import canonical
 from stagerun.store.faults import reporting
@@ -16,7 +16,7 @@ from stagerun.store.layout import results_folder
 LIMIT = 3
 
 # Ends that a launcher, a scheduler or a batch script answers with another start. Those with another code have told somebody what to do.
-_BAD = (None, ExitCode.PEER, ExitCode.BUG, ExitCode.STORAGE, ExitCode.RANKS_DIFFER)
+_BAD = {None, ExitCode.BUG, *WORTH_ANOTHER_START} - {ExitCode.SAVED}
 
 _MOST_BYTES = 1 << 20  # of a result
 
