@@ -57,6 +57,10 @@ EXIT_MEANINGS = {
 }
 
 
+# Another start of the same command may mend these; with another code it would end in the same way.
+WORTH_ANOTHER_START = (ExitCode.PEER, ExitCode.STORAGE, ExitCode.SAVED, ExitCode.RANKS_DIFFER)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
     """A stretch of one line of a file: `line` and `column` count from 1, `width` is in characters (at least 1)."""

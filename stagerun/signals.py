@@ -39,10 +39,10 @@ def leave(code: int, text: str) -> None:
 def say(text: str) -> None:
     """On stderr, from a handler, which may interrupt a print half way."""
     with contextlib.suppress(OSError):  # nobody reads any more
-        os.write(2, f"{over_live_line(2) or chr(10)}{text}\n".encode())
+        os.write(2, f"{erase_line(2) or chr(10)}{text}\n".encode())
 
 
-def over_live_line(file: int) -> str:
+def erase_line(file: int) -> str:
     """What goes before a line on a terminal in which another process may have drawn its live line; '' for other files."""
     return "\r\x1b[2K" if os.isatty(file) and os.environ.get("TERM", "dumb") != "dumb" else ""
 

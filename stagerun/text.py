@@ -2,10 +2,12 @@
 
 import csv
 import io
+import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
+from typing import TextIO
 
 # C0 but tab and newline, DEL, C1; what turns the direction of writing; line separators; halves of a pair, as in a name that isn't UTF-8.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -98,6 +100,12 @@ def _folded(text: str, width: int, indent: str = "") -> list[str]:
     )
 
 
+def to_nowhere(stream: TextIO) -> None:
+    """Sends a stream to /dev/null from now on, so that neither a later line nor the flush at exit fails."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
+
+
 def csv_text(rows: Iterable[Iterable[object]], delimiter: str = ",") -> str:
     text = io.StringIO()
     csv.writer(text, delimiter=delimiter, lineterminator="\n").writerows(rows)
@@ -129,6 +137,11 @@ def duration(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
+
+
+def percent(share: float | None) -> str:
+    """`12.34 %`; '' for None."""
+    return "" if share is None else f"{100 * share:.2f} %"
 
 
 def size(count: float) -> str:

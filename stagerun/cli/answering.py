@@ -6,10 +6,13 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from stagerun.cli.options import output_folder
-from stagerun.cli.running import RunOptions, look_first
+from stagerun.cli.running import look_first
+from stagerun.cli.commands_run import RunOptions
+from stagerun.cli.options import command
+from stagerun.cli.shared_options import output_folder
 from stagerun.errors import StagerunError
 from stagerun.launch.workers import devices
+from stagerun.launch.agent import Agent
 from stagerun.preflight.facts import host_facts
 from stagerun.spec import load
 from stagerun.system.host import host_name
@@ -79,3 +82,9 @@ def _unmark(question: Question) -> dict[str, Any]:
 
 
 ANSWERS = {"facts": _facts, "look": _look, "mark": _mark, "sees": _sees, "unmark": _unmark}
+
+
+@command(hidden=True)
+def agent() -> None:
+    """Serves a launcher on another host, which speaks to it over stdin and stdout. Not for people."""
+    Agent(ANSWERS).run()

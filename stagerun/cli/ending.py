@@ -20,7 +20,10 @@ from stagerun import signals
 from stagerun.errors import ExitCode, StagerunError, StorageError
 from stagerun.pace import colour, strip
 from stagerun.system.host import open_files
-from stagerun.text import shown, size, wrapped
+from stagerun.text import shown
+from stagerun.text import size
+from stagerun.text import wrapped
+from stagerun.text import to_nowhere
 
 # Of torch's allocator; of oneDNN, which makes code in memory of its own; of a library that is loaded.
 _NO_MEMORY = re.compile("allocate memory|could not create a primitive|failed to map segment")
@@ -79,7 +82,7 @@ class _OverLiveLine(Printable):
     def write(self, text: str) -> int:
         stream = self.rich_proxied_file
         self._inside, before = not text.endswith("\n"), self._inside
-        return stream.write(shown(text) if before else signals.over_live_line(stream.fileno()) + shown(text))
+        return stream.write(shown(text) if before else signals.erase_line(stream.fileno()) + shown(text))
 
 
 def over_live_line() -> None:
@@ -119,12 +122,6 @@ def tell(text: str) -> None:
         click.echo(wrapped(text, width_of(sys.stderr)), err=True)
     except OSError:
         to_nowhere(sys.stderr)
-
-
-def to_nowhere(stream: TextIO) -> None:
-    """Sends a stream to /dev/null from now on, so that neither a later line nor the flush at exit fails."""
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def end_with(error: BaseException) -> NoReturn:

@@ -1,26 +1,24 @@
 """--hosts, and the options beside it."""
 
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
 
 import click
 
-from stagerun.cli.options import at_least
+from stagerun.cli.options import flag, given, option
 from stagerun.errors import UsageError
+from stagerun.launch.ssh import Way
+from stagerun.launch.sync import Bundle, bundle
 
-if TYPE_CHECKING:
-    from stagerun.cli.hosting import HostOptions
+HOSTS = "Other hosts"
+RESTARTS = 3
 
-_WITHOUT = {
-    "per_node": "--workers-per-node",
-    "least": "--min-nodes",
-    "restarts": "--max-restarts",
-    "python": "--remote-python",
-    "ssh": "--ssh",
-    "sync": "--sync",
-    "sync_code": "--sync-code",
-}
+Reach = TypeVar("Reach", bound="ReachOptions")
 
 
 def _no_schedule(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -30,66 +28,90 @@ def _no_schedule(ctx: click.Context, param: click.Parameter, value: str | None) 
     return value
 
 
-def host_options(command: Callable[..., Any], lives: bool = True) -> Callable[..., Any]:
-    """`lives`: with those that say when the job starts anew."""
-    restarting = (
-        click.option(
-            "--max-restarts",
-            "restarts",
-            type=int,
-            metavar="N",
-            help="With --hosts: start anew, from the newest snapshot, at most N times after lost workers or hosts.  [default: 3]",
-        ),
-        click.option(
-            "--min-nodes",
-            "least",
-            type=int,
-            metavar="N",
-            help="With --hosts: go on when hosts are lost, as long as N are left, and take them back when they answer.  [default: all]",
-        ),
+@dataclass(frozen=True, slots=True)
+class ReachOptions:
+    """Which hosts, and how they are reached."""
+
+    hosts: str | None = option(
+        "--hosts FILE",
+        "Start the workers on other hosts, over ssh. A file with a host on each line (`host`, `host:2`, `host slots=2`), or a "
+        "list, `a,b,c`. Rank 0 and the output folder are on the first.",
+        title=HOSTS,
     )
-    for decorate in (
-        click.option(
-            "--sync-code",
-            is_flag=True,
-            help="With --sync: copy this package, too; the interpreter there has all others.",
-        ),
-        click.option(
-            "--sync",
-            is_flag=False,
-            flag_value="",
-            metavar="[FOLDER]",
-            callback=_no_schedule,
-            help="With --hosts: copy the schedule's folder to each of them first, and run it there in FOLDER. For hosts without a file "
-            "system that they share; OUT is then on the first one.  [default: ~/stagerun/NAME]",
-        ),
-        click.option("--ssh", metavar="COMMAND", help='How to reach a host, as in "ssh -F my_config".  [default: ssh]'),
-        click.option(
-            "--remote-python", "python", metavar="PATH", help="The interpreter there.  [default: this one's path]"
-        ),
-        *(restarting if lives else ()),
-        click.option(
-            "--workers-per-node",
-            "per_node",
-            type=int,
-            metavar="N",
-            help="With --hosts: workers on each.  [default: what the host file says, else one per GPU or NUMA node there]",
-        ),
-        click.option(
-            "--hosts",
-            metavar="FILE",
-            help="Start the workers on other hosts, over ssh. A file with a host on each line (`host`, `host:2`, `host slots=2`), or a "
-            "list, `a,b,c`. Rank 0 and the output folder are on the first.",
-        ),
-    ):
-        command = decorate(command)
-    return command
+    per_node: int | None = option(
+        "--workers-per-node N",
+        "With --hosts: workers on each.  [default: what the host file says, else one per GPU or NUMA node there]",
+        title=HOSTS,
+        least=1,
+    )
+    python: str | None = option(
+        "--remote-python PATH", "The interpreter there.  [default: this one's path]", title=HOSTS
+    )
+    ssh: str | None = option(
+        "--ssh COMMAND", 'How to reach a host, as in "ssh -F my_config".  [default: ssh]', title=HOSTS
+    )
+    sync: str | None = option(
+        "--sync [FOLDER]",
+        "With --hosts: copy the schedule's folder to each of them first, and run it there in FOLDER. For hosts without a file "
+        "system that they share; OUT is then on the first one.  [default: ~/stagerun/NAME]",
+        title=HOSTS,
+        is_flag=False,
+        flag_value="",
+        callback=_no_schedule,
+    )
+    sync_code: bool = flag(
+        "--sync-code", "With --sync: copy this package, too; the interpreter there has all others.", title=HOSTS
+    )
+
+    def bundle(self, schedule: str) -> tuple[Bundle | None, str]:
+        """What is copied to all hosts, and the schedule's folder there. UsageError."""
+        if self.sync is None:
+            return None, schedule
+        folder = self.sync or f"~/stagerun/{Path(schedule).resolve().name}"
+        return bundle(folder, schedule, self.sync_code)
+
+    def way(self, bundle: Bundle | None) -> Way:
+        """UsageError."""
+        ssh = "ssh" if self.ssh is None else self.ssh
+        try:
+            words = tuple(shlex.split(ssh))
+        except ValueError as error:
+            raise UsageError(f"--ssh {ssh}: {error}") from None
+        if not words:
+            raise UsageError("--ssh is empty", 'write the command, as in --ssh "ssh -F my_config"')
+        if shutil.which(words[0]) is None:
+            raise UsageError(f"there is no command `{words[0]}` here", "install it, or name another with --ssh")
+        return Way(words, self.python or sys.executable, _here(), bundle)
 
 
-def chosen_hosts(hosts: str | None, nproc: int | None, **given: Any) -> "HostOptions | None":
+def _here() -> str:
+    """The current folder by the name that the user knows, which an automounter may have for it on all hosts."""
+    known = os.environ.get("PWD", "")
+    return known if os.path.isdir(known) and os.path.samefile(known, ".") else os.getcwd()
+
+
+@dataclass(frozen=True, slots=True)
+class HostOptions(ReachOptions):
+    """Also when the job starts anew without hosts that were lost."""
+
+    least: int | None = option(
+        "--min-nodes N",
+        "With --hosts: go on when hosts are lost, as long as N are left, and take them back when they answer.  [default: all]",
+        title=HOSTS,
+        least=1,
+    )
+    restarts: int | None = option(
+        "--max-restarts N",
+        f"With --hosts: start anew, from the newest snapshot, at most N times after lost workers or hosts.  [default: {RESTARTS}]",
+        title=HOSTS,
+        least=0,
+    )
+
+
+def chosen_hosts(options: Reach, nproc: int | None) -> Reach | None:
     """None without --hosts. UsageError for an option that says something about hosts, without any, and for --nproc with them."""
-    if hosts is None:
-        if unused := [_WITHOUT[name] for name, value in given.items() if value not in (None, False)]:
+    if options.hosts is None:
+        if unused := given(options):
             raise UsageError(f"{', '.join(unused)} without --hosts", "name the hosts, or leave it out")
         return None
     if nproc is not None:
@@ -97,10 +119,6 @@ def chosen_hosts(hosts: str | None, nproc: int | None, **given: Any) -> "HostOpt
             "--nproc and --hosts exclude each other",
             "the host file or --workers-per-node says how many workers each host has",
         )
-    from stagerun.cli.hosting import HostOptions
-
-    if given["sync_code"] and given["sync"] is None:
+    if options.sync_code and options.sync is None:
         raise UsageError("--sync-code without --sync", "`--sync` says that the schedule is copied, and where to")
-    at_least(1, workers_per_node=given["per_node"], min_nodes=given["least"])
-    at_least(0, max_restarts=given["restarts"])
-    return HostOptions(hosts, **{name: value for name, value in given.items() if value is not None})
+    return options

@@ -1,30 +1,40 @@
 """`--hosts`: a job on several hosts, life after life. This process starts agents over ssh, compares what their hosts are, and decides
 what comes after each life; it trains nothing, and needs no torch."""
 
-import os
-import shlex
-import shutil
-import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from stagerun import signals
+from stagerun.cli.host_options import RESTARTS, HostOptions
 from stagerun.cli.printed import Printed
 from stagerun.errors import ExitCode, PeerError, UsageError
 from stagerun.launch.hostfile import Host, read_hosts, workers
-from stagerun.launch.life import AGAIN, Again, Asking, Ended, Finish, LifeEnd, Lived, Policy, decide
-from stagerun.launch.remote import AGAIN_S, ANSWER_S, NOBODY, Each, Message, Probe, Remote
-from stagerun.launch.ssh import Bundle, Way, bundle
+from stagerun.launch.life import AGAIN
+from stagerun.launch.life import Again
+from stagerun.launch.life import Asking
+from stagerun.launch.life import Ended
+from stagerun.launch.life import Finish
+from stagerun.launch.life import LifeEnd
+from stagerun.launch.life import Lived
+from stagerun.launch.life import Policy
+from stagerun.launch.life import decide
+from stagerun.launch.remote import AGAIN_S
+from stagerun.launch.remote import ANSWER_S
+from stagerun.launch.remote import NOBODY
+from stagerun.launch.remote import Each
+from stagerun.launch.remote import Message
+from stagerun.launch.remote import Probe
+from stagerun.launch.remote import Remote
+from stagerun.launch.ssh import Bundle
+from stagerun.launch.ssh import bundle
 from stagerun.launch.workers import Orders
 from stagerun.preflight.compare import differences, troubles, worst
 from stagerun.preflight.facts import Facts, from_json
 from stagerun.text import count, duration
 
-RESTARTS = 3
 # How long a host that was lost may take to answer before another life begins without it, or all ends.
 _BACK_S, _NEEDED_S = 4.0, 20.0
 _LOOK_S = 600.0  # for the first host's look at the schedule, its images and the output folder
@@ -32,47 +42,8 @@ _SAVED_S = 60.0  # beside the grace of workers that nobody hears any more
 
 
 @dataclass(frozen=True, slots=True)
-class HostOptions:
-    """What the options say. `least`: hosts that must be there; None: all. `restarts`: failures that are answered with another life."""
-
-    hosts: str
-    per_node: int | None = None
-    least: int | None = None
-    restarts: int = RESTARTS
-    python: str | None = None
-    ssh: str = "ssh"
-    sync: str | None = None
-    sync_code: bool = False
-
-    def bundle(self, schedule: str) -> tuple[Bundle | None, str]:
-        """What is copied to all hosts, and the schedule's folder there. UsageError."""
-        if self.sync is None:
-            return None, schedule
-        folder = self.sync or f"~/stagerun/{Path(schedule).resolve().name}"
-        return bundle(folder, schedule, self.sync_code)
-
-    def way(self, bundle: Bundle | None) -> Way:
-        """UsageError."""
-        try:
-            words = tuple(shlex.split(self.ssh))
-        except ValueError as error:
-            raise UsageError(f"--ssh {self.ssh}: {error}") from None
-        if not words:
-            raise UsageError("--ssh is empty", 'write the command, as in --ssh "ssh -F my_config"')
-        if shutil.which(words[0]) is None:
-            raise UsageError(f"there is no command `{words[0]}` here", "install it, or name another with --ssh")
-        return Way(words, self.python or sys.executable, _here(), bundle)
-
-
-def _here() -> str:
-    """The current folder by the name that the user knows, which an automounter may have for it on all hosts."""
-    known = os.environ.get("PWD", "")
-    return known if os.path.isdir(known) and os.path.samefile(known, ".") else os.getcwd()
-
-
-@dataclass(frozen=True, slots=True)
 class Task:
-    """What is to be done on the hosts. `facts`: what the agents are asked about, see `commands_agent`. `check`: the number of workers
+    """What is to be done on the hosts. `facts`: what the agents are asked about, see `answering`. `check`: the number of workers
     against the schedule; RecipeError. `look`: asked of the first host before anything starts. `survey`: told the facts of the hosts that
     are there, and why others are missing, by name; the exit code of a job that is not to begin, or 0. Without it that is told here.
     `again`: options of the command after a host was lost, since what comes then is not the same once more."""
@@ -88,6 +59,7 @@ class Task:
 
 def on_hosts(task: Task, options: HostOptions) -> int:
     """The exit code. StagerunError for what keeps it from beginning."""
+    assert options.hosts is not None
     hosts = read_hosts(options.hosts)
     least = len(hosts) if options.least is None else options.least
     if least > len(hosts):
@@ -106,7 +78,8 @@ def on_hosts(task: Task, options: HostOptions) -> int:
 class _Launch:
     def __init__(self, task: Task, options: HostOptions, hosts: Sequence[Host], least: int) -> None:
         self.task, self.options, self.hosts = task, options, {host.name: host for host in hosts}
-        self.policy = Policy(tuple(self.hosts), least, options.restarts)
+        restarts = RESTARTS if options.restarts is None else options.restarts
+        self.policy = Policy(tuple(self.hosts), least, restarts)
         self.way = options.way(task.bundle)
         self.printed = Printed()
         self.asking = Asking()

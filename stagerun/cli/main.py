@@ -1,65 +1,118 @@
-"""`stagerun COMMAND`: arguments in, exit code out. A command's module is imported when the command is asked for."""
+"""`stagerun COMMAND`: arguments in, exit code out. A command's module is imported when the command is called."""
 
 import os
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 import click
 
 import stagerun
-from stagerun import text
+from stagerun import signals, text
 from stagerun.cli.ending import printable, tell, width_of
 from stagerun.errors import EXIT_MEANINGS, ExitCode, nearest
 
 EXIT_CODES = "\b\nExit codes:\n" + "\n".join(f"  {int(code):3}  {text}" for code, text in EXIT_MEANINGS.items())
 
-# Usage, module:function, and one line of help, in the order of their use. `commands_*` import nothing heavy: what does the work is
-# imported when it is called, and torch only where workers compute.
-COMMANDS = (
-    ("new NAME", "commands_plan:new", "a schedule for your own images, from the gallery"),
-    ("check DIR", "commands_plan:check", "every mistake in the files at once"),
-    ("plan DIR", "commands_plan:plan", "what will run: stages, epochs, learning rate, joints"),
-    ("explain DIR X.Y", "commands_plan:explain", "where a setting came from, and what it means"),
-    ("diff A B", "commands_plan:diff", "in what two schedules differ, or a schedule and a run"),
-    ("rehearse DIR", "commands_rehearse:rehearse", "all stages with a few iterations, and what the real run will take"),
+Rows = Sequence[tuple[str, str, str]]
+
+# Usage, module:function, and one line of help, in the order of their use. Of a group: what it holds is in GROUPS.
+COMMANDS: Rows = (
+    ("new NAME", "new:new", "a schedule for your own images, from the gallery"),
+    ("check DIR", "check:check", "every mistake in the files at once"),
+    ("plan DIR", "plan:plan", "what will run: stages, epochs, learning rate, joints"),
+    ("explain DIR X.Y", "explain:explain", "where a setting came from, and what it means"),
+    ("diff A B", "diff:diff", "in what two schedules differ, or a schedule and a run"),
+    ("rehearse DIR", "rehearsing:rehearse", "all stages with a few iterations, and what the real run will take"),
     (
         "preflight DIR",
-        "commands_preflight:preflight",
+        "preflight:preflight",
         "which host of a job is missing, slow or different, before it costs anything",
     ),
-    ("verify-resume DIR", "commands_verify:verify_resume", "proof that a killed run goes on to the same bits here"),
+    ("verify-resume DIR", "verify_resume:verify_resume", "proof that a killed run goes on to the same bits here"),
     ("run DIR", "commands_run:run", "runs what is not yet done; the same command goes on after anything"),
-    ("sbatch DIR", "commands_sbatch:sbatch", "the same in allocations of Slurm, as many as it takes"),
-    ("retry -- COMMAND", "commands_retry:retry", "starts a launcher's command, and anew when a worker was lost"),
-    ("topology", "commands_topology:topology", "this machine's cores, and which of them each worker gets"),
-    ("status DIR", "commands_look:status", "whether a run is alive, how far it is, its warnings"),
-    ("snapshots DIR", "commands_look:snapshots", "what is saved, whole or damaged, and what started from it"),
-    ("eval SNAPSHOT", "commands_weights:eval_command", "top-1, top-5 and loss of what was trained"),
-    ("predict SNAPSHOT IMAGE...", "commands_weights:predict", "what it says of pictures"),
-    ("export SNAPSHOT", "commands_weights:export", "its network as safetensors, for torch, or as ONNX"),
-    ("report OUT", "commands_report:report", "tables and curves of one run or several"),
-    ("bench ...", "commands_bench:bench", "speed and efficiency by number of workers"),
-    ("data ...", "commands_data:data", "makes, checks and shows the LMDBs that it reads"),
-    ("import caffe ...", "commands_import:import_group", "makes a schedule of Caffe's solver files"),
-    ("help FIELD", "commands_plan:help_command", "the manual of the solver files"),
+    ("sbatch DIR", "sbatch:sbatch", "the same in allocations of Slurm, as many as it takes"),
+    ("retry -- COMMAND", "retry:retry", "starts a launcher's command, and anew when a worker was lost"),
+    ("topology", "topology:topology", "this machine's cores, and which of them each worker gets"),
+    ("status DIR", "status_text:status", "whether a run is alive, how far it is, its warnings"),
+    ("snapshots DIR", "snapshots:snapshots", "what is saved, whole or damaged, and what started from it"),
+    ("eval SNAPSHOT", "eval:evaluate", "top-1, top-5 and loss of what was trained"),
+    ("predict SNAPSHOT IMAGE...", "predict:predict", "what it says of pictures"),
+    ("export SNAPSHOT", "export:export", "its network as safetensors, for torch, or as ONNX"),
+    ("report OUT", "report:report", "tables and curves of one run or several"),
+    ("bench ...", "", "speed and efficiency by number of workers"),
+    ("data ...", "", "makes, checks and shows the LMDBs that it reads"),
+    ("import caffe ...", "", "makes a schedule of Caffe's solver files"),
+    ("help FIELD", "help:help_command", "the manual of the solver files"),
 )
-_PLACES = {usage.split()[0]: place for usage, place, _ in COMMANDS} | {"agent": "commands_agent:agent"}
+# The text of --help, and rows as above.
+GROUPS: dict[str, tuple[str, Rows]] = {
+    "bench": (
+        "Measures on the machines at hand.",
+        (("scaling", "bench:scaling", "Speed and efficiency with 1, 2, 4 ... workers, and where the time goes."),),
+    ),
+    "data": (
+        """Makes, checks and shows the LMDBs that a schedule reads.
+
+        Lines like `libpng warning: ...` or `Corrupt JPEG data: ...` come from the libraries that decode. They name no image and need
+        no answer: stagerun itself says which images can't be used.""",
+        (
+            (
+                "import",
+                "data_import:import_images",
+                "Makes an LMDB from folders, lists, archives, CIFAR, IDX, TFRecord or RecordIO.",
+            ),
+            ("index", "data_index:index", "Makes the side file of an LMDB that Caffe wrote."),
+            ("info", "data_index:info", "Counts, sizes, classes, and how fast it can be read here."),
+            ("verify", "data_index:verify", "Every byte against its digest."),
+            (
+                "prepare",
+                "data_import:prepare",
+                "Arranges the JPEGs of an LMDB anew, losslessly, so that they decode faster.",
+            ),
+            ("show", "data_show:show_images", "A contact sheet of records, or of what a stage makes of them."),
+            ("stage", "data_scratch:stage", "Copies LMDBs to this node's fast disk, ahead of a run."),
+            ("unstage", "data_scratch:unstage", "Removes copies that stagerun made on this node's fast disk."),
+        ),
+    ),
+    "import": (
+        "Makes a schedule's folder of another program's files. (Images become LMDBs with `stagerun data import`.)",
+        (("caffe", "import_caffe:caffe", "Makes a schedule of Caffe's solver files and nets."),),
+    ),
+}
+HIDDEN: Rows = (("agent", "answering:agent", "what `run --hosts` starts on each host"),)
 
 
 class Group(click.Group):
-    """click's group with exit code 64 for mistakes on the command line, a hint at the nearest name, and commands of a table."""
+    """Commands of a table. A mistake on the command line ends with exit code 64, and a hint at the nearest name."""
+
+    def __init__(self, name: str, rows: Rows, hidden: Rows = (), **settings: Any) -> None:
+        super().__init__(name, **settings)
+        self.rows = {usage.split()[0]: (place, line) for usage, place, line in (*rows, *hidden)}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_PLACES)
+        return list(self.rows)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in _PLACES:
-            ctx.fail(f"No such command {name!r}. {nearest(name, _PLACES).capitalize()}".rstrip())
-        module, _, function = _PLACES[name].partition(":")
-        command: click.Command = getattr(import_module(f"stagerun.cli.{module}"), function)
+        if name not in self.rows:
+            ctx.fail(f"No such command {name!r}. {nearest(name, self.rows).capitalize()}".rstrip())
+        place, _ = self.rows[name]
+        if not place:
+            about, rows = GROUPS[name]
+            return Group(name, rows, help=about)
+        module, _, function = place.partition(":")
+        with signals.held():  # numpy's library starts threads
+            command: click.Command = getattr(import_module(f"stagerun.cli.{module}"), function)
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in self.rows.items()])
+
+
+class Main(Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """None: the text of `main` lists them, in the order of their use."""
 
@@ -91,14 +144,17 @@ class Group(click.Group):
             sys.exit(ExitCode.INTERRUPTED)
 
 
-_USES = "\n".join(f"stagerun {usage:15}  {says}" for usage, _, says in COMMANDS)
+_USES = "\n".join(f"stagerun {usage:15}  {line}" for usage, _, line in COMMANDS)
+PATHS = [usage.split()[0] for usage, _, _ in COMMANDS] + [
+    f"{group} {usage.split()[0]}" for group, (_, rows) in GROUPS.items() for usage, _, _ in rows
+]
 
-
-@click.group(
-    cls=Group,
-    context_settings={"help_option_names": ["-h", "--help"]},
+main = Main(
+    "main",
+    COMMANDS,
+    HIDDEN,
+    context_settings={"help_option_names": ["-h", "--help"], "obj": PATHS},
     help=f"Trains a staged schedule, written as a folder of solver files, as one job.\n\n\b\n{_USES}",
     epilog=EXIT_CODES,
 )
-@click.version_option(stagerun.__version__, prog_name="stagerun")
-def main() -> None: ...
+main = click.version_option(stagerun.__version__, prog_name="stagerun")(main)

@@ -4,8 +4,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stagerun.cli.options import limits
-from stagerun.cli.running import Cut, RunOptions, job_of
-from stagerun.cli.workers import start, work
+from stagerun.cli.running import Cut
+from stagerun.cli.running import job_of
+from stagerun.cli.workers import start
+from stagerun.cli.workers import work
+from stagerun.cli.commands_run import RunOptions
+from stagerun.cli.options import arguments
+from stagerun.cli.options import option
+from stagerun.cli.shared_options import DeviceBatch
+from stagerun.cli.shared_options import Folder
+from stagerun.cli.shared_options import Json
+from stagerun.cli.shared_options import Nproc
+from stagerun.cli.shared_options import OutToCome
+from stagerun.cli.shared_options import Overrides
+from stagerun.cli.shared_options import Synthetic
+from stagerun.cli.shared_options import Threads
 from stagerun.launch import die_with_launcher
 from stagerun.launch.workers import Orders, joined
 from stagerun.plan.rehearsal import interruptible, with_sources
@@ -16,30 +29,30 @@ SYNTHETIC_IMAGES = 512
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """`life` (an output folder) and `batches` (device batches per iteration) are set in the processes of a life alone."""
-
-    folder: str
-    overrides: tuple[str, ...]
-    out: str | None
-    kills: int
-    seed: int
-    iters: int
-    device_batch: int | None
-    then_workers: int | None
-    synthetic: bool
-    nproc: int | None
-    threads: int | None
-    as_json: bool
-    life: str | None = None
-    batches: int | None = None
+    folder: Folder
+    overrides: Overrides = ()
+    out: OutToCome = None
+    kills: int = option("--kills N", "How often the run is interrupted.", least=1, default=5)
+    seed: int = option("--seed N", "Draws the moments and their order.", default=1)
+    iters: int = option("--iters N", "Iterations per stage, 2 or more.", least=2, default=6)
+    device_batch: DeviceBatch = None
+    then_workers: int | None = option(
+        "--then-workers N",
+        "After each interruption go on with N workers, then again with --nproc, in turn; for `determinism: ELASTIC`.",
+        least=1,
+    )
+    synthetic: Synthetic = False
+    nproc: Nproc = None
+    threads: Threads = None
+    as_json: Json = False
+    # Set in the processes of a life alone.
+    life: str | None = option("--life", "The output folder of the life.", hidden=True)
+    batches: int | None = option("--batches", "Device batches per iteration.", hidden=True)
 
     def life_arguments(self, out: Path, batches: int, threads: int) -> list[str]:
         """The command line of a life, and of each of its workers."""
-        words = ["verify-resume", self.folder, *[word for value in self.overrides for word in ("--set", value)]]
-        if self.device_batch is not None:
-            words += ["--device-batch", str(self.device_batch)]
-        words += ["--iters", str(self.iters), "--batches", str(batches), "--threads", str(threads)]
-        return [*words, *["--synthetic"] * self.synthetic, "--life", str(out)]
+        same = arguments(self, "folder", "overrides", "iters", "device_batch", "synthetic")
+        return ["verify-resume", *same, "--batches", str(batches), "--threads", str(threads), "--life", str(out)]
 
 
 def shortened(options: VerifyOptions, schedule: Schedule, batches: int, folder: Path) -> Schedule:
@@ -57,7 +70,7 @@ def live(options: VerifyOptions) -> int:
     out, batches = Path(options.life), options.batches or 1
     nproc, threads = options.nproc or 1, options.threads or 1
     # A life may well have been hit before it came any further: that is no reason to give up here.
-    of_run = RunOptions(options.folder, options.overrides, str(out), (), (), nproc, threads, retry=True)
+    of_run = RunOptions(options.folder, options.overrides, str(out), nproc=nproc, threads=threads, retry=True)
     cut = Cut(lambda schedule: shortened(options, schedule, batches, out.parent), batches)
     job = job_of(of_run, limits(()), cut)
     orders = Orders(tuple(options.life_arguments(out, batches, threads)), threads)

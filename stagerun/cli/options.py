@@ -1,188 +1,217 @@
-"""Arguments and options that several commands share."""
+"""Commands whose options are written once: as a parameter of the command's function, or as a field of a dataclass that is one of its
+parameters.
 
-import math
-import os
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+    Nproc = Annotated[int | None, option("--nproc N", "Workers on this machine.", least=1)]  # of several commands
+
+    @dataclass(frozen=True)
+    class RehearseOptions:
+        folder: Folder
+        nproc: Nproc = None
+        workers: int | None = option("--workers N", "Estimate for a job of N workers.")
+
+    @command()
+    def rehearse(options: RehearseOptions) -> int:
+        "The text of --help."
+
+What click needs to know, the groups of --help, and the command line of a worker are derived from that. The type says whether an option is a
+flag (bool) or can be repeated (tuple).
+"""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_origin
 
 import click
 
-from stagerun import units
-from stagerun.errors import Problem, RecipeError, Span, UsageError, listing, nearest
-from stagerun.pulse import LEAST_S, Limits, Section
-from stagerun.recipe import Data
+from stagerun.cli.ending import guarded
+from stagerun.errors import Problem, RecipeError, Span
 
-# Of --bind.
-AUTO, CORES, NONE = BIND = ("auto", "cores", "none")
+T = TypeVar("T")
+_HERE = "parameter"  # the key in a field's metadata
 
 
-def schedule_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """DIR and --set, which every command that reads a schedule has."""
-    command = click.option(
-        "--set",
-        "overrides",
-        metavar="STAGE.FIELD=VALUE",
-        multiple=True,
-        help="Change a field for this command: `cyc2.base_lr=0.5`, `seed=3`, `data.train.source=/x`. Repeatable.",
-    )(command)
-    return click.argument("folder", metavar="DIR")(command)
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """`settings` are click's own. `flag`: '' for an argument. `title`: the group of --help, in a command with groups. `least`: the
+    smallest number allowed. `launcher`: workers don't get it. `word`: a value as it is written on the command line."""
+
+    settings: dict[str, Any]
+    flag: str = ""
+    title: str = ""
+    least: int | None = None
+    launcher: bool = False
+    word: Callable[[Any], str] = str
 
 
-def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--out, --redo and --keep, which say what is done already."""
-    for decorate in (
-        click.option("--keep", metavar="STAGE", multiple=True, help="Keep a stale stage's snapshots as they are."),
-        click.option(
-            "--redo", metavar="STAGE", multiple=True, help="Train a stale stage, and what follows from it, again."
-        ),
-        click.option("--out", metavar="FOLDER", help="Output folder.  [default: ./out/NAME]"),
-    ):
-        command = decorate(command)
-    return command
+def option(
+    usage: str,
+    text: str,
+    *,
+    default: Any = None,
+    title: str = "",
+    least: int | None = None,
+    launcher: bool = False,
+    word: Callable[[Any], str] = str,
+    **settings: Any,
+) -> Any:
+    """`usage`: the flag and what stands for its value, `--nproc N`. `text`: of --help. `default`: MISSING for an option that must be given."""
+    flag, _, metavar = usage.partition(" ")
+    settings |= {"metavar": metavar} if metavar else {}
+    found = Parameter({"help": text, **settings}, flag, title, least, launcher, word)
+    return field(default=default, metadata={_HERE: found})
 
 
-def _no_folder(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """A word after --plot is its FILE: `plan --plot DIR` would draw into DIR, and miss its DIR."""
-    if value is not None and os.path.isdir(value):
-        words = f"plan {value}" if ctx.info_name == "plan" else f"{ctx.info_name} A B"
-        raise click.BadParameter(f"{value} is a folder: write `stagerun {words} --plot`.", ctx, param)
-    return value
+def flag(usage: str, text: str, **settings: Any) -> Any:
+    return option(usage, text, default=False, **settings)
 
 
-def choice_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--only and --until, which leave stages out."""
-    for decorate in (
-        click.option("--until", metavar="STAGE", help="Train up to this stage, it included, and nothing after it."),
-        click.option(
-            "--only",
-            metavar="STAGE",
-            multiple=True,
-            help="Train this stage alone; what it starts from must be there. Repeatable.",
-        ),
-    ):
-        command = decorate(command)
-    return command
+def argument(metavar: str, default: Any = MISSING, **settings: Any) -> Any:
+    return field(default=default, metadata={_HERE: Parameter({"metavar": metavar, **settings})})
 
 
-def plot_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--plot, --x, --scale and --watch."""
-    watch = click.option(
-        "--watch", "watched", is_flag=True, help="With --plot: draw again whenever a file is saved. Ctrl-C ends."
-    )
-    return picture_options(watch(command), hours=True)
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A parameter with its name, type and default value."""
+
+    name: str
+    kind: type
+    default: Any
+    parameter: Parameter
+
+    @property
+    def required(self) -> bool:
+        return self.default is MISSING
+
+    @property
+    def several(self) -> bool:
+        return (self.kind is tuple and "type" not in self.parameter.settings) or bool(
+            self.parameter.settings.get("multiple")
+        )
+
+    def for_click(self) -> click.Parameter:
+        settings: dict[str, Any] = {"required": self.required, **self.parameter.settings}
+        if not self.required:
+            settings["default"] = self.default
+        if not self.several and self.kind in (int, float, str):
+            settings.setdefault("type", self.kind)
+        if not self.parameter.flag:
+            return click.Argument([self.name], **{"nargs": -1 if self.several else 1, **settings})
+        if self.kind is bool:
+            settings["is_flag"] = True
+        elif self.several:
+            settings["multiple"] = True
+        elif self.default is not None:
+            settings.setdefault("show_default", True)
+        return click.Option([self.parameter.flag, self.name], **settings)
 
 
-def picture_options(command: Callable[..., Any], hours: bool = False) -> Callable[..., Any]:
-    """--plot, --x and --scale."""
-    for decorate in (
-        click.option(
-            "--scale",
-            type=click.Choice(("log", "linear")),
-            help="With --plot: of the learning rate.  [default: log where it falls far for long]",
-        ),
-        click.option(
-            "--x",
-            type=click.Choice(("iterations", "epochs", "images", *["hours"] * hours)),
-            help="With --plot: what the x axis counts.  [default: epochs]",
-        ),
-        click.option(
-            "--plot",
-            "plot_file",
-            is_flag=False,
-            flag_value="-",
-            metavar="[FILE]",
-            callback=_no_folder,
-            help="Also draw it, in the terminal or into FILE (.svg, .png, .html; pip install 'stagerun[plots]').",
-        ),
-    ):
-        command = decorate(command)
-    return command
+def declared(of: Callable[..., Any]) -> Iterator[Declared]:
+    """The parameters of a function, or fields of a dataclass, that are on the command line, and those of dataclasses among them."""
+    for name, one in inspect.signature(of).parameters.items():
+        if _nested(one):
+            yield from declared(one.annotation)
+        own = getattr(of, "__dataclass_fields__", {}).get(name, one.default)
+        default = own.default if isinstance(own, Field) else MISSING if own is one.empty else own
+        for each in (own, *getattr(one.annotation, "__metadata__", ())):
+            if isinstance(each, Field) and _HERE in each.metadata:
+                yield Declared(name, _kind(one.annotation), default, each.metadata[_HERE])
 
 
-class FiniteRange(click.FloatRange):
-    """Click's own lets `nan` through, which is neither below nor above, and `inf` where there is no upper end."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if not math.isfinite(click.FLOAT.convert(value, param, ctx)):
-            self.fail(f"{value} is no number.", param, ctx)
-        return float(super().convert(value, param, ctx))
+def _nested(one: inspect.Parameter) -> bool:
+    """Whether it is a dataclass with parameters of its own."""
+    return is_dataclass(one.annotation)
 
 
-class Duration(click.ParamType):  # generic in a newer click alone
-    """A length of time on the command line, in seconds; `least`: and no shorter."""
-
-    name = "time"
-
-    def __init__(self, least: float = 0.0) -> None:
-        self.least = least
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            seconds = units.seconds(str(value))
-        except ValueError:
-            self.fail(f"{value!r} is no length of time: write 4h, 90m, 3h30m, 2d or 1:30:00.", param, ctx)
-        if seconds < self.least:
-            self.fail(f"{value} is too short: {self.least:g}s is the least.", param, ctx)
-        return seconds
+def _kind(annotation: Any) -> type:
+    """`int` for `int | None`, `tuple` for `tuple[str, ...]`."""
+    annotation = getattr(annotation, "__origin__", annotation) if hasattr(annotation, "__metadata__") else annotation
+    if isinstance(annotation, UnionType):
+        annotation = next(kind for kind in get_args(annotation) if kind is not NoneType)
+    return get_origin(annotation) or annotation
 
 
-def limits(words: Sequence[str]) -> Limits | None:
-    """What `--timeout SECTION=TIME ...` says; None for `off`. UsageError."""
-    given: dict[Section, float] = {}
-    names = [section.value for section in Section]
-    for word in words:
-        name, equals, time = (part.strip() for part in word.partition("="))
-        if word.strip() == "off":
-            if len(words) > 1:
-                raise UsageError(
-                    "--timeout off, and another --timeout", "`off` is for all sections: leave the others out"
-                )
-            return None
-        if not equals and name in names:
-            raise UsageError(f"--timeout {word}: how long is not said", f"write `--timeout {name}=5m`")
-        if name not in names:
-            hint = nearest(name, names) or f"write SECTION=TIME; the sections are {listing(names)}; or `off`"
-            raise UsageError(f"--timeout {word}: there is no section `{name}`", hint)
-        section = Section(name)
-        if section in given:
-            raise UsageError(f"--timeout {name} is given twice")
-        try:
-            given[section] = units.seconds(time)
-        except ValueError:
-            raise UsageError(
-                f"--timeout {word}: `{time}` is no length of time", "write 90s, 5m, 2h or 1:30:00"
-            ) from None
-        if given[section] < LEAST_S:
-            raise UsageError(
-                f"--timeout {word} is too short", "on a busy machine, a process may wait for its turn that long"
-            )
-    return Limits(given)
+def filled(of: Callable[..., T], values: Mapping[str, Any]) -> T:
+    """Calls a function, or makes a dataclass, with its share of click's values."""
+    share = {}
+    for name, one in inspect.signature(of).parameters.items():
+        share[name] = filled(one.annotation, values) if _nested(one) else values[name]
+    return of(**share)
 
 
-def missing_data(data: Data) -> Iterator[str]:
-    """A sentence for each LMDB that isn't on this machine, which may be a login node."""
-    for field, source in (("data.train", data.train), ("data.val", data.val)):
-        if source is not None and not os.path.exists(source.path):
-            yield f"{field}: there is no LMDB at {source.path} on this machine; `run` will need it"
+def arguments(options: Any, *names: str) -> list[str]:
+    """The words of a command line that stand for `options`, apart from what is the default and what only a launcher needs; or those of the
+    fields `names`."""
+    words: list[str] = []
+    for one in declared(type(options)):
+        value = getattr(options, one.name)
+        if one.name not in names if names else one.parameter.launcher or value == one.default:
+            continue
+        flag = [one.parameter.flag] if one.parameter.flag else []
+        if one.kind is bool:
+            words += flag if value else []
+        else:
+            each = value if one.several else () if value is None else (value,)
+            words += [word for item in each for word in (*flag, one.parameter.word(item))]
+    return words
 
 
-def output_folder(name: str, out: str | None) -> Path:
-    return Path(out) if out is not None else Path("out") / name
+def given(options: Any) -> list[str]:
+    """The flags of all that isn't the default."""
+    return [one.parameter.flag for one in declared(type(options)) if getattr(options, one.name) != one.default]
 
 
-def at_least(least: int, **given: int | None) -> None:
-    """RecipeError for each option that is given and below `least`; `nproc=0` stands for --nproc 0."""
+def require_least(of: Callable[..., Any], values: Mapping[str, Any]) -> None:
+    """RecipeError with a mistake for each number that is too small."""
     problems = []
-    for name, value in given.items():
-        if value is not None and value < least:
-            option = "--" + name.replace("_", "-")
-            problems.append(
-                Problem(
-                    f"{option} must be {least} or more",
-                    Span("argument", 1, len(option) + 2),
-                    f"{option} {value}",
-                )
-            )
+    for one in declared(of):
+        least, value, flag = one.parameter.least, values[one.name], one.parameter.flag
+        if least is not None and value is not None and value < least:
+            place = Span("argument", 1, len(flag) + 2)
+            problems.append(Problem(f"{flag} must be {least} or more", place, f"{flag} {value}"))
     if problems:
         raise RecipeError(problems)
+
+
+class Command(click.Command):
+    """`titles`: the group in --help for each option that is in one. The others come first."""
+
+    titles: dict[str, str]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for one in self.get_params(ctx):
+            if isinstance(one, click.Option) and (record := one.get_help_record(ctx)) is not None:
+                groups.setdefault(self.titles.get(one.name or "", "Options"), []).append(record)
+        for title, rows in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+def command(
+    name: str = "", *, grouped: bool = False, **settings: Any
+) -> Callable[[Callable[..., int | None]], Command]:
+    """A decorator that makes a command of a function, which returns the exit code. `grouped`: with the titles of options in --help."""
+
+    def decorate(function: Callable[..., int | None]) -> Command:
+        @guarded
+        @functools.wraps(function)
+        def run(**values: Any) -> None:
+            require_least(function, values)
+            sys.exit(filled(function, values))
+
+        params = list(declared(function))
+        made = Command(
+            name or function.__name__,
+            callback=run,
+            params=[one.for_click() for one in params],
+            help=inspect.getdoc(function),
+            **settings,
+        )
+        made.titles = {one.name: one.parameter.title for one in params if grouped and one.parameter.title}
+        return made
+
+    return decorate

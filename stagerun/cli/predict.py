@@ -7,11 +7,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 import numpy as np
 
-from stagerun.cli.data_looking import class_names
+from stagerun.cli.data_import import ResizeOptions
+from stagerun.cli.data_index import class_names
+from stagerun.cli.data_show import classes_of
 from stagerun.cli.ending import show, tell
-from stagerun.cli.showing import classes_of
+from stagerun.cli.options import argument, command, option
+from stagerun.cli.selection import choose_snapshot
+from stagerun.cli.shared_options import Ema, ForwardBatch, Json, OutOfName, OwnThreads, Views
 from stagerun.data import datum
 from stagerun.data.records import ListRecords, LmdbSource
 from stagerun.errors import DataError, StagerunError
@@ -27,16 +32,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictOptions:
-    images: tuple[str, ...]
-    resize: ImportOptions
-    classes: str | None
-    top: int
-    views: str
-    device_batch: int | None
-    threads: int | None
-    ema: bool
-    csv: str | None
-    as_json: bool
+    images: tuple[str, ...] = argument("FOLDER|IMAGE...")
+    top: int = option("--top K", "Answers per picture.", type=click.IntRange(1), default=5)
+    classes: str | None = option(
+        "--classes FILE", "Names of the classes, one per line, by label.  [default: the LMDBs']"
+    )
+    resize: ResizeOptions
+    views: Views = "one"
+    device_batch: ForwardBatch = None
+    threads: OwnThreads = None
+    ema: Ema = False
+    csv: str | None = option("--csv FILE", "Also a row for each picture and answer, with all digits.")
+    as_json: Json = False
+
+
+@command()
+def predict(snapshot: str = argument("SNAPSHOT"), out: OutOfName = None, *, options: PredictOptions) -> None:
+    """What a snapshot's network says of pictures: names of classes and probabilities.
+
+    SNAPSHOT is a snapshot's directory, or its name with --out. Of a FOLDER every picture at any depth is taken. Files become
+    records as by `data import`, and are cropped and normalised as in the stage's evaluations: a network that was trained on
+    images resized by `data import` needs the same --resize options here, and the same --background.
+    """
+    predict_images(choose_snapshot(snapshot, out), options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +80,10 @@ class Prediction:
 
 def predict_images(folder: Path, options: PredictOptions) -> None:
     """A line for each picture as soon as it is known. A picture that can't be used is named; the exit code is then that of DataError."""
-    paths = _paths(options.images)
+    paths, resize = _paths(options.images), options.resize.checked()
     import torch
 
+    from stagerun.engine import views
     from stagerun.engine.device import choose_device
     from stagerun.train.evaluating import Wanted
     from stagerun.train.evaluating import classifier
@@ -75,11 +94,11 @@ def predict_images(folder: Path, options: PredictOptions) -> None:
     torch.set_num_threads(options.threads or default_threads(1))
     stored = _not_rectangular(open_snapshot(folder))
     names = _class_names(stored, options.classes)
-    classify = classifier(stored, Wanted(views=Views(options.views), ema=options.ema), choose_device(World()))
+    classify = classifier(stored, Wanted(views=views.Views(options.views), ema=options.ema), choose_device(World()))
     batch = options.device_batch or stored.stage.solver.test_batch_size
     found: list[Prediction] = []
     bad: list[str] = []
-    for images, records in _records(stored, paths, options.resize, batch, bad):
+    for images, records in _records(stored, paths, resize, batch, bad):
         for image, shares in zip(images, classify(records).numpy(), strict=True):
             order = np.argsort(-shares, kind="stable")[: options.top].tolist()
             answers = (Answer(n, names[n] if n < len(names) else "", float(shares[n])) for n in order)

@@ -7,8 +7,7 @@ import threading
 from contextlib import suppress
 
 from stagerun import signals
-from stagerun.cli.ending import to_nowhere
-from stagerun.text import count
+from stagerun.text import count, to_nowhere
 
 _MOST = 16 << 20  # characters that nobody has read yet
 _LONGEST = 1 << 16  # a line; a longer one is cut

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING
 
 from stagerun import signals, store
 from stagerun.cli.ending import tell
-from stagerun.cli.options import output_folder
+from stagerun.cli.options import arguments
+from stagerun.cli.options import command
+from stagerun.cli.options import option
+from stagerun.cli.shared_options import DeviceBatch
+from stagerun.cli.shared_options import Folder
+from stagerun.cli.shared_options import Json
+from stagerun.cli.shared_options import Nproc
+from stagerun.cli.shared_options import OutToCome
+from stagerun.cli.shared_options import Overrides
+from stagerun.cli.shared_options import Synthetic
+from stagerun.cli.shared_options import Threads
+from stagerun.cli.shared_options import output_folder
 from stagerun.cli.throw_away import claim
 from stagerun.cli.workers import say
 from stagerun.cli.workers import start
@@ -56,36 +67,39 @@ THROW_AWAY = ".rehearsal"
 
 @dataclass(frozen=True, slots=True)
 class RehearseOptions:
-    folder: str
-    overrides: tuple[str, ...]
-    out: str | None
-    iters: int | None
-    device_batch: int | None
-    workers: int | None
-    synthetic: bool
-    nproc: int | None
-    threads: int | None
-    as_json: bool
+    folder: Folder
+    overrides: Overrides = ()
+    out: OutToCome = None
+    iters: int | None = option(
+        "--iters N", "Iterations per stage, 2 or more.  [default: 5, or as many as take the first stage 5 s]", least=2
+    )
+    device_batch: DeviceBatch = None
+    workers: int | None = option(
+        "--workers N", "Estimate for a job of N workers.  [default: as many as rehearse]", least=1
+    )
+    synthetic: Synthetic = False
+    nproc: Nproc = None
+    threads: Threads = None
+    as_json: Json = False
 
     def arguments(self) -> list[str]:
         """The command line of a worker."""
-        words = ["rehearse", self.folder, *[word for value in self.overrides for word in ("--set", value)]]
-        for option, value in (
-            ("--out", self.out),
-            ("--iters", self.iters),
-            ("--device-batch", self.device_batch),
-            ("--workers", self.workers),
-        ):
-            words += [] if value is None else [option, str(value)]
-        return words + ["--synthetic"] * self.synthetic + ["--json"] * self.as_json
+        return ["rehearse", *arguments(self)]
 
     @property
     def orders(self) -> Orders:
         return Orders(tuple(self.arguments()), self.threads, saves=False)
 
 
-def rehearse_command(options: RehearseOptions) -> int:
-    """The exit code."""
+@command()
+def rehearse(options: RehearseOptions) -> int:
+    """Goes through the whole schedule with a few iterations per stage, and estimates what the real run will take.
+
+    Everything is done as in `run`, in a folder that is thrown away: data and transforms of each stage, carry-over,
+    snapshots, a stop and a resume, evaluation. Then comes the time per stage, disk and memory, and what would run out.
+    One device batch is run per worker and iteration; the rest of a real iteration is extrapolated. `plan` shows the estimate
+    from then on.
+    """
 
     def job(world: World, stop: StopRequest) -> int:
         return _rehearse(options, world, stop)
@@ -136,16 +150,21 @@ def check_short(schedule: Schedule, workers: int, device_batch: int | None, synt
 
 
 def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
-    from stagerun.train.agreement import everyone, rank0
-    from stagerun.train.join import join, load_everywhere, place
-    from stagerun.train.rehearse import Rehearsal, rehearse
+    from stagerun.train.agreement import everyone
+    from stagerun.train.agreement import rank0
+    from stagerun.train.join import join
+    from stagerun.train.join import load_everywhere
+    from stagerun.train.join import place
+    from stagerun.train.rehearse import Rehearsal
+    from stagerun.train.rehearse import rehearse
+    from stagerun.runner import rehearse as runner
 
     device, comm = join(world, options.threads, stop)
     schedule = load_everywhere(options.folder, options.overrides, comm)
     placed = place(world, device, comm, Wish(threads=options.threads))  # as `run` does, whose time this is to tell
     everyone(comm, lambda: _check(options, schedule, comm.size))
     out = output_folder(schedule.name, options.out)
-    asked = Rehearsal(options.iters, options.device_batch, options.synthetic)
+    asked = runner.Rehearsal(options.iters, options.device_batch, options.synthetic)
     if comm.rank == 0 and not options.as_json:
         say(
             f"rehearsing {schedule.name}: {count(sum(s.enabled for s in schedule.stages), 'stage')}, "
@@ -155,7 +174,7 @@ def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
             say(f"{'warning' if placed.warning else 'note'}: {placed.text}")
     with ExitStack() as stack:
         rank0(comm, lambda: str(claim(out / THROW_AWAY, "out", stack)))
-        figures = rehearse(
+        figures = runner.rehearse(
             schedule, asked, out / THROW_AWAY / "out", comm, world, device, stop, _watcher(options.as_json)
         )
     if figures is not None:

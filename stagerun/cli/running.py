@@ -5,13 +5,11 @@ import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stagerun import signals, store
+from stagerun.cli.commands_run import RunOptions
 from stagerun.cli.ending import over_live_line, tell
-from stagerun.cli.looking import DISK
-from stagerun.cli.options import AUTO, CORES, NONE, limits, output_folder
-from stagerun.cli.timing import find_hours
+from stagerun.cli.options import NONE
 from stagerun.cli.workers import say
 from stagerun.cli.workers import start
 from stagerun.cli.workers import watched
@@ -19,7 +17,7 @@ from stagerun.cli.workers import work
 from stagerun.errors import ExitCode
 from stagerun.errors import UsageError
 from stagerun.events import RunFinished
-from stagerun.launch import GRACE_S, StopRequest
+from stagerun.launch import StopRequest
 from stagerun.launch.workers import Job
 from stagerun.launch.workers import Orders
 from stagerun.launch.workers import Wish
@@ -27,6 +25,13 @@ from stagerun.launch.workers import check_workers
 from stagerun.launch.workers import devices
 from stagerun.launch.workers import joined
 from stagerun.lmdb_file import with_sets
+from stagerun.cli.host_options import HostOptions
+from stagerun.cli.hours import find_hours
+from stagerun.cli.options import arguments
+from stagerun.cli.output import DISK
+from stagerun.cli.shared_options import CORES
+from stagerun.cli.shared_options import limits
+from stagerun.cli.shared_options import output_folder
 from stagerun.plan import Plan, State, make_plan, require_fresh
 from stagerun.plan.ensembles import ensembles_text
 from stagerun.plan.hours import render_hours
@@ -49,78 +54,10 @@ from stagerun.train.results import standing
 from stagerun.store.write import require_writable
 from stagerun.world import World
 
-if TYPE_CHECKING:
-    from stagerun.cli.hosting import HostOptions
+PROFILED = 10  # iterations of --profile
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    folder: str
-    overrides: tuple[str, ...] = ()
-    out: str | None = None
-    redo: tuple[str, ...] = ()
-    keep: tuple[str, ...] = ()
-    nproc: int | None = None
-    threads: int | None = None
-    log_format: str = "text"
-    log: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
-    until: str | None = None
-    grace: float | None = None
-    retry: bool = False
-    exact: bool = False
-    timeouts: tuple[str, ...] = ()
-    bind: str = AUTO
-    comm_cores: int | None = None
-    profile: str | None = None
-    profile_iterations: int | None = None
-
-    @property
-    def selection(self) -> Selection:
-        return Selection(self.redo, self.keep, self.only, self.until)
-
-    @property
-    def wish(self) -> Wish:
-        return Wish({AUTO: None, CORES: True, NONE: False}[self.bind], self.comm_cores, self.threads)
-
-    @property
-    def orders(self) -> Orders:
-        return Orders(tuple(self.arguments()), self.threads, self.grace_s)
-
-    def output(self, schedule: Schedule) -> Path:
-        return output_folder(schedule.name, self.out)
-
-    @property
-    def grace_s(self) -> float:
-        """Seconds from a signal to the end."""
-        return GRACE_S if self.grace is None else self.grace
-
-    def arguments(self) -> list[str]:
-        """The command line of a worker."""
-        given = {
-            "--log-format": self.log_format,
-            "--set": self.overrides,
-            "--redo": self.redo,
-            "--keep": self.keep,
-            "--only": self.only,
-            "--log": self.log,
-            "--timeout": self.timeouts,
-            "--grace": None if self.grace is None else f"{self.grace:f}s",  # no exponent
-            "--until": self.until,
-            "--out": self.out,
-            "--profile": self.profile,
-            "--profile-iterations": self.profile_iterations,
-            "--bind": self.bind,
-            "--comm-cores": self.comm_cores,
-        }
-        words = ["run", self.folder, *["--retry"] * self.retry, *["--require-bit-exact"] * self.exact]
-        for option, value in given.items():
-            for one in value if isinstance(value, tuple) else (value,):
-                words += [] if one is None else [option, str(one)]
-        return words
-
-
-def run_command(options: RunOptions, hosts: "HostOptions | None" = None) -> int:
+def run_command(options: RunOptions, hosts: HostOptions | None = None) -> int:
     """The exit code. `hosts`: what --hosts and the options beside it say."""
     over_live_line()
     require_packages(options.log)
@@ -165,7 +102,7 @@ def _start(job: Job, options: RunOptions) -> int:
     return done if done is not None else start(job, options.orders, nproc)
 
 
-def _on_hosts(options: RunOptions, hosts: "HostOptions", watched: bool) -> int:
+def _on_hosts(options: RunOptions, hosts: HostOptions, watched: bool) -> int:
     # Only here: it compares what data hosts see, and so loads numpy, whose threads others start with signals held.
     from stagerun.cli.hosting import Task, on_hosts
 
@@ -217,13 +154,9 @@ def _shortly(plan: Plan, out: Path, options: RunOptions) -> str:
         return ""
     hours = find_hours(plan, out, None)
     left = render_hours(plan, hours).partition("\n")[0] if hours else ""
-    words = ["stagerun", "plan", options.folder, *(w for o in options.overrides for w in ("--set", o))]
-    words += [] if options.out is None else ["--out", options.out]
-    for name, values in (("--redo", options.redo), ("--keep", options.keep), ("--only", options.only)):
-        words += [word for value in values for word in (name, value)]
-    words += [] if options.until is None else ["--until", options.until]
+    same = arguments(options, "folder", "overrides", "out", "redo", "keep", "only", "until")
     text += f", {left}" if left.startswith("about") else ""
-    return f"{text}\n`{shlex.join(words)}` shows the full plan"
+    return f"{text}\n`{shlex.join(['stagerun', 'plan', *same])}` shows the full plan"
 
 
 def look(schedule: Schedule, out: Path, options: RunOptions) -> tuple[Plan, Inventory]:

@@ -8,8 +8,17 @@ from typing import Any
 
 from stagerun import store
 from stagerun.cli.log_tail import Life, names, newest_start, read_last_life, started
-from stagerun.cli.looking import DISK, LOG, Target, newest_recipe, newest_snapshot, written
-from stagerun.cli.status_results import Evaluation, ensembles, evaluations
+from stagerun.cli.output import (
+    DISK,
+    LOG,
+    Evaluation,
+    Target,
+    ensembles,
+    evaluations,
+    newest_recipe,
+    newest_snapshot,
+    written,
+)
 from stagerun.errors import ExitCode
 from stagerun.events import (
     EnsembleTested,

@@ -1,25 +1,45 @@
-"""A Status as a person reads it, and as JSON. Pure."""
+"""`stagerun status`: whether a run is alive and how far it is, for a person and as JSON."""
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from stagerun.cli.looking import percent
-from stagerun.cli.status import Status
-from stagerun.errors import ExitCode
+from stagerun.cli.ending import show, tell
+from stagerun.cli.options import command
+from stagerun.cli.output import elsewhere, find_target
+from stagerun.cli.shared_options import Folder, Json, Out, Overrides
+from stagerun.cli.status import Status, look
+from stagerun.errors import WORTH_ANOTHER_START
 from stagerun.pace import strip
 from stagerun.report.results import ensembles_table
 from stagerun.snapshots import passed_over
-from stagerun.text import columns, count, duration, size
+from stagerun.text import columns
+from stagerun.text import count
+from stagerun.text import duration
+from stagerun.text import size
 from stagerun.train.results import LIMIT
+from stagerun.text import percent
 
 MOST_WARNINGS = 10
 MOST_HOSTS = 8
 GOES_ON = "the same `stagerun run` goes on"
 STUCK = f"the last {LIMIT} runs got no further, so `stagerun run` asks for --retry"
-# Of an error only these are worth another try as it is; with the others the next run would end in the same way.
-WORTH_ANOTHER_TRY = {ExitCode.PEER, ExitCode.STORAGE, ExitCode.SAVED, ExitCode.RANKS_DIFFER}
+
+
+@command()
+def status(folder: Folder, overrides: Overrides = (), out: Out = None, as_json: Json = False) -> None:
+    """Shows whether a run is alive, how far it is, and its warnings, from any terminal.
+
+    DIR is the schedule's folder, or the output folder itself. A run counts as alive while it holds the output folder's lock;
+    where that doesn't reach, as on another host, while it gives signs of life, for which is waited 15 s at most.
+    """
+    target = find_target(folder, overrides, out)
+    now = time.time()
+    found = look(target, now, tell)
+    text = status_json(found) if as_json else status_text(found, now)
+    show(text + (elsewhere(target) if found.state == "nothing" and not as_json else ""), marks=found.stages)
 
 
 def status_json(status: Status) -> str:
@@ -81,7 +101,7 @@ def _headline(status: Status, ago: Callable[[float], str]) -> str:
             text = f"ended with exit code {status.exit_code} {when}{at}" + (f": {why}" if why else "")
             if status.stuck:
                 return f"{text}; {STUCK}"
-            return f"{text}; {GOES_ON}" if status.exit_code in WORTH_ANOTHER_TRY else text
+            return f"{text}; {GOES_ON}" if status.exit_code in WORTH_ANOTHER_START else text
         case "elsewhere":
             beat = f"beat {status.holder.beat}" if status.holder and status.holder.beat is not None else "its name"
             logged = "nothing logged yet" if status.last_logged is None else f"last logged {when}{at}"

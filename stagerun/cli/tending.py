@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stagerun import store
 from stagerun.cli.ending import tell
-from stagerun.cli.looking import DISK, Target
+from stagerun.cli.output import DISK, Target
 from stagerun.errors import ResumeRefused, StagerunError, UsageError, nearest
 from stagerun.plan import Plan, State, changed_fields, make_plan
 from stagerun.recipe import Schedule

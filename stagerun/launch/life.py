@@ -79,7 +79,7 @@ def decide(ended: Ended, policy: Policy) -> Finish | Again:
     if ended.code == ExitCode.IN_USE and ended.releasing:
         says = f"{_first_line(ended.text)}; it may be what the last life has left, and saves: next try in {RELEASED_S:.0f} s"
         return Again(_ordered(ended, policy), False, says, RELEASED_S)
-    if ended.code not in (ExitCode.PEER, ExitCode.RANKS_DIFFER, ExitCode.SAVED):
+    if ended.code not in WORTH_ANOTHER_START or ended.code == ExitCode.STORAGE:
         return Finish(ended.code, ended.text)
     gone = [name for name in ended.lost if name not in ended.answering]
     left = _ordered(ended, policy)

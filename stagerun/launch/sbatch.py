@@ -4,14 +4,11 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stagerun.errors import EXIT_MEANINGS, ExitCode
+from stagerun.errors import EXIT_MEANINGS, WORTH_ANOTHER_START, ExitCode
 
 # Allocations in a row that leave no new snapshot or result, after which there is no point in another one. The guard of three lives
 # (`train.restarts`) doesn't see those that end before a life begins, nor those that were told to stop.
 FRUITLESS = 3
-
-# Worth another allocation; and every death by a signal, which srun tells as 128 and its number.
-AGAIN = (ExitCode.PEER, ExitCode.STORAGE, ExitCode.SAVED, ExitCode.RANKS_DIFFER)
 
 _MOST_MARGIN_S = 20
 
@@ -70,8 +67,8 @@ def script(batch: Batch) -> str:
         "FRUITLESS": str(FRUITLESS),
         "REFUSED": str(int(ExitCode.RESUME_REFUSED)),
         "SRUN": _srun(batch),
-        "MEANINGS": "\n".join(f"#   {int(code)}  {EXIT_MEANINGS[code]}" for code in AGAIN),
-        "AGAIN": " | ".join(str(int(code)) for code in AGAIN),
+        "MEANINGS": "\n".join(f"#   {int(code)}  {EXIT_MEANINGS[code]}" for code in WORTH_ANOTHER_START),
+        "AGAIN": " | ".join(str(int(code)) for code in WORTH_ANOTHER_START),
     }
     body = _BODY
     for name, value in values.items():

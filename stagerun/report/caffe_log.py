@@ -10,21 +10,20 @@ row the last rate it has read. Lines that Caffe doesn't have come from `stagerun
 """
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from stagerun import events
-from stagerun.report.console import print_nowhere
 from stagerun.report.course import Leg
-from stagerun.report.results import (
-    ensemble_line,
-    ensembles_table,
-    failed_line,
-    finished_line,
-    ordered,
-    piece_line,
-    results_table,
-)
+from stagerun.report.results import ensemble_line
+from stagerun.report.results import ensembles_table
+from stagerun.report.results import failed_line
+from stagerun.report.results import finished_line
+from stagerun.report.results import ordered
+from stagerun.report.results import piece_line
+from stagerun.report.results import results_table
+from stagerun.text import to_nowhere
 
 OURS = "stagerun:1"
 # Where Caffe's lines come from; some scripts look for these.
@@ -71,7 +70,7 @@ class CaffeLog:
         try:
             print(glog(text, severity, place), flush=True)
         except OSError:  # no one reads any more; training goes on, and log.jsonl has everything
-            print_nowhere()
+            to_nowhere(sys.stdout)
 
     def __call__(self, event: events.Event) -> None:
         match event:

@@ -1,6 +1,5 @@
 """What rank 0 shows while it runs: one live line on a terminal, plain lines elsewhere."""
 
-import os
 import shlex
 import sys
 import time
@@ -18,16 +17,19 @@ from rich.text import Text
 from stagerun import events
 from stagerun.pace import DONE, TO_DO, WINDOW, colour, live_line, progress_line, share
 from stagerun.recipe import OnNan
-from stagerun.report.results import (
-    ensemble_line,
-    ensembles_table,
-    failed_line,
-    finished_line,
-    ordered,
-    piece_line,
-    results_table,
-)
-from stagerun.text import count, duration, shown, size, wrapped
+from stagerun.report.results import ensemble_line
+from stagerun.report.results import ensembles_table
+from stagerun.report.results import failed_line
+from stagerun.report.results import finished_line
+from stagerun.report.results import ordered
+from stagerun.report.results import piece_line
+from stagerun.report.results import results_table
+from stagerun.text import count
+from stagerun.text import duration
+from stagerun.text import shown
+from stagerun.text import size
+from stagerun.text import wrapped
+from stagerun.text import to_nowhere
 from stagerun.world import relayed
 
 _EVERY_S = 0.5  # between two pictures of the live line
@@ -46,13 +48,7 @@ class _Terminal(Terminal):
     """rich ends the program when its output is no longer read; training goes on."""
 
     def on_broken_pipe(self) -> None:
-        print_nowhere()
-
-
-def print_nowhere() -> None:
-    """Sends stdout to /dev/null from now on, so that neither a later line nor the flush at exit fails."""
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        to_nowhere(sys.stdout)
 
 
 class Console:
@@ -104,7 +100,7 @@ class Console:
                         part, end="", soft_wrap=not live, no_wrap=live, overflow="ellipsis" if live else None
                     )
         except OSError:
-            print_nowhere()
+            to_nowhere(sys.stdout)
         self._drawn, self._next = live, time.monotonic() + _EVERY_S if live else 0.0
 
     def _marks(self) -> dict[str, str]:

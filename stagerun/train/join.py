@@ -14,8 +14,16 @@ from typing import Any
 import torch
 
 from stagerun import binding
-from stagerun.comm import PATIENT, TIMEOUT, Comm, SoloComm, TorchComm, gather_json
+from stagerun.comm import PATIENT
+from stagerun.comm import TIMEOUT
+from stagerun.comm import Comm
+from stagerun.comm import SoloComm
+from stagerun.comm import TorchComm
+from stagerun.comm import gather_json
 from stagerun.engine.device import choose_device
+from stagerun.cli.shared_options import AUTO
+from stagerun.cli.shared_options import CORES
+from stagerun.cli.shared_options import NONE
 from stagerun.errors import UsageError
 from stagerun.events import Note
 from stagerun.launch import StopRequest

@@ -148,7 +148,7 @@ def read_figures(out: Path) -> Figures | None:
 LIMIT = 3
 
 # Ends that a launcher, a scheduler or a batch script answers with another start. Those with another code have told somebody what to do.
-_BAD = (None, ExitCode.PEER, ExitCode.BUG, ExitCode.STORAGE, ExitCode.RANKS_DIFFER)
+_BAD = {None, ExitCode.BUG, *WORTH_ANOTHER_START} - {ExitCode.SAVED}
 
 _MOST_BYTES = 1 << 20  # of a result
 

@@ -146,7 +146,7 @@ def _in_thread(do: Callable[..., None], *words: str) -> threading.Thread:
 
 def _say(text: str) -> None:
     with suppress(OSError):
-        os.write(2, (signals.over_live_line(2) + text).encode())
+        os.write(2, (signals.erase_line(2) + text).encode())
 
 
 def _append(path: str, text: str) -> None:

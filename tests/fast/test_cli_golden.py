@@ -20,7 +20,8 @@ COMMANDS = {name: command for name, command in TOP.items() if not isinstance(com
     f"{group} {name}": command
     for group, commands in TOP.items()
     if isinstance(commands, click.Group)
-    for name, command in commands.commands.items()
+    for name in commands.list_commands(NONE)
+    if (command := commands.get_command(NONE, name)) is not None
 }
 
 CASES = {

@@ -14,9 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import ImageFont
 
+from stagerun.cli.data_show import ShowOptions
+from stagerun.cli.data_show import _show
 from stagerun.cli.main import main
-from stagerun.cli.showing import ShowOptions, _show
-from stagerun.data import datum, index, indexing
+from stagerun.data import datum
+from stagerun.data import index
+from stagerun.data import indexing
 from stagerun.data.bad_records import BadRecords
 from stagerun.data.jpeg import Rectangle
 from stagerun.data.loader import Loader
@@ -90,7 +93,7 @@ def options(folder: Path, **given: object) -> ShowOptions:
         number=4,
         first=None,
         random=None,
-        box=64,
+        size=64,
         output="sheet.png",
     )
     return replace(usual, **given)  # type: ignore[arg-type]
@@ -316,7 +319,7 @@ def test_a_sheet_that_cannot_be_written_is_told_of(lmdb: Path, tmp_path: Path, m
 
 
 def test_looking_at_images_does_not_import_torch() -> None:
-    code = "import sys, stagerun.cli.showing; assert 'torch' not in sys.modules"
+    code = "import sys, stagerun.cli.data_show; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

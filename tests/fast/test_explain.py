@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stagerun.cli.explaining import explain_text
+from stagerun.cli.explain import explain_text
 from stagerun.cli.main import main
 from stagerun.errors import UsageError
 from stagerun.proto import stagerun_pb2

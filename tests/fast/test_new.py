@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from stagerun.cli.main import main
-from stagerun.cli.new_schedule import gallery
+from stagerun.cli.new import gallery
 from stagerun.data.index import load as load_index
 from stagerun.errors import RecipeError
 from stagerun.plan.lint import lint

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from test_plan_trees import inventory, on_disk, planned, shown, snapshot, states
 
-from stagerun.cli.planning import remarks
+from stagerun.cli.plan import remarks
 from stagerun.plan import State, make_plan
 from stagerun.plan.counting import names_of, under
 from stagerun.recipe import Schedule

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stagerun.cli.data_looking import make_index
+from stagerun.cli.data_index import make_index
 from stagerun.data import index, jpeg
 from stagerun.data.indexing import build
 from stagerun.errors import DataError, UsageError

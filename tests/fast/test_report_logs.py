@@ -24,7 +24,7 @@ from log_help import (
 )
 
 from stagerun import store
-from stagerun.cli.running import RunOptions
+from stagerun.cli.commands_run import RunOptions
 from stagerun.errors import StorageError, UsageError
 from stagerun.events import Event, StageFinished
 from stagerun.plan import Plan
@@ -223,7 +223,7 @@ def test_tensorboard_that_cant_make_its_files_lets_training_go_on(tmp_path: Path
 
 
 def test_a_worker_gets_the_same_options() -> None:
-    options = RunOptions("dir", (), None, (), (), 2, 1, "caffe", ("dawnbench", "mllog"))
+    options = RunOptions("dir", nproc=2, threads=1, log_format="caffe", log=("dawnbench", "mllog"))
     words = " ".join(options.arguments())
     assert "--log-format caffe" in words and "--log dawnbench --log mllog" in words
 

@@ -12,7 +12,7 @@ from made_up_runs import STAGES, Story, report, rows
 
 from stagerun import store
 from stagerun.cli.log_tail import read_last_life
-from stagerun.cli.looking import Target
+from stagerun.cli.output import Target
 from stagerun.cli.status import look
 from stagerun.cli.status_text import status_json, status_text
 from stagerun.events import EnsembleTested, PieceStarted, Retraced, RunFinished, StageStarted

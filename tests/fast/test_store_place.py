@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.cli.planning import place_remark
+from stagerun.cli.plan import place_remark
 from stagerun.cli.status_text import hosts_text
 from stagerun.store import local_kind, lost_with
 from stagerun.system.files import LOCAL, mounted

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.cli.drawing import draw
+from stagerun.cli.topology import draw
 from stagerun.errors import RecipeError, UsageError
 from stagerun.topology.described import describe, parse
 from stagerun.topology.machine import Core, Gpu, Machine, Node, ranges, read

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from stagerun.cli.options import limits
+from stagerun.cli.shared_options import limits
 from stagerun.errors import UsageError
 from stagerun.pulse import SIZE, Beat, Limits, Pulse, Section, beating, read
 

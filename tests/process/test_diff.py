@@ -12,7 +12,7 @@ import tiny
 from click.testing import CliRunner, Result
 
 from stagerun import store
-from stagerun.cli.diffing import compare, diff_text
+from stagerun.cli.diff import compare, diff_text
 from stagerun.cli.main import main
 from stagerun.plan.difference import Difference, FieldDifference, difference
 from stagerun.plan.estimate import Cost, Figures

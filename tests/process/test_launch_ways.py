@@ -12,8 +12,8 @@ import pytest
 import small
 import tiny
 
-from stagerun.cli.running import RunOptions
 from stagerun.system import process
+from stagerun.cli.commands_run import RunOptions
 from stagerun.units import seconds
 
 ROOT = Path(__file__).parents[2]
@@ -164,7 +164,7 @@ def next_words(words: list[str], version: tuple[int, int], folder: Path, search:
 
 def test_a_worker_reads_the_grace_that_was_given() -> None:
     for grace in (1.0, 90.5, 600.0, 1e11):
-        words = RunOptions("d", (), None, (), (), 2, None, grace=grace).arguments()
+        words = RunOptions("d", nproc=2, grace=grace).arguments()
         assert seconds(words[words.index("--grace") + 1]) == grace
 
 

@@ -24,8 +24,9 @@ from click.testing import CliRunner
 from stagerun import events, logged, store
 from stagerun.cli import log_tail
 from stagerun.cli.log_tail import earlier_tests, read_last_life
-from stagerun.cli.looking import Target, list_snapshots
 from stagerun.cli.main import main
+from stagerun.cli.output import Target
+from stagerun.cli.snapshots import list_snapshots
 from stagerun.cli.status import look
 from stagerun.cli.status_text import GOES_ON, status_text
 from stagerun.report.jsonl import JsonLines

@@ -14,9 +14,9 @@ import pytest
 import small
 import tiny
 
-from stagerun.cli import retrying
-from stagerun.cli.retrying import Ended, RetryOptions, judge, retry_command
-from stagerun.cli.running import RunOptions
+from stagerun.cli import retry as retrying
+from stagerun.cli.commands_run import RunOptions
+from stagerun.cli.retry import Ended, RetryOptions, judge, retry_command
 from stagerun.errors import FolderInUseError, ResumeRefused, StorageError, UsageError
 from stagerun.launch.kin import to_be_told
 

@@ -15,12 +15,13 @@ import small
 import tiny
 from click.testing import CliRunner
 
-from stagerun.cli import one_life, verifying
+from stagerun.cli import one_life
+from stagerun.cli import verify_resume as verifying
 from stagerun.cli.log_tail import Tail
 from stagerun.cli.main import main
-from stagerun.cli.strokes import KILLS, STOP, Stroke, strokes
 from stagerun.cli.throw_away import claim
 from stagerun.cli.verdict import Ends, Lived, as_record, render
+from stagerun.cli.victim import KILLS, STOP, Stroke, strokes
 from stagerun.data.write import write_lmdb
 from stagerun.errors import FolderInUseError, UsageError
 from stagerun.events import (

@@ -18,7 +18,7 @@ from stored_help import stagerun
 from torch import nn
 
 from stagerun import recipe, store
-from stagerun.cli import exporting
+from stagerun.cli import export as exporting
 from stagerun.engine.images import Normalise
 from stagerun.models.vision import torchvision_models
 from stagerun.store import LocalDisk

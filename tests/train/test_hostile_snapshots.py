@@ -22,7 +22,7 @@ from reliability import forging, hostile
 from reliability.flips import Half
 
 from stagerun import recipe, store
-from stagerun.cli.looking import newest_snapshot
+from stagerun.cli.output import newest_snapshot
 from stagerun.engine.codec import decode
 from stagerun.engine.state import restore
 from stagerun.errors import ResumeRefused

@@ -94,7 +94,7 @@ def test_the_files_of_per_class(files: Path, snapshot: Path, tmp_path: Path) -> 
 
 def test_answers_of_rectangles_go_by_their_record(tmp_path: Path) -> None:
     """They are evaluated in the order of their shapes."""
-    from stagerun.cli.evaluating import Answers
+    from stagerun.cli.eval import Answers
     from stagerun.engine.device import choose_device
     from stagerun.train.evaluating import Wanted, score
     from stagerun.world import World

@@ -11,7 +11,7 @@ from test_rehearse import TREE, figures
 
 from stagerun import units
 from stagerun.cli.main import main
-from stagerun.cli.predicting import _pieces
+from stagerun.cli.plan import _pieces
 from stagerun.comm import pieces_of
 from stagerun.comm.reduce import FlatReducer
 from stagerun.models import build

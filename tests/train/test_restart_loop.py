@@ -17,8 +17,8 @@ import tiny
 import torch
 
 from stagerun import store
-from stagerun.cli.looking import Target
-from stagerun.cli.running import RunOptions
+from stagerun.cli.commands_run import RunOptions
+from stagerun.cli.output import Target
 from stagerun.cli.status import look
 from stagerun.cli.status_text import status_text
 from stagerun.comm import SoloComm
@@ -189,7 +189,7 @@ def test_a_worker_that_something_else_starts_refuses_by_itself(base: Path, sched
 
 
 def test_workers_are_told_to_retry() -> None:
-    options = RunOptions("dir", (), None, (), (), 2, 1)
+    options = RunOptions("dir", nproc=2, threads=1)
     assert "--retry" in replace(options, retry=True).arguments() and "--retry" not in options.arguments()
 
 
