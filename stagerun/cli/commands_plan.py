@@ -1,8 +1,10 @@
 """`stagerun check`, `plan` and `help`: what a login node answers in a fraction of a second."""
 
+import sys
+
 import click
 
-from stagerun.cli.ending import guarded, show, tell
+from stagerun.cli.ending import guarded, show, tell, width_of
 from stagerun.cli.link_options import Bandwidth, Latency
 from stagerun.cli.options import (
     Duration,
@@ -223,15 +225,22 @@ def diff(a: str, b: str, as_json: bool, plot_file: str | None, x: str | None, sc
 
 
 @click.command("help")
-@click.argument("words", metavar="[FIELD|TOPIC]", nargs=-1)
+@click.argument("words", metavar="[PAGE|TOPIC|FIELD]", nargs=-1)
 @click.pass_context
 @guarded
 def help_command(ctx: click.Context, words: tuple[str, ...]) -> None:
-    """Prints the manual of a field, a message or an enum of the solver files, or of a topic (`own images`, `resume`, `freeze`); of
-    `lint`, what it looks for; of nothing, an overview."""
+    """Shows a page of the manual (`designing`, `many-machines`), or what a word means: a field, a message or an enum of the solver
+    files, a topic (`own images`, `resume`, `freeze`). `lint` lists what the linter looks for. Without a word: an overview."""
+    from stagerun.manual.pages import page_name, page_text, print_page
     from stagerun.spec.manual import help_text
 
     name = " ".join(words)
+    if page := page_name(name):
+        if width_of(sys.stdout) is None:
+            show(page_text(page))
+        else:
+            print_page(page)
+        return
     if name == "lint":
         from stagerun.plan.lint import rules_text
 

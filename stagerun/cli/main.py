@@ -42,7 +42,7 @@ COMMANDS = (
     ("bench ...", "commands_bench:bench", "speed and efficiency by number of workers"),
     ("data ...", "commands_data:data", "makes, checks and shows the LMDBs that it reads"),
     ("import caffe ...", "commands_import:import_group", "makes a schedule of Caffe's solver files"),
-    ("help FIELD", "commands_plan:help_command", "the manual of the solver files"),
+    ("help [PAGE]", "commands_plan:help_command", "the manual: its pages, and every field of the solver files"),
 )
 _PLACES = {usage.split()[0]: place for usage, place, _ in COMMANDS} | {"agent": "commands_agent:agent"}
 

@@ -1,11 +1,12 @@
 """The manual: what `stagerun help NAME` prints, from the comments of stagerun.proto. Pure."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
 from stagerun.errors import UsageError, nearest
+from stagerun.manual.pages import PAGES
 from stagerun.proto import stagerun_pb2
 from stagerun.proto.manual import COMMENTS
 from stagerun.spec import tree
@@ -47,7 +48,7 @@ def help_text(name: str) -> str:
         return "\n\n".join(help_text(key) for key in meant)
     if topic := topic_text(name):
         return topic
-    everything = [*messages, *enums, *WORDS, *(f.name for m in messages.values() for f in m.fields)]
+    everything = [*PAGES, *messages, *enums, *WORDS, *(f.name for m in messages.values() for f in m.fields)]
     everything += [f"{m.name}.{f.name}" for m in messages.values() for f in m.fields]
     raise UsageError(f"the manual has no `{name}`", nearest(name, everything) or "`stagerun help` lists what there is")
 
@@ -137,14 +138,28 @@ def _enum(kind: EnumDescriptor) -> str:
 
 
 def _overview() -> str:
-    width = max(len(m.name) for m in _messages())
-    lines = [f"  {m.name:{width}}  {_first_sentence(m.name)}" for m in _messages()]
+    messages = {m.name: _first_sentence(m.name) for m in _messages()}
     topics = textwrap.wrap(", ".join(TOPICS), 118, initial_indent="  ", subsequent_indent="  ")
-    first, second = (
-        "Messages; `stagerun help NAME` prints one, or one of their fields:",
-        "Topics, under other names too:",
+    return "\n".join(
+        [
+            "Pages of the manual; `stagerun help PAGE` shows one:",
+            "",
+            *_columns(PAGES),
+            "",
+            "Messages of the solver files; `stagerun help NAME` prints one, or one of their fields:",
+            "",
+            *_columns(messages),
+            "",
+            "Topics, under other names too; `stagerun help lint` lists what the linter looks for:",
+            "",
+            *topics,
+        ]
     )
-    return "\n".join([first, "", *lines, "", second, "", *topics])
+
+
+def _columns(entries: Mapping[str, str]) -> list[str]:
+    width = max(map(len, entries))
+    return [f"  {name:{width}}  {says}" for name, says in entries.items()]
 
 
 def _first_sentence(name: str) -> str:
