@@ -1,7 +1,4 @@
-"""Words that people look up and that are not the name of a field: what they are called here, or that they are not possible today.
-
-A page of the manual under one of these names would come before its entry here.
-"""
+"""Words that people look up and that are not the name of a field: what they are called here, or that they are not possible today."""
 
 # In the first line of each its name and synonyms, in small letters.
 _TEXT = """\
@@ -9,12 +6,13 @@ own images, my images, own data, dataset
   `stagerun data import FOLDER LMDB` makes an LMDB of a folder that has a folder of images for each class: once for
   training, once for evaluation; pictures of many sizes with `--resize-height N --resize-width N`. `stagerun new NAME
   --train LMDB --val LMDB` makes a schedule for them.
-  See `stagerun help Source`, `stagerun new --help`, `stagerun data import --help`.
+  See `stagerun help your-own-images`, `stagerun help Source`, `stagerun new --help`, `stagerun data import --help`.
 
 collapse, cooldown, annealing
   A short stage that ends a training: a steep decay to zero, no augmentation, often more weight decay. It starts from
   the end of any stage, or from an iteration of it. `stagerun new` makes a schedule that has one.
-  See `stagerun help from`, `stagerun help lr_policy`, `stagerun help weight_decay`, `stagerun help transform_param`.
+  See `stagerun help designing`, `stagerun help from`, `stagerun help lr_policy`, `stagerun help weight_decay`,
+  `stagerun help transform_param`.
 
 freeze, frozen, lock
   `param { name: "layer1.*" lr_mult: 0 }` in a stage freezes these parameters there; they get no gradient. Running
@@ -44,11 +42,13 @@ warmup, warm up
 
 resume, continue, restart, checkpoint, crash
   The same `stagerun run DIR` goes on after anything. `snapshot` says how much a crash costs at most; a stop saves.
-  See `stagerun help snapshot`, `stagerun help keep_snapshots`, `stagerun run --help`, `stagerun snapshots --help`.
+  See `stagerun help running-and-resuming`, `stagerun help snapshot`, `stagerun help keep_snapshots`, `stagerun run
+  --help`, `stagerun snapshots --help`.
 
 learning rate, lr, scheduler, decay
   `base_lr` and `lr_policy`; `stagerun plan DIR --plot` draws it over all stages.
-  See `stagerun help base_lr`, `stagerun help lr_policy`, `stagerun help base_lr_batch`, `stagerun plan --help`.
+  See `stagerun help designing`, `stagerun help base_lr`, `stagerun help lr_policy`, `stagerun help base_lr_batch`,
+  `stagerun plan --help`.
 
 epochs, length, duration
   Every length can be given in iterations (weight updates) or in epochs: `max_iter` or `max_epoch`.
@@ -70,12 +70,13 @@ validation, evaluation, accuracy, evaluate
 
 gpu, gpus, workers, nodes, machines, cluster, slurm
   How many workers there are is not part of a schedule: `stagerun run DIR --nproc N`, `--hosts`, or `stagerun sbatch`.
-  See `stagerun help batch_size`, `stagerun run --help`, `stagerun sbatch --help`, `stagerun preflight --help`.
+  See `stagerun help many-machines`, `stagerun help batch_size`, `stagerun run --help`, `stagerun sbatch --help`,
+  `stagerun preflight --help`.
 
 inference, predict, deploy, onnx, torchvision
   `stagerun predict SNAPSHOT FOLDER` says what is in pictures. `stagerun export` writes the network for torch,
   safetensors or ONNX, and says how it is loaded.
-  See `stagerun predict --help`, `stagerun export --help`.
+  See `stagerun help reports`, `stagerun predict --help`, `stagerun export --help`.
 
 early stopping, patience
   Not possible today: a stage has the length that it is given. `plateau` lowers the rate where the loss stands still.
