@@ -5,6 +5,7 @@
 
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,10 +150,42 @@ def test_the_solver_file_is_quoted_whole() -> None:
     assert [line for line in block(TEXTS["getting-started"], lines[0]) if line] == lines
 
 
-def test_the_quoted_plan_is_the_one_that_is_printed() -> None:
-    plan = (GOLDEN / "plan" / "resnet50_72ep.txt").read_text().splitlines()
-    quoted = [line for line in block(TEXTS["designing"], plan[0]) if line]
-    assert quoted == [line for line in plan if line][: len(quoted)] and quoted[-1].startswith("total")
+@pytest.mark.parametrize(
+    "page, golden", [("designing", "plan/resnet50_72ep.txt"), ("many-machines", "topology/2x24_smt.txt")]
+)
+def test_what_is_quoted_is_what_is_printed(page: str, golden: str) -> None:
+    printed = [line for line in (GOLDEN / golden).read_text().splitlines() if line and line[0] != "$"]
+    quoted = [line for line in block(TEXTS[page], printed[0]) if line]
+    assert quoted == printed[: len(quoted)] and len(quoted) > 5
+
+
+def test_the_quoted_mistakes_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    bad = Path(shutil.copytree(ROOT / "solvers" / "resnet50_72ep", "bad"))
+    for name, right, wrong in (("cyc1", "lr_policy:", "lr_polcy:"), ("schedule", "size: 32", "size: 48")):
+        file = bad / f"{name}.prototxt"
+        file.write_text(file.read_text().replace(right, wrong))
+    checked = CliRunner().invoke(main, ["check", "bad"])
+    lines = checked.stderr.rstrip().splitlines()
+    assert checked.exit_code == 64 and block(TEXTS["designing"], lines[0])[: len(lines)] == lines
+
+
+def test_the_quoted_budget_is_the_one_that_is_printed(tmp_path: Path) -> None:
+    text = " ".join(TEXTS["designing"].split())
+    planned = (
+        CliRunner()
+        .invoke(
+            main, ["plan", str(ROOT / "solvers" / "resnet50_72ep"), "--images-per-second", "6303", "--budget", "4h"]
+        )
+        .stdout
+    )
+    for quoted, printed in (
+        ("4 h 05 min in total", "about 4 h 05 min left at 6303 images/s"),
+        ("in `collapse`, at iteration 1092 of 1560", "ends in collapse, at iteration 1092 of 1560"),
+        ("continues from iteration 600", "the last snapshot by then is collapse at 600"),
+        ("Two allocations", "2 allocations of 4 h 00 min in all"),
+    ):
+        assert quoted in text and printed in planned, (quoted, planned)
 
 
 def test_the_schedule_of_readme_gives_the_plan_of_readme(tmp_path: Path) -> None:

@@ -41,6 +41,10 @@ def print_page(name: str) -> None:
     from rich.markdown import Markdown
 
     console = Console()
-    # A terminal can't follow a link into this folder: what a reader can type stays.
-    text = _LINK.sub(lambda found: found[0] if "://" in found[2] else found[1], page_text(name))
-    console.print(Markdown(text), width=min(console.width, WIDEST))
+    console.print(Markdown(_LINK.sub(_typed, page_text(name))), width=min(console.width, WIDEST))
+
+
+def _typed(link: re.Match[str]) -> str:
+    """A link as a terminal can use it: another page as the command that shows it."""
+    name = link[2].removesuffix(".md")
+    return f"`stagerun help {name}`" if name in PAGES else link[0]
