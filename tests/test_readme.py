@@ -102,7 +102,7 @@ def test_every_command_line_names_what_there_is(page: str) -> None:
 
 
 @pages
-def test_links_scripts_and_pictures_are_there(page: str) -> None:
+def test_links_files_and_pictures_are_there(page: str) -> None:
     text, path = TEXTS[page], FILES[page]
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" not in target:
@@ -112,8 +112,8 @@ def test_links_scripts_and_pictures_are_there(page: str) -> None:
             headings = re.findall(r"^#+ (.*)$", other.read_text(), re.M) if heading else []
             assert not heading or heading in [h.lower().replace(" ", "-") for h in headings], target
     assert set(re.findall(r"\]\[(\w+)\]", text)) == set(re.findall(r"^\[(\w+)\]: https://", text, re.M))
-    for script in set(re.findall(r"scripts/[a-z-]+", text)):
-        assert (ROOT / script).exists(), script
+    for named in set(re.findall(r"scripts/[a-z-]+|tests/[\w/]+\.\w+|solvers/[a-z0-9_]+(?=[/`])", text)):
+        assert (ROOT / named).exists(), named
 
 
 @pages
