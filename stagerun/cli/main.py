@@ -44,7 +44,7 @@ COMMANDS: Rows = (
     ("bench ...", "", "speed and efficiency by number of workers"),
     ("data ...", "", "makes, checks and shows the LMDBs that it reads"),
     ("import caffe ...", "", "makes a schedule of Caffe's solver files"),
-    ("help FIELD", "help:help_command", "the manual of the solver files"),
+    ("help [PAGE]", "help:help_command", "the manual: its pages, and every field of the solver files"),
 )
 # The text of --help, and rows as above.
 GROUPS: dict[str, tuple[str, Rows]] = {

@@ -1,11 +1,12 @@
 """The manual: what `stagerun help NAME` prints, from the comments of stagerun.proto. Pure."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
 from stagerun.errors import UsageError, nearest
+from stagerun.manual.pages import PAGES
 from stagerun.proto import stagerun_pb2
 from stagerun.proto.manual import COMMENTS
 from stagerun.spec import tree
@@ -46,7 +47,7 @@ def help_text(name: str) -> str:
         return "\n\n".join(help_text(key) for key in meant)
     if topic := topic_text(name):
         return topic
-    everything = [*messages, *enums, *WORDS, *(f.name for m in messages.values() for f in m.fields)]
+    everything = [*PAGES, *messages, *enums, *WORDS, *(f.name for m in messages.values() for f in m.fields)]
     everything += [f"{m.name}.{f.name}" for m in messages.values() for f in m.fields]
     raise UsageError(f"the manual has no `{name}`", nearest(name, everything) or "`stagerun help` lists what there is")
 
@@ -136,14 +137,28 @@ def _enum(kind: EnumDescriptor) -> str:
 
 
 def _overview() -> str:
-    width = max(len(m.name) for m in _messages())
-    lines = [f"  {m.name:{width}}  {_first_sentence(m.name)}" for m in _messages()]
+    messages = {m.name: _first_sentence(m.name) for m in _messages()}
     topics = textwrap.wrap(", ".join(TOPICS), 118, initial_indent="  ", subsequent_indent="  ")
-    first, second = (
-        "Messages; `stagerun help NAME` prints one, or one of their fields:",
-        "Topics, under other names too:",
+    return "\n".join(
+        [
+            "Pages of the manual; `stagerun help PAGE` shows one:",
+            "",
+            *_columns(PAGES),
+            "",
+            "Messages of the solver files; `stagerun help NAME` prints one, or one of their fields:",
+            "",
+            *_columns(messages),
+            "",
+            "Topics, under other names too; `stagerun help lint` lists what the linter looks for:",
+            "",
+            *topics,
+        ]
     )
-    return "\n".join([first, "", *lines, "", second, "", *topics])
+
+
+def _columns(entries: Mapping[str, str]) -> list[str]:
+    width = max(map(len, entries))
+    return [f"  {name:{width}}  {says}" for name, says in entries.items()]
 
 
 def _first_sentence(name: str) -> str:
@@ -160,12 +175,13 @@ own images, my images, own data, dataset
   `stagerun data import FOLDER LMDB` makes an LMDB of a folder that has a folder of images for each class: once for
   training, once for evaluation; pictures of many sizes with `--resize-height N --resize-width N`. `stagerun new NAME
   --train LMDB --val LMDB` makes a schedule for them.
-  See `stagerun help Source`, `stagerun new --help`, `stagerun data import --help`.
+  See `stagerun help your-own-images`, `stagerun help Source`, `stagerun new --help`, `stagerun data import --help`.
 
 collapse, cooldown, annealing
   A short stage that ends a training: a steep decay to zero, no augmentation, often more weight decay. It starts from
   the end of any stage, or from an iteration of it. `stagerun new` makes a schedule that has one.
-  See `stagerun help from`, `stagerun help lr_policy`, `stagerun help weight_decay`, `stagerun help transform_param`.
+  See `stagerun help designing`, `stagerun help from`, `stagerun help lr_policy`, `stagerun help weight_decay`,
+  `stagerun help transform_param`.
 
 freeze, frozen, lock
   `param { name: "layer1.*" lr_mult: 0 }` in a stage freezes these parameters there; they get no gradient. Running
@@ -195,11 +211,13 @@ warmup, warm up
 
 resume, continue, restart, checkpoint, crash
   The same `stagerun run DIR` goes on after anything. `snapshot` says how much a crash costs at most; a stop saves.
-  See `stagerun help snapshot`, `stagerun help keep_snapshots`, `stagerun run --help`, `stagerun snapshots --help`.
+  See `stagerun help running-and-resuming`, `stagerun help snapshot`, `stagerun help keep_snapshots`, `stagerun run
+  --help`, `stagerun snapshots --help`.
 
 learning rate, lr, scheduler, decay
   `base_lr` and `lr_policy`; `stagerun plan DIR --plot` draws it over all stages.
-  See `stagerun help base_lr`, `stagerun help lr_policy`, `stagerun help base_lr_batch`, `stagerun plan --help`.
+  See `stagerun help designing`, `stagerun help base_lr`, `stagerun help lr_policy`, `stagerun help base_lr_batch`,
+  `stagerun plan --help`.
 
 epochs, length, duration
   Every length can be given in iterations (weight updates) or in epochs: `max_iter` or `max_epoch`.
@@ -221,12 +239,13 @@ validation, evaluation, accuracy, evaluate
 
 gpu, gpus, workers, nodes, machines, cluster, slurm
   How many workers there are is not part of a schedule: `stagerun run DIR --nproc N`, `--hosts`, or `stagerun sbatch`.
-  See `stagerun help batch_size`, `stagerun run --help`, `stagerun sbatch --help`, `stagerun preflight --help`.
+  See `stagerun help many-machines`, `stagerun help batch_size`, `stagerun run --help`, `stagerun sbatch --help`,
+  `stagerun preflight --help`.
 
 inference, predict, deploy, onnx, torchvision
   `stagerun predict SNAPSHOT FOLDER` says what is in pictures. `stagerun export` writes the network for torch,
   safetensors or ONNX, and says how it is loaded.
-  See `stagerun predict --help`, `stagerun export --help`.
+  See `stagerun help reports`, `stagerun predict --help`, `stagerun export --help`.
 
 early stopping, patience
   Not possible today: a stage has the length that it is given. `plateau` lowers the rate where the loss stands still.

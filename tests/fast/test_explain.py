@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from stagerun.cli.explain import explain_text
 from stagerun.cli.main import main
 from stagerun.errors import UsageError
+from stagerun.manual import pages
 from stagerun.proto import stagerun_pb2
 from stagerun.spec import load
 from stagerun.spec import manual as topics
@@ -382,7 +383,8 @@ def test_the_command(folder: str) -> None:
     "name, hint",
     [
         ("explain", "for the command, `stagerun explain --help`"),
-        ("caffe", "for the command, `stagerun import caffe --help`"),
+        ("scaling", "for the command, `stagerun bench scaling --help`"),
+        ("desining", "did you mean `designing`?"),
         ("baselr", "did you mean `base_lr`?"),
         ("colapse", "did you mean `collapse`?"),
         ("nothing of that", "`stagerun help` lists what there is"),
@@ -419,6 +421,35 @@ def test_help_of_a_topic(words: list[str], said: str) -> None:
     assert result.exit_code == 0 and said in " ".join(result.stdout.split())
 
 
+@pytest.mark.parametrize("words", [["many-machines"], ["many", "machines"], ["Many_Machines"]])
+def test_help_of_a_page(words: list[str]) -> None:
+    result = CliRunner().invoke(main, ["help", *words])
+    assert result.exit_code == 0 and result.stdout == (pages.FOLDER / "many-machines.md").read_text()
+
+
+def test_pictures_of_a_page_are_shown_by_caption_and_path() -> None:
+    text = CliRunner().invoke(main, ["help", "designing"]).stdout
+    assert "![" not in text
+    assert f"[One trunk, three branches: `stagerun plan solvers/wsd_branches --plot`: {pages.FOLDER}/pictures/" in text
+    assert all(Path(path).exists() for path in re.findall(r": (/[^\]]+)\]", text))
+
+
+def test_a_page_is_laid_out_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the marks of Markdown; each line fits."""
+    monkeypatch.setattr("stagerun.cli.commands_plan.width_of", lambda stream: 80)
+    monkeypatch.setenv("COLUMNS", "80")
+    for page in pages.PAGES:
+        shown = CliRunner().invoke(main, ["help", page])
+        assert shown.exit_code == 0 and "](" not in shown.stdout and "|---" not in shown.stdout
+        assert max(map(len, shown.stdout.splitlines())) <= 80
+
+
+def test_the_overview_names_pages_and_topics() -> None:
+    text = CliRunner().invoke(main, ["help"]).stdout
+    assert all(re.search(rf"^  {page} +{re.escape(says)}$", text, re.M) for page, says in pages.PAGES.items())
+    assert not {pages.page_name(word) for word in topics.WORDS} & set(pages.PAGES)
+
+
 def test_every_topic_leads_to_what_there_is_and_hides_no_field() -> None:
     messages = stagerun_pb2.DESCRIPTOR.message_types_by_name.values()
     assert not {field for message in messages for field in message.fields_by_name} & set(topics.WORDS)
@@ -430,11 +461,11 @@ def test_every_topic_leads_to_what_there_is_and_hides_no_field() -> None:
             and text.endswith(".")
             and all(len(line) <= 120 for line in text.split("\n"))
         )
-        named = re.findall(r"`stagerun ([\w ]+?)(?: --help)?`", text[text.index("  See ") :])
+        named = re.findall(r"`stagerun ([\w -]+?)(?: --help)?`", " ".join(text[text.index("  See ") :].split()))
         assert named
         for name in named:
             if name.startswith("help "):
-                assert name[5:] not in topics.WORDS and help_text(name[5:])
+                assert name[5:] not in topics.WORDS and (name[5:] in pages.PAGES or help_text(name[5:]))
             else:
                 assert CliRunner().invoke(main, [*name.split(), "--help"]).exit_code == 0, name
 

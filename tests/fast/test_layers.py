@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2] / "stagerun"
 # `text` too, since a manifest and a plan print sizes alike. `spec` stands above `schedule`, so that a new learning-rate
 # policy is one class and one row there, and `check` knows its fields from it.
 FLOORS = [
-    {"errors", "nodelist", "text", "units", "knobs", "proto", "signals"},
+    {"errors", "manual", "nodelist", "text", "units", "knobs", "proto", "signals"},
     {"system"},
     {"world", "events", "pulse", "topology", "spans", "recipe", "snapshots", "lmdb_file"},
     {"schedule", "order", "pace", "logged", "binding"},
