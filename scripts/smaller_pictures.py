@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 from PIL import Image
 
-from stagerun.report.plots.colours import DARK
-from stagerun.report.plots.html import variable
+from stagerun.drawing.colours import DARK
+from stagerun.drawing.html import variable
 
 WIDEST = 1000  # pixels
 END = {"mistakes.png": 454}  # pixels from the top: three rows of the sheet are enough

@@ -7,11 +7,10 @@ from difflib import get_close_matches
 from google.protobuf.descriptor import Descriptor
 
 from stagerun.caffe_import.lines import plain
-from stagerun.errors import Span, nearest
+from stagerun.errors import Problems, Span, nearest
 from stagerun.proto import caffe_pb2
 from stagerun.spec.lexer import Kind, Token, shown, tokens
 from stagerun.spec.parse import Reader, parse
-from stagerun.spec.problems import Problems
 from stagerun.spec.tree import Block, Entry
 
 

@@ -6,13 +6,13 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from stagerun.cli.running import look_first
 from stagerun.cli.commands_run import RunOptions
 from stagerun.cli.options import command
+from stagerun.cli.running import look_first
 from stagerun.cli.shared_options import output_folder
 from stagerun.errors import StagerunError
-from stagerun.launch.workers import devices
 from stagerun.launch.agent import Agent
+from stagerun.launch.workers import devices
 from stagerun.preflight.facts import host_facts
 from stagerun.spec import load
 from stagerun.system.host import host_name

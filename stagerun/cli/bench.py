@@ -10,17 +10,10 @@ import click
 
 from stagerun import signals
 from stagerun.cli.ending import tell
-from stagerun.cli.options import arguments
-from stagerun.cli.options import command
-from stagerun.cli.options import option
+from stagerun.cli.options import arguments, command, option
 from stagerun.cli.rehearsing import check_short
-from stagerun.cli.workers import say
-from stagerun.cli.workers import start
-from stagerun.cli.workers import work
-from stagerun.cli.shared_options import Folder
-from stagerun.cli.shared_options import Json
-from stagerun.cli.shared_options import Overrides
-from stagerun.cli.shared_options import Synthetic
+from stagerun.cli.shared_options import Folder, Json, Overrides, Synthetic
+from stagerun.cli.workers import say, start, work
 from stagerun.errors import ExitCode, StorageError, UsageError, nearest
 from stagerun.launch import StopRequest
 from stagerun.launch.workers import Job, Orders, Wish, joined

@@ -1,31 +1,35 @@
 """`stagerun run` on the command line."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
-from stagerun.cli.host_options import chosen_hosts
-from stagerun.train.logs import LOGS
-from stagerun.train.logs import SCREENS
-from stagerun.cli.host_options import HostOptions
-from stagerun.cli.options import arguments
-from stagerun.cli.options import command
-from stagerun.cli.options import flag
-from stagerun.cli.options import option
-from stagerun.cli.shared_options import AUTO
-from stagerun.cli.shared_options import BIND
-from stagerun.cli.shared_options import WORKERS
-from stagerun.cli.shared_options import Duration
-from stagerun.cli.shared_options import Folder
-from stagerun.cli.shared_options import Keep
-from stagerun.cli.shared_options import Nproc
-from stagerun.cli.shared_options import Only
-from stagerun.cli.shared_options import Out
-from stagerun.cli.shared_options import Overrides
-from stagerun.cli.shared_options import Redo
-from stagerun.cli.shared_options import Threads
-from stagerun.cli.shared_options import Until
+from stagerun.cli.host_options import HostOptions, chosen_hosts
+from stagerun.cli.options import arguments, command, flag, option
+from stagerun.cli.shared_options import (
+    AUTO,
+    BIND,
+    CORES,
+    NONE,
+    WORKERS,
+    Duration,
+    Folder,
+    Keep,
+    Nproc,
+    Only,
+    Out,
+    Overrides,
+    Redo,
+    Threads,
+    Until,
+    output_folder,
+)
 from stagerun.launch import GRACE_S
+from stagerun.launch.workers import Orders, Wish
+from stagerun.recipe import Schedule
+from stagerun.train.keeper import Selection
+from stagerun.train.logs import LOGS, SCREENS
 
 STOPPING = "Stopping and going on"
 LOGGED = "Logs"

@@ -12,17 +12,17 @@ from stagerun.cli.data_progress import Shown, threads_here
 from stagerun.cli.ending import show, tell
 from stagerun.cli.options import argument, command, flag, option
 from stagerun.cli.shared_options import DataThreads
-from stagerun.data.describe import schedule_line
-from stagerun.data.importing.engine import Job, Result, Work, run
-from stagerun.data.importing.ignored import ignored_text
-from stagerun.data.importing.images import ImportOptions, ImportWork
-from stagerun.data.importing.partial import REPORT, transparency_of
-from stagerun.data.prepare import PrepareWork
-from stagerun.data.sources import FORMATS, SPLITS, SourceOptions, open_source
-from stagerun.data.sources.detect import detect
 from stagerun.errors import ExitCode, UsageError
 from stagerun.launch import StopRequest
 from stagerun.text import count
+from stagerun.tools.data.engine import Job, Result, Work, run
+from stagerun.tools.data.images import ImportOptions, ImportWork
+from stagerun.tools.data.inspect import schedule_line
+from stagerun.tools.data.partial import REPORT
+from stagerun.tools.data.prepare import PrepareWork
+from stagerun.tools.data.report import ignored_text, transparency_of
+from stagerun.tools.data.sources import detect, open_source
+from stagerun.tools.data.sources.items import FORMATS, SPLITS, SourceOptions
 
 Restart = Annotated[bool, option("--restart", "Begin anew, whatever an interrupted command has made.")]
 

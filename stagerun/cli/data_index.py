@@ -10,19 +10,15 @@ import click
 
 from stagerun.cli.data_progress import Shown, threads_here
 from stagerun.cli.ending import show, tell
-from stagerun.cli.options import command
-from stagerun.cli.options import flag
-from stagerun.cli.options import option
-from stagerun.cli.shared_options import DataThreads
-from stagerun.cli.shared_options import Folder
-from stagerun.cli.shared_options import Json
+from stagerun.cli.options import command, flag, option
+from stagerun.cli.shared_options import DataThreads, Folder, Json
 from stagerun.data.index import Index, read, save
 from stagerun.data.indexing import build_with
-from stagerun.data.verify import verify as verify_lmdb
 from stagerun.errors import DataError, ExitCode, PermissionDenied, UsageError
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.text import columns, count, first, size
-from stagerun.tools.data.inspect import Description, Size, Verified, describe, schedule_line, verify
+from stagerun.tools.data.inspect import Description, Size, Verified, describe, schedule_line
+from stagerun.tools.data.inspect import verify as verify_lmdb
 
 _SHOWN = 20
 _ENDS = 3  # classes shown at each end of the histogram, and mistakes

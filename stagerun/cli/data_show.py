@@ -9,13 +9,10 @@ import click
 
 from stagerun import order
 from stagerun.cli.ending import show, tell
-from stagerun.data import datum
-from stagerun.cli.options import command
-from stagerun.cli.options import flag
-from stagerun.cli.options import option
+from stagerun.cli.options import command, flag, option
 from stagerun.cli.output import is_schedule
-from stagerun.cli.shared_options import Folder
-from stagerun.cli.shared_options import Overrides
+from stagerun.cli.shared_options import Folder, Overrides
+from stagerun.data import datum
 from stagerun.data.bad_records import Bad, BadRecords, allowed, check
 from stagerun.data.jpeg import Rectangle
 from stagerun.data.lmdb_offsets import printable

@@ -20,10 +20,7 @@ from stagerun import signals
 from stagerun.errors import ExitCode, StagerunError, StorageError
 from stagerun.pace import colour, strip
 from stagerun.system.host import open_files
-from stagerun.text import shown
-from stagerun.text import size
-from stagerun.text import wrapped
-from stagerun.text import to_nowhere
+from stagerun.text import shown, size, to_nowhere, wrapped
 
 # Of torch's allocator; of oneDNN, which makes code in memory of its own; of a library that is loaded.
 _NO_MEMORY = re.compile("allocate memory|could not create a primitive|failed to map segment")

@@ -135,12 +135,9 @@ def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
 
 def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -> tuple[dict[str, Any], list[str]]:
     """An object for JSON, and the lines of `per_class`."""
-    from stagerun.train.evaluating import Wanted
-    from stagerun.train.evaluating import score
-    from stagerun.train.evaluating import use_schedule
+    from stagerun.engine.evaluate import Views as ViewsOf
+    from stagerun.train.evaluating import Wanted, score, use_schedule
     from stagerun.train.stored import open_snapshot
-    from stagerun.engine.evaluate import Views
-    from stagerun.engine import views
 
     started = time.monotonic()
     stored = open_snapshot(folder)
@@ -148,7 +145,7 @@ def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -
     if chosen.schedule is not None:
         stored = use_schedule(stored, chosen.schedule, stage)
     val = stored.schedule.data.val
-    wanted = Wanted(views=views.Views(options.views), data=options.data, batch=options.device_batch, ema=options.ema)
+    wanted = Wanted(views=ViewsOf(options.views), data=options.data, batch=options.device_batch, ema=options.ema)
     answers = Answers()
     answered = answers.add if options.per_class else None
     found = score(stored, wanted, device, lambda batches, n: _shown(batches, n, stored.ref.name), answered)
@@ -174,8 +171,8 @@ def _per_class(
     name: str, data: str, classes: int, answers: Answers, output: str | None
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Objects for JSON, and lines; with `output` the files NAME-confusion.csv, .png and NAME-mistakes.png."""
-    from stagerun.data.records import LmdbSource
     from stagerun.cli.data_show import classes_of
+    from stagerun.data.records import LmdbSource
     from stagerun.report import confusion
     from stagerun.store.write import write_output
 
@@ -197,8 +194,8 @@ def _mistakes(name: str, records: "LmdbSource", found: "Confusion", answers: Ans
     """A contact sheet, as a PNG, of the wrong answers with the highest probability."""
     import numpy as np
 
-    from stagerun.tools.data import contact_sheet
     from stagerun.cli.data_show import stored_tile
+    from stagerun.tools.data import contact_sheet
 
     numbers, labels, best, sure = answers.arrays()
     wrong = [n for n in np.lexsort((numbers, -sure)).tolist() if labels[n] != best[n]]

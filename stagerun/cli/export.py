@@ -10,7 +10,7 @@ from stagerun.cli.options import argument, command, flag, option
 from stagerun.cli.selection import choose_snapshot
 from stagerun.cli.shared_options import Ema, OutOfName
 from stagerun.errors import UsageError
-from stagerun.report.whole_file import write_output
+from stagerun.store.write import write_output
 from stagerun.text import size
 
 SUFFIX = {"safetensors": ".safetensors", "torch": ".pth", "onnx": ".onnx"}
@@ -51,8 +51,8 @@ def export_snapshot(folder: Path, options: ExportOptions) -> None:
     _require_free(path, options.force)
 
     from stagerun.engine.export import Format
-    from stagerun.runner import exporting
-    from stagerun.runner.stored import open_snapshot
+    from stagerun.train import exporting
+    from stagerun.train.stored import open_snapshot
 
     wanted = exporting.Wanted(
         format=Format(SUFFIX[kind]), file=str(path), ema=options.ema, rgb=options.rgb, side=options.size

@@ -12,8 +12,7 @@ import click
 
 from stagerun.cli.options import flag, given, option
 from stagerun.errors import UsageError
-from stagerun.launch.ssh import Way
-from stagerun.launch.sync import Bundle, bundle
+from stagerun.launch.ssh import Bundle, Way, bundle
 
 HOSTS = "Other hosts"
 RESTARTS = 3

@@ -12,24 +12,9 @@ from stagerun.cli.host_options import RESTARTS, HostOptions
 from stagerun.cli.printed import Printed
 from stagerun.errors import ExitCode, PeerError, UsageError
 from stagerun.launch.hostfile import Host, read_hosts, workers
-from stagerun.launch.life import AGAIN
-from stagerun.launch.life import Again
-from stagerun.launch.life import Asking
-from stagerun.launch.life import Ended
-from stagerun.launch.life import Finish
-from stagerun.launch.life import LifeEnd
-from stagerun.launch.life import Lived
-from stagerun.launch.life import Policy
-from stagerun.launch.life import decide
-from stagerun.launch.remote import AGAIN_S
-from stagerun.launch.remote import ANSWER_S
-from stagerun.launch.remote import NOBODY
-from stagerun.launch.remote import Each
-from stagerun.launch.remote import Message
-from stagerun.launch.remote import Probe
-from stagerun.launch.remote import Remote
+from stagerun.launch.life import AGAIN, Again, Asking, Ended, Finish, LifeEnd, Lived, Policy, decide
+from stagerun.launch.remote import AGAIN_S, ANSWER_S, NOBODY, Each, Message, Probe, Remote
 from stagerun.launch.ssh import Bundle
-from stagerun.launch.ssh import bundle
 from stagerun.launch.workers import Orders
 from stagerun.preflight.compare import differences, troubles, worst
 from stagerun.preflight.facts import Facts, from_json

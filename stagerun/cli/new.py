@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import stagerun
-from stagerun.cli.check import Suspicious
-from stagerun.cli.check import require_nothing_found
+from stagerun.cli.check import Suspicious, require_nothing_found
 from stagerun.cli.data_progress import Shown, threads_here
 from stagerun.cli.ending import show, tell
 from stagerun.cli.options import argument, command, flag, option

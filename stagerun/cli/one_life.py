@@ -3,22 +3,21 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagerun.cli.options import limits
-from stagerun.cli.running import Cut
-from stagerun.cli.running import job_of
-from stagerun.cli.workers import start
-from stagerun.cli.workers import work
 from stagerun.cli.commands_run import RunOptions
-from stagerun.cli.options import arguments
-from stagerun.cli.options import option
-from stagerun.cli.shared_options import DeviceBatch
-from stagerun.cli.shared_options import Folder
-from stagerun.cli.shared_options import Json
-from stagerun.cli.shared_options import Nproc
-from stagerun.cli.shared_options import OutToCome
-from stagerun.cli.shared_options import Overrides
-from stagerun.cli.shared_options import Synthetic
-from stagerun.cli.shared_options import Threads
+from stagerun.cli.options import arguments, option
+from stagerun.cli.running import Cut, job_of
+from stagerun.cli.shared_options import (
+    DeviceBatch,
+    Folder,
+    Json,
+    Nproc,
+    OutToCome,
+    Overrides,
+    Synthetic,
+    Threads,
+    limits,
+)
+from stagerun.cli.workers import start, work
 from stagerun.launch import die_with_launcher
 from stagerun.launch.workers import Orders, joined
 from stagerun.plan.rehearsal import interruptible, with_sources

@@ -13,22 +13,21 @@ from pathlib import Path
 from stagerun import store
 from stagerun.cli.log_tail import Life, earlier_tests, newest_start, started
 from stagerun.cli.shared_options import output_folder
-from stagerun.data.fingerprint import with_sets
 from stagerun.errors import DataError, StagerunError, UsageError, listing
 from stagerun.events import EnsembleTested, RunStarted, StageFinished, Tested
+from stagerun.lmdb_file import with_sets
 from stagerun.logged import event_of
 from stagerun.plan import Plan
 from stagerun.plan.ensembles import EnsembleState
 from stagerun.recipe import Schedule
-from stagerun.runner import figures
-from stagerun.runner.progress import MOST_RECIPE, RECIPE
-from stagerun.runner.results import planned_ensembles, read_ensemble, read_result
 from stagerun.snapshots import Inventory, SnapshotRef
 from stagerun.spec import load
+from stagerun.spec.build import completed
 from stagerun.spec.resolve import SCHEDULE_FILE
 from stagerun.spec.stored import read_foreign
-from stagerun.spec.upgraded import completed
 from stagerun.store.layout import MANIFEST, snapshots_folder
+from stagerun.train.progress import MOST_RECIPE, RECIPE
+from stagerun.train.results import figures_file, planned_ensembles, read_ensemble, read_result
 
 LOG = "log.jsonl"
 DISK = store.LocalDisk()

@@ -30,22 +30,21 @@ from stagerun.cli.shared_options import (
     Until,
     output_folder,
 )
-from stagerun.data.fingerprint import with_sets
 from stagerun.errors import PermissionDenied, StorageError, UsageError, listing
+from stagerun.lmdb_file import with_sets
 from stagerun.plan import Plan, State, make_plan
+from stagerun.plan.counting import other_set
 from stagerun.plan.estimate import snapshots_on_disk
-from stagerun.plan.prediction import Job
-from stagerun.plan.reduction import Link
+from stagerun.plan.prediction import Job, Link
 from stagerun.plan.render import csv_rows, render_json, render_text
-from stagerun.plan.tested import other_set
 from stagerun.recipe import Determinism, Schedule
-from stagerun.runner import results
-from stagerun.runner.figures import read_figures
 from stagerun.snapshots import passed_over
 from stagerun.spec import load, look_at_classes
 from stagerun.spec.layers import LMDB
 from stagerun.store import LocalDisk, inventory, local_kind, lost_with
 from stagerun.text import size
+from stagerun.train import results
+from stagerun.train.results import read_figures
 
 # Options of the plan as text, which --watch doesn't show.
 _OF_TEXT = ("--json", "--csv", "--budget", "--redo", "--keep", "--only", "--until")
@@ -216,7 +215,7 @@ def job_of(plan: Plan, out: Path, options: PlanOptions) -> Job | None:
             f"a prediction needs {missing}, too",
             "write --workers 128 --link 10Gbit/s, and --latency 50us where it is known",
         )
-    from stagerun.cli.workers import check_workers
+    from stagerun.launch.workers import check_workers
 
     check_workers(plan.schedule, workers)
     figures = read_figures(out)

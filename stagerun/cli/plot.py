@@ -14,10 +14,9 @@ import click
 from rich.text import Text
 
 from stagerun.cli.ending import tell
-from stagerun.drawing.scale import make_scale
-from stagerun.cli.hours import HINT
-from stagerun.cli.hours import find_hours
+from stagerun.cli.hours import HINT, find_hours
 from stagerun.cli.shared_options import output_folder
+from stagerun.drawing.scale import make_scale
 from stagerun.errors import PermissionDenied, RecipeError, StagerunError, StorageError, UsageError
 from stagerun.plan import make_plan
 from stagerun.plan.hours import seconds_at

@@ -83,18 +83,16 @@ def predict_images(folder: Path, options: PredictOptions) -> None:
     paths, resize = _paths(options.images), options.resize.checked()
     import torch
 
-    from stagerun.engine import views
     from stagerun.engine.device import choose_device
-    from stagerun.train.evaluating import Wanted
-    from stagerun.train.evaluating import classifier
+    from stagerun.engine.evaluate import Views as ViewsOf
+    from stagerun.train.evaluating import Wanted, classifier
     from stagerun.train.stored import open_snapshot
-    from stagerun.engine.evaluate import Views
     from stagerun.world import World, default_threads
 
     torch.set_num_threads(options.threads or default_threads(1))
     stored = _not_rectangular(open_snapshot(folder))
     names = _class_names(stored, options.classes)
-    classify = classifier(stored, Wanted(views=views.Views(options.views), ema=options.ema), choose_device(World()))
+    classify = classifier(stored, Wanted(views=ViewsOf(options.views), ema=options.ema), choose_device(World()))
     batch = options.device_batch or stored.stage.solver.test_batch_size
     found: list[Prediction] = []
     bad: list[str] = []

@@ -5,33 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from stagerun.cli.ending import tell
-from stagerun.cli.hosting import Task
-from stagerun.cli.hosting import on_hosts
-from stagerun.cli.workers import say
-from stagerun.cli.workers import start
-from stagerun.cli.workers import watched
-from stagerun.cli.workers import work
-from stagerun.errors import ExitCode
-from stagerun.errors import UsageError
+from stagerun.cli.host_options import HostOptions, ReachOptions, chosen_hosts
+from stagerun.cli.hosting import Task, on_hosts
+from stagerun.cli.options import arguments, command
+from stagerun.cli.shared_options import Folder, Json, Nproc, OutToCome, Overrides, Threads, limits
+from stagerun.cli.workers import say, start, watched, work
+from stagerun.errors import ExitCode, UsageError
 from stagerun.launch import StopRequest
-from stagerun.launch.workers import Job
-from stagerun.launch.workers import Orders
-from stagerun.launch.workers import Wish
-from stagerun.launch.workers import check_workers
-from stagerun.launch.workers import devices
-from stagerun.launch.workers import joined
-from stagerun.cli.host_options import HostOptions
-from stagerun.cli.host_options import ReachOptions
-from stagerun.cli.host_options import chosen_hosts
-from stagerun.cli.options import arguments
-from stagerun.cli.options import command
-from stagerun.cli.shared_options import Folder
-from stagerun.cli.shared_options import Json
-from stagerun.cli.shared_options import Nproc
-from stagerun.cli.shared_options import OutToCome
-from stagerun.cli.shared_options import Overrides
-from stagerun.cli.shared_options import Threads
-from stagerun.cli.shared_options import limits
+from stagerun.launch.workers import Job, Orders, Wish, check_workers, devices, joined
 from stagerun.preflight.compare import Finding, differences, troubles, worst
 from stagerun.preflight.facts import Facts, host_facts
 from stagerun.preflight.page import Measured, page, record, verdicts

@@ -11,32 +11,25 @@ from typing import TYPE_CHECKING
 
 from stagerun import signals, store
 from stagerun.cli.ending import tell
-from stagerun.cli.options import arguments
-from stagerun.cli.options import command
-from stagerun.cli.options import option
-from stagerun.cli.shared_options import DeviceBatch
-from stagerun.cli.shared_options import Folder
-from stagerun.cli.shared_options import Json
-from stagerun.cli.shared_options import Nproc
-from stagerun.cli.shared_options import OutToCome
-from stagerun.cli.shared_options import Overrides
-from stagerun.cli.shared_options import Synthetic
-from stagerun.cli.shared_options import Threads
-from stagerun.cli.shared_options import output_folder
+from stagerun.cli.options import arguments, command, option
+from stagerun.cli.shared_options import (
+    DeviceBatch,
+    Folder,
+    Json,
+    Nproc,
+    OutToCome,
+    Overrides,
+    Synthetic,
+    Threads,
+    output_folder,
+)
 from stagerun.cli.throw_away import claim
-from stagerun.cli.workers import say
-from stagerun.cli.workers import start
-from stagerun.cli.workers import work
+from stagerun.cli.workers import say, start, work
 from stagerun.errors import DataError, ExitCode, UsageError
 from stagerun.events import EnsembleTested, Event, Note, Stopped, Tested
 from stagerun.events import StageStarted as Started
 from stagerun.launch import StopRequest
-from stagerun.launch.workers import Job
-from stagerun.launch.workers import Orders
-from stagerun.launch.workers import Wish
-from stagerun.launch.workers import check_workers
-from stagerun.launch.workers import devices
-from stagerun.launch.workers import joined
+from stagerun.launch.workers import Job, Orders, Wish, check_workers, devices, joined
 from stagerun.lmdb_file import data_file
 from stagerun.plan import make_plan
 from stagerun.plan.ensembles import ensembles_left, plan_ensembles
@@ -150,14 +143,9 @@ def check_short(schedule: Schedule, workers: int, device_batch: int | None, synt
 
 
 def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
-    from stagerun.train.agreement import everyone
-    from stagerun.train.agreement import rank0
-    from stagerun.train.join import join
-    from stagerun.train.join import load_everywhere
-    from stagerun.train.join import place
-    from stagerun.train.rehearse import Rehearsal
-    from stagerun.train.rehearse import rehearse
-    from stagerun.runner import rehearse as runner
+    from stagerun.train import rehearse as runner
+    from stagerun.train.agreement import everyone, rank0
+    from stagerun.train.join import join, load_everywhere, place
 
     device, comm = join(world, options.threads, stop)
     schedule = load_everywhere(options.folder, options.overrides, comm)

@@ -16,24 +16,16 @@ from stagerun.cli.status import look
 from stagerun.errors import PermissionDenied, StorageError, UsageError
 from stagerun.events import EnsembleTested
 from stagerun.plan.counting import under
-from stagerun.report import compare_tables
-from stagerun.report import tables
-from stagerun.report.compare import groups
-from stagerun.report.history import History
-from stagerun.report.history import StageHistory
-from stagerun.report.compare import lead
-from stagerun.report.compare import title
+from stagerun.report import compare_tables, tables
+from stagerun.report.compare import groups, lead, title
 from stagerun.report.curves import most
-from stagerun.report.history import Run
-from stagerun.report.history import notes
+from stagerun.report.history import History, Run, StageHistory, notes
 from stagerun.report.read_log import LOG, is_schedule, read_log
 from stagerun.report.replay import history
-from stagerun.report.table import Table
-from stagerun.report.table import document
-from stagerun.report.table import separated
+from stagerun.report.table import Table, document, separated
 from stagerun.snapshots import Inventory, SnapshotRef, passed_over
-from stagerun.train.results import read_result
 from stagerun.spec.build import completed
+from stagerun.train.results import read_result
 
 ENDINGS = {".md": "markdown", ".csv": "csv", ".tsv": "tsv", ".html": "html", ".htm": "html"}
 DELIMITERS = {"csv": ",", "tsv": "\t"}

@@ -13,12 +13,9 @@ import click
 from stagerun import store
 from stagerun.cli.commands_run import RunOptions, run
 from stagerun.cli.ending import tell
-from stagerun.cli.running import look
-from stagerun.cli.options import argument
-from stagerun.cli.options import command
-from stagerun.cli.options import filled
-from stagerun.cli.options import option
+from stagerun.cli.options import argument, command, filled, option
 from stagerun.cli.output import DISK
+from stagerun.cli.running import look
 from stagerun.cli.shared_options import output_folder
 from stagerun.errors import (
     EXIT_MEANINGS,

@@ -9,49 +9,29 @@ from pathlib import Path
 from stagerun import signals, store
 from stagerun.cli.commands_run import RunOptions
 from stagerun.cli.ending import over_live_line, tell
-from stagerun.cli.options import NONE
-from stagerun.cli.workers import say
-from stagerun.cli.workers import start
-from stagerun.cli.workers import watched
-from stagerun.cli.workers import work
-from stagerun.errors import ExitCode
-from stagerun.errors import UsageError
-from stagerun.events import RunFinished
-from stagerun.launch import StopRequest
-from stagerun.launch.workers import Job
-from stagerun.launch.workers import Orders
-from stagerun.launch.workers import Wish
-from stagerun.launch.workers import check_workers
-from stagerun.launch.workers import devices
-from stagerun.launch.workers import joined
-from stagerun.lmdb_file import with_sets
 from stagerun.cli.host_options import HostOptions
 from stagerun.cli.hours import find_hours
 from stagerun.cli.options import arguments
 from stagerun.cli.output import DISK
-from stagerun.cli.shared_options import CORES
-from stagerun.cli.shared_options import limits
-from stagerun.cli.shared_options import output_folder
+from stagerun.cli.shared_options import CORES, limits
+from stagerun.cli.workers import say, start, watched, work
+from stagerun.errors import ExitCode, UsageError
+from stagerun.events import RunFinished
+from stagerun.launch import StopRequest
+from stagerun.launch.workers import Job, check_workers, devices, joined
+from stagerun.lmdb_file import with_sets
 from stagerun.plan import Plan, State, make_plan, require_fresh
 from stagerun.plan.ensembles import ensembles_text
 from stagerun.plan.hours import render_hours
 from stagerun.plan.render import going_on, render_text
 from stagerun.pulse import Limits
 from stagerun.recipe import Schedule
-from stagerun.report.results import ensembles_table
-from stagerun.report.results import finished_line
-from stagerun.report.results import results_table
+from stagerun.report.results import ensembles_table, finished_line, results_table
 from stagerun.snapshots import Inventory
 from stagerun.spec import load
 from stagerun.train import results
-from stagerun.train.keeper import Selection
-from stagerun.train.logs import in_format
-from stagerun.train.logs import parents
-from stagerun.train.logs import require_evaluation
-from stagerun.train.logs import require_packages
-from stagerun.train.results import require_progress
-from stagerun.train.results import standing
-from stagerun.store.write import require_writable
+from stagerun.train.logs import in_format, parents, require_evaluation, require_packages
+from stagerun.train.results import require_progress, standing
 from stagerun.world import World
 
 PROFILED = 10  # iterations of --profile

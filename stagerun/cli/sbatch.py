@@ -12,28 +12,21 @@ from unicodedata import category
 import click
 
 from stagerun import signals, store
-from stagerun.cli.commands_run import RunOptions
-from stagerun.cli.commands_run import run
+from stagerun.cli.commands_run import RunOptions, run
 from stagerun.cli.ending import show, tell
 from stagerun.cli.host_options import HostOptions
-from stagerun.cli.hours import find_budget
-from stagerun.cli.hours import find_hours
-from stagerun.cli.options import argument
-from stagerun.cli.options import arguments
-from stagerun.cli.options import command
-from stagerun.cli.options import filled
-from stagerun.cli.options import flag
-from stagerun.cli.options import given
-from stagerun.cli.options import option
-from stagerun.cli.options import require_least
-from stagerun.cli.shared_options import FASTEST
-from stagerun.cli.shared_options import SLOWEST
-from stagerun.cli.shared_options import Duration
-from stagerun.cli.shared_options import FiniteRange
-from stagerun.cli.shared_options import Folder
-from stagerun.cli.shared_options import Overrides
-from stagerun.cli.shared_options import limits
-from stagerun.cli.shared_options import output_folder
+from stagerun.cli.hours import find_budget, find_hours
+from stagerun.cli.options import argument, arguments, command, filled, flag, given, option, require_least
+from stagerun.cli.shared_options import (
+    FASTEST,
+    SLOWEST,
+    Duration,
+    FiniteRange,
+    Folder,
+    Overrides,
+    limits,
+    output_folder,
+)
 from stagerun.errors import (
     PeerError,
     PermissionDenied,

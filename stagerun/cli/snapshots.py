@@ -9,44 +9,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from stagerun import store
-from stagerun.errors import PermissionDenied
-from stagerun.errors import ResumeRefused
-from stagerun.errors import StorageError
+from stagerun.cli.ending import show, tell
+from stagerun.cli.options import command, flag, option
+from stagerun.cli.output import DISK, elsewhere, find_target, newest_recipe, written
+from stagerun.cli.shared_options import Folder, Json, Out, Overrides
+from stagerun.cli.tending import Wishes, tend
+from stagerun.errors import PermissionDenied, ResumeRefused, StorageError
 from stagerun.events import StageFinished
-from stagerun.lmdb_file import with_sets
-from stagerun.cli.ending import show
-from stagerun.cli.ending import tell
-from stagerun.cli.options import command
-from stagerun.cli.options import flag
-from stagerun.cli.options import option
-from stagerun.cli.output import DISK
-from stagerun.cli.output import elsewhere
-from stagerun.cli.output import find_target
-from stagerun.cli.output import newest_recipe
-from stagerun.cli.output import written
-from stagerun.cli.shared_options import Folder
-from stagerun.cli.shared_options import Json
-from stagerun.cli.shared_options import Out
-from stagerun.cli.shared_options import Overrides
-from stagerun.cli.tending import Wishes
-from stagerun.cli.tending import tend
 from stagerun.plan import make_plan
 from stagerun.recipe import Schedule
 from stagerun.snapshots import Inventory, SnapshotRef
-from stagerun.spec.build import completed
 from stagerun.store.layout import snapshots_folder
-from stagerun.text import columns
-from stagerun.text import count
-from stagerun.text import size
-from stagerun.train.progress import MOST_RECIPE
-from stagerun.train.progress import MOST_STATE
-from stagerun.train.progress import RECIPE
-from stagerun.train.progress import STATE
-from stagerun.train.progress import progress_of
-from stagerun.train.results import figures_file
-from stagerun.train.results import read_ensemble
+from stagerun.text import columns, count, percent, size
+from stagerun.train.progress import MOST_STATE, STATE, progress_of
 from stagerun.train.results import read_result
-from stagerun.text import percent
 
 _FORBIDDEN = "no permission"
 

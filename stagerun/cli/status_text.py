@@ -15,12 +15,8 @@ from stagerun.errors import WORTH_ANOTHER_START
 from stagerun.pace import strip
 from stagerun.report.results import ensembles_table
 from stagerun.snapshots import passed_over
-from stagerun.text import columns
-from stagerun.text import count
-from stagerun.text import duration
-from stagerun.text import size
+from stagerun.text import columns, count, duration, percent, size
 from stagerun.train.results import LIMIT
-from stagerun.text import percent
 
 MOST_WARNINGS = 10
 MOST_HOSTS = 8

@@ -15,12 +15,8 @@ from stagerun.cli.rehearsing import check_short
 from stagerun.cli.shared_options import output_folder
 from stagerun.cli.throw_away import claim
 from stagerun.cli.verdict import Ends, Lived, Verdict, as_record, ends_of, life_line, render
-from stagerun.cli.victim import LOOK_S
-from stagerun.cli.victim import Victim
+from stagerun.cli.victim import LOOK_S, Stroke, Victim, strike, strokes
 from stagerun.cli.workers import say
-from stagerun.cli.victim import Stroke
-from stagerun.cli.victim import strike
-from stagerun.cli.victim import strokes
 from stagerun.errors import EXIT_MEANINGS, ExitCode, StagerunError, UsageError
 from stagerun.events import Event, PieceStarted, RunStarted, StageStarted
 from stagerun.launch.workers import devices

@@ -19,20 +19,12 @@ from stagerun.launch import (
     report,
     run_workers,
 )
-from stagerun.launch.workers import Job
-from stagerun.launch.workers import Orders
+from stagerun.launch.workers import Job, Orders
 from stagerun.pulse import Limits
 from stagerun.system.host import open_files
-from stagerun.text import count
-from stagerun.watch.worker import Monitored
-from stagerun.watch.worker import monitored
-from stagerun.world import World
-from stagerun.world import default_threads
-from stagerun.world import from_environment
-from stagerun.world import give_threads
-from stagerun.world import rank_said
-from stagerun.world import torchrun_note
-from stagerun.text import to_nowhere
+from stagerun.text import count, to_nowhere
+from stagerun.watch.worker import Monitored, monitored
+from stagerun.world import World, default_threads, from_environment, give_threads, rank_said, torchrun_note
 
 
 def start(job: Job, orders: Orders, nproc: int) -> int:

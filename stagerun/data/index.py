@@ -22,15 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save as to_safetensors
 
-from stagerun.data.lmdb_offsets import Table
-from stagerun.data.lmdb_offsets import printable
+from stagerun.data.lmdb_offsets import Table, printable
 from stagerun.errors import DataError, PermissionDenied, StorageError
-from stagerun.lmdb_file import SIDE_FILE
-from stagerun.lmdb_file import Meta
-from stagerun.lmdb_file import open_file
-from stagerun.lmdb_file import reading
-from stagerun.system.files import hint_for
-from stagerun.system.files import sync_folder
+from stagerun.lmdb_file import SIDE_FILE, Meta, open_file, reading
+from stagerun.system.files import hint_for, sync_folder
 
 _VERSION = 1
 _MADE_AGAIN = "make it again with `stagerun data index --force {folder}`"

@@ -7,7 +7,6 @@ import numpy as np
 from stagerun.data import datum, jpeg, pixels, transform
 from stagerun.data.bad_records import Undecodable
 from stagerun.data.datum import DecodedPicture, Image, OtherChannels, Picture
-from stagerun.data.free_memory import available_memory
 from stagerun.data.jpeg import Rectangle
 from stagerun.data.lmdb_offsets import printable
 from stagerun.data.pixels import Draw
@@ -15,6 +14,7 @@ from stagerun.data.records import Records, Room, spread
 from stagerun.errors import DataError
 from stagerun.order import UInt64
 from stagerun.recipe import Cache, InterpMode, Transform
+from stagerun.system.host import available_memory
 from stagerun.text import size as size_text
 
 # -- Decoded images that stay in memory between epochs: one array for a set whose images are all of one size. Nothing is decoded for

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from stagerun import signals
-from stagerun.errors import ExitCode
+from stagerun.errors import WORTH_ANOTHER_START, ExitCode
 from stagerun.launch.folder import Report
 from stagerun.launch.local import too_late, verdict
 from stagerun.launch.remote import Message, Remote

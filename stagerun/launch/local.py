@@ -23,9 +23,7 @@ from typing import Any
 from stagerun import signals
 from stagerun.errors import ExitCode
 from stagerun.launch.folder import LAUNCHER_PID, REPORT_DIR, Report, lives, nothing_begun, reports, send, unwritable
-from stagerun.launch.stopping import GRACE_S
-from stagerun.launch.stopping import Relay
-from stagerun.launch.stopping import least_before
+from stagerun.launch.stopping import GRACE_S, Relay, least_before
 from stagerun.system.files import own_folder
 from stagerun.system.process import program
 from stagerun.text import duration

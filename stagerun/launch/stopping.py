@@ -15,17 +15,19 @@ from typing import NoReturn
 from stagerun import signals
 from stagerun.errors import ExitCode, PeerError
 from stagerun.launch import kin
-from stagerun.launch.folder import LAUNCHER_PID
-from stagerun.launch.folder import Asked
-from stagerun.launch.folder import another_ended
-from stagerun.launch.folder import ask
-from stagerun.launch.folder import asked
-from stagerun.launch.folder import enter
-from stagerun.launch.folder import folder
-from stagerun.launch.folder import nothing_begun
-from stagerun.launch.folder import report
-from stagerun.launch.folder import reports
-from stagerun.launch.folder import send
+from stagerun.launch.folder import (
+    LAUNCHER_PID,
+    Asked,
+    another_ended,
+    ask,
+    asked,
+    enter,
+    folder,
+    nothing_begun,
+    report,
+    reports,
+    send,
+)
 from stagerun.system.process import die_with_parent
 from stagerun.world import rank_said, started_by
 

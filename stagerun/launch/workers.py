@@ -10,7 +10,8 @@ from stagerun.errors import ExitCode, Problem, RecipeError, UsageError, listing
 from stagerun.launch.stopping import GRACE_S, StopRequest
 from stagerun.recipe import Schedule, Stage
 from stagerun.text import count
-from stagerun.topology import default_workers, read
+from stagerun.topology.machine import read
+from stagerun.topology.sharing import default_workers
 from stagerun.world import World, launched, started_by
 
 # What a worker does: its exit code.

@@ -11,27 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stagerun.data.scratch.layout import PARTIAL
-from stagerun.data.scratch.layout import home_of
-from stagerun.data.scratch.layout import look
-from stagerun.data.scratch.layout import survey
-from stagerun.data.scratch.locks import held_now
-from stagerun.data.scratch.room import free_bytes
-from stagerun.data.scratch.room import idle_now
-from stagerun.data.scratch.room import missing
-from stagerun.errors import DataError
-from stagerun.errors import PermissionDenied
-from stagerun.errors import StagerunError
-from stagerun.errors import StorageError
-from stagerun.lmdb_file import Glance
-from stagerun.lmdb_file import glance
+from stagerun.data.scratch.layout import PARTIAL, held_now, home_of, look, survey
+from stagerun.data.scratch.room import free_bytes, idle_now, missing
+from stagerun.errors import DataError, PermissionDenied, StagerunError, StorageError
+from stagerun.lmdb_file import Glance, glance
 from stagerun.preflight import machine
 from stagerun.recipe import Cache, Data, Schedule, Source
 from stagerun.spec import canonical, load
-from stagerun.store.place import LOCAL
-from stagerun.store.place import mounted
-from stagerun.text import size
+from stagerun.system.files import LOCAL, mounted
 from stagerun.system.host import host_name
+from stagerun.text import size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,13 +16,15 @@ from datetime import datetime
 
 from stagerun import events
 from stagerun.report.course import Leg
-from stagerun.report.results import ensemble_line
-from stagerun.report.results import ensembles_table
-from stagerun.report.results import failed_line
-from stagerun.report.results import finished_line
-from stagerun.report.results import ordered
-from stagerun.report.results import piece_line
-from stagerun.report.results import results_table
+from stagerun.report.results import (
+    ensemble_line,
+    ensembles_table,
+    failed_line,
+    finished_line,
+    ordered,
+    piece_line,
+    results_table,
+)
 from stagerun.text import to_nowhere
 
 OURS = "stagerun:1"

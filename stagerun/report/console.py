@@ -17,19 +17,16 @@ from rich.text import Text
 from stagerun import events
 from stagerun.pace import DONE, TO_DO, WINDOW, colour, live_line, progress_line, share
 from stagerun.recipe import OnNan
-from stagerun.report.results import ensemble_line
-from stagerun.report.results import ensembles_table
-from stagerun.report.results import failed_line
-from stagerun.report.results import finished_line
-from stagerun.report.results import ordered
-from stagerun.report.results import piece_line
-from stagerun.report.results import results_table
-from stagerun.text import count
-from stagerun.text import duration
-from stagerun.text import shown
-from stagerun.text import size
-from stagerun.text import wrapped
-from stagerun.text import to_nowhere
+from stagerun.report.results import (
+    ensemble_line,
+    ensembles_table,
+    failed_line,
+    finished_line,
+    ordered,
+    piece_line,
+    results_table,
+)
+from stagerun.text import count, duration, shown, size, to_nowhere, wrapped
 from stagerun.world import relayed
 
 _EVERY_S = 0.5  # between two pictures of the live line

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stagerun.cgroups import Roots, cpu_quota, lines
+from stagerun.system.host import Roots, cpu_quota, lines
 
 # More than Linux has numbers for.
 _MOST_CPUS = 1 << 16

@@ -15,7 +15,7 @@ import torch
 import stagerun
 from stagerun import store
 from stagerun.comm import Comm, gather_json
-from stagerun.engine.digest import combined
+from stagerun.engine.codec import combined
 from stagerun.errors import ExitCode, PeerError, RanksDiffer, StagerunError
 from stagerun.preflight.compare import Finding, differences, stagerun_of, unlike, worst
 from stagerun.preflight.facts import Facts, Trouble, from_json, host_facts, image_facts, settings_digest, with_settings

@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from stagerun.binding import step_aside
-from stagerun.comm import Comm
-from stagerun.comm import gather_json
+from stagerun.comm import Comm, gather_json
 from stagerun.data.records import SwitchingRecords
 from stagerun.data.scratch import Copy, CopyStopped, Found, How, Original, Progress, look, stage
 from stagerun.data.scratch.sharing import Exchange
@@ -23,14 +22,10 @@ from stagerun.errors import DataError, PeerError, StagerunError
 from stagerun.events import Note
 from stagerun.pulse import Section
 from stagerun.recipe import Data, ScratchCopy, ScratchFrom
-from stagerun.text import count
-from stagerun.text import duration
-from stagerun.text import size
-from stagerun.train.agreement import everyone
-from stagerun.train.agreement import hosts_of
-from stagerun.train.handing_on import HandingOn
 from stagerun.system.host import host_name
-
+from stagerun.text import count, duration, size
+from stagerun.train.agreement import everyone, hosts_of
+from stagerun.train.handing_on import HandingOn
 
 _MOST_NODES_NAMED = 8
 

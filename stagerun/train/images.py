@@ -4,17 +4,12 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from copy import copy
-from dataclasses import astuple, replace
+from dataclasses import replace
 
 import torch
 
-from stagerun.comm import Comm
-from stagerun.comm import gather_json
-from stagerun.data.bad_records import Bad
-from stagerun.data.bad_records import BadRecords
-from stagerun.data.bad_records import allowed
-from stagerun.data.bad_records import check
-from stagerun.data.bad_records import listed
+from stagerun.comm import Comm, gather_json
+from stagerun.data.bad_records import Bad, BadRecords, allowed, check, listed
 from stagerun.data.loader import Loader, together
 from stagerun.data.loaders import evaluation_loader, evenly, training_loader
 from stagerun.data.pictures import Decoded, make_memory
@@ -24,15 +19,10 @@ from stagerun.engine.augment import make_augment
 from stagerun.engine.feed import Resident
 from stagerun.errors import DataError, Problem, RecipeError, StagerunError
 from stagerun.events import Note
-from stagerun.recipe import Cache
-from stagerun.recipe import Data
-from stagerun.recipe import OnBadRecord
-from stagerun.recipe import Schedule
-from stagerun.recipe import Stage
-from stagerun.recipe import Transform
+from stagerun.recipe import Cache, Data, OnBadRecord, Schedule, Stage, Transform
+from stagerun.spec.transform import classes_problem
 from stagerun.train.agreement import everyone
 from stagerun.train.copying import Copying
-from stagerun.spec.transform import classes_problem
 from stagerun.world import World
 
 

@@ -14,41 +14,24 @@ from typing import Any
 import torch
 
 from stagerun import binding
-from stagerun.comm import PATIENT
-from stagerun.comm import TIMEOUT
-from stagerun.comm import Comm
-from stagerun.comm import SoloComm
-from stagerun.comm import TorchComm
-from stagerun.comm import gather_json
+from stagerun.comm import PATIENT, TIMEOUT, Comm, SoloComm, TorchComm, gather_json
 from stagerun.engine.device import choose_device
-from stagerun.cli.shared_options import AUTO
-from stagerun.cli.shared_options import CORES
-from stagerun.cli.shared_options import NONE
 from stagerun.errors import UsageError
 from stagerun.events import Note
 from stagerun.launch import StopRequest
-from stagerun.launch.workers import Wish
-from stagerun.launch.workers import check_workers
+from stagerun.launch.workers import Wish, check_workers
 from stagerun.pulse import Section
 from stagerun.recipe import Schedule
 from stagerun.spec import load
 from stagerun.system.host import host_name
 from stagerun.system.process import boot_id
 from stagerun.text import count
-from stagerun.train.agreement import everyone
-from stagerun.train.agreement import require_same_code
-from stagerun.topology.machine import ranges
-from stagerun.topology.machine import read
+from stagerun.topology.machine import ranges, read
 from stagerun.topology.placing import Seat
-from stagerun.topology.sharing import Found
-from stagerun.topology.sharing import Share
-from stagerun.topology.sharing import share
+from stagerun.topology.sharing import Found, Share, share
+from stagerun.train.agreement import everyone, require_same_code
 from stagerun.watch.worker import Monitored
-from stagerun.world import World
-from stagerun.world import default_threads
-from stagerun.world import given_threads
-from stagerun.world import torchrun_chose
-
+from stagerun.world import World, default_threads, given_threads, torchrun_chose
 
 _ITERATION = "after this iteration"
 # When a worker stops that is in a section.

@@ -13,9 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stagerun.comm import Comm
-from stagerun.comm import gather_json
-from stagerun.comm import make_reducer
+from stagerun.comm import Comm, gather_json, make_reducer
 from stagerun.comm.reduce import CHUNK_BYTES, Reducer, SoloReducer
 from stagerun.data.stream import Batch
 from stagerun.engine.device import dtype_of, synchronize
@@ -32,8 +30,8 @@ from stagerun.preflight.facts import Facts, from_json
 from stagerun.preflight.page import HostTimes, Link, Measured, rounds
 from stagerun.recipe import Schedule, Stage
 from stagerun.schedule.image_size import at_largest
-from stagerun.train.agreement import refuse
 from stagerun.system.host import host_name
+from stagerun.train.agreement import refuse
 from stagerun.world import World
 
 # Steps that are timed: so many as take STEPS_S, after one (with `compile` two) that is not.

@@ -30,11 +30,10 @@ from stagerun.events import (
 from stagerun.plan.estimate import Cost, Figures, mean
 from stagerun.plan.rehearsal import cost_key, rehearsal, synthetic_images, with_sources
 from stagerun.recipe import Schedule
-from stagerun.train.agreement import everyone
-from stagerun.train.agreement import rank0
+from stagerun.system.host import host_name
+from stagerun.train.agreement import everyone, rank0
 from stagerun.train.keeper import Keeper
 from stagerun.train.walk import run
-from stagerun.system.host import host_name
 from stagerun.world import World
 
 # Where the number of iterations isn't given: at least this many, and as many as take this long for each stage. Short

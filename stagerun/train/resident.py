@@ -14,12 +14,8 @@ from stagerun import order
 from stagerun.data import transform
 from stagerun.data.bad_records import Undecodable
 from stagerun.data.loaders import side_at
-from stagerun.data.transform import draw_places
-from stagerun.data.transform import only_places
-from stagerun.engine.feed import feed
-from stagerun.engine.feed import Cut
-from stagerun.engine.feed import Resident
-from stagerun.engine.feed import read_all
+from stagerun.data.transform import draw_places, only_places
+from stagerun.engine.feed import Cut, Resident, feed, read_all
 from stagerun.engine.images import Batch
 from stagerun.errors import DataError, UsageError
 from stagerun.events import Note

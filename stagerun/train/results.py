@@ -8,14 +8,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from stagerun import store
-from stagerun.errors import ExitCode, ResumeRefused, StorageError
+from stagerun.errors import WORTH_ANOTHER_START, ExitCode, ResumeRefused, StorageError
 from stagerun.events import EnsembleTested, StageFinished
 from stagerun.logged import ensemble_of, result_of
 from stagerun.plan import Plan, PlannedStage, State
 from stagerun.plan.counting import other_set, tested_on
 from stagerun.plan.ensembles import EnsembleState, PlannedEnsemble, plan_ensembles
-from stagerun.plan.estimate import Figures
-from stagerun.plan.estimate import figures_from
+from stagerun.plan.estimate import Figures, figures_from
 from stagerun.recipe import Schedule
 from stagerun.snapshots import SnapshotRef
 from stagerun.spec import canonical

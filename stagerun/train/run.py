@@ -12,7 +12,7 @@ from stagerun.events import Event, Failed, Note, Stopped
 from stagerun.launch import StopRequest
 from stagerun.pulse import Section
 from stagerun.report.jsonl import JsonLines
-from stagerun.report.whole_file import require_writable
+from stagerun.store.write import require_writable
 from stagerun.train import results
 from stagerun.train.agreement import rank0
 from stagerun.train.join import join, load_everywhere, place

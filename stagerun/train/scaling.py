@@ -20,15 +20,12 @@ from stagerun.plan import PlannedStage, State
 from stagerun.recipe import Schedule
 from stagerun.report.bench_scaling import WARM_UP, Share, Turn
 from stagerun.spans import Spans, overlap, seconds_of
+from stagerun.system.host import host_name
 from stagerun.train.images import Images
 from stagerun.train.resident import training_batches
-from stagerun.train.stage import make_loop
-from stagerun.train.stage import requests
-from stagerun.train.worker import StageRun
-from stagerun.train.worker import Step
-from stagerun.train.worker import Worker
+from stagerun.train.stage import make_loop, requests
+from stagerun.train.worker import StageRun, Step, Worker
 from stagerun.world import World
-from stagerun.system.host import host_name
 
 
 def scaling(

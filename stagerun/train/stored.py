@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from stagerun import recipe, store
-from stagerun.data.free_memory import available_memory
 from stagerun.engine.codec import decode
 from stagerun.engine.device import dtype_of
 from stagerun.engine.state import restore
@@ -20,6 +19,7 @@ from stagerun.models import build
 from stagerun.recipe import Schedule, Stage
 from stagerun.snapshots import SnapshotRef
 from stagerun.spec.stored import read_foreign
+from stagerun.system.host import available_memory
 from stagerun.text import size
 from stagerun.train.progress import AVERAGE, MOMENTUM, MOST_RECIPE, MOST_STATE, RECIPE, STATE, WEIGHTS
 

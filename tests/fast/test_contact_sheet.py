@@ -14,12 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import ImageFont
 
-from stagerun.cli.data_show import ShowOptions
-from stagerun.cli.data_show import _show
+from stagerun.cli.data_show import ShowOptions, _show
 from stagerun.cli.main import main
-from stagerun.data import datum
-from stagerun.data import index
-from stagerun.data import indexing
+from stagerun.data import datum, index, indexing
 from stagerun.data.bad_records import BadRecords
 from stagerun.data.jpeg import Rectangle
 from stagerun.data.loader import Loader
@@ -29,12 +26,9 @@ from stagerun.data.write import write_lmdb
 from stagerun.errors import StorageError
 from stagerun.proto import caffe_pb2
 from stagerun.spec import load
-from stagerun.tools.data import contact_sheet
-from stagerun.tools.data.contact_sheet import Tile
-from stagerun.tools.data.contact_sheet import as_trained
-from stagerun.tools.data.contact_sheet import columns_of
-from stagerun.tools.data.contact_sheet import sheet
 from stagerun.store import write as store_write
+from stagerun.tools.data import contact_sheet
+from stagerun.tools.data.contact_sheet import Tile, as_trained, columns_of, sheet
 
 SCHEDULE = """
 name: "colours"

@@ -26,17 +26,12 @@ from stagerun.cli.main import main
 from stagerun.data import index
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.proto.caffe_pb2 import Datum
-from stagerun.tools.data import engine
-from stagerun.tools.data import prepare
-from stagerun.tools.data import sources
-from stagerun.tools.data.images import ImportOptions
-from stagerun.tools.data.images import ImportWork
-from stagerun.tools.data.partial import REPORT
-from stagerun.tools.data.partial import Partial
-from stagerun.tools.data.sources import SourceOptions
-from stagerun.tools.data.sources import open_source
-from stagerun.tools.data.sources.items import IMAGE_SUFFIXES
 from stagerun.system.files import hint_for
+from stagerun.tools.data import engine, prepare
+from stagerun.tools.data.images import ImportOptions, ImportWork
+from stagerun.tools.data.partial import REPORT, Partial
+from stagerun.tools.data.sources import SourceOptions, open_source
+from stagerun.tools.data.sources.items import IMAGE_SUFFIXES
 
 ROOT = Path(__file__).parents[2]
 

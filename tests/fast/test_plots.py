@@ -12,28 +12,12 @@ import made_schedules
 import pytest
 from made_schedules import schedule, stage
 
-from stagerun.drawing import figure
-from stagerun.drawing import html
-from stagerun.drawing.bands import bands
-from stagerun.drawing.bands import factor_text
-from stagerun.drawing.bands import jumps
-from stagerun.drawing.bands import mark_labels
-from stagerun.drawing.bands import not_shown
-from stagerun.drawing.bands import short_number
-from stagerun.drawing.colours import CURVES
-from stagerun.drawing.colours import DARK
-from stagerun.drawing.colours import OVER
-from stagerun.drawing.colours import SOFT
-from stagerun.drawing.colours import strokes
-from stagerun.drawing.scale import labels
-from stagerun.drawing.scale import make_scale
-from stagerun.drawing.scale import round_steps
-from stagerun.drawing.terminal import COLOURS
-from stagerun.drawing.terminal import ascii_only
-from stagerun.drawing.terminal import draw
-from stagerun.cli.diff import Found
-from stagerun.cli.diff import Side
-from stagerun.cli.diff import overlay
+from stagerun.cli.diff import Found, Side, overlay
+from stagerun.drawing import figure, html
+from stagerun.drawing.bands import bands, factor_text, jumps, mark_labels, not_shown, short_number
+from stagerun.drawing.colours import CURVES, DARK, OVER, SOFT, strokes
+from stagerun.drawing.scale import labels, make_scale, round_steps
+from stagerun.drawing.terminal import COLOURS, ascii_only, draw
 from stagerun.plan.difference import difference
 from stagerun.plan.picture import Picture, Unit, make_picture
 from stagerun.recipe import Schedule, Stage

@@ -12,8 +12,8 @@ import pytest
 import small
 import tiny
 
-from stagerun.system import process
 from stagerun.cli.commands_run import RunOptions
+from stagerun.system import process
 from stagerun.units import seconds
 
 ROOT = Path(__file__).parents[2]

@@ -28,13 +28,11 @@ from stagerun.recipe import Determinism, Schedule
 from stagerun.spec import load
 from stagerun.store import lease, lives, write
 from stagerun.store.lives import Life
-from stagerun.train.keeper import Keeper
-from stagerun.train.keeper import Lineage
-from stagerun.train.progress import Progress
-from stagerun.train.results import LIMIT
-from stagerun.train.results import standing
-from stagerun.train.walk import run
 from stagerun.system.process import Identity
+from stagerun.train.keeper import Keeper, Lineage
+from stagerun.train.progress import Progress
+from stagerun.train.results import LIMIT, standing
+from stagerun.train.walk import run
 from stagerun.world import World
 
 DISK = store.LocalDisk()

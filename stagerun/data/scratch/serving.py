@@ -21,13 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from stagerun.data.scratch.layout import BLOCK
-from stagerun.data.scratch.layout import DATA
-from stagerun.data.scratch.layout import CopyStopped
+from stagerun.data.scratch.layout import BLOCK, DATA, CopyStopped
 from stagerun.system.host import open_files
-from stagerun.system.lines import Garbled
-from stagerun.system.lines import Message
-from stagerun.system.lines import message_of
+from stagerun.system.lines import Garbled, Message, message_of
 from stagerun.system.lines import line as line_of
 
 # A side that has said nothing for so long has gone, or its network.

@@ -38,8 +38,7 @@ from stagerun.data.scratch.layout import (
 from stagerun.data.scratch.room import take_room
 from stagerun.data.scratch.sharing import Exchange, Share
 from stagerun.errors import StorageError
-from stagerun.lmdb_file import SIDE_FILE
-from stagerun.lmdb_file import reading
+from stagerun.lmdb_file import SIDE_FILE, reading
 from stagerun.system.files import sync_folder
 
 GIGABYTE = 10**9

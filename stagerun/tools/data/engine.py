@@ -22,15 +22,9 @@ from stagerun.data.rows import LEFT_OUT, Look, Rows, Statistics, index_of
 from stagerun.data.write import writing
 from stagerun.errors import DataError, ResumeRefused
 from stagerun.lmdb_file import check_file
-from stagerun.text import count
-from stagerun.text import first
+from stagerun.text import count, first
 from stagerun.tools.data import report
-from stagerun.tools.data.partial import REPORT
-from stagerun.tools.data.partial import Journal
-from stagerun.tools.data.partial import Note
-from stagerun.tools.data.partial import Partial
-from stagerun.tools.data.partial import entry
-from stagerun.system.files import hint_for
+from stagerun.tools.data.partial import REPORT, Journal, Note, Partial, entry
 
 RECORDS_PER_COMMIT = 1000
 BYTES_PER_COMMIT = 1 << 26

@@ -24,15 +24,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from stagerun.data.rows import ROW
-from stagerun.data.rows import Rows
+
+from stagerun.data.rows import ROW, Rows
 from stagerun.errors import DataError, FolderInUseError, ResumeRefused, StorageError
 from stagerun.lmdb_file import SIDE_FILE
-from stagerun.system.files import open_lock
-from stagerun.system.files import sync_folder
+from stagerun.system.files import open_lock, sync_folder
 from stagerun.system.host import host_name
 from stagerun.system.process import gone
-
 
 ROWS, NOTES = "rows2", "notes.jsonl"
 OLD_ROWS = "rows"  # of an unfinished import by an older stagerun, whose rows were shorter; nothing goes on from them
