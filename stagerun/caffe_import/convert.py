@@ -4,6 +4,7 @@ import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from stagerun.caffe_import.disk import CaffeFolder
 from stagerun.caffe_import.images import Count, count_images, count_lmdb, images_of, source_lines
@@ -30,6 +31,8 @@ from stagerun.caffe_import.text import NET, SOLVER, CaffeText, Findings, read_te
 from stagerun.errors import RecipeError, Span
 from stagerun.spec.tree import Block, Entry, quoted
 from stagerun.spec.view import Doubtful, View
+
+S = TypeVar("S", bound=SolverStage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +94,14 @@ def _refuse_mistakes(found: Findings) -> None:
 
 
 def _settings(
-    stages: Sequence[SolverStage], own: Callable[[int, dict[str, Setting]], None], found: Findings
+    stages: Sequence[S], add: Callable[[S, dict[str, Setting]], None], found: Findings
 ) -> tuple[Line, dict[str, Mapping[str, Setting]]]:
-    """The schedule's seed, and the settings of each stage. `own(number, made)` adds what is not the solver's alone."""
+    """The schedule's seed, and the settings of each stage. `add(stage, made)` adds what its solver alone doesn't say."""
     seed, own_seeds = seeds(stages)
     settings: dict[str, Mapping[str, Setting]] = {}
-    for number, stage in enumerate(stages):
+    for stage in stages:
         made = solver_settings(stage.text, found)
-        own(number, made)
+        add(stage, made)
         if stage.step.name in own_seeds:
             made["random_seed"] = own_seeds[stage.step.name]
         go_on(stage, parent_of(stage, stages), made, found)
@@ -177,8 +180,7 @@ def _with_nets(stages: Sequence[CaffeStage], folder: CaffeFolder, wanted: Wanted
         note_other_network(first.layers, other.layers, first.step.file, found)
     note_sources(stages, val, found)
 
-    def own(number: int, made: dict[str, Setting]) -> None:
-        stage = stages[number]
+    def add(stage: CaffeStage, made: dict[str, Setting]) -> None:
         workers = workers_of(stage.step, [s.step for s in stages], wanted.workers, stage.train.batch_place)
         made |= {s.name: s for s in (*batch(stage, workers, found), *transforms(stage, val))}
         if any(s.step.parents for s in stages) and (not stage.train.shuffle or seeded(stage)):
@@ -188,7 +190,7 @@ def _with_nets(stages: Sequence[CaffeStage], folder: CaffeFolder, wanted: Wanted
         if (rules := multipliers(stage.layers, name, last, found)) is not None:
             made["param"] = rules
 
-    seed, settings = _settings(stages, own, found)
+    seed, settings = _settings(stages, add, found)
     data = message("train", source_lines(train_count, first.train.source_place), first.train.source_place)
     if val is not None and val_count is not None:
         data += message("val", source_lines(val_count, val.source_place), val.source_place)
@@ -206,8 +208,7 @@ def _without_nets(stages: Sequence[SolverStage], folder: CaffeFolder, wanted: Wa
     evaluated = bool(wanted.val_images or wanted.val_source or any(_tests(stage) for stage in stages))
     _note_nets(folder.shown or ".", wanted, evaluated, found)
 
-    def own(number: int, made: dict[str, Setting]) -> None:
-        stage = stages[number]
+    def add(stage: SolverStage, made: dict[str, Setting]) -> None:
         made |= {s.name: s for s in _batch(stage, wanted, found)}
         if any(s.step.parents for s in stages) and seeded(stage):
             made["carry"] = AS_CAFFE
@@ -218,7 +219,7 @@ def _without_nets(stages: Sequence[SolverStage], folder: CaffeFolder, wanted: Wa
             return Count(f"{part}_lmdb", images or 0)
         return count_lmdb(f"--{part}-source", source, images, folder, found)
 
-    seed, settings = _settings(stages, own, found)
+    seed, settings = _settings(stages, add, found)
     train = count("train", wanted.train_source, wanted.images)
     data = message("train", source_lines(train, None), None)
     if evaluated:

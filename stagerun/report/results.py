@@ -45,10 +45,10 @@ def results_table(
                 _decay(r),
                 r.augmentation,
                 f"{r.loss:.4f}",
-                "" if r.top1 is None else f"{100 * r.top1:.2f} %",
+                _percent(r.top1),
                 gain,
-                "" if r.top5 is None else f"{100 * r.top5:.2f} %",
-                *["" if r.ema_top1 is None else f"{100 * r.ema_top1:.2f} %"] * averaged,
+                _percent(r.top5),
+                *[_percent(r.ema_top1)] * averaged,
                 duration(r.train_seconds),
             )
         )
@@ -63,6 +63,10 @@ def results_table(
         duration(seconds),
     ]
     return "\n".join([*columns([*rows, total]), *map(not_finite, filter(_failed, results))])
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.2f} %"
 
 
 def _failed(result: StageFinished) -> bool:
