@@ -140,6 +140,11 @@ def _checked(fd: int, file: Path) -> Meta:
     return Meta(state.st_size, state.st_mtime_ns, *newest)
 
 
+def ends_of(fd: int, size: int) -> bytes:
+    """The first and the last MB of data.mdb, which has so many bytes. Its first two pages change with every commit. OSError."""
+    return os.pread(fd, _ENDS, 0) + os.pread(fd, _ENDS, max(0, size - _ENDS))
+
+
 def transaction_of(fd: int) -> int | None:
     """The newest transaction of the open data.mdb; each commit adds 1. None where it isn't an LMDB. OSError."""
     newest = _newest(fd)
@@ -166,7 +171,7 @@ def _newest(fd: int) -> tuple[int, ...] | None:
 
 _SAMPLES = 32
 _LARGEST_VALUE = 1 << 20  # bytes of a sampled record that are digested, beside its length
-_DEEPEST = 32  # LMDB's own limit
+DEEPEST = 32  # LMDB's own limit
 _ENDS = 1 << 20
 
 
@@ -209,7 +214,7 @@ def _record(fd: int, meta: Meta, place: float) -> bytes:
     """Digest of the key and value at `place`, 0 (the first) to 1 (the last). The pages are as `lmdb_offsets` says; struct.error,
     OSError, OverflowError or ValueError where one is not."""
     number = meta.root
-    for level in range(min(meta.depth, _DEEPEST)):
+    for level in range(min(meta.depth, DEEPEST)):
         page = os.pread(fd, meta.page_size, number * meta.page_size)
         nodes = (struct.unpack_from("<H", page, 12)[0] - 16) // 2
         if nodes < 1:
@@ -251,8 +256,7 @@ def glance(folder: str) -> Glance:
     fd, meta = open_file(folder, BY_SCHEDULE)
     try:
         with reading(data_file(folder)):
-            digest = hashlib.blake2b(os.pread(fd, _ENDS, 0), digest_size=16)
-            digest.update(os.pread(fd, _ENDS, max(0, meta.file_size - _ENDS)))
+            digest = hashlib.blake2b(ends_of(fd, meta.file_size), digest_size=16)
     finally:
         os.close(fd)
     fingerprint = str(side_facts(folder, meta).get("fingerprint", ""))

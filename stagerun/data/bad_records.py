@@ -34,7 +34,7 @@ class BadRecords:
     """The bad ones that one worker knows of, each once, whichever stage met it. From any thread.
 
     Nothing stops here when there are too many: who trains asks `too_many` once per iteration, so that all workers end after
-    the same update, tell each other what they have met, and none of it is lost.
+    the same update, report to each other what they have met, and none of it is lost.
     """
 
     def __init__(self, records: int) -> None:

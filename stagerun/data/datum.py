@@ -262,6 +262,13 @@ def _parse_any(view: memoryview) -> Fields:
     )
 
 
+def raw_datum(image: Image, label: int) -> caffe_pb2.Datum:
+    """A Datum that holds the pixels of an image, uint8[height, width, channels], as they are."""
+    height, width, channels = image.shape
+    data = np.ascontiguousarray(image.transpose(2, 0, 1)).tobytes()
+    return caffe_pb2.Datum(channels=channels, height=height, width=width, data=data, label=label)
+
+
 def check_label(label: int, num_classes: int) -> None:
     """DataError for a label that isn't one of 0 .. num_classes-1."""
     if label < 0:

@@ -34,7 +34,7 @@ class Header:
     width: int
     channels: int  # as stored: 4 is CMYK in a JPEG; 0 where the header doesn't say
     plain: bool  # a JPEG or PNG of 8 bits, B, G, R or grey, without anything that must be taken out
-    oddities: tuple[str, ...] = ()  # what of odd.ODDITIES the header tells
+    oddities: tuple[str, ...] = ()  # those of odd.ODDITIES that the header shows
 
 
 def family(data: bytes) -> str:

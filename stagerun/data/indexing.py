@@ -24,7 +24,8 @@ _AT_ONCE, _AHEAD = 4, 3
 def in_order(make: Callable[[int], T], first: int, last: int, threads: int) -> Generator[T, None, None]:
     """make(first), ..., make(last - 1), whoever is done first. An exception comes where its result would have come.
 
-    At most 12 results a thread are under way or waiting. Closing it waits for those in the making, no others are started.
+    At most 12 results a thread are under way or waiting. Closing it waits for those in the making, no others are started. Threads
+    are enough: decoding, encoding, hashing and reading all let go of Python's lock.
     """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="images")
     waiting: deque[Future[list[T]]] = deque()

@@ -19,13 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.errors import DataError
-from stagerun.lmdb_file import Meta, data_file, open_file, reading
+from stagerun.lmdb_file import DEEPEST, Meta, data_file, open_file, reading
 
 _PAGE_HEADER, _NODE_HEADER = 16, 8
 _BRANCH, _LEAF = 0x01, 0x02
 _BIG = 0x01  # a node's flag: the value is in overflow pages
 _NO_PAGE = 2**64 - 1
-_DEEPEST = 32  # LMDB's own limit
 _LONGEST_KEY = 511  # LMDB's own limit, too, as it is built everywhere
 _PAGES_AT_ONCE = 512
 
@@ -138,7 +137,7 @@ def _leaves(pages: _Pages) -> NDArray[np.int64]:
         raise DataError(
             f"{pages.file}: is an LMDB of another kind (duplicate or integer keys)", "stagerun reads LMDBs as Caffe has"
         )
-    if not 1 <= pages.depth <= _DEEPEST:
+    if not 1 <= pages.depth <= DEEPEST:
         raise pages.damaged(f"its tree has {pages.depth} levels")
     level = np.array([pages.root], np.uint64).astype(np.int64)
     for _ in range(pages.depth - 1):

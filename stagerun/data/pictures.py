@@ -87,14 +87,14 @@ def _size(records: Records, channels: int) -> tuple[int, int] | None:
     """(height, width) of all images as far as is known: from the side file, else from some records. None: they differ."""
     if records.index is not None:
         sizes = set(zip(records.index.heights.tolist(), records.index.widths.tolist(), strict=True))
-        sizes.discard((0, 0))  # it can't be used; the one who meets it tells, or replaces it
+        sizes.discard((0, 0))  # it can't be used; the one who meets it reports or replaces it
     else:
         room = Room()
         sizes = set()
         for i in spread(len(records), _LOOKED_AT):
             try:
                 picture = datum.picture_of(datum.parse(records.read(i, room)), channels)
-            except DataError:  # the one who uses the record tells, or replaces it
+            except DataError:  # the one who uses the record reports or replaces it
                 continue
             sizes.add((picture.height, picture.width))
     return sizes.pop() if len(sizes) == 1 else None

@@ -170,7 +170,7 @@ class LmdbSource:
         for i in indices:
             try:
                 os.posix_fadvise(self._fd, int(self._offsets[i]), int(self._lengths[i]), os.POSIX_FADV_WILLNEED)
-            except OSError:  # a file system without it; the read itself tells what is wrong with a disk
+            except OSError:  # a file system without it; the read itself reports what is wrong with a disk
                 return
 
     def _compare(self) -> None:
@@ -200,7 +200,7 @@ class SwitchingRecords:
     def __init__(self, original: Original, images: int, copy: Copy | None = None) -> None:
         """`images` as for LmdbSource; its errors."""
         self.name = original.path
-        self.trouble: list[str] = []  # what the user should know; whoever tells it takes it out
+        self.trouble: list[str] = []  # what the user should know; whoever reports it takes it out
         self._original, self._images = original, images
         self._lock = threading.Lock()
         self._copy: Copy | None = None

@@ -93,7 +93,7 @@ def test_what_has_an_images_name_is_an_item_whatever_it_is(tmp_path: Path) -> No
     for i, said in (
         (2, "No such file"),
         (3, "symbolic links"),
-        (4, "no regular file, but a pipe"),
+        (4, "not a regular file, but a pipe"),
         (5, "Not a directory"),
     ):
         with pytest.raises(DataError, match=f"a/{names[i]}: .*{said}"):
@@ -293,7 +293,7 @@ def test_empty_lists_and_files(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(bytes(range(256)) * 9)
     assert "of no format that is known" in refused(tmp_path / "a.bin")
     (tmp_path / "a.json").write_text('{"images": []}')
-    assert "no list of images" in refused(tmp_path / "a.json")
+    assert "not a list of images" in refused(tmp_path / "a.json")
     assert "is a folder" in refused(tmp_path, format="list")
     (tmp_path / "nul.txt").write_bytes(b"a 1\n\0")
     assert "NUL" in refused(tmp_path / "nul.txt", format="list")

@@ -117,7 +117,7 @@ def test_damaged_cifar(tmp_path: Path) -> None:
     archive.write_bytes(archive.read_bytes()[:-3000])
     assert "can't be unpacked" in refused(archive)
     (folder / "data_batch_2.bin").write_bytes((folder / "data_batch_2.bin").read_bytes()[:-1])
-    assert "no whole number of rows of 3073" in refused(folder)
+    assert "not a whole number of rows of 3073" in refused(folder)
     (folder / "data_batch_2.bin").write_bytes(b"\x0b" + bytes(3072))
     assert "picture 3 has label 11" in refused(folder)
     (folder / "data_batch_2.bin").unlink()

@@ -17,7 +17,7 @@ import numpy as np
 from numba.core import types
 
 from stagerun.data.jpeg import slices
-from stagerun.data.jpeg.decoder import Pixels, Request, mark
+from stagerun.data.jpeg.decoder import Pixels, Request
 from stagerun.data.jpeg.header import Header
 from stagerun.data.jpeg.slices import Window
 from stagerun.data.jpeg.turbo import (
@@ -32,9 +32,7 @@ from stagerun.data.jpeg.turbo import (
     Library,
     Region,
     TurboDecoder,
-    is_usable,
     pixel_format,
-    shape_of,
 )
 
 _i32, _i64, _address = types.int32, types.int64, types.intp
@@ -138,7 +136,7 @@ def _decode(
     pixel_format: int,
 ) -> int:
     """The region of the file in source[:size] into `pixels`: DECODED, WARNED, or FAILED if the library can't or finds
-    another size. A region of the width 0 is the whole. See `turbo.TurboDecoder._decode` for the calls.
+    another size. A region of the width 0 is the whole. See `turbo.TurboDecoder._outcome` for the calls.
     """
     rows, columns = -(-height // shrink), -(-width // shrink)
     if region_width > 0:
@@ -203,15 +201,11 @@ class CompiledDecoder(TurboDecoder):
         )
         return data[:size] if size else None
 
-    def _decode(
-        self, source: Pixels, height: int, width: int, wanted: Region | None, request: Request, forgiving: bool
-    ) -> Pixels | None:
-        shape = shape_of(height, width, wanted, request)
-        flat = self._pixels.of(shape[0] * shape[1] * shape[2])
-        pixels = flat.reshape(shape)
-        mark(pixels)
+    def _outcome(
+        self, source: Pixels, height: int, width: int, wanted: Region | None, request: Request, pixels: Pixels
+    ) -> int:
         region = wanted or _WHOLE
-        outcome = self._compiled_decode(
+        return self._compiled_decode(
             source,
             source.size,
             height,
@@ -221,8 +215,7 @@ class CompiledDecoder(TurboDecoder):
             region.y,
             region.width,
             region.height,
-            flat,
+            pixels.reshape(-1),
             request.channels,
             pixel_format(request),
         )
-        return pixels if is_usable(outcome, pixels, forgiving) else None

@@ -18,8 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from stagerun.errors import DataError, PermissionDenied, StorageError
-from stagerun.lmdb_file import BY_SCHEDULE, SIDE_FILE, check_file, data_file, reading
-from stagerun.system.files import private_folder, sync_folder
+from stagerun.lmdb_file import BY_SCHEDULE
+from stagerun.lmdb_file import SIDE_FILE
+from stagerun.lmdb_file import check_file
+from stagerun.lmdb_file import data_file
+from stagerun.lmdb_file import reading
+from stagerun.system.files import private_folder
+from stagerun.system.files import sync_folder
+from stagerun.lmdb_file import ends_of
 
 # Between two looks at a lock that another process has: no one waits inside the kernel, where a request to stop isn't heard.
 _PAUSE_S = 0.1
@@ -118,7 +124,6 @@ OWN_FILES = (DATA, SIDE_FILE, f"{SIDE_FILE}.new", JOURNAL, SUSPECT, f"{MANIFEST}
 PARTIAL = ".partial"
 
 _NAME = re.compile(r"[0-9a-f]{64}")
-_ENDS = 1 << 20
 _VERSION = 1
 _MOST_MANIFEST_BYTES = 1 << 26
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -139,8 +144,7 @@ class Original:
 def look(path: str) -> Original:
     """The LMDB in folder `path` as it is now. DataError if it is not whole, PermissionDenied.
 
-    Its state is known by its real path, size, time of change, and the bytes at both ends of data.mdb: LMDB's first two pages
-    change with every commit.
+    Its state is known by its real path, size, time of change, and the bytes at both ends of data.mdb.
     """
     check_file(path, BY_SCHEDULE)  # one that a command names is looked for before
     file = data_file(path)
@@ -148,9 +152,7 @@ def look(path: str) -> Original:
         found = os.fstat(stream.fileno())
         real = str(file.resolve())
         digest = hashlib.sha256(f"{real}\0{found.st_size}\0{found.st_mtime_ns}\0".encode(errors="surrogateescape"))
-        digest.update(stream.read(_ENDS))
-        stream.seek(max(0, found.st_size - _ENDS))
-        digest.update(stream.read(_ENDS))
+        digest.update(ends_of(stream.fileno(), found.st_size))
     return Original(path, str(Path(real).parent), found.st_size, found.st_mtime_ns, digest.hexdigest())
 
 

@@ -40,7 +40,7 @@ def take_room(
 
     The caller holds the locks of these copies. Under one lock for all jobs, and with what others are about to write counted as
     written: two jobs at once don't both take the last room. Removes copies that no one uses, interrupted ones first, then the
-    longest unused, if and only if that makes enough room, and tells `removed`; StorageError else. CopyStopped, OSError.
+    longest unused, if and only if that makes enough room, and calls `removed` for each; else StorageError. CopyStopped, OSError.
     """
     with held(home / "lock", stop):
         names = {original.name for original in originals}

@@ -127,7 +127,7 @@ def stage(
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """How copies are made; `stage` tells the words."""
+    """How copies are made; `stage` explains the words."""
 
     tally: Tally
     stop: Callable[[], bool]

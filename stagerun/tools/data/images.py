@@ -19,7 +19,7 @@ from PIL import ImageColor
 
 from stagerun import order
 from stagerun.data import jpeg, pixels
-from stagerun.data.datum import Image
+from stagerun.data.datum import Image, raw_datum
 from stagerun.data.pixels import Draw
 from stagerun.data.rows import Statistics, look
 from stagerun.errors import DataError, UsageError
@@ -142,7 +142,7 @@ class ImportWork:
             family = "JPEG" if judged.kind.endswith("JPEG") else "PNG"
         image, same = self._resized(image)
         if self._options.raw or not family:
-            datum, decoded = _raw(image), image
+            datum, decoded = raw_datum(image, item.label), image
         elif data is not None and same and self._options.quality is None:
             datum, decoded = caffe_pb2.Datum(data=data, encoded=True), image
         else:
@@ -203,9 +203,3 @@ def _wanted(options: ImportOptions, height: int, width: int) -> tuple[int, int]:
         if height <= width
         else ((2 * height * n + width) // (2 * width), n)
     )
-
-
-def _raw(image: Image) -> caffe_pb2.Datum:
-    height, width, channels = image.shape
-    data = np.ascontiguousarray(image.transpose(2, 0, 1)).tobytes()
-    return caffe_pb2.Datum(channels=channels, height=height, width=width, data=data)

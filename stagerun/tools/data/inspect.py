@@ -51,7 +51,7 @@ class Description:
 
 
 def describe(path: str) -> Description:
-    """DataError if the LMDB in folder `path` can't be read. Of records that can't be, `mistakes` tells."""
+    """DataError if the LMDB in folder `path` can't be read; `mistakes` lists the records that can't be."""
     fd, meta = open_file(path)
     try:
         offsets = offsets_in(fd, meta, path)
@@ -217,7 +217,7 @@ def _record(record: bytes, i: int, index: Index | None, decode: bool) -> list[st
     if index is None:
         return []
     if not index.heights[i]:
-        return ["it can't be used, says the side file" + ("" if decode else "; --decode tells why")]
+        return ["it can't be used, says the side file" + ("" if decode else "; --decode says why")]
     said = int(index.labels[i]), int(index.heights[i]), int(index.widths[i])
     if said != (datum.label, found.height, found.width):
         return ["the side file has another label or size than the record"]

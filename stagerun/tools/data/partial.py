@@ -39,7 +39,7 @@ _ENTRY = np.dtype([("row", ROW), ("state", "<u8")])
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something to tell about an image: `what` is counted, `text` is the detail, `bad` means that it was left out."""
+    """Something to report about an image: `what` is counted, `text` is the detail, `bad` means that it was left out."""
 
     name: str
     what: str

@@ -8,7 +8,7 @@
     tfrecord    shards of tf.train.Example with ImageNet's keys
     recordio    MXNet's .rec
 
-`open_source` tells which from the content. Archives are read in place, by offset. Nothing here decodes an image, runs
+`open_source` knows which by the content. Archives are read in place, by offset. Nothing here decodes an image, runs
 anything, or follows a name out of an archive.
 """
 

@@ -25,6 +25,7 @@ from stagerun.tools.data.sources.items import (
     read_whole,
     regular,
     signature,
+    unzipped,
 )
 from stagerun.tools.data.sources.tar import members
 
@@ -122,11 +123,8 @@ def archive_names(path: str) -> list[str]:
 def _unpacked(path: str) -> dict[str, bytes]:
     """The files of a .tar.gz, or of a tar."""
     try:
-        with open(path, "rb", opener=regular) as file:
-            zipped = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            with gzip.open(file) if zipped else file as stream:
-                data = stream.read(_LARGEST + 1)
+        with unzipped(path) as (stream, _):
+            data = stream.read(_LARGEST + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path}: can't be unpacked: {error}", DAMAGED) from None
     except OSError as error:

@@ -5,7 +5,6 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -13,10 +12,10 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from stagerun.data.datum import raw_datum
 from stagerun.data.write import write_lmdb
 from stagerun.errors import DataError, UsageError
-from stagerun.proto import caffe_pb2
-from stagerun.tools.data.sources.items import DAMAGED, Item, Pixels, SourceOptions, regular, signature
+from stagerun.tools.data.sources.items import DAMAGED, Item, Pixels, SourceOptions, signature, unzipped
 
 _UNSIGNED_BYTE = 0x08
 _MOST_DIMENSIONS = 3  # pictures; labels have one
@@ -29,15 +28,12 @@ _PIECE = 1 << 20
 def read_idx(path: str) -> NDArray[np.uint8]:
     """The array of an IDX file of unsigned bytes, in the shape that it states. DataError unless the file is whole."""
     try:
-        with open(path, "rb", opener=regular) as file:
-            zipped = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            with gzip.open(file) if zipped else file as stream:
-                shape = _shape(stream, path)
-                wanted = math.prod(shape)
-                if zipped and wanted > _LARGEST_UNPACKED:
-                    raise DataError(f"{path}: its header says {shape}, more than 1 GiB", "unpack it first: gunzip")
-                data = _upto(stream, wanted)
+        with unzipped(path) as (stream, zipped):
+            shape = _shape(stream, path)
+            wanted = math.prod(shape)
+            if zipped and wanted > _LARGEST_UNPACKED:
+                raise DataError(f"{path}: its header says {shape}, more than 1 GiB", "unpack it first: gunzip")
+            data = _upto(stream, wanted)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file", "check the name") from None
     except (OSError, EOFError, zlib.error) as error:
@@ -153,11 +149,6 @@ def import_idx(images: str, labels: str, out: str) -> int:
 
     DataError if a file is damaged, the two don't belong together, or `out` exists.
     """
-    return write_lmdb(out, _datums(open_idx(images, SourceOptions(labels=labels))))
-
-
-def _datums(pair: IdxPair) -> Iterator[bytes]:
-    height, width = pair.pictures.shape[1:]
-    for picture, label in zip(pair.pictures, pair.labels, strict=True):
-        datum = caffe_pb2.Datum(channels=1, height=height, width=width, data=picture.tobytes(), label=int(label))
-        yield datum.SerializeToString()
+    pair = open_idx(images, SourceOptions(labels=labels))
+    records = zip(pair.pictures, pair.labels.tolist(), strict=True)
+    return write_lmdb(out, (raw_datum(image[:, :, None], label).SerializeToString() for image, label in records))

@@ -1,15 +1,17 @@
 """What every source of images has in common: its items, its options, how it is asked; and reading, whole files or pieces of archives."""
 
 import errno
+import gzip
 import hashlib
 import os
 import resource
 import stat
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import BinaryIO, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,6 +158,16 @@ def regular(path: str, flags: int) -> int:
         os.close(fd)
         raise
     return fd
+
+
+@contextmanager
+def unzipped(path: str) -> Iterator[tuple[BinaryIO | gzip.GzipFile, bool]]:
+    """The content of a file that may be gzipped, and whether it is. OSError, EOFError, zlib.error, DataError."""
+    with open(path, "rb", opener=regular) as file:
+        zipped = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        with gzip.open(file) if zipped else file as stream:
+            yield stream, zipped
 
 
 LARGEST_FILE = 1 << 28  # bytes of one image's file; what is larger isn't an image, and would fill memory
