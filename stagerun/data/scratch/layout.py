@@ -18,14 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from stagerun.errors import DataError, PermissionDenied, StorageError
-from stagerun.lmdb_file import BY_SCHEDULE
-from stagerun.lmdb_file import SIDE_FILE
-from stagerun.lmdb_file import check_file
-from stagerun.lmdb_file import data_file
-from stagerun.lmdb_file import reading
-from stagerun.system.files import private_folder
-from stagerun.system.files import sync_folder
-from stagerun.lmdb_file import ends_of
+from stagerun.lmdb_file import BY_SCHEDULE, SIDE_FILE, check_file, data_file, ends_of, reading
+from stagerun.system.files import private_folder, sync_folder
 
 # Between two looks at a lock that another process has: no one waits inside the kernel, where a request to stop isn't heard.
 _PAUSE_S = 0.1
