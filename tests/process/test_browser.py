@@ -95,9 +95,6 @@ def test_hovering_shows_the_values_of_the_plan(tmp_path: Path) -> None:
         assert (shown["momentum"], shown["batch"], shown["image size"]) == ("0.9", "100", "28")
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
 LOOK = """<iframe style="width: 360px; height: 3000px; border: 0"></iframe><script>
 const frame = document.querySelector("iframe");
 frame.addEventListener("load", () => {

@@ -24,6 +24,7 @@ from test_data_scratch import source as source
 from test_data_scratch_cli import data as data
 from test_import_engine import content as content
 from test_import_engine import expected as expected
+from test_import_engine import small_commits as small_commits
 
 from stagerun.data import fashion
 from stagerun.data.importing.partial import Partial

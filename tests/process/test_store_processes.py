@@ -178,7 +178,7 @@ def test_a_zombie_is_dead(out: Path) -> None:
     child.wait()
 
 
-HOLDER = """
+LOCK_HOLDER = """
 import os, pathlib, signal, sys
 from stagerun.store import Lock
 lock = Lock(pathlib.Path(sys.argv[1]))
@@ -193,7 +193,7 @@ def start_holder(out: Path, fork: str = "") -> tuple[subprocess.Popen[str], int]
     """A process that holds the lock, and the id of the worker it forked."""
     path = str(Path(store.__file__).parents[2])
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(out), fork],
+        [sys.executable, "-c", LOCK_HOLDER, str(out), fork],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": path},
