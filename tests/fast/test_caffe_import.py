@@ -16,9 +16,17 @@ from google.protobuf import text_format
 
 from stagerun import recipe
 from stagerun.caffe_import import solver
-from stagerun.caffe_import.net import PLAIN_LAYERS, State, layers_in, parameter_prefix, recognise, shapes, text_of
+from stagerun.caffe_import.net import PLAIN_LAYERS
+from stagerun.caffe_import.net import State
+from stagerun.caffe_import.net import layers_in
+from stagerun.caffe_import.net import parameter_prefix
+from stagerun.caffe_import.net import recognise
+from stagerun.caffe_import.net import shapes
+from stagerun.caffe_import.net import text_of
 from stagerun.caffe_import.stages import names_of
-from stagerun.caffe_import.text import NET, SOLVER, Findings, read_text
+from stagerun.caffe_import.text import SOLVER
+from stagerun.caffe_import.text import Findings
+from stagerun.caffe_import.text import read_text
 from stagerun.caffe_import.train_lines import train_lines
 from stagerun.cli.main import main
 from stagerun.errors import ExitCode
@@ -189,32 +197,6 @@ def test_one_layer_with_other_multipliers(text: str, shared: str | None, tmp_pat
     written = (tmp_path / "out" / "schedule.prototxt").read_text()
     rules = [line.strip() for line in written.splitlines() if line.strip().startswith("param {")]
     assert rules == [*([shared] if shared else []), "param { kind: NORM decay_mult: 0 }"]
-
-
-def test_parameters_of_the_known_network_are_named_as_in_torch() -> None:
-    from on_meta import on_meta
-
-    from stagerun.models import build
-
-    net = read_text("net", resnet50().encode(), NET, Findings()).block
-    layers = layers_in(net, State("TRAIN"))
-    assert recognise(shapes(layers)) == "resnet50_intel_caffe"
-    named = {parameter_prefix("resnet50_intel_caffe", text_of(layer, "name"), "fc1000") for layer in layers} - {""}
-    with on_meta():
-        model = build(recipe.Model(name="resnet50_intel_caffe", num_classes=1000))
-    assert named == {name.rpartition(".")[0] for name, _ in model.named_parameters()}
-
-
-@pytest.mark.parametrize("model", sorted(PLAIN_LAYERS))
-def test_parameters_of_plain_networks_are_named_as_in_torch(model: str) -> None:
-    from on_meta import on_meta
-
-    from stagerun.models import build
-
-    with on_meta():
-        net = build(recipe.Model(name=model, num_classes=10))
-    named = {*PLAIN_LAYERS[model].values(), parameter_prefix(model, "fc8", "fc8")}
-    assert named == {name.rpartition(".")[0] for name, _ in net.named_parameters()}
 
 
 @pytest.mark.parametrize(

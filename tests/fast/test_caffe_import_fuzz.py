@@ -93,7 +93,7 @@ def imported(files: Mapping[str, bytes], order: tuple[str, ...], model: str | No
         assert problem.render()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(
     st.integers(0, 2**32), st.sampled_from([(), (), ("main",), ("collapse", "main"), ("main", "drop")]), st.booleans()
 )
@@ -102,7 +102,7 @@ def test_damaged_folders(seed: int, order: tuple[str, ...], nets: bool) -> None:
     imported(damaged(chance.choice(SEEDS), chance), order, chance.choice([None, "resnet18", "vgg16"]), nets)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_any_bytes(solver: bytes, script: bytes) -> None:
     net = SEEDS[0]["net.prototxt"]

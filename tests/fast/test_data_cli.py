@@ -4,12 +4,8 @@ import errno
 import io
 import json
 import os
-import random
 import re
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import cv2
@@ -32,8 +28,6 @@ from stagerun.tools.data.images import ImportOptions, ImportWork
 from stagerun.tools.data.partial import REPORT, Partial
 from stagerun.tools.data.sources import SourceOptions, open_source
 from stagerun.tools.data.sources.items import IMAGE_SUFFIXES
-
-ROOT = Path(__file__).parents[2]
 
 
 def data(*words: str | Path) -> Result:
@@ -376,54 +370,6 @@ def test_prepare_without_its_extra(imported: Path, tmp_path: Path, monkeypatch: 
     assert result.exit_code == 64 and "stagerun[fast]" in result.stderr and os.listdir(tmp_path) == []
 
 
-SIGNALLED = """
-import os, sys
-from stagerun.cli.main import main
-from stagerun.tools.data import engine
-commits, number = map(int, sys.argv[1:3])
-sys.argv[:3] = ["stagerun"]
-engine.RECORDS_PER_COMMIT = 5
-whole = engine._Writer._commit
-def commit(self, chunk):
-    global commits
-    whole(self, chunk)
-    commits -= 1
-    if commits == 0:
-        os.kill(os.getpid(), number)
-engine._Writer._commit = commit
-main()
-"""
-
-
-def signalled(commits: int, number: int, *words: str | Path) -> tuple[int, str]:
-    """(exit code, stderr) of a command that gets the signal behind so many commits; with 0 it gets none."""
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALLED, str(commits), str(int(number)), "data", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    return done.returncode, done.stderr
-
-
-def test_killed_stopped_and_gone_on_with(tmp_path: Path) -> None:
-    rng = random.Random(4)
-    images = made_images.class_folders(tmp_path / "images", 40)
-    for i in range(40, 400):  # the same pictures, under other names
-        (images / f"n{i % 3:08d}" / f"{i}.JPEG").write_bytes(made_images.jpeg(i % 7))
-    words = ("import", images, tmp_path / "out", "--threads", "2")
-    assert signalled(rng.randint(3, 12), signal.SIGKILL, *words)[0] == -signal.SIGKILL
-    for number in (signal.SIGTERM, signal.SIGINT):
-        code, errors = signalled(rng.randint(3, 12), number, *words)
-        assert code == 75 and "goes on behind" in errors and "the same command goes on" in errors
-    assert signalled(0, 0, *words)[0] == 0
-    assert signalled(0, 0, *words[:2], tmp_path / "whole", "--threads", "1")[0] == 0
-    assert (tmp_path / "out" / SIDE_FILE).read_bytes() == (tmp_path / "whole" / SIDE_FILE).read_bytes()
-    assert data("verify", tmp_path / "out").exit_code == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out", "whole"]
-
-
 def test_progress_without_a_terminal_is_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -473,18 +419,3 @@ def test_commands_are_listed_in_the_order_of_their_use() -> None:
     listed = [line.split()[0] for line in data("--help").output.partition("Commands:")[2].splitlines() if line.strip()]
     order = ["import", "index", "info", "verify", "prepare", "show", "stage", "unstage"]
     assert [word for word in listed if word in order] == order
-
-
-def test_data_commands_need_no_torch(imported: Path) -> None:
-    program = (
-        "import sys\nfrom stagerun.cli.main import main\n"
-        f"sys.argv = ['stagerun', 'data', 'info', {str(imported / 'lmdb')!r}]\n"
-        "try:\n main()\nexcept SystemExit as end:\n assert not end.code\n"
-        "assert not {'torch', 'torchvision'} & set(sys.modules)"
-    )
-    subprocess.run(
-        [sys.executable, "-c", program],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )

@@ -2,9 +2,6 @@
 
 import gzip
 import hashlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -175,39 +172,3 @@ def test_a_mirror_that_refuses_is_unavailable(small: Path, tmp_path: Path, monke
     monkeypatch.setattr(fashion, "MIRROR", "http://127.0.0.1:9/")
     with pytest.raises(Unavailable, match="train-images"):
         fashion._download(tmp_path / "files", lambda _: None)
-
-
-def test_without_a_folder_it_says_how_to_call_it() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "stagerun.tools.data.fashion"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    assert done.returncode == 64 and "usage" in done.stderr
-
-
-def test_data_code_does_not_import_torch() -> None:
-    program = (
-        "import sys, stagerun.data.loader, stagerun.data.scratch, stagerun.tools.data.fashion\n"
-        "assert not {'torch', 'torchvision'} & set(sys.modules)"
-    )
-    subprocess.run(
-        [sys.executable, "-c", program], check=True, env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    )
-
-
-def test_debians_package_is_unpacked_below_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """apt-get and dpkg-deb run inside the folder, so a path given to them must not start where we are."""
-    programs = {
-        "apt-get": "#!/bin/sh\n: > dataset.deb\n",
-        "dpkg-deb": '#!/bin/sh\n[ -f "$2" ] || exit 1\nmkdir -p "$3/usr/share/datasets/fashion-mnist"\n',
-    }
-    (tmp_path / "bin").mkdir()
-    for name, text in programs.items():
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.chdir(tmp_path)
-    assert fashion._unpack(Path("cache"), lambda text: None).is_dir()

@@ -3,9 +3,6 @@
 import errno
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,33 +101,6 @@ def test_an_empty_lmdb_and_a_wrong_count_are_said(tmp_path: Path, made: str) -> 
     assert "holds 300 records, but the schedule says images: 299" in refused(made, 299)
 
 
-def test_a_cut_off_lmdb_is_an_error_not_a_bus_error(tmp_path: Path, made: str) -> None:
-    whole = Path(made, "data.mdb").read_bytes()
-    folder = tmp_path / "cut"
-    folder.mkdir()
-    program = (
-        "import sys\n"
-        "from stagerun.data.records import LmdbSource\n"
-        "from stagerun.errors import DataError\n"
-        "for path in sys.argv[1:]:\n"
-        "    try:\n"
-        "        source = LmdbSource(path)\n"
-        "        [source.get(i) for i in range(len(source))]\n"
-        "    except DataError as error:\n"
-        "        print(error.message)\n"
-    )
-    paths = []
-    for length in (4096, 8192, 8193, len(whole) // 2, len(whole) - 4096, len(whole) - 1):
-        path = folder / str(length)
-        path.mkdir()
-        (path / "data.mdb").write_bytes(whole[:length])
-        paths.append(str(path))
-    done = subprocess.run([sys.executable, "-c", program, *paths], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == len(paths)
-    assert all("is cut off" in line for line in done.stdout.splitlines()[1:])
-
-
 def test_sizes_are_those_of_the_newer_meta_page(made: str) -> None:
     with lmdb.open(made) as env, env.begin(write=True) as txn:
         txn.put(b"99999999", bytes(50_000))
@@ -159,41 +129,6 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path, made: str) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "gone")
     with pytest.raises(DataError, match="link: exists already"):
         write_lmdb(str(tmp_path / "link"), (pytest.fail("it has begun") for _ in range(1)))
-
-
-def test_a_kill_half_way_leaves_no_lmdb_under_the_final_name(tmp_path: Path) -> None:
-    program = (
-        "import os, signal, sys\n"
-        "from stagerun.data.write import write_lmdb\n"
-        "def values():\n"
-        "    for i in range(5000):\n"
-        "        yield bytes(1000)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "write_lmdb(sys.argv[1], values())\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "db")], timeout=60)
-    assert done.returncode == -signal.SIGKILL
-    assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == ["db.partial"]
-    assert write_lmdb(str(tmp_path / "db"), VALUES) == 300
-
-
-def test_a_full_disk_is_a_storage_error(tmp_path: Path) -> None:
-    """A limit on the size of files stands in for the full disk; its signal is ignored, as Python does."""
-    program = (
-        "import resource, sys\n"
-        "from stagerun.data.write import write_lmdb\n"
-        "from stagerun.errors import StorageError\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
-        "try:\n"
-        "    write_lmdb(sys.argv[1], (bytes(5000) for _ in range(2000)))\n"
-        "except StorageError as error:\n"
-        "    print(error.render())\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "db")], capture_output=True, text=True, timeout=60
-    )
-    assert "can't be written" in done.stdout, done.stderr
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """loader: batches are functions of (seed, position), in the foreground or the background, and bad records are named."""
 
 import gc
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -149,20 +147,6 @@ def test_closing_from_another_thread_wakes_the_consumer() -> None:
     consumer.join(5)
     closer.join(5)
     assert not consumer.is_alive() and not closer.is_alive()
-
-
-def test_an_interpreter_with_an_open_stream_exits() -> None:
-    program = (
-        "import numpy as np\n"
-        "from test_data_loader import endless, loader\n"
-        "stream = loader(depth=1, threads=3).stream(endless())\n"
-        "next(stream)\n"
-        "print('done')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=__file__.rpartition("/")[0]
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
 def test_an_error_in_the_background_is_raised_in_front_after_the_good_batches() -> None:

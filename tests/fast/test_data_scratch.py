@@ -4,9 +4,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -37,7 +34,6 @@ from stagerun.errors import DataError, PermissionDenied, StagerunError, StorageE
 from stagerun.lmdb_file import SIDE_FILE
 
 BLOCK = 1 << 16
-SMALL_BLOCKS = f"from stagerun.data.scratch import *; from stagerun.data.scratch import blocks, layout; blocks.BLOCK = layout.BLOCK = {BLOCK}\n"
 HOME = f"stagerun-{os.getuid()}"
 
 
@@ -84,11 +80,6 @@ def flip(path: Path, at: int) -> None:
         stream.write(bytes([byte[0] ^ 1]))
 
 
-def python(program: str, *arguments: object) -> "subprocess.Popen[str]":
-    words = [sys.executable, "-c", SMALL_BLOCKS + program, *map(str, arguments)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-
-
 # -- copies
 
 
@@ -133,14 +124,6 @@ def test_the_side_file_follows_the_sources(source: str, disk: Path) -> None:
         assert (there.read_bytes() if there.exists() else None) == content
 
 
-def test_many_processes_at_once_make_one_copy(source: str, disk: Path) -> None:
-    program = "import sys; c, = stage([look(sys.argv[1])], sys.argv[2], 0); print(c.path, c.how.name)"
-    running = [python(program, source, disk) for _ in range(4)]
-    lines = [process.communicate(timeout=60)[0].split() for process in running]
-    assert len({path for path, _ in lines}) == 1 and len(folders(disk)) == 1
-    assert sorted(how for _, how in lines) == ["COPIED"] + ["THERE"] * 3
-
-
 def test_jobs_with_the_same_sets_in_another_order_dont_wait_for_each_other(
     source: str, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,25 +145,6 @@ def test_jobs_with_the_same_sets_in_another_order_dont_wait_for_each_other(
 
 
 # -- interrupted
-
-
-def test_a_killed_copy_is_gone_on_from(source: str, disk: Path) -> None:
-    program = """
-import sys, threading
-def watch(progress):
-    if progress.done > 5 * blocks.BLOCK:
-        print("half", flush=True)
-        threading.Event().wait()
-stage([look(sys.argv[1])], sys.argv[2], 0, watch=watch, beside=True)
-"""
-    with python(program, source, disk) as process:
-        assert process.stdout is not None and process.stdout.readline() == "half\n"
-        assert folders(disk) == [look(source).name + ".partial"]
-        process.send_signal(signal.SIGKILL)
-    copy = one(source, disk)
-    size = look(source).size
-    assert size - 6 * BLOCK <= copy.bytes <= size - 5 * BLOCK, "what was written and checked is not copied again"
-    assert data(copy.path) == data(source) and folders(disk) == [look(source).name]
 
 
 def test_what_a_killed_copy_left_is_not_believed(source: str, disk: Path) -> None:
@@ -207,27 +171,6 @@ def test_a_stop_keeps_what_is_there(source: str, disk: Path) -> None:
     assert folders(disk) == [look(source).name + ".partial"]
     size = look(source).size
     assert one(source, disk).bytes <= size - 3 * BLOCK
-
-
-def test_waiting_ends_when_the_other_is_killed_or_one_is_told_to_stop(source: str, disk: Path) -> None:
-    (disk / HOME).mkdir(mode=0o700)
-    lock = disk / HOME / f"{look(source).name}.lock"
-    program = (
-        "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print(1, flush=True); time.sleep(60)"
-    )
-    with python(program, lock) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        seen: list[Progress] = []
-        with pytest.raises(CopyStopped):
-            one(source, disk, watch=seen.append, stop=lambda: len(seen) > 1)
-        assert seen[0] == Progress(0, look(source).size, waiting=True)
-
-        def kill(progress: Progress) -> None:
-            process.kill()
-
-        copy = one(source, disk, watch=kill)
-    assert copy.how is How.COPIED
 
 
 # -- what is wrong with a copy
@@ -539,16 +482,6 @@ def test_unstage_removes_what_is_unused_and_says_why_the_rest_stays(source: str,
     unstage(str(disk), None)
     assert sorted(p.name for p in (disk / HOME).iterdir()) == sorted(["lock", Path(other.path).name])
     assert unstage(str(disk.parent), None) == [], "nothing is made where there was nothing"
-
-
-def test_a_copy_in_use_by_a_process_that_died_is_free(source: str, disk: Path) -> None:
-    program = "import sys, time; c = stage([look(sys.argv[1])], sys.argv[2], 0); print(1, flush=True); time.sleep(60)"
-    with python(program, source, disk) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        assert [r.kept for r in unstage(str(disk), None)] == ["is in use"]
-        process.kill()
-    assert [r.kept for r in unstage(str(disk), None)] == [""]
 
 
 def test_a_lock_whose_file_was_removed_is_not_taken_for_held(tmp_path: Path) -> None:

@@ -1,31 +1,17 @@
 """`stagerun data stage` and `unstage`, as a user types them."""
 
-import fcntl
 import os
 import re
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-import small
-import tiny
 from click.testing import CliRunner, Result
 
 from stagerun.cli.main import main
-from stagerun.data.scratch import look, stage, unstage
+from stagerun.data.scratch import look, stage
 
 HOME = f"stagerun-{os.getuid()}"
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("scratch_cli")
-    tiny.make_data(base / "data")
-    small.make_schedule(base / "schedule", base / "data")
-    return base
 
 
 @pytest.fixture
@@ -108,26 +94,3 @@ def test_mistakes(base: Path, disk: Path, tmp_path: Path) -> None:
         done = data(*words)
         assert (done.exit_code, text in done.output) == (code, True), (words, done.output)
     assert not list(disk.glob("*/*/*"))
-
-
-def test_a_signal_stops_it_and_the_same_command_goes_on(base: Path, disk: Path) -> None:
-    train = base / "data" / "train_lmdb"
-    words = ["data", "stage", str(train), "--scratch", str(disk), "--reserve", "0"]
-    home = disk / HOME
-    home.mkdir(mode=0o700)
-    held = os.open(home / "lock", os.O_CREAT | os.O_RDWR)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stagerun", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    end = time.monotonic() + 60
-    while not (home / f"{look(str(train)).name}.lock").exists():  # then it has its handlers, and waits for ours
-        assert process.poll() is None and time.monotonic() < end
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
-    os.close(held)
-    assert process.returncode == 75 and out == "", err
-    assert "stopped; the same command goes on where it was" in err and "Traceback" not in err
-    assert data(*words[1:]).exit_code == 0
-    assert [removal.kept for removal in unstage(str(disk), None)] == [""]

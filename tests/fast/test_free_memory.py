@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.cli.rehearsing import room
-from stagerun.spec import load
 from stagerun.system import host
-from stagerun.system.host import Roots, available_memory, whole_memory
+from stagerun.system.host import Roots
+from stagerun.system.host import available_memory
+from stagerun.system.host import whole_memory
 
 MACHINE = 8000 * 1024
-SOLVERS = Path(__file__).parents[2] / "solvers"
 
 
 @pytest.fixture
@@ -53,26 +52,6 @@ def test_the_tightest_of_all_groups_above(roots: Roots) -> None:
     assert available_memory(roots) == 1500000
     v2(roots.cgroup, "1600000", 1700000)  # in a container the mount itself is a group
     assert available_memory(roots) == 0
-
-
-def test_what_may_be_had_in_all_is_the_least_limit(
-    roots: Roots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Slurm's limit is on the job's group, below the root and above the step's: `rehearse` counts with it."""
-    group(roots, "0::/slurm/job_7/step_0\n")
-    machine = whole_memory(roots)
-    assert machine > 1 << 28
-    v2(roots.cgroup / "slurm" / "job_7" / "step_0", "max", 10)
-    v2(roots.cgroup / "slurm" / "job_7", "3000000", 1000000)
-    assert whole_memory(roots) == 3000000
-    monkeypatch.setattr(host, "Roots", lambda: roots)
-    assert room(load(str(SOLVERS / "fashion_collapse"), ()), tmp_path).memory == 3000000
-    group(roots, "3:memory:/slurm\n")
-    assert whole_memory(roots) == machine
-    v1 = roots.cgroup / "memory" / "slurm"
-    v1.mkdir(parents=True)
-    (v1 / "memory.limit_in_bytes").write_text("2000000\n")
-    assert whole_memory(roots) == 2000000
 
 
 def test_pages_that_the_kernel_gives_back_are_free(roots: Roots) -> None:

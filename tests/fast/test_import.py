@@ -1,8 +1,6 @@
 """`stagerun data import`: what becomes of each image of a source."""
 
-import fcntl
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,9 @@ from stagerun import order
 from stagerun.data import datum, index
 from stagerun.data.indexing import build
 from stagerun.data.records import LmdbSource
-from stagerun.errors import DataError, FolderInUseError, ResumeRefused, UsageError
+from stagerun.errors import DataError
+from stagerun.errors import ResumeRefused
+from stagerun.errors import UsageError
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.proto.caffe_pb2 import Datum
 from stagerun.tools.data import engine
@@ -333,20 +333,3 @@ def test_an_option_that_does_nothing_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="--quality"):
         made(Cifar(("a", 0, Pixels(made_images.picture(1)))), tmp_path / "out", quality=50)
-
-
-def test_who_may_not_write_cannot_hold_an_import_up_and_a_killed_one_is_not_named_as_the_holder(tmp_path: Path) -> None:
-    partial = Partial(tmp_path / "db")
-    lock = partial.folder / "lock"
-    with partial:
-        assert lock.stat().st_mode & 0o777 == 0o600 and f"process {os.getpid()} on" in lock.read_text()
-        with pytest.raises(FolderInUseError, match=f"another import works on it: process {os.getpid()} on"):
-            Partial(tmp_path / "db").__enter__()
-    assert lock.read_text() == ""
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    lock.write_text(f"process {ended.pid} on {os.uname().nodename}")
-    with open(lock) as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(FolderInUseError, match="another import works on it: it has just started"):
-            Partial(tmp_path / "db").__enter__()

@@ -2,10 +2,7 @@
 
 import errno
 import fcntl
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -116,72 +113,6 @@ def test_stopped_again_and_again(tmp_path: Path, expected: tuple[dict[bytes, byt
         assert not (tmp_path / "out").exists() and result.records > 0
     assert lives >= 3 and begun == sorted(set(begun))
     assert content(tmp_path / "out") == expected
-
-
-# Forks at once, since it has one thread; ends each child at its N-th line of the modules that write.
-KILLER = """
-import json, os, signal, sys, threading
-from pathlib import Path
-import test_import_engine as t
-from stagerun.data import index, write
-from stagerun.tools.data import engine, partial
-engine.RECORDS_PER_COMMIT, engine.BYTES_PER_COMMIT = 9, 20_000
-FILES = {m.__file__ for m in (index, write, engine, partial)}
-root = Path(sys.argv[1])
-
-def life(out, kill_at):
-    # Lines until the end, or 0 where it was killed.
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        lines = 0
-        def trace(frame, event, argument):
-            nonlocal lines
-            if frame.f_code.co_filename not in FILES:
-                return None
-            if event == "line":
-                lines += 1
-                if lines == kill_at:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return trace
-        threading.settrace(trace); sys.settrace(trace)
-        t.run(t.Numbers(), str(out), t.job())
-        os.write(write, str(lines).encode())
-        os._exit(0)
-    os.close(write)
-    text = os.read(read, 100).decode()
-    os.close(read)
-    os.waitpid(child, 0)
-    return int(text or 0)
-
-lines = life(root / "count", 0)
-report = {"lines": lines, "killed": 0}
-for n, kill_at in enumerate([*range(20, lines, lines // 25), *range(lines - 240, lines, 7)]):
-    out = root / f"out{n}"
-    report["killed"] += life(out, kill_at) == 0
-    report["killed"] += life(out, kill_at // 2) == 0
-    if life(out, 0) == 0:
-        print("failed at", kill_at)
-print(json.dumps(report))
-"""
-
-
-def test_killed_anywhere(tmp_path: Path, expected: tuple[dict[bytes, bytes], bytes, bytes]) -> None:
-    here = Path(__file__).parent
-    path = f"{here}:{here.parent / 'help'}:{here.parents[1]}"
-    done = subprocess.run(
-        [sys.executable, "-c", KILLER, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"PYTHONPATH": path},
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    outs = sorted(tmp_path.glob("out*"))
-    assert report["killed"] > len(outs) > 40
-    assert not [path for path in outs if "partial" in path.name]
-    assert all(content(out) == expected for out in outs)
 
 
 def test_the_journal_alone_is_ahead_after_a_crash_and_is_cut_back(

@@ -71,7 +71,7 @@ def test_any_part_of_any_picture(name: str) -> None:
         pytest.skip(f"{name} isn't available here")
 
     @given(cases())
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     def tried(case: tuple[bytes, int, Rectangle | None, int]) -> None:
         check(DECODERS[name], *case)
 

@@ -2,9 +2,9 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2] / "stagerun"
 
@@ -38,53 +38,88 @@ TORCH_INSIDE_FUNCTIONS = {"launch", "cli"}
 NOT_FROM_ENGINE = {"plan", "store", "data", "report", "cli", "launch", "train", "spec"}
 
 
-def files() -> Iterator[tuple[str, Path]]:
-    """(part of the house, file) for all but the package itself and generated code."""
+class Import(NamedTuple):
+    module: str  # dotted; of `from stagerun import order` stagerun.order
+    inside: bool  # a function
+    place: str
+
+
+@cache
+def files() -> dict[str, Path]:
+    """Path by dotted name, of all but generated code."""
+    found = {}
     for path in sorted(ROOT.rglob("*.py")):
-        part = path.relative_to(ROOT).parts[0].removesuffix(".py")
-        if not path.name.endswith("_pb2.py") and part not in ("__init__", "__main__"):
-            yield part, path
+        words = path.relative_to(ROOT.parent).with_suffix("").parts
+        if not path.name.endswith("_pb2.py"):
+            found[".".join(words[:-1] if words[-1] == "__init__" else words)] = path
+    return found
 
 
-def imports(path: Path) -> Iterator[tuple[str, bool, int]]:
-    """(dotted module, whether inside a function, line) of every import of a file. What is only for types doesn't count."""
+@cache
+def imports(path: Path) -> tuple[Import, ...]:
+    """What is only for types doesn't count."""
 
-    def walk(node: ast.AST, inside: bool) -> Iterator[tuple[str, bool, int]]:
+    def walk(node: ast.AST, inside: bool) -> Iterator[Import]:
         if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
             return
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, inside, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
-            base = node.module or ""
-            # `from stagerun import order` imports stagerun.order
-            yield from ((f"{base}.{a.name}" if base == "stagerun" else base, inside, node.lineno) for a in node.names)
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            place = f"{path.relative_to(ROOT.parent)}:{node.lineno}"
+            base = ""
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0 and node.module, f"{place}: a relative import"
+                base = node.module
+            for alias in node.names:
+                whole = f"{base}.{alias.name}".removeprefix(".")
+                yield Import(whole if not base or base == "stagerun" or whole in files() else base, inside, place)
         within = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for child in ast.iter_child_nodes(node):
             yield from walk(child, within)
 
-    yield from walk(ast.parse(path.read_text()), False)
+    return tuple(walk(ast.parse(path.read_text()), False))
 
 
-CASES = [pytest.param(part, path, id=str(path.relative_to(ROOT))) for part, path in files()]
+def part(module: str) -> str:
+    """The part of the house that a module belongs to; "" for the package itself, `__main__`, and what is not ours."""
+    words = module.split(".")
+    return words[1] if words[0] == "stagerun" and len(words) > 1 and words[1] not in ("__main__", "__version__") else ""
 
 
-def test_every_part_has_a_floor() -> None:
-    assert {part for part, _ in files()} == set(FLOOR)
+def closure(module: str) -> set[str]:
+    """What is loaded with a module: itself, and what it and those import outside of functions."""
+    loaded, todo = set(), [module]
+    while todo:
+        one = todo.pop()
+        if one not in loaded:
+            loaded.add(one)
+            todo += [i.module for i in imports(files()[one]) if not i.inside] if one in files() else []
+            todo += [one.rpartition(".")[0]] if "." in one else []
+    return loaded
 
 
-@pytest.mark.parametrize("part, path", CASES)
-def test_imports_go_downward(part: str, path: Path) -> None:
-    for module, _, line in imports(path):
-        words = module.split(".")
-        other = words[1] if words[0] == "stagerun" and len(words) > 1 else part
-        if other in FLOOR and other != part:
-            assert FLOOR[other] < FLOOR[part], f"{path}:{line}: {part} imports {other}, which is not below it"
-            assert (part, other) not in {("engine", name) for name in NOT_FROM_ENGINE}, f"{path}:{line}"
+def test_imports_go_downward() -> None:
+    assert {part(module) for module in files()} - {""} == set(FLOOR), "every part has a floor"
+    wrong = [
+        f"{one.place}: {own} imports {other}, which is not below it"
+        for module, path in files().items()
+        for one in imports(path)
+        if (own := part(module)) and (other := part(one.module)) and other != own
+        if FLOOR[other] >= FLOOR[own] or (own == "engine" and other in NOT_FROM_ENGINE)
+    ]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("part, path", CASES)
-def test_torch_stays_upstairs(part: str, path: Path) -> None:
-    for module, inside, line in imports(path):
-        if module.split(".")[0] in ("torch", "torchvision") and part not in TORCH:
-            assert inside and part in TORCH_INSIDE_FUNCTIONS, f"{path}:{line}: {part} imports {module}"
+def test_torch_stays_upstairs() -> None:
+    """The second half holds what a command loads before it is known which one it is, and what any part below does."""
+    wrong = [
+        f"{one.place}: {own} imports {one.module}"
+        for module, path in files().items()
+        for one in imports(path)
+        if one.module.split(".")[0] in ("torch", "torchvision") and (own := part(module)) not in TORCH
+        if not (one.inside and own in TORCH_INSIDE_FUNCTIONS)
+    ]
+    assert wrong == []
+    assert [m for m in files() if part(m) not in TORCH and closure(m) & {"torch", "torchvision"}] == []
+
+
+def test_the_language_needs_no_arrays() -> None:
+    assert not {name.partition(".")[0] for name in closure("stagerun.spec")} & {"numpy", "lmdb", "cv2"}

@@ -406,7 +406,7 @@ def test_damaged_files_of_every_format_end_in_a_verdict() -> None:
     assert outcomes >= {"baseline JPEG", "progressive JPEG", "PNG", "grey PNG", "damaged", "truncated", "not an image"}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from([b"", *(seed[:12] for seed in SEEDS)]), st.binary(max_size=80))
 def test_any_header_ends_in_a_verdict(start: bytes, rest: bytes) -> None:
     try:

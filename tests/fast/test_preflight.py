@@ -8,7 +8,6 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-import small
 import tiny
 from hypothesis import given
 from hypothesis import strategies as st
@@ -224,14 +223,6 @@ def test_gpus_are_those_that_the_driver_tells_of(tmp_path: Path) -> None:
     )
     assert gpus(tmp_path) == (("NVIDIA H200", "NVIDIA H200"), "550.54.15")
     assert memory_bytes("MemTotal:       2048 kB\nMemFree: 1 kB\n") == 2048 * 1024
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("preflight")
-    tiny.make_data(base / "data")
-    small.make_schedule(base / "schedule", base / "data")
-    return base
 
 
 def said(folder: Path, *overrides: str, out: str | None = None) -> Iterator[tuple[int, str]]:
@@ -460,23 +451,6 @@ def test_page(name: str) -> None:
 
 
 # -- the command
-
-
-def test_a_host_that_is_not_ready_is_told_before_any_worker_starts(base: Path, tmp_path: Path) -> None:
-    done = small.stagerun("preflight", base / "schedule", "--set", f"data.val.source={tmp_path / 'none'}", cwd=tmp_path)
-    assert done.returncode == 65 and "no val" in done.stdout
-    assert f"{tmp_path / 'none'}: no such folder" in done.stdout and "nothing was measured" in done.stdout
-
-
-@pytest.mark.slow
-def test_one_machine(base: Path, tmp_path: Path) -> None:
-    words = ["preflight", base / "schedule", "--nproc", 2, "--threads", 1]
-    done = small.stagerun(*words, cwd=tmp_path)
-    assert done.returncode == 0 and "verdict: ready" in done.stdout, done.stdout + done.stderr
-    said = json.loads(small.stagerun(*words, "--json", cwd=tmp_path).stdout)
-    assert said["code"] == 0 and said["measured"]["workers"] == 2 and said["measured"]["links"] == []
-    assert 0 < said["measured"]["alone_seconds"] < 60 and said["measured"]["all_reduce_seconds"] > 0
-    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
 if __name__ == "__main__":

@@ -1,21 +1,13 @@
 """`stagerun report`: Markdown, CSV and HTML, mistakes on the command line, damaged logs, and one real run."""
 
-import html
 import json
-import os
 import random
 import re
-import shutil
-import signal
-import subprocess
 import sys
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import small
-import tiny
 from made_up_runs import STAGES, Story, killed_and_resumed, refusal, report, rows, three_seeds
 
 from stagerun import store
@@ -157,42 +149,6 @@ def test_a_page_in_mid_run_says_what_is_done_and_has_no_empty_axes(tmp_path: Pat
     assert drawn(whole) == ["top1", "loss", "lr"]
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-LOOK = """<iframe style="width: 360px; height: 3000px; border: 0"></iframe><script>
-const frame = document.querySelector("iframe");
-frame.addEventListener("load", () => {
-  const page = frame.contentDocument, data = JSON.parse(page.getElementById("data").textContent);
-  const svg = page.querySelector(".narrow svg"), [, x, y] = data.panels[1][1];
-  const [, , epoch, , loss] = data.points[3];
-  const place = (axis, value) => axis[0] + (value - axis[2]) / (axis[3] - axis[2]) * (axis[1] - axis[0]);
-  const at = new DOMPoint(place(x, epoch), place(y, loss)).matrixTransform(svg.getScreenCTM());
-  svg.dispatchEvent(new PointerEvent("pointerdown", {clientX: at.x, clientY: at.y, bubbles: true}));
-  const rows = [...page.querySelectorAll("#values tr")].map(r => [...r.cells].map(c => c.textContent));
-  const result = {beyond: page.documentElement.scrollWidth - page.documentElement.clientWidth, shown: Object.fromEntries(rows)};
-  document.body.appendChild(document.createElement("pre")).textContent = JSON.stringify(result);
-});
-frame.srcdoc = PAGE;</script>"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
-def test_a_phone_needs_no_scrolling_sideways_and_a_touch_shows_values(three: list[Path], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    whole = report(*three, "--format", "html").stdout
-    (tmp_path / "look.html").write_text(LOOK.replace("PAGE", json.dumps(whole).replace("<", "\\u003c")))
-    done = subprocess.run(
-        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile", "--dump-dom",
-         f"file://{tmp_path}/look.html"],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    result = re.search(r"<pre>(.*?)</pre>", done.stdout)
-    assert result, done.stderr
-    found = json.loads(html.unescape(result[1]))
-    assert found["beyond"] == 0
-    assert found["shown"] == {"iteration": "4", "epoch": "1", "training loss": "1.6", "learning rate": "0.025"}
-
-
 def test_a_loss_is_not_a_gain_and_no_name_stands_twice(tmp_path: Path) -> None:
     Story(tmp_path / "made_up").whole(0.5, 0.7575, 0.75)
     text = report(tmp_path / "made_up").stdout
@@ -295,18 +251,6 @@ def test_without_matplotlib_the_page_says_what_to_install(three: list[Path], mon
     assert report(*three).exit_code == 0
 
 
-def test_tables_need_neither_torch_nor_matplotlib(three: list[Path]) -> None:
-    program = (
-        "import sys; from stagerun.cli.main import main\n"
-        "try: main()\nfinally: print([m for m in ('torch', 'matplotlib', 'numpy') if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "report", *map(str, three)], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
 def test_no_log_however_damaged_is_a_bug(tmp_path: Path) -> None:
     """Lines with values changed at random: a report or one clear message, in every format but the slow one."""
     killed_and_resumed(tmp_path / "out")
@@ -329,37 +273,3 @@ def test_no_log_however_damaged_is_a_bug(tmp_path: Path) -> None:
 
 
 # -- a real one
-
-
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
-    """The output folder of a run that was stopped once in its last stage, and what the last command printed."""
-    base = tmp_path_factory.mktemp("report")
-    tiny.make_data(base / "data")
-    schedule = small.make_schedule(base / "schedule", base / "data")
-    out = base / "out"
-    first = small.start(schedule, out, *small.ENDLESS)
-    small.wait_for(out / "snapshots" / "collapse-00000003-a0001", first)
-    os.kill(first.process.pid, signal.SIGTERM)
-    code, text = first.wait()
-    assert code == 75, text
-    done = small.run(schedule, out, *small.AGAIN)
-    assert done.returncode == 0, done.stderr
-    yield out, done.stdout
-
-
-def test_the_report_of_a_real_run_agrees_with_what_it_printed(real: tuple[Path, str]) -> None:
-    out, printed = real
-    table = {line.split()[0]: line for line in printed.splitlines()[-5:]}
-    found = rows(out)
-    assert [row["stage"] for row in found] == list(small.STAGES)
-    for row in found:
-        assert f"{100 * float(row['top1']):.2f} %" in table[row["stage"]]
-        assert f"{float(row['loss']):.4f}" in table[row["stage"]]
-    assert {row["stage"]: row["from"] for row in found} == {
-        "init": "seed", "cyc1": "init", "collapse": "cyc1", "early": "init",
-    }  # fmt: skip
-    assert rows(out, "--by", "run")[0]["state"] == "finished"
-    lives = rows(out, "--by", "life")
-    assert len(lives) == 2 and lives[0]["end"].startswith("stopped")
-    assert sum(int(life["iterations"]) - int(life["done_again"]) for life in lives) == 17

@@ -159,7 +159,7 @@ def shaped(draw: st.DrawFn) -> str:
 
 
 @given(shaped(), st.lists(mutated("a.momentum_policy.end_value=0.3"), max_size=1))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_mutated_shapes_give_rates_or_mistakes_with_places(text: str, changes: list[str]) -> None:
     try:
         found = read(SCHEDULE, text, A, tuple(changes))
@@ -211,7 +211,7 @@ def drawn(draw: st.DrawFn) -> str:
 
 
 @given(drawn())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_what_passes_the_checks_has_sound_knobs_at_every_iteration(text: str) -> None:
     try:
         solver = schedule(trunk=text).stage("trunk").solver

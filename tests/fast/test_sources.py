@@ -52,16 +52,6 @@ def test_a_folder_is_in_the_order_of_torchvisions_imagefolder(tmp_path: Path) ->
     assert [source.read(i) for i in range(len(source))] == [name.encode() for name, _ in items(source)]
 
 
-def test_the_same_items_as_torchvisions_own_code(tmp_path: Path) -> None:
-    names = [f"{c}/{d}{n}.jpg" for c in ("x", "y z", "B") for d in ("", "s/", "s-/", "s/t/", "Z/") for n in (1, 10, 9)]
-    root = write(tmp_path / "set", *names)
-    from stagerun.models.vision import torchvision_part
-
-    datasets = torchvision_part("torchvision.datasets")
-    theirs = datasets.ImageFolder(str(root))
-    assert items(open_source(str(root), NONE)) == [(os.path.relpath(p, root), label) for p, label in theirs.samples]
-
-
 def test_links_are_followed_and_loops_are_not(tmp_path: Path) -> None:
     write(tmp_path / "elsewhere", "1.jpg", "more/2.jpg")
     root = write(tmp_path / "set", "a/3.jpg")

@@ -141,20 +141,20 @@ def agrees(text: str, kind: type[Message]) -> None:
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=14).map(" ".join))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 def test_agrees_with_text_format_on_words(text: str) -> None:
     agrees(text, stagerun_pb2.Solver)
     agrees(text, stagerun_pb2.Schedule)
 
 
 @given(st.lists(fields(), max_size=3).map("".join))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 def test_agrees_with_text_format_on_fields(text: str) -> None:
     agrees(text, stagerun_pb2.Solver)
 
 
 @given(changed())
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 def test_agrees_with_text_format_on_changed_texts(text: str) -> None:
     agrees(text, stagerun_pb2.Solver)
 
@@ -204,10 +204,10 @@ def test_every_mistake_of_a_file_is_found() -> None:
 def test_a_file_that_is_something_else_ends_soon() -> None:
     for text in ("".join(f"x{i}: ? " for i in range(9000)), "{" * 100_000, "stage {" * 30_000, "[" * 100_000):
         problems = Problems()
-        start = time.monotonic()
+        start = time.process_time()
         parse("f", text, SCHEDULE, problems)
         assert 0 < len(problems.all()) <= MOST_MISTAKES + 2
-        assert time.monotonic() - start < 5
+        assert time.process_time() - start < 5
 
 
 def test_a_file_may_not_be_large() -> None:

@@ -60,7 +60,7 @@ def without_places(schedule: recipe.Schedule) -> recipe.Schedule:
     return dataclasses.replace(schedule, stages=stages, files=(), ensembles=ensembles)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(values(recipe.Schedule))
 def test_what_canonical_writes_is_read_back(schedule: recipe.Schedule) -> None:
     text = canonical(schedule)

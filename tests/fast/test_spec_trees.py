@@ -197,7 +197,7 @@ def test_a_parent_that_stands_below() -> None:
     assert [s.position for s in make_plan(schedule, Inventory()).stages] == [0, 300]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.text("@main0123456789 -_", max_size=30) | st.just("main@" + "0" * 30 + "9" * 5000), max_size=4),
     st.lists(st.sampled_from(["a", "b", "main", "main_7", ""]), max_size=3),

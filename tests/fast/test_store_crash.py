@@ -4,16 +4,12 @@ import contextlib
 import errno
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
 import pytest
-from test_store_disks import (
+from disks import (
     Folder,
     Hook,
     HookedDisk,
@@ -285,36 +281,6 @@ def two_snapshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@operations
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_process_killed_at_every_call(
-    operate: Operation, afterwards: list[int], two_snapshots: Path, tmp_path: Path
-) -> None:
-    for at in count(1):
-        out = tmp_path / str(at)
-        shutil.copytree(two_snapshots, out)
-
-        def kill(call: int, name: str, at: int = at) -> None:
-            if call == at:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        child = os.fork()
-        if child == 0:
-            with store.Lock(out):
-                operate(HookedDisk(LocalDisk(), kill), out)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        found = iters(all_read(LocalDisk(), out))
-        assert found in ([100, 200], afterwards)
-        with store.Lock(out):
-            goes_on(LocalDisk(), out)
-        if os.WIFEXITED(status):
-            assert os.WEXITSTATUS(status) == 0
-            assert found == afterwards
-            return
-        assert os.WTERMSIG(status) == signal.SIGKILL
-
-
 def test_an_error_at_every_call_of_the_real_disk(two_snapshots: Path, tmp_path: Path) -> None:
     for at in count(1):
         out = tmp_path / str(at)
@@ -328,39 +294,3 @@ def test_an_error_at_every_call_of_the_real_disk(two_snapshots: Path, tmp_path: 
         assert iters(all_read(LocalDisk(), out)) in ([100, 200], [100, 200, 300])
         if len(hooked.calls) < at:
             return
-
-
-def test_a_full_disk(tmp_path: Path) -> None:
-    """A real one, of 2 MB, in a mount namespace of its own; needs the right to mount."""
-    script = textwrap.dedent(f"""
-        import pathlib
-        from stagerun import store
-        from stagerun.errors import StorageError
-        disk, out = store.LocalDisk(), pathlib.Path({str(tmp_path)!r}) / "out"
-        store.prepare(disk, out)
-        def commit(iter, size):
-            return store.commit(disk, out, stage="s", iter=iter, attempt=1, files={{"model": bytes(size)}},
-                                content=["model"], identity={{}}, environment={{}})
-        first = commit(1, 900_000)
-        for _ in range(3):
-            try:
-                commit(2, 1_500_000)
-            except StorageError as error:
-                print(error.render())
-        assert disk.names(out / "snapshots") == [first.name]
-        store.read(disk, out, first)
-        commit(3, 900_000)
-    """)
-    mount = f"mount -t tmpfs -o size=2m tmpfs {tmp_path}"
-    if subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True).returncode != 0:
-        pytest.skip("no right to mount a file system here")
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", f'{mount} && exec "$0" -c "$1"', sys.executable, script],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(store.__file__).parents[2])},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("write model of snapshot s-00000002-a0001") == 3
-    assert "No space left on device (1.5 MB needed, 1." in done.stdout
-    assert "hint: free some space" in done.stdout

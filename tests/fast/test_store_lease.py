@@ -4,9 +4,6 @@ import errno
 import fcntl
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from test_store_disks import HookedDisk, Killed, failing, killed
+from disks import HookedDisk, Killed, failing, killed
 
 from stagerun import store
 from stagerun.errors import ExitCode, FolderInUseError, PermissionDenied, StagerunError, StorageError
@@ -453,50 +450,6 @@ def test_one_that_comes_back_in_the_middle_of_publishing_takes_nobodys_place(out
         assert found.snapshots[-1].attempt == 2, "the order puts that of the higher attempt after the other"
 
 
-HOLDER = """
-import sys
-from pathlib import Path
-from stagerun import store
-from stagerun.store.lease import Lease
-from stagerun.system.process import Identity
-out = Path(sys.argv[1])
-one = Lease(store.LocalDisk(), out, store.LocalDisk(), Identity("node7", "boot", "pid:[1]", 12, 34), beat_s=0.005)
-one.wait(False, print)
-attempt = one.take("", ())
-one.keep_beating()
-print(attempt, flush=True)
-sys.stdin.readline()
-try:
-    store.commit(
-        store.LocalDisk(), out, stage="cyc1", iter=9, attempt=attempt, files={"w": b"w"}, content=("w",),
-        identity={}, environment={}, require_held=one.require_held,
-    )
-except Exception as error:
-    print(type(error).__name__, error)
-one.release(0)
-"""
-
-
-def test_a_stopped_process_that_wakes_up_publishes_nothing(out: Path) -> None:
-    path = str(Path(store.__file__).parents[2])
-    child = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(out)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
-    assert child.stdout is not None and child.stdout.readline() == "1\n"
-    while life(out, 1).beat < 2:
-        assert child.poll() is None
-    os.kill(child.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, child.pid, os.WSTOPPED)
-    second = taken(out)
-    name = commit(out, second)
-    os.kill(child.pid, signal.SIGCONT)
-    said, _ = child.communicate("go\n", timeout=60)
-    assert said.startswith("FolderInUseError another run has taken over") and "life 2" in said
-    assert os.listdir(out / "snapshots") == [name]
-    assert life(out, 1).code is None
-
-
 def test_stopped_between_the_question_and_the_rename_its_snapshot_has_its_own_name(
     woken: tuple[Path, Lease, Lease],
 ) -> None:
@@ -769,33 +722,6 @@ def test_without_locks_the_lease_alone_decides(out: Path, no_locks: None) -> Non
         taken(out, locked=False, clock=clock)
     assert clock.now == 1000
     first.require_held()
-
-
-def test_without_locks_a_dead_process_of_this_machine_is_not_waited_for(out: Path, no_locks: None) -> None:
-    script = "from stagerun.system.process import this_process; print(this_process().born)"
-    path = str(Path(store.__file__).parents[2])
-    child = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
-    )
-    born = int(child.communicate(timeout=60)[0])
-    for dead in (
-        replace(HERE, pid=child.pid, born=born),
-        replace(HERE, born=HERE.born - 1),  # the number went to another process since: this one
-    ):
-        assert not dead.alive()
-        taken(out, dead)
-        clock = Clock()
-        taken(out, locked=False, clock=clock).release(0)
-        assert clock.now == 1000
-    assert HERE.alive()
-
-
-def test_a_zombie_is_dead(out: Path) -> None:
-    child = subprocess.Popen(["true"])
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    zombie = look(child.pid)
-    assert zombie and zombie.state == "Z" and not replace(HERE, pid=child.pid, born=zombie.start).alive()
-    child.wait()
 
 
 # ---- whom others are told of

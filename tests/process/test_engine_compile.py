@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import small
-import tiny
 
 pytestmark = pytest.mark.slow  # a compiler takes its time
 
@@ -13,10 +12,8 @@ COMPILED = ("--set", "solver.compile=true")
 
 
 @pytest.fixture(scope="module")
-def schedule(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("compile")
-    tiny.make_data(base / "data")
-    return small.make_schedule(base / "schedule", base / "data")
+def schedule(base: Path) -> Path:
+    return base / "schedule"
 
 
 def test_a_compiled_run_trains_like_the_other_and_is_resumed(schedule: Path, tmp_path: Path) -> None:

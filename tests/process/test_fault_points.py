@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import small
 import tiny
-from test_store_disks import HookedDisk
+from disks import HookedDisk
 
 from stagerun import store
 from stagerun.errors import StorageError, UsageError

@@ -10,7 +10,6 @@ from pathlib import Path
 import processes
 import pytest
 import small
-import tiny
 
 from stagerun.cli.commands_run import RunOptions
 from stagerun.system import process
@@ -68,14 +67,6 @@ def test_rank_0_has_its_grace_to_save_when_another_is_gone(tmp_path: Path, first
 
 # `PYTHON -m stagerun` becomes `PYTHON SCRIPT`.
 SHIFTED = 'python=$1; shift 3; exec "$python" "$0" "$@"'
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("ways")
-    tiny.make_data(base / "data")
-    small.make_schedule(base / "schedule", base / "data")
-    return base
 
 
 def test_nothing_that_comes_over_the_network_is_unpickled(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import small
-import tiny
 from click.testing import CliRunner
 
 from stagerun.cli.main import main
@@ -24,10 +23,8 @@ from stagerun.launch.ssh import BAD_STREAM, CANT_WRITE, MOST_BYTES, Bundle, Way,
 
 
 @pytest.fixture(scope="module")
-def schedule(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("remote")
-    tiny.make_data(base / "data")
-    return small.make_schedule(base / "schedule", base / "data")
+def schedule(base: Path) -> Path:
+    return base / "schedule"
 
 
 def ssh_that(tmp_path: Path, *lines: str) -> str:

@@ -12,21 +12,12 @@ from pathlib import Path
 import processes
 import pytest
 import small
-import tiny
 
 from stagerun.cli import retry as retrying
 from stagerun.cli.commands_run import RunOptions
 from stagerun.cli.retry import Ended, RetryOptions, judge, retry_command
 from stagerun.errors import FolderInUseError, ResumeRefused, StorageError, UsageError
 from stagerun.launch.kin import to_be_told
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("retry")
-    tiny.make_data(base / "data")
-    small.make_schedule(base / "schedule", base / "data")
-    return base
 
 
 @pytest.mark.parametrize(

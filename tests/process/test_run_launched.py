@@ -10,15 +10,6 @@ from pathlib import Path
 import processes
 import pytest
 import small
-import tiny
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("launched")
-    tiny.make_data(base / "data")
-    small.make_schedule(base / "schedule", base / "data")
-    return base
 
 
 def start(schedules: list[Path], out: Path, *arguments: str) -> list[processes.Run]:

@@ -33,6 +33,7 @@ def mtimes(out: Path, *stages: str) -> dict[str, int]:
     return {str(p): p.stat().st_mtime_ns for p in found}
 
 
+@pytest.mark.smoke
 def test_a_run_prints_its_plan_its_progress_and_its_results(base: Path) -> None:
     lines = (base / "straight1.txt").read_text().splitlines()
     assert lines[0].startswith("tiny: 4 stages, 17 iterations")
@@ -99,7 +100,7 @@ def test_keep_is_free_and_trains_nothing(base: Path, tmp_path: Path) -> None:
     [
         pytest.param(1, signal.SIGTERM, False, id="1 TERM", marks=pytest.mark.slow),
         pytest.param(1, signal.SIGINT, False, id="1 INT", marks=pytest.mark.slow),
-        pytest.param(2, signal.SIGTERM, False, id="2 TERM"),
+        pytest.param(2, signal.SIGTERM, False, id="2 TERM", marks=pytest.mark.smoke),
         pytest.param(2, signal.SIGUSR1, False, id="2 USR1", marks=pytest.mark.slow),
         pytest.param(2, signal.SIGINT, True, id="2 ctrl-C", marks=pytest.mark.slow),
     ],

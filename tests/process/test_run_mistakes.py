@@ -18,14 +18,6 @@ from stagerun.proto import caffe_pb2
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("mistakes")
-    tiny.make_data(base / "data")
-    small.make_schedule(base / "schedule", base / "data")
-    return base
-
-
 def records(folder: Path, count: int, special: int, value: bytes) -> None:
     """folder/train_lmdb and val_lmdb of grey squares, `value` in place of record `special` of the first."""
     plain = caffe_pb2.Datum(channels=1, height=28, width=28, data=bytes(range(196)) * 4, label=3).SerializeToString()

@@ -10,21 +10,12 @@ from pathlib import Path
 import processes
 import pytest
 import small
-import tiny
 from reliability.sigterm import answers
 
 from stagerun.launch.folder import nothing_begun
 from stagerun.launch.local import FOLDER_PREFIX
 
 NOTHING_BEGUN = nothing_begun(75)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("stop")
-    tiny.make_data(base / "data")
-    small.make_schedule(base / "schedule", base / "data")
-    return base
 
 
 @pytest.fixture
@@ -80,15 +71,6 @@ def test_while_launcher_and_workers_start(
     os.kill(run.process.pid, signal.SIGTERM)  # schedulers send several
     assert ended(run, temporary).rstrip().endswith(NOTHING_BEGUN)
     assert not (tmp_path / "out" / "log.jsonl").exists()
-
-
-@pytest.mark.slow
-def test_one_worker_alone_before_it_meets_the_other(base: Path, tmp_path: Path, temporary: Path) -> None:
-    run = small.start(base / "schedule", tmp_path / "out", nproc=2)
-    entered = f"{FOLDER_PREFIX}*/1.pid"
-    until(run, lambda: bool(list(temporary.glob(entered))))
-    os.kill(int(next(temporary.glob(entered)).read_text()), signal.SIGTERM)
-    assert ended(run, temporary).rstrip().endswith(NOTHING_BEGUN)
 
 
 def events(out: Path) -> list[str]:

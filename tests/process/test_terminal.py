@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 import small
-import tiny
 from click.testing import CliRunner
 
 from stagerun import text
@@ -27,16 +26,13 @@ CUT = ("mistakes", "explain")  # source lines with a caret
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(finished: Path) -> Path:
     """data/, schedule/ and its output out/; wrong/, a schedule with mistakes."""
-    base = tmp_path_factory.mktemp("terminal")
-    tiny.make_data(base / "data")
-    small.make_schedule(base / "schedule", base / "data")
-    done = small.run(base / "schedule", base / "out")
-    assert done.returncode == 0, done.stdout + done.stderr
     far = "lr_policy: 'fixed' max_iter: 6  # a long comment behind what is right " + "and so on " * 6
-    small.make_schedule(base / "wrong", base / "data", init=f"base_lr: 0.05 {far}\n{' ' * 70} power: two  {far}")
-    return base
+    small.make_schedule(
+        finished / "wrong", finished / "data", init=f"base_lr: 0.05 {far}\n{' ' * 70} power: two  {far}"
+    )
+    return finished
 
 
 COMMANDS = {

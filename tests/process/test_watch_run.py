@@ -14,7 +14,6 @@ from pathlib import Path
 import processes
 import pytest
 import small
-import tiny
 from reliability import hangs
 
 from stagerun import store
@@ -38,10 +37,7 @@ signal.signal(signal.SIGUSR2, lambda *_: DO[os.environ["HOOK"]]())
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("watched")
-    tiny.make_data(base / "data")
-    small.make_schedule(base / "schedule", base / "data")
+def base(base: Path) -> Path:
     (base / "hook").mkdir()
     (base / "hook" / "sitecustomize.py").write_text(HOOK)
     return base

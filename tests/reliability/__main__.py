@@ -5,7 +5,7 @@ from pathlib import Path
 
 # What is imported is the folder above: this one is a package in it.
 TESTS = Path(__file__).resolve().parents[1]
-sys.path[:1] = [str(TESTS), str(TESTS / "help"), str(TESTS / "fast")]
+sys.path[:1] = [str(TESTS), str(TESTS / "help")]
 
 if __name__ == "__main__":
     try:

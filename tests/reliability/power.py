@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from disks import Folder, HookedDisk, Killed, ModelDisk, killed
 from reliability.trial import Scenario, Trial
-from test_store_disks import Folder, HookedDisk, Killed, ModelDisk, killed
 
 from stagerun import store
 from stagerun.snapshots import SnapshotRef

@@ -72,6 +72,7 @@ def saved(out: Path) -> dict[int, list[int | str]]:
     return {int(f.name.split("-")[1]): sorted(row[0] for row in rows) for f, rows in zip(folders, known, strict=True)}
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_two_workers_with_one_each_are_too_many_and_stay_so_until_the_data_is_mended(
     whole: Path, tmp_path: Path
@@ -106,6 +107,7 @@ def test_a_worker_alone_ends_with_all_that_it_met_in_its_snapshot(whole: Path, t
     assert "image library" in ref.environment and "colour library" not in ref.environment, "its colours stay"
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_stage_whose_last_iteration_shows_that_they_are_too_many_is_not_finished(whole: Path, tmp_path: Path) -> None:
     made = schedule(tmp_path / "s", damaged(tmp_path / "d", whole, [98, 110]), snapshot=0)
@@ -116,6 +118,7 @@ def test_a_stage_whose_last_iteration_shows_that_they_are_too_many_is_not_finish
         assert len(log(tmp_path / "o", "Iterated")) == 7 * (life + 1)
 
 
+@pytest.mark.process
 def test_what_the_second_worker_met_before_a_signal_is_in_the_log_and_in_the_snapshot(
     whole: Path, tmp_path: Path
 ) -> None:

@@ -77,7 +77,7 @@ def test_rectangles_are_spread_like_torchvisions(param: RandomResizedCrop, heigh
         assert distance(what(ours), what(other)) < most
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(1, 600),
     st.integers(1, 600),

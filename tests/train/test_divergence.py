@@ -256,6 +256,7 @@ if os.environ.get("RANK") == "1" and "stagerun.watch.monitor" not in sys.orig_ar
 """
 
 
+@pytest.mark.process
 def test_a_launched_run_ends_with_80_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     tiny.make_data(tmp_path / "data")
     schedule = small.make_schedule(tmp_path / "schedule", tmp_path / "data")

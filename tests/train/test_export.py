@@ -219,6 +219,7 @@ def test_which_network_of_torchvision_it_is(model: recipe.Model, said: str) -> N
     assert said in in_torchvision(model)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["torch", "safetensors"])
 @pytest.mark.parametrize("of", ["resnet18", "tiny"])
 def test_the_lines_that_are_printed_load_the_file_in_a_script_of_ones_own(

@@ -353,6 +353,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_interrupted_while_they_grow_it_ends_in_the_same_bits(folder: Path, tmp_path: Path) -> None:
     """`b` begins within an epoch of the data, and has 18 updates, 7.5 to an epoch of its own. What is left of it after 6 is
@@ -366,6 +367,7 @@ def test_interrupted_while_they_grow_it_ends_in_the_same_bits(folder: Path, tmp_
     assert processes.ends(tmp_path / "out") == processes.ends(folder / "straight")
 
 
+@pytest.mark.process
 @pytest.mark.slow  # a compiler takes its time
 def test_compiled_too(folder: Path, tmp_path: Path) -> None:
     """What goes on with 16 pixels has never seen 8."""
@@ -381,6 +383,7 @@ def test_compiled_too(folder: Path, tmp_path: Path) -> None:
     assert processes.ends(tmp_path / "out") == processes.ends(tmp_path / "straight")
 
 
+@pytest.mark.process
 def test_the_sizes_are_those_of_the_plan(folder: Path) -> None:
     from stagerun.spec import load
 

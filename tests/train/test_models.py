@@ -189,6 +189,7 @@ def python(code: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.process
 def test_importing_torchvisions_models_says_nothing_and_works_twice():
     done = python(
         "from stagerun.models.vision import torchvision_models as models\n"
@@ -199,6 +200,7 @@ def test_importing_torchvisions_models_says_nothing_and_works_twice():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.process
 def test_a_torchvision_whose_extension_does_not_load_still_gives_its_models(tmp_path):
     """The wheel for CUDA beside a CPU build of torch: the import ends at operators that nobody defined."""
     package = tmp_path / "torchvision"

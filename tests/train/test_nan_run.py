@@ -294,6 +294,7 @@ def command(*words: object) -> str:
     return done.output
 
 
+@pytest.mark.process
 def test_the_command_says_what_failed_and_how_it_ends(tmp_path: Path, data: Path) -> None:
     folder, out = make_schedule(tmp_path / "s", data, "snapshot: 4"), tmp_path / "out"
     ended = small.run(folder, out)
@@ -318,6 +319,7 @@ def test_the_command_says_what_failed_and_how_it_ends(tmp_path: Path, data: Path
     assert end["epoch"] == (12 + 7) * 8 / 64, "with the images that were left out"
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_killed_by_a_signal_right_after_a_rollback(tmp_path: Path, data: Path) -> None:
     folder = make_schedule(tmp_path / "s", data, ROLLBACK, main="max_iter: 16")

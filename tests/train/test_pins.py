@@ -9,7 +9,7 @@ import pytest
 import stored_help
 import torch
 from click.testing import Result
-from test_store_disks import HookedDisk, ModelDisk
+from disks import HookedDisk, ModelDisk
 
 from stagerun import store
 from stagerun.cli import tending

@@ -166,6 +166,7 @@ def test_stopped_after_every_fourth_update_it_drops_where_it_would_have(
         assert make_knobs(schedule.stages[0].solver)(iter - 1, state.drops).lr == lr
 
 
+@pytest.mark.process
 def test_two_workers_decide_as_one_does(base: Path, whole: list[Event], tmp_path: Path) -> None:
     done = small.run(base / "schedule", tmp_path / "out", nproc=2)
     assert done.returncode == 0, done.stdout + done.stderr

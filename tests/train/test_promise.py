@@ -231,6 +231,7 @@ def replace_by(folder: Path, other: Path, first: int) -> None:
     (other / folder.name).rename(folder)
 
 
+@pytest.mark.process
 def test_another_lmdb_between_two_lives_is_seen(tmp_path: Path) -> None:
     """Other pixels and labels, as many, at the same path: no life goes on as if nothing had happened."""
     data, out = tmp_path / "data", tmp_path / "out"
@@ -249,6 +250,7 @@ def test_another_lmdb_between_two_lives_is_seen(tmp_path: Path) -> None:
     assert refused.returncode == 78 and "resume is EQUIVALENT, not BIT-EXACT: training set: " in refused.stderr
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_side_file_made_since_is_the_same_set_and_other_validation_images_are_evaluated(tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
@@ -304,6 +306,7 @@ def test_the_images_of_an_update_are_the_same_whoever_computes_them() -> None:
     assert asked[0][0] == [(160 + 4 * k, 4) for k in range(8)]
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_run_in_another_environment_says_so_for_what_is_left_to_do(tmp_path: Path) -> None:
     """Another instruction set: of an evaluation that is missing, and of a stage that starts in the new life."""

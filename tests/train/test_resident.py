@@ -296,6 +296,7 @@ main()
 """
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_run_with_resident_images_trains_the_same_bits(tmp_path: Path) -> None:
     """Two stages, of which the second's transform is another one; with all that goes with a batch."""

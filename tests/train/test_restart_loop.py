@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import small
-import tiny
 import torch
 
 from stagerun import store
@@ -37,15 +36,6 @@ from stagerun.world import World
 
 DISK = store.LocalDisk()
 NODE7 = Identity("node7", "another boot", "pid:[1]", 12, 34)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """data/ and schedule/."""
-    base = tmp_path_factory.mktemp("restarts")
-    tiny.make_data(base / "data")
-    small.make_schedule(base / "schedule", base / "data")
-    return base
 
 
 @pytest.fixture
@@ -159,6 +149,7 @@ def test_a_life_of_which_nothing_is_known_breaks_the_chain(schedule: Schedule, t
     assert not refused(schedule, tmp_path)
 
 
+@pytest.mark.process
 def test_killed_processes_are_lives_and_the_command_refuses_before_it_starts_a_worker(
     base: Path, schedule: Schedule, tmp_path: Path
 ) -> None:
@@ -176,6 +167,7 @@ Keeper(load(sys.argv[1], ()), Path(sys.argv[2])).open(); os.kill(os.getpid(), si
     assert "the last 3 runs got no further, so `stagerun run` asks for --retry" in told.stdout, told.stdout
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_worker_that_something_else_starts_refuses_by_itself(base: Path, schedule: Schedule, tmp_path: Path) -> None:
     for _ in range(LIMIT):
@@ -257,6 +249,7 @@ def test_the_beats_find_it_within_an_iteration(
     keeper.close()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_command_ends_with_73_on_all_ranks_and_leaves_the_log_to_the_other(
     base: Path, tmp_path: Path, nproc: int

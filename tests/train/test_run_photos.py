@@ -89,6 +89,7 @@ def images_per_evaluation(out: Path) -> list[int]:
     return [line["images"] for line in lines if line["event"] == "Tested"]
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_any_way_of_reading_trains_the_same(tmp_path: Path, data: Path) -> None:
     """Several threads, scratch, prepared files: the same bits with as many workers. (Copies beside training: test_scratch_run.)"""
@@ -109,6 +110,7 @@ def test_any_way_of_reading_trains_the_same(tmp_path: Path, data: Path) -> None:
     assert f"copied to {scratch}" in done.stdout and weights(tmp_path / "b") == expected
 
 
+@pytest.mark.process
 def test_what_the_side_files_know_is_found_before_the_first_iteration(tmp_path: Path, data: Path) -> None:
     """One image too small for the last stage's crop, and classes that validation counts otherwise."""
     photos.make_folder(tmp_path / "val", 8, seed=2)

@@ -286,6 +286,7 @@ def test_what_the_commands_say(base: Path, out: Path, tmp_path: Path) -> None:
     assert told.splitlines()[0].endswith("; not chosen, and not done: late")
 
 
+@pytest.mark.process
 def test_a_rehearsal_of_a_tree(base: Path, tmp_path: Path) -> None:
     off = make_schedule(tmp_path / "s", base / "data", TREE.replace('name: "late"', 'name: "late" enabled: false'))
     done = small.stagerun(
@@ -326,6 +327,7 @@ def test_the_logs_and_the_report_of_a_tree(base: Path, out: Path) -> None:
     assert after["main"] == before["main"]
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_two_workers_train_a_piece_and_are_killed_in_it(base: Path, tmp_path: Path) -> None:
     schedule, out = tmp_path / "s", tmp_path / "out"

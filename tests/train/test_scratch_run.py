@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import processes
 import pytest
 import small
-import tiny
 import torch
 
 from stagerun.comm import SoloComm
@@ -35,10 +34,7 @@ HOME = f"stagerun-{os.getuid()}"
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("scratch_run")
-    tiny.make_data(base / "data")
-    small.make_schedule(base / "schedule", base / "data")
+def base(base: Path) -> Path:
     events(base, base / "plain", base)  # without scratch
     return base
 
@@ -180,6 +176,7 @@ def test_a_stop_while_images_are_copied_loses_nothing(base: Path, disk: Path, tm
     assert processes.ends(tmp_path / "out") == processes.ends(base / "plain")
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_two_workers_stop_while_they_wait_for_a_copy(base: Path, disk: Path, tmp_path: Path) -> None:
     words = [word for option in options(disk) for word in ("--set", option)]

@@ -42,14 +42,6 @@ from stagerun.spec import load
 from stagerun.store import lock
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("verified")
-    tiny.make_data(base / "data")
-    small.make_schedule(base / "schedule", base / "data")
-    return base
-
-
 def words(schedule: Path, out: Path, *more: object) -> list[str]:
     return [str(w) for w in ("verify-resume", schedule, "--out", out, "--threads", 1, *more)]
 
@@ -57,6 +49,8 @@ def words(schedule: Path, out: Path, *more: object) -> list[str]:
 # -- the whole
 
 
+@pytest.mark.process
+@pytest.mark.smoke
 def test_killed_once_it_is_bit_exact(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = small.stagerun(
@@ -69,6 +63,7 @@ def test_killed_once_it_is_bit_exact(base: Path, tmp_path: Path) -> None:
     assert [path.name for path in out.iterdir()] == [], "nothing is left"
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_killed_and_stopped_with_other_workers_each_time_it_is_bit_exact(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -92,6 +87,7 @@ def test_killed_and_stopped_with_other_workers_each_time_it_is_bit_exact(base: P
     assert [path.name for path in out.iterdir()] == [], "nothing is left"
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("nproc", [1, 3])
 def test_with_each_kind_of_kill(base: Path, tmp_path: Path, nproc: int) -> None:
@@ -142,6 +138,7 @@ def test_other_bits_are_found_and_told(base: Path, tmp_path: Path, monkeypatch: 
     assert lines == {"init": "DIFFERENT", "early": "DIFFERENT"}
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_ctrl_c_ends_all_and_leaves_nothing(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"

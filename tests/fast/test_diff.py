@@ -2,23 +2,20 @@
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-import small
-import tiny
 from click.testing import CliRunner, Result
 
 from stagerun import store
-from stagerun.cli.diff import compare, diff_text
+from stagerun.cli.diff import compare
+from stagerun.cli.diff import diff_text
 from stagerun.cli.main import main
 from stagerun.plan.difference import Difference, FieldDifference, difference
-from stagerun.plan.estimate import Cost, Figures
-from stagerun.plan.rehearsal import cost_key
 from stagerun.recipe import Schedule
-from stagerun.spec import canonical, load, read
+from stagerun.spec import canonical
+from stagerun.spec import read
 from stagerun.spec.stored import read_recipe
 from stagerun.store.layout import MANIFEST, snapshots_folder
 from stagerun.train.results import write_figures
@@ -245,39 +242,6 @@ def test_what_can_not_be_compared(tmp_path: Path) -> None:
 # -- a run
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """schedule/ and the out/ that a finished run of it has written."""
-    base = tmp_path_factory.mktemp("diff")
-    tiny.make_data(base)
-    small.make_schedule(base / "schedule", base)
-    done = small.run(base / "schedule", base / "out")
-    assert done.returncode == 0, done.stderr
-    return base
-
-
-def test_a_folder_and_its_finished_run(base: Path, tmp_path: Path) -> None:
-    assert diff_text(compare(str(base / "schedule"), str(base / "out"))).endswith(
-        "they train the same thing: nothing differs"
-    )
-    edited = shutil.copytree(base / "schedule", tmp_path / "edited")
-    (edited / "collapse.prototxt").write_text(small.STAGES["collapse"].replace("0.02", "0.04"))
-    said = diff_text(compare(str(base / "out"), str(edited)))
-    assert f"collapse\n  base_lr  0.02  ->  0.04 ({edited}/collapse.prototxt:1)\n" in said
-    assert "  collapse: from the start; most at 0: 0.02 -> 0.04 (x2)\n" in said
-
-
-def test_a_snapshot_and_a_damaged_one(base: Path, tmp_path: Path) -> None:
-    snapshot = base / "out" / "snapshots" / "init-00000006-a0001"
-    assert diff(snapshot, base / "out").stdout.endswith("nothing differs\n")
-    moved = shutil.copytree(snapshot, tmp_path / snapshot.name)
-    assert diff(base / "schedule", moved).stdout.endswith("nothing differs\n")
-    recipe = moved / "recipe.prototxt"
-    recipe.write_text(recipe.read_text().replace("seed: 1", "seed: 2"))
-    result = diff(base / "schedule", moved)
-    assert result.exit_code == 78 and "recipe.prototxt is not as it was written" in result.stderr
-
-
 def test_a_run_that_kept_a_changed_stage_is_what_that_was_trained_from(tmp_path: Path) -> None:
     before, now = schedule(), schedule(trunk=STAGES["trunk"].replace("0.1", "0.2"))
     store.prepare(store.LocalDisk(), tmp_path)
@@ -292,51 +256,3 @@ def test_a_run_that_kept_a_changed_stage_is_what_that_was_trained_from(tmp_path:
     trained = compare(str(tmp_path), str(tmp_path)).a.schedule
     assert named(difference(trained, now)).keys() == {"trunk.base_lr"}
     assert difference(trained, before).same
-
-
-def planned(base: Path, *arguments: object, out: Path | None = None) -> str:
-    words = ["plan", base / "schedule", "--out", out or base / "out", *arguments]
-    result = CliRunner().invoke(main, [str(word) for word in words])
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def test_the_hours_of_what_is_left_are_those_of_the_run(base: Path) -> None:
-    longer = ("--set", "early.max_iter=1000", "--redo", "early")
-    text = planned(base, *longer, "--budget", "2d")
-    assert " left with 1 worker on cpu, as in the last run here\n" in text
-    assert "an allocation of 2 d 00 h is enough" in text
-    time = json.loads(planned(base, *longer, "--json"))["time"]
-    assert [s["stage"] for s in time["stages"]] == ["early"] and time["not_counted"] == []
-    early = time["stages"][0]
-    assert early["training"] > 0 and early["tests"] > 0 and early["snapshots"] > 0
-    # Told how fast, it is that; snapshots as they were here.
-    told = json.loads(planned(base, *longer, "--json", "--images-per-second", 100))["time"]["stages"][0]
-    assert told["training"] == 1000 * 16 / 100 and told["snapshots"] == early["snapshots"]
-    assert "nothing is left that an allocation would be for" in planned(base, "--budget", "1h")
-
-
-def test_the_later_of_run_and_rehearsal_counts(base: Path, tmp_path: Path) -> None:
-    out = shutil.copytree(base / "out", tmp_path / "out")
-    longer = ("--set", "early.max_iter=1000", "--redo", "early")
-    early = load(base / "schedule")
-    cost = Cost(
-        key=cost_key(early, early.stage("early").solver), stages=("early",), iterations=4, device_batch_size=4,
-        pass_seconds=1.0, update_seconds=1.0, test_batch_size=50, test_seconds=1.0, start_seconds=1.0,
-    )  # fmt: skip
-    for date, said in (
-        ("2001-01-01 00:00", "as in the last run here"),
-        ("2999-01-01 00:00", "as rehearsed on 2999-01-01"),
-    ):
-        figures = Figures(
-            schedule="tiny", date=date, host="h", device="cpu", torch="2", workers=2, local_workers=2, threads=1, synthetic="",
-            costs=(cost,), snapshot_bytes=1, snapshot_seconds=1.0, blocked_seconds=0.5, memory_bytes=1, gpu_memory_bytes=0,
-            log_bytes=1.0,
-        )  # fmt: skip
-        write_figures(store.LocalDisk(), out, figures)
-        assert said in planned(base, *longer, out=out)
-    # 2 device batches each and an update; 500 snapshots but the last, which takes 1 s; 100 images in one batch per worker.
-    time = json.loads(planned(base, *longer, "--json", out=out))["time"]["stages"][0]
-    assert time == {
-        "stage": "early", "training": 3000.0, "tests": 1.0, "snapshots": 499 * 0.5 + 1, "start": 1.0, "in_all": 3000 + 1 + 250.5 + 1,
-    }  # fmt: skip

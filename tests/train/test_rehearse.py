@@ -10,7 +10,6 @@ from pathlib import Path
 import processes
 import pytest
 import small
-import tiny
 from test_plan import finished, inventory, schedule
 
 from stagerun.data.loader import Loader
@@ -260,14 +259,7 @@ def test_what_would_run_out_is_said_first() -> None:
 # -- the command
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("rehearse")
-    tiny.make_data(base / "data")
-    small.make_schedule(base / "schedule", base / "data")
-    return base
-
-
+@pytest.mark.process
 def test_a_rehearsal_goes_through_everything_and_plan_knows_its_figures(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = small.stagerun("rehearse", base / "schedule", "--out", out, "--nproc", 2, "--threads", 1, "--iters", 4)
@@ -285,6 +277,7 @@ def test_a_rehearsal_goes_through_everything_and_plan_knows_its_figures(base: Pa
     assert "stage early has changed since the rehearsal" in changed
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_synthetic_needs_no_data_and_json_is_one_object(base: Path, tmp_path: Path) -> None:
     nowhere = ["--set", "data.train.source=/no/train", "--set", "data.val.source=/no/val"]
@@ -303,6 +296,7 @@ def test_synthetic_needs_no_data_and_json_is_one_object(base: Path, tmp_path: Pa
     assert not list(tmp_path.glob("stagerun-rehearsal-*")), "the made-up images are removed"
 
 
+@pytest.mark.process
 def test_an_interrupted_rehearsal_leaves_nothing_and_is_no_bug(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     endless = ["--set", "init.max_iter=1000000", "--set", "init.lr_iter=1000000"]
@@ -318,6 +312,7 @@ def test_an_interrupted_rehearsal_leaves_nothing_and_is_no_bug(base: Path, tmp_p
     assert not list(out.iterdir())
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_it_disturbs_no_run_in_the_same_folder(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
