@@ -2,8 +2,8 @@
 
 import click
 
+from stagerun import units
 from stagerun.cli.ending import guarded, show, tell
-from stagerun.cli.link_options import Bandwidth, Latency
 from stagerun.cli.options import (
     Duration,
     FiniteRange,
@@ -17,6 +17,31 @@ from stagerun.cli.options import (
     schedule_options,
 )
 from stagerun.errors import UsageError
+
+
+class Bandwidth(click.ParamType):  # generic in a newer click alone
+    """`10Gbit/s`, in bytes per second."""
+
+    name = "rate"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return value if isinstance(value, float) else units.bandwidth(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is no speed of a link: write 10Gbit/s, 100Mbit/s or 1.2GB/s.", param, ctx)
+
+
+class Latency(click.ParamType):
+    """`50us`, in seconds."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return value if isinstance(value, float) else units.short_seconds(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is no latency: write 50us or 0.2ms.", param, ctx)
+
 
 # Images per second that somebody may mean: one in a quarter of an hour, and more than all machines together train.
 SLOWEST, FASTEST = 1e-3, 10**9

@@ -62,7 +62,7 @@ def verify_resume(
     from stagerun import signals
 
     with signals.held():
-        from stagerun.cli.one_life import VerifyOptions
+        from stagerun.cli.verdict import VerifyOptions
         from stagerun.cli.verifying import verify_command
 
     at_least(1, kills=kills, device_batch=device_batch, then_workers=then_workers, nproc=nproc, threads=threads)

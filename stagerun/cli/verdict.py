@@ -1,4 +1,4 @@
-"""What an interrupted run is compared by, and how the answer of `verify-resume` reads."""
+"""What `verify-resume` was asked for, what an interrupted run is compared by, and how the answer reads."""
 
 import hashlib
 import json
@@ -7,13 +7,40 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stagerun import store
-from stagerun.cli.one_life import VerifyOptions
 from stagerun.errors import StorageError
 from stagerun.plan import make_plan
 from stagerun.plan.interruption import Compared, result_numbers
 from stagerun.recipe import Determinism, Schedule
 from stagerun.text import columns, count, duration
 from stagerun.train import results
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """`life` (an output folder) and `batches` (device batches per iteration) are set in the processes of a life alone."""
+
+    folder: str
+    overrides: tuple[str, ...]
+    out: str | None
+    kills: int
+    seed: int
+    iters: int
+    device_batch: int | None
+    then_workers: int | None
+    synthetic: bool
+    nproc: int | None
+    threads: int | None
+    as_json: bool
+    life: str | None = None
+    batches: int | None = None
+
+    def life_arguments(self, out: Path, batches: int, threads: int) -> list[str]:
+        """The command line of a life, and of each of its workers."""
+        words = ["verify-resume", self.folder, *[word for value in self.overrides for word in ("--set", value)]]
+        if self.device_batch is not None:
+            words += ["--device-batch", str(self.device_batch)]
+        words += ["--iters", str(self.iters), "--batches", str(batches), "--threads", str(threads)]
+        return [*words, *["--synthetic"] * self.synthetic, "--life", str(out)]
 
 
 @dataclass(frozen=True, slots=True)

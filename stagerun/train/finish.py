@@ -9,10 +9,8 @@ from dataclasses import asdict, dataclass
 import torch
 
 from stagerun.comm import runs_of
-from stagerun.engine.device import dtype_of
 from stagerun.engine.evaluate import Score, evaluate
 from stagerun.engine.feed import feed
-from stagerun.engine.images import Normalise
 from stagerun.engine.loop import all_skipped
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import explained
@@ -21,25 +19,14 @@ from stagerun.events import Event, StageFinished, Stopped, Tested
 from stagerun.plan.images import augmentation
 from stagerun.plan.tested import tested_on
 from stagerun.pulse import Section, beating
-from stagerun.recipe import Solver, Transform
+from stagerun.recipe import Solver
 from stagerun.schedule import make_knobs
 from stagerun.train.agreement import rank0
 from stagerun.train.images import evaluated
 from stagerun.train.results import write_result
+from stagerun.train.start import normalise_for
 from stagerun.train.worker import StageRun
 from stagerun.units import epochs
-
-
-def normalise_for(run: StageRun, transform: Transform) -> Normalise:
-    """What turns the bytes of a batch into what the stage's network takes."""
-    solver = run.stage.solver
-    return Normalise(
-        transform,
-        run.worker.schedule.model.channels,
-        run.worker.device,
-        dtype_of(solver.precision),
-        solver.channels_last,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +72,7 @@ def _test(run: StageRun, state: TrainState, test_iter: int | None, ema: bool) ->
             state.model,
             zip(mine, beating(fed, pulse), strict=False),
             len(numbers),
-            normalise_for(run, solver.test_transform),
+            normalise_for(run.worker.schedule.model, solver, solver.test_transform, run.worker.device),
             solver.precision,
             run.worker.comm,
             run.worker.stop,

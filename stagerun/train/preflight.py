@@ -5,7 +5,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -14,11 +14,10 @@ import torch
 from stagerun.comm import Comm, gather_json, make_reducer, pairs
 from stagerun.comm.reduce import CHUNK_BYTES, Reducer, SoloReducer
 from stagerun.data.batch import Batch
-from stagerun.engine.device import dtype_of, synchronize
-from stagerun.engine.images import Normalise
+from stagerun.engine.device import synchronize
 from stagerun.engine.mixture import Mixing
 from stagerun.engine.state import TrainState, make_state
-from stagerun.engine.update import Arithmetic, update
+from stagerun.engine.update import update
 from stagerun.knobs import Knobs
 from stagerun.models import build
 from stagerun.plan.rehearsal import synthetic_images
@@ -28,6 +27,7 @@ from stagerun.preflight.measured import HostTimes, Link, Measured, rounds
 from stagerun.recipe import Schedule, Stage
 from stagerun.schedule.image_size import at_largest
 from stagerun.train.agreement import refuse
+from stagerun.train.start import arithmetic_of
 from stagerun.world import World
 
 # Steps that are timed: so many as take STEPS_S, after one (with `compile` two) that is not.
@@ -220,16 +220,11 @@ class _Steps:
             np.zeros((count, 3), np.float32) if transform.lighting_std else None,
             np.zeros((count, 4), np.int32) if transform.cutout_size else None,
         )
-        self.how = Arithmetic(
+        self.how = replace(
+            arithmetic_of(schedule.model, replace(solver, transform=transform), device),
             logical_workers=workers,
-            normalise=Normalise(
-                transform, schedule.model.channels, device, dtype_of(solver.precision), solver.channels_last
-            ),
-            precision=solver.precision,
-            clip_gradients=solver.clip_gradients,
             forward_seed=lambda position: 1,
             mixing=Mixing(1, solver.mixup_alpha, solver.cutmix_alpha),
-            label_smoothing=solver.label_smoothing,
         )
         self.knobs = Knobs(0.0, solver.momentum, 0.0)
         self.state, self.device, self.rank = state, device, rank

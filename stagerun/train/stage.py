@@ -4,13 +4,10 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 
-from stagerun import order
 from stagerun.comm import Reducer, make_reducer, runs_of
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
-from stagerun.engine.mixture import Mixing
 from stagerun.engine.state import TrainState, digests, finite
-from stagerun.engine.update import Arithmetic
 from stagerun.errors import DataError, ExitCode, PeerError, PermissionDenied, StagerunError, StorageError, UsageError
 from stagerun.events import (
     Event,
@@ -33,13 +30,13 @@ from stagerun.recipe import OnNan
 from stagerun.schedule import make_knobs
 from stagerun.train.agreement import ToldByAnother, compare, rank0
 from stagerun.train.environment import environment_of, promise
-from stagerun.train.finish import finish_stage, normalise_for, test
+from stagerun.train.finish import finish_stage, test
 from stagerun.train.keeper import Lineage
 from stagerun.train.progress import Progress, progress_of
 from stagerun.train.resident import keep, training_batches
 from stagerun.train.rollback import gone_back, keys_of
 from stagerun.train.snapshotter import Snapshotter
-from stagerun.train.start import parent_id, restored
+from stagerun.train.start import arithmetic_of, parent_id, restored
 from stagerun.train.worker import StageRun
 
 
@@ -169,15 +166,7 @@ def make_loop(run: StageRun) -> StageLoop:
         on_nan=solver.on_nan,
         max_nan=solver.max_nan,
         plateau=solver if solver.lr_policy == "plateau" else None,
-        arithmetic=Arithmetic(
-            logical_workers=solver.logical_workers,
-            normalise=normalise_for(run, solver.transform),
-            precision=solver.precision,
-            clip_gradients=solver.clip_gradients,
-            forward_seed=lambda position: order.dropout_seed(solver.random_seed, position),
-            mixing=Mixing(solver.random_seed, solver.mixup_alpha, solver.cutmix_alpha),
-            label_smoothing=solver.label_smoothing,
-        ),
+        arithmetic=arithmetic_of(run.worker.schedule.model, solver, run.worker.device),
     )
 
 

@@ -6,18 +6,41 @@ from typing import Any, cast
 
 import torch
 
+from stagerun import order
 from stagerun.comm import Comm
 from stagerun.engine.codec import decode
+from stagerun.engine.device import dtype_of
+from stagerun.engine.images import Normalise
+from stagerun.engine.mixture import Mixing
 from stagerun.engine.parameters import idle_rules
 from stagerun.engine.state import TrainState, average, make_state, momentum, restore, slots, weights
+from stagerun.engine.update import Arithmetic
 from stagerun.errors import Problem, RecipeError, ResumeRefused, Span
 from stagerun.models import build
 from stagerun.plan import PlannedStage, State
-from stagerun.recipe import Stage
+from stagerun.recipe import Model, Solver, Stage, Transform
 from stagerun.schedule.plateau import FRESH, PlateauState
 from stagerun.train.agreement import everyone, rank0
 from stagerun.train.progress import AVERAGE, MOMENTUM, WEIGHTS, progress_of
 from stagerun.train.worker import StageRun
+
+
+def normalise_for(model: Model, solver: Solver, transform: Transform, device: torch.device) -> Normalise:
+    """What turns the bytes of a batch into what the network takes in a stage."""
+    return Normalise(transform, model.channels, device, dtype_of(solver.precision), solver.channels_last)
+
+
+def arithmetic_of(model: Model, solver: Solver, device: torch.device) -> Arithmetic:
+    """How a stage computes its updates."""
+    return Arithmetic(
+        logical_workers=solver.logical_workers,
+        normalise=normalise_for(model, solver, solver.transform, device),
+        precision=solver.precision,
+        clip_gradients=solver.clip_gradients,
+        forward_seed=lambda position: order.dropout_seed(solver.random_seed, position),
+        mixing=Mixing(solver.random_seed, solver.mixup_alpha, solver.cutmix_alpha),
+        label_smoothing=solver.label_smoothing,
+    )
 
 
 def restored(run: StageRun) -> TrainState:
