@@ -73,8 +73,8 @@ def _here() -> str:
 @dataclass(frozen=True, slots=True)
 class Task:
     """What is to be done on the hosts. `facts`: what the agents are asked about, see `commands_agent`. `check`: the number of workers
-    against the schedule; RecipeError. `look`: asked of the first host before anything starts. `survey`: told the facts of the hosts that
-    are there, and why others are missing, by name; the exit code of a job that is not to begin, or 0. Without it that is told here.
+    against the schedule; RecipeError. `look`: asked of the first host before anything starts. `survey`: gets the facts of the hosts that
+    are there, and why others are missing, by name; the exit code of a job that is not to start, or 0. Without it that is reported here.
     `again`: options of the command after a host was lost, since what comes then is not the same once more."""
 
     orders: Orders

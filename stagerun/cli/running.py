@@ -80,22 +80,28 @@ class RunOptions:
         """Seconds from a signal to the end."""
         return GRACE_S if self.grace is None else self.grace
 
+    def what(self) -> "RunOptions":
+        """What is trained, and nothing about how."""
+        return RunOptions(
+            self.folder, self.overrides, self.out, only=self.only, until=self.until, redo=self.redo, keep=self.keep
+        )
+
     def arguments(self) -> list[str]:
         """The command line of a worker."""
         given = {
-            "--log-format": self.log_format,
             "--set": self.overrides,
+            "--out": self.out,
             "--redo": self.redo,
             "--keep": self.keep,
             "--only": self.only,
+            "--until": self.until,
+            "--log-format": None if self.log_format == "text" else self.log_format,
             "--log": self.log,
             "--timeout": self.timeouts,
             "--grace": None if self.grace is None else f"{self.grace:f}s",  # no exponent
-            "--until": self.until,
-            "--out": self.out,
             "--profile": self.profile,
             "--profile-iterations": self.profile_iterations,
-            "--bind": self.bind,
+            "--bind": None if self.bind == AUTO else self.bind,
             "--comm-cores": self.comm_cores,
         }
         words = ["run", self.folder, *["--retry"] * self.retry, *["--require-bit-exact"] * self.exact]
@@ -202,11 +208,7 @@ def _shortly(plan: Plan, out: Path, options: RunOptions) -> str:
         return ""
     hours = find_hours(plan, out, None)
     left = render_hours(plan, hours).partition("\n")[0] if hours else ""
-    words = ["stagerun", "plan", options.folder, *(w for o in options.overrides for w in ("--set", o))]
-    words += [] if options.out is None else ["--out", options.out]
-    for name, values in (("--redo", options.redo), ("--keep", options.keep), ("--only", options.only)):
-        words += [word for value in values for word in (name, value)]
-    words += [] if options.until is None else ["--until", options.until]
+    words = ["stagerun", "plan", *options.what().arguments()[1:]]
     text += f", {left}" if left.startswith("about") else ""
     return f"{text}\n`{shlex.join(words)}` shows the full plan"
 

@@ -101,7 +101,7 @@ def _as_member(run: EnsembleRun, model: nn.Module, solver: Solver) -> Member:
 
 
 def _weight_average(run: EnsembleRun) -> Generator[Event, None, Member | None]:
-    """The network with the mean of the weights and its own BatchNorm statistics, the same on every rank; None if told to stop.
+    """The network with the mean of the weights and its own BatchNorm statistics, the same on every rank; None if asked to stop.
     Collective. It computes as the first member does."""
     solver = run.stages[0].solver
     model = _network(run, solver)
@@ -146,7 +146,7 @@ def _take_statistics(run: EnsembleRun, model: nn.Module, statistics: BatchStatis
 
 
 def _score(run: EnsembleRun, members: Sequence[Member], size: int) -> Score | None:
-    """Of all images, `size` at a time. Collective; None if told to stop."""
+    """Of all images, `size` at a time. Collective; None if asked to stop."""
     first = run.stages[0]
     stage = replace(first, solver=replace(first.solver, test_batch_size=size))
     loader = run.worker.images.test_loader(stage)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -38,7 +39,7 @@ class Scores:
 
 
 def test(run: StageRun, state: TrainState, test_iter: int | None) -> Generator[Event, None, Scores | None]:
-    """Evaluates, on `test_iter` batches or on all images. Collective. The Scores; None if told to stop."""
+    """Evaluates, on `test_iter` batches or on all images. Collective. The Scores; None if asked to stop."""
     trained = yield from _test(run, state, test_iter, ema=False)
     if trained is None or state.average is None:
         return Scores(trained) if trained is not None else None
@@ -122,7 +123,7 @@ def _require_losses(run: StageRun, state: TrainState) -> None:
 def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFinished:
     """The line of the table, written to disk by rank 0, the same on every rank."""
 
-    def result() -> dict[str, object]:
+    def result() -> dict[str, Any]:
         assert run.worker.keeper is not None
         solver = run.stage.solver
         first, last = make_knobs(solver)(0), make_knobs(solver)(solver.max_iter - 1, state.plateau.drops)
@@ -158,11 +159,11 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
         return asdict(finished)
 
     with run.worker.comm.pulse.section(Section.SAVE):  # the folder is read, and written to
-        return StageFinished(**rank0(run.worker.comm, result))  # type: ignore[arg-type]
+        return StageFinished(**rank0(run.worker.comm, result))
 
 
 def finite(loss: float) -> float | None:
-    """JSON has no word for what is no number, and the weights of a snapshot, finite themselves, can give such a loss."""
+    """None for a loss that is not a finite number, which JSON can't hold and finite weights can give."""
     return loss if math.isfinite(loss) else None
 
 

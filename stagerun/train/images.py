@@ -133,7 +133,7 @@ class Images:
         self.resident_decided = False
 
     def open(self, comm: Comm, world: World, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
-        """Collective; once. True if told to stop before all nodes had their copies. DataError, StorageError, on every rank."""
+        """Collective; once. True if asked to stop before all nodes had their copies. DataError, StorageError, on every rank."""
         self._sharers = world.local_size
         if self._copying is not None:
             stopped = yield from self._copying.first(comm, stop)

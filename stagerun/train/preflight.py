@@ -26,7 +26,7 @@ from stagerun.preflight.facts import Facts, from_json
 from stagerun.preflight.measured import HostTimes, Link, Measured, rounds
 from stagerun.recipe import Schedule, Stage
 from stagerun.schedule.image_size import at_largest
-from stagerun.train.agreement import refuse
+from stagerun.train.agreement import anyone, refuse
 from stagerun.train.start import arithmetic_of
 from stagerun.world import World
 
@@ -80,7 +80,7 @@ def named(told: Sequence[tuple[str, int]]) -> tuple[str, ...]:
 def measure(
     schedule: Schedule, comm: Comm, device: torch.device, hosts: Hosts, stop: Callable[[], bool]
 ) -> Measured | None:
-    """Collective; the same on every rank, None if told to stop. PeerError naming a host that doesn't answer."""
+    """Collective; the same on every rank, None if asked to stop. PeerError naming a host that doesn't answer."""
     stage = dearest(schedule)
     links = _links(comm, hosts, stop)
     if links is None:
@@ -137,18 +137,16 @@ def _of_hosts(hosts: Hosts, told: Sequence[Sequence[float]]) -> Iterator[HostTim
 
 
 def _asked(comm: Comm, stop: Callable[[], bool]) -> bool:
-    """Whether any rank was told to stop. Collective."""
-    asked = torch.tensor([float(stop())])
-    comm.all_reduce(asked)()
+    asked = anyone(comm, stop())
     comm.pulse.beat()
-    return bool(asked > 0)
+    return asked
 
 
 # -- links
 
 
 def _links(comm: Comm, hosts: Hosts, stop: Callable[[], bool]) -> tuple[Link, ...] | None:
-    """Between one rank of each host; None if told to stop. Collective. The pairs of a round are measured at once, and no host is in two of
+    """Between one rank of each host; None if asked to stop. Collective. The pairs of a round are measured at once, and no host is in two of
     them. All begin a round together: who is paired with a host that a slow link held up would take it for one that doesn't answer."""
     mine = []
     me = hosts.leaders.index(comm.rank) if comm.rank in hosts.leaders else None

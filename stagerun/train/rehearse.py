@@ -55,7 +55,7 @@ class Rehearsal:
 
 @dataclass(slots=True)
 class Measured:
-    """What the events of a stage's rehearsal say. The first iteration after each start is told apart: it is slow."""
+    """What the events of a stage's rehearsal say. The first iteration after each start counts separately: it is slow."""
 
     warm: list[Iterated] = field(default_factory=list)
     cold: list[Iterated] = field(default_factory=list)
@@ -113,7 +113,7 @@ def rehearse(
     stop: Callable[[], bool],
     watch: Callable[[Event], None],
 ) -> Figures | None:
-    """Rehearses in `folder`, which is emptied. Collective; the Figures on every rank, None if told to stop.
+    """Rehearses in `folder`, which is emptied. Collective; the Figures on every rank, None if asked to stop.
 
     Of the first stage some iterations are run, the run is stopped as a signal would, and resumed from its snapshot; then come
     the rest and the other stages. `watch` sees the events, on rank 0.
@@ -141,7 +141,7 @@ def rehearse(
             live(whole, comm.size, lambda: stop() or observer.iterated + 1 >= first, test_inside=False)
             if observer.stopped is None or observer.stopped.iter != first:
                 return None
-        iters = asked.iters or int(str(rank0(comm, lambda: _enough(observer))))
+        iters = asked.iters or rank0(comm, lambda: _enough(observer))
         live(iters, comm.size * max(2, iters // 10), stop)
         if observer.stopped is not None:
             return None
@@ -183,7 +183,7 @@ def made_up_images(schedule: Schedule, synthetic: bool, comm: Comm, world: World
         yield schedule
         return
     # The same name on every node, which no other rehearsal has.
-    name = str(rank0(comm, lambda: f"stagerun-rehearsal-{os.getuid()}-{os.urandom(8).hex()}"))
+    name = rank0(comm, lambda: f"stagerun-rehearsal-{os.getuid()}-{os.urandom(8).hex()}")
     folder = Path(tempfile.gettempdir()) / name
     try:
         everyone(comm, lambda: _make_images(schedule, folder) if world.local_rank == 0 else None)

@@ -206,7 +206,7 @@ def _handle(
                 yield from _counted(run, state.iter, event.seconds)
                 if snapshotter is not None:
                     snapshotter.keeper.require_not_lost()
-            if event.done != OnNan.ROLLBACK.value:  # then it is told with what it goes back to
+            if event.done != OnNan.ROLLBACK.value:  # then it is reported with what it goes back to
                 yield replace(event, keys=keys_of(run, event), until=run.planned.until)
         case Note():
             yield event
@@ -221,7 +221,7 @@ def _handle(
                 stopped, reason = True, "asked to stop; its evaluation is left out"
     if stopped:
         if run.stage.solver.on_nan is OnNan.ROLLBACK and not finite(state):
-            # The update overflowed, and no loss has told yet. There is nothing to keep: the next process comes by there once more,
+            # The update overflowed, and no loss has shown it yet. There is nothing to keep: the next process comes by there once more,
             # from the snapshot before, and goes back as this one would have.
             iter = max(run.saved, run.planned.iter)
             reason = f"{reason}; what came after it has overflowed, and is not kept"
@@ -239,7 +239,7 @@ def _handle(
 
 
 def _counted(run: StageRun, iter: int, seconds: float) -> Iterator[Note]:
-    """An iteration is over; what the monitor wants told."""
+    """Counts an iteration; yields what the monitor wants the user to know."""
     pulse = run.worker.comm.pulse
     run.seconds += seconds
     pulse.iterated(iter, seconds)

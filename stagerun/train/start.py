@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -80,7 +80,7 @@ def _failures(run: StageRun) -> tuple[int, int, int]:
         progress = progress_of(run.step.files) if run.step.files is not None else None
         return [progress.skips, progress.skips_in_all, progress.rollbacks] if progress is not None else [0, 0, 0]
 
-    skips, skips_in_all, rollbacks = cast(list[int], rank0(run.worker.comm, saved))
+    skips, skips_in_all, rollbacks = rank0(run.worker.comm, saved)
     return skips, skips_in_all, rollbacks
 
 
@@ -116,7 +116,7 @@ def _plateau(run: StageRun) -> PlateauState:
             )
         return found
 
-    fields: Any = rank0(run.worker.comm, saved)
+    fields = rank0(run.worker.comm, saved)
     return PlateauState(fields["drops"], fields["lowest"], fields["since"], tuple(fields["losses"]))
 
 

@@ -7,6 +7,7 @@ a path of its own: it is how every stage starts.
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ from stagerun.plan.tested import other_set
 from stagerun.pulse import Section
 from stagerun.recipe import Schedule
 from stagerun.train import results
-from stagerun.train.agreement import everyone, hosts_of, only_here, rank0, require_same_schedule
+from stagerun.train.agreement import anyone, everyone, hosts_of, only_here, rank0, require_same_schedule
 from stagerun.train.ensembling import EnsembleRun, Trained, test_ensemble
 from stagerun.train.environment import (
     environment_of,
@@ -98,7 +99,7 @@ def _walk(worker: Worker) -> Generator[Event, None, bool | None]:
         yield from notes
         if step is None:
             break
-        if _stopped(worker):
+        if anyone(worker.comm, worker.stopping.asked):
             stage, iter = _place(worker.schedule, step)
             yield Stopped(stage=stage, iter=iter, reason="asked to stop")
             return None
@@ -156,13 +157,6 @@ def _promise(worker: Worker, step: Step | EnsembleRun) -> Note | None:
     return promise(worker.schedule, step.planned, now)
 
 
-def _stopped(worker: Worker) -> bool:
-    """Whether any rank was told to stop. Collective."""
-    asked = torch.tensor([int(worker.stopping.asked)])
-    worker.comm.all_reduce(asked)()
-    return bool(asked)
-
-
 def _opening(worker: Worker) -> Iterator[Event]:
     schedule, comm, keeper = worker.schedule, worker.comm, worker.keeper
 
@@ -179,7 +173,7 @@ def _opening(worker: Worker) -> Iterator[Event]:
         threads=torch.get_num_threads(),
         stages=tuple(stage.name for stage in schedule.stages if stage.enabled),
         iterations=sum(stage.solver.max_iter for stage in schedule.stages if stage.enabled),
-        iterations_left=int(str(rank0(comm, left))),
+        iterations_left=rank0(comm, left),
         version=stagerun.__version__,
         ensembles=tuple(ensemble.name for ensemble in schedule.ensembles),
         disabled=tuple(stage.name for stage in schedule.stages if not stage.enabled),
@@ -213,7 +207,7 @@ def _next(worker: Worker) -> tuple[Step | EnsembleRun | None, list[Note]]:
     found: list[Step | EnsembleRun | None] = []
     notes: list[Note] = []
 
-    def decide() -> dict[str, object] | None:
+    def decide() -> dict[str, Any] | None:
         assert keeper is not None
         while True:
             plan = keeper.plan()
@@ -256,7 +250,6 @@ def _next(worker: Worker) -> tuple[Step | EnsembleRun | None, list[Note]]:
         return found[-1], notes
     if answer is None:
         return None, []
-    assert isinstance(answer, dict)
     if "ensemble" in answer:
         return EnsembleRun(worker, next(e for e in schedule.ensembles if e.name == answer["ensemble"])), []
     planned = PlannedStage(
