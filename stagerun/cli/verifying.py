@@ -10,7 +10,6 @@ from pathlib import Path
 from stagerun import signals
 from stagerun.cli.log_tail import Tail
 from stagerun.cli.options import limits, output_folder
-from stagerun.cli.rehearsing import check_short
 from stagerun.cli.running import Cut, RunOptions, job_of
 from stagerun.cli.strokes import Stroke, strike, strokes
 from stagerun.cli.throw_away import claim
@@ -20,7 +19,7 @@ from stagerun.cli.workers import say, start, work
 from stagerun.errors import EXIT_MEANINGS, ExitCode, StagerunError, UsageError
 from stagerun.events import Event, PieceStarted, RunStarted, StageStarted
 from stagerun.launch import die_with_launcher
-from stagerun.launch.workers import Orders, devices, joined
+from stagerun.launch.workers import Orders, check_short, devices, joined
 from stagerun.plan.interruption import Compared, Course, Moment, compare_logs, course_of, promises, went_on
 from stagerun.plan.rehearsal import enough_logical_workers, interruptible, synthetic_images, with_sources
 from stagerun.recipe import Determinism, Schedule
