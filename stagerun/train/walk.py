@@ -16,7 +16,7 @@ from stagerun import store
 from stagerun.comm import Comm
 from stagerun.engine.update import explained
 from stagerun.events import Event, Note, Renamed, RunFinished, RunStarted, Stopped
-from stagerun.plan import Plan, PlannedStage, State
+from stagerun.plan import PlannedStage, State
 from stagerun.plan.ensembles import PlannedEnsemble
 from stagerun.plan.renamed import names_of
 from stagerun.plan.tested import other_set
@@ -197,70 +197,65 @@ def _place(schedule: Schedule, step: Step | EnsembleRun) -> tuple[str, int]:
     return last.name, last.solver.max_iter
 
 
-def _next(worker: Worker) -> tuple[Step | EnsembleRun | None, list[Note]]:
-    """Rank 0's decision, on every rank. Collective.
+# Of a PlannedStage, what the other ranks need beside its stage and state.
+_SHARED = ("iter", "position", "skipped", "until")
 
-    A start snapshot that turns out damaged is set aside, and the plan is made again without it: training then goes on from
-    the one before, at the cost of the iterations in between.
-    """
-    schedule, comm, keeper = worker.schedule, worker.comm, worker.keeper
+
+def _next(worker: Worker) -> tuple[Step | EnsembleRun | None, list[Note]]:
+    """Rank 0's decision, on every rank; None when nothing is left. Collective."""
     found: list[Step | EnsembleRun | None] = []
     notes: list[Note] = []
 
-    def decide() -> dict[str, Any] | None:
-        assert keeper is not None
-        while True:
-            plan = keeper.plan()
-            require_same(plan, worker.device, comm.size, worker.others)
-            waiting = results.unfinished(plan, keeper.out)
-            ready = [] if waiting else results.ready_ensembles(plan, keeper.out)
-            if ready:
-                trained = _members(keeper, ready[0], notes)
-                if trained is None:
-                    continue
-                together = EnsembleRun(worker, ready[0].ensemble, trained)
-                if worker.exact:
-                    require_exact(_promise(worker, together))
-                found.append(together)
-                return {"ensemble": ready[0].ensemble.name}
-            planned = waiting[0] if waiting else plan.next
-            if planned is None:
-                found.append(None)
-                return None
-            source = planned.end if planned.state is State.DONE else planned.start
-            files = keeper.read(source, most_bytes(schedule.model)) if source is not None else None
-            if source is None or files is not None:
-                step = Step(planned, _number(plan, planned), plan.iterations_left, files)
-                if worker.exact:
-                    require_exact(_promise(worker, step))
-                found.append(step)
-                return {
-                    "stage": planned.stage.name,
-                    "state": planned.state.value,
-                    "iter": planned.iter,
-                    "position": planned.position,
-                    "skipped": planned.skipped,
-                    "until": planned.until,
-                    "number": _number(plan, planned),
-                }
-            notes.append(aside(source.name, f".bad-{source.name}"))
+    def decide() -> dict[str, Any]:
+        step = _decide(worker, notes)
+        if step is not None and worker.exact:
+            require_exact(_promise(worker, step))
+        found.append(step)
+        match step:
+            case EnsembleRun():
+                return {"ensemble": step.ensemble.name}
+            case Step(planned=planned):
+                shared = {name: getattr(planned, name) for name in _SHARED}
+                return {"stage": planned.stage.name, "state": planned.state.value, "number": step.number, **shared}
+        return {}
 
-    answer = rank0(comm, decide)
-    if comm.rank == 0:
-        return found[-1], notes
-    if answer is None:
+    answer = rank0(worker.comm, decide)
+    if found:
+        return found[0], notes
+    if not answer:
         return None, []
+    schedule = worker.schedule
     if "ensemble" in answer:
         return EnsembleRun(worker, next(e for e in schedule.ensembles if e.name == answer["ensemble"])), []
-    planned = PlannedStage(
-        stage=schedule.stage(answer["stage"]),
-        state=State(answer["state"]),
-        iter=answer["iter"],
-        position=answer["position"],
-        skipped=answer["skipped"],
-        until=answer["until"],
-    )
+    shared = {name: answer[name] for name in _SHARED}
+    planned = PlannedStage(stage=schedule.stage(answer["stage"]), state=State(answer["state"]), **shared)
     return Step(planned, answer["number"], 0, None), []
+
+
+def _decide(worker: Worker, notes: list[Note]) -> Step | EnsembleRun | None:
+    """Rank 0's. A start snapshot that turns out damaged is set aside, and the plan is made again without it: training then goes on from
+    the one before, at the cost of the iterations in between."""
+    keeper = worker.keeper
+    assert keeper is not None
+    while True:
+        plan = keeper.plan()
+        require_same(plan, worker.device, worker.comm.size, worker.others)
+        waiting = results.unfinished(plan, keeper.out)
+        ready = [] if waiting else results.ready_ensembles(plan, keeper.out)
+        if ready:
+            trained = _members(keeper, ready[0], notes)
+            if trained is None:
+                continue
+            return EnsembleRun(worker, ready[0].ensemble, trained)
+        planned = waiting[0] if waiting else plan.next
+        if planned is None:
+            return None
+        source = planned.end if planned.state is State.DONE else planned.start
+        files = keeper.read(source, most_bytes(worker.schedule.model)) if source is not None else None
+        if source is None or files is not None:
+            enabled = [s.stage.name for s in plan.stages if s.state is not State.DISABLED]
+            return Step(planned, enabled.index(planned.stage.name) + 1, plan.iterations_left, files)
+        notes.append(aside(source.name, f".bad-{source.name}"))
 
 
 def _members(keeper: Keeper, planned: PlannedEnsemble, notes: list[Note]) -> tuple[Trained, ...] | None:
@@ -276,9 +271,3 @@ def _members(keeper: Keeper, planned: PlannedEnsemble, notes: list[Note]) -> tup
             return None
         found.append(Trained(ref, files.get(WEIGHTS, b""), result))
     return tuple(found)
-
-
-def _number(plan: Plan, planned: PlannedStage) -> int:
-    """The place of its stage among those that are enabled, from 1."""
-    enabled = [s.stage.name for s in plan.stages if s.state is not State.DISABLED]
-    return enabled.index(planned.stage.name) + 1
