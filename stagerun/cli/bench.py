@@ -10,13 +10,17 @@ import click
 
 from stagerun import signals
 from stagerun.cli.ending import tell
-from stagerun.cli.options import arguments, command, option
-from stagerun.cli.rehearsing import check_short
-from stagerun.cli.shared_options import Folder, Json, Overrides, Synthetic
+from stagerun.cli.options import arguments
+from stagerun.cli.options import command
+from stagerun.cli.options import option
+from stagerun.cli.shared_options import Folder
+from stagerun.cli.shared_options import Json
+from stagerun.cli.shared_options import Overrides
+from stagerun.cli.shared_options import Synthetic
 from stagerun.cli.workers import say, start, work
 from stagerun.errors import ExitCode, StorageError, UsageError, nearest
 from stagerun.launch import StopRequest
-from stagerun.launch.workers import Job, Orders, Wish, joined
+from stagerun.launch.workers import Job, Orders, Wish, check_short, joined
 from stagerun.plan.rehearsal import for_speed, synthetic_images
 from stagerun.recipe import Schedule
 from stagerun.report.bench_scaling import WARM_UP, Measured, Turn, as_record, render, rows, sharing
@@ -130,9 +134,8 @@ def _scaling(options: ScalingOptions, world: World, stop: StopRequest) -> int:
     import torch
 
     from stagerun.train.agreement import rank0
-    from stagerun.train.images import Images
+    from stagerun.train.images import Images, made_up_images
     from stagerun.train.join import join, load_everywhere, place
-    from stagerun.train.rehearse import made_up_images
     from stagerun.train.scaling import require_workers, scaling
 
     device, comm = join(world, options.threads, stop)

@@ -29,8 +29,8 @@ _SAVED_S = 60.0  # beside the grace of workers that nobody hears any more
 @dataclass(frozen=True, slots=True)
 class Task:
     """What is to be done on the hosts. `facts`: what the agents are asked about, see `answering`. `check`: the number of workers
-    against the schedule; RecipeError. `look`: asked of the first host before anything starts. `survey`: told the facts of the hosts that
-    are there, and why others are missing, by name; the exit code of a job that is not to begin, or 0. Without it that is told here.
+    against the schedule; RecipeError. `look`: asked of the first host before anything starts. `survey`: gets the facts of the hosts that
+    are there, and why others are missing, by name; the exit code of a job that is not to start, or 0. Without it that is reported here.
     `again`: options of the command after a host was lost, since what comes then is not the same once more."""
 
     orders: Orders

@@ -25,12 +25,18 @@ from stagerun.cli.shared_options import (
 )
 from stagerun.cli.throw_away import claim
 from stagerun.cli.workers import say, start, work
-from stagerun.errors import DataError, ExitCode, UsageError
+from stagerun.errors import DataError
+from stagerun.errors import ExitCode
 from stagerun.events import EnsembleTested, Event, Note, Stopped, Tested
 from stagerun.events import StageStarted as Started
 from stagerun.launch import StopRequest
-from stagerun.launch.workers import Job, Orders, Wish, check_workers, devices, joined
+from stagerun.launch.workers import Job
+from stagerun.launch.workers import Orders
+from stagerun.launch.workers import Wish
+from stagerun.launch.workers import devices
+from stagerun.launch.workers import joined
 from stagerun.lmdb_file import data_file
+from stagerun.launch.workers import check_short
 from stagerun.plan import make_plan
 from stagerun.plan.ensembles import ensembles_left, plan_ensembles
 from stagerun.plan.estimate import (
@@ -115,28 +121,6 @@ def _start(options: RehearseOptions, job: Job) -> int:
 def _check(options: RehearseOptions, schedule: Schedule, workers: int) -> None:
     """What each worker finds by itself, too, where another launcher has started it. RecipeError, DataError."""
     check_short(schedule, max(workers, options.workers or 1), options.device_batch, options.synthetic, "rehearses")
-
-
-def check_short(schedule: Schedule, workers: int, device_batch: int | None, synthetic: bool, does: str) -> None:
-    """Whether the schedule can be run cut short. `does`: what a command does then. RecipeError, DataError."""
-    if not any(stage.enabled for stage in schedule.stages):
-        raise UsageError(f"no stage of {schedule.name} is enabled", "take `enabled: false` out of one of them")
-    check_workers(schedule, workers)
-    largest = max(stage.solver.device_batch_size for stage in schedule.stages)
-    if device_batch is not None and device_batch > largest:
-        raise UsageError(
-            f"--device-batch {device_batch} is more than the schedule's device_batch_size of {largest}",
-            "it is for a machine where the real one does not fit; leave it out",
-        )
-    if synthetic:
-        return
-    sources = [s for s in (schedule.data.train, schedule.data.val) if s is not None]
-    missing = [s.path for s in sources if not os.path.exists(s.path)]
-    if missing:
-        raise DataError(
-            "\n".join(f"{path}: there is no LMDB on this machine" for path in missing),
-            f"`--synthetic` {does} with made-up images of the same kind",
-        )
 
 
 # -- a worker

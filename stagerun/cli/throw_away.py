@@ -27,8 +27,8 @@ def claim(folder: Path, name: str, stack: ExitStack) -> Path:
 
 
 def _held(folder: Path) -> store.Lock:
-    """Who waits for the lock while its file is deleted gets one on a file without a name, which keeps nobody out: that is seen, and
-    it tries again. Nobody deletes the file but who holds it."""
+    """A process that waits for the lock while its file is deleted gets one on a file without a name, which keeps no one out: it notices, and
+    tries again. Only the holder deletes the file."""
     for _ in range(_TRIES):
         store.prepare(store.LocalDisk(), folder)
         lock = store.Lock(folder)
@@ -45,7 +45,7 @@ def _held(folder: Path) -> store.Lock:
 
 
 def _clear(made: Path, lock: store.Lock) -> None:
-    """All that is the holder's goes before the lock's file does: what is in the folder after that may be another's, and then the folder
+    """Everything of the holder goes before the lock's file does: what is in the folder after that may be another's, and then the folder
     stays, too."""
     folder = made.parent
     try:

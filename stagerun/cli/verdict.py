@@ -1,4 +1,4 @@
-"""What an interrupted run is compared by, and how the answer of `verify-resume` reads."""
+"""What `verify-resume` was asked for, what an interrupted run is compared by, and how the answer reads."""
 
 import hashlib
 import json
@@ -7,13 +7,42 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stagerun import store
-from stagerun.cli.one_life import VerifyOptions
+from stagerun.cli.options import arguments, option
+from stagerun.cli.shared_options import DeviceBatch, Folder, Json, Nproc, OutToCome, Overrides, Synthetic, Threads
 from stagerun.errors import StorageError
 from stagerun.plan import make_plan
 from stagerun.plan.interruption import Compared, result_numbers
 from stagerun.recipe import Determinism, Schedule
 from stagerun.text import columns, count, duration
 from stagerun.train import results
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    folder: Folder
+    overrides: Overrides = ()
+    out: OutToCome = None
+    kills: int = option("--kills N", "How often the run is interrupted.", least=1, default=5)
+    seed: int = option("--seed N", "Draws the moments and their order.", default=1)
+    iters: int = option("--iters N", "Iterations per stage, 2 or more.", least=2, default=6)
+    device_batch: DeviceBatch = None
+    then_workers: int | None = option(
+        "--then-workers N",
+        "After each interruption go on with N workers, then again with --nproc, in turn; for `determinism: ELASTIC`.",
+        least=1,
+    )
+    synthetic: Synthetic = False
+    nproc: Nproc = None
+    threads: Threads = None
+    as_json: Json = False
+    # Set in the processes of a life alone.
+    life: str | None = option("--life", "The output folder of the life.", hidden=True)
+    batches: int | None = option("--batches", "Device batches per iteration.", hidden=True)
+
+    def life_arguments(self, out: Path, batches: int, threads: int) -> list[str]:
+        """The command line of a life, and of each of its workers."""
+        same = arguments(self, "folder", "overrides", "iters", "device_batch", "synthetic")
+        return ["verify-resume", *same, "--batches", str(batches), "--threads", str(threads), "--life", str(out)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,19 +9,35 @@ from pathlib import Path
 
 from stagerun import signals
 from stagerun.cli.log_tail import Tail
-from stagerun.cli.one_life import SYNTHETIC_IMAGES, VerifyOptions, live, shortened
 from stagerun.cli.options import command
-from stagerun.cli.rehearsing import check_short
 from stagerun.cli.shared_options import output_folder
+from stagerun.cli.options import limits
+from stagerun.cli.running import Cut
+from stagerun.cli.running import RunOptions
+from stagerun.cli.running import job_of
 from stagerun.cli.throw_away import claim
-from stagerun.cli.verdict import Ends, Lived, Verdict, as_record, ends_of, life_line, render
-from stagerun.cli.victim import LOOK_S, Stroke, Victim, strike, strokes
+from stagerun.cli.verdict import Ends
+from stagerun.cli.verdict import Lived
+from stagerun.cli.verdict import Verdict
+from stagerun.cli.verdict import as_record
+from stagerun.cli.verdict import ends_of
+from stagerun.cli.verdict import life_line
+from stagerun.cli.verdict import render
+from stagerun.cli.victim import LOOK_S
+from stagerun.cli.victim import Stroke
+from stagerun.cli.victim import Victim
+from stagerun.cli.victim import strike
+from stagerun.cli.victim import strokes
 from stagerun.cli.workers import say
+from stagerun.cli.verdict import VerifyOptions
+from stagerun.cli.workers import start
+from stagerun.cli.workers import work
 from stagerun.errors import EXIT_MEANINGS, ExitCode, StagerunError, UsageError
 from stagerun.events import Event, PieceStarted, RunStarted, StageStarted
-from stagerun.launch.workers import devices
+from stagerun.launch import die_with_launcher
+from stagerun.launch.workers import Orders, check_short, devices, joined
 from stagerun.plan.interruption import Compared, Course, Moment, compare_logs, course_of, promises, went_on
-from stagerun.plan.rehearsal import enough_logical_workers, synthetic_images
+from stagerun.plan.rehearsal import enough_logical_workers, interruptible, synthetic_images, with_sources
 from stagerun.recipe import Determinism, Schedule
 from stagerun.report.read_log import LOG
 from stagerun.spec import load
@@ -29,6 +45,7 @@ from stagerun.text import count, duration
 from stagerun.world import default_threads, launched, started_by
 
 THROW_AWAY = ".verify-resume"
+SYNTHETIC_IMAGES = 512
 VAIN = 6  # such runs, and it is given up
 
 
@@ -70,6 +87,31 @@ def verify_resume(options: VerifyOptions) -> int:
     else:
         say(render(verdict))
     return ExitCode.DONE if verdict.equal or not verdict.promised else ExitCode.BUG
+
+
+def shortened(options: VerifyOptions, schedule: Schedule, batches: int, folder: Path) -> Schedule:
+    """The schedule as it is run. With --synthetic its images are in `folder`."""
+    short = interruptible(schedule, options.iters, batches, options.device_batch)
+    if not options.synthetic:
+        return short
+    train, val = ((str(folder / kind), SYNTHETIC_IMAGES) for kind in ("train", "val"))
+    return with_sources(short, train, val)
+
+
+def live(options: VerifyOptions) -> int:
+    """The process that `verify-resume` started, or a worker of it. The exit code."""
+    assert options.life is not None
+    out, batches = Path(options.life), options.batches or 1
+    nproc, threads = options.nproc or 1, options.threads or 1
+    # A life may well have been hit before it came any further: that is no reason to give up here.
+    of_run = RunOptions(options.folder, options.overrides, str(out), nproc=nproc, threads=threads, retry=True)
+    cut = Cut(lambda schedule: shortened(options, schedule, batches, out.parent), batches)
+    job = job_of(of_run, limits(()), cut)
+    orders = Orders(tuple(options.life_arguments(out, batches, threads)), threads)
+    if joined(options.nproc):
+        return work(job, orders)
+    die_with_launcher()
+    return start(job, orders, nproc)
 
 
 def _check(options: VerifyOptions, schedule: Schedule, nproc: int) -> None:

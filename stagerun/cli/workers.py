@@ -51,7 +51,7 @@ def _require_files(nproc: int) -> None:
 
 
 def say(text: str) -> None:
-    """Where nobody reads any more (`stagerun run ... | head`) it says nothing, and training goes on all the same."""
+    """Prints. Where no one reads any more (`stagerun run ... | head`), training goes on all the same."""
     try:
         show(text)
     except OSError:
@@ -60,7 +60,7 @@ def say(text: str) -> None:
 
 def work(job: Job, orders: Orders) -> int:
     """One worker, whoever started it. Reports to a launcher of ours how it ended, or else to the terminal."""
-    # What nobody waits for has nothing to save.
+    # Without anything to save, no one waits.
     stop = StopRequest("to save", grace=orders.grace) if orders.saves else StopRequest("which leaves nothing")
     rank, world = rank_said(), World()
     try:

@@ -129,7 +129,7 @@ def _first_line(text: str) -> str:
 
 _LOOK_S = 0.25
 _END_S, _MARGIN_S = 2.0, 60.0
-# What a stop that no one but the launcher wants is told as.
+# The signal that stands for a stop which only the launcher wants.
 _OWN_STOP = signal.SIGUSR1
 
 

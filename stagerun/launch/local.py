@@ -260,8 +260,8 @@ def verdict(
     """The one exit code and message for all workers.
 
     A worker that only lost its peers is not the cause; one that met an error of its own is, then one that was killed, then one
-    that was told to stop. A worker with nothing to say leaves it to the one that raised the error (`train.together`).
-    `deaths`: exit codes by rank as the agent saw them, negative for a signal. `asked`: the launcher was told to stop; `stopped` is
+    that was asked to stop. A worker with nothing to say leaves it to the one that raised the error (`train.agreement`).
+    `deaths`: exit codes by rank as the agent saw them, negative for a signal. `asked`: the launcher was asked to stop; `stopped` is
     the code where that leaves nothing else to say. `hosts`: by rank, where there are several.
     """
     causes = [r for r in reports if r.code not in (ExitCode.DONE, ExitCode.SAVED, ExitCode.PEER)]

@@ -267,7 +267,7 @@ def agree(space: Space, world: World, wanted: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a rank tells of itself. `addresses` of its host, with the widths of their networks; the one to be preferred
+    """What a rank publishes about itself. `addresses` of its host, with the widths of their networks; the one to be preferred
     first."""
 
     host: str

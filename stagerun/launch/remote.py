@@ -152,7 +152,7 @@ class Remote:
         self._watch(one)
 
     def drop(self, host: str) -> None:
-        """Hangs up; nothing more is told of it."""
+        """Hangs up; nothing more is reported of it."""
         if self._lines[host].open:
             self._close(self._lines[host], silent=True)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from stagerun.errors import EXIT_MEANINGS, WORTH_ANOTHER_START, ExitCode
 
 # Allocations in a row that leave no new snapshot or result, after which there is no point in another one. The guard of three lives
-# (`train.restarts`) doesn't see those that end before a life begins, nor those that were told to stop.
+# (`train.results`) doesn't see those that end before a life begins, nor those that were asked to stop.
 FRUITLESS = 3
 
 _MOST_MARGIN_S = 20

@@ -170,7 +170,7 @@ _OPTIONS = {
 # Of the shell that is to become the agent, where it can't.
 _NO_FOLDER, _NO_PYTHON = 200, 201
 _SSH_FAILED = 255
-# What a worker is told to do differently by the environment; no secrets among it.
+# Variables by which the environment changes what a worker does; no secrets among them.
 _PASSED = ("OMP_", "MKL_", "ONEDNN_", "DNNL_", "STAGERUN_", "NCCL_", "GLOO_", "TORCH_")
 _PASSED_WHOLE = ("CUDA_VISIBLE_DEVICES", "KMP_AFFINITY", "KMP_BLOCKTIME", *BATCH_JOBS)
 _NOT_PASSED = ("STAGERUN_REPORT_DIR", "STAGERUN_LAUNCHER_PID", "TORCHELASTIC_RUN_ID")

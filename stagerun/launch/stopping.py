@@ -143,7 +143,7 @@ def die_with_launcher() -> None:
 
 
 class StopRequest:
-    """Whether this process was told to stop: one of `stop_signals` sets it, and says so.
+    """Whether this process was asked to stop: one of `stop_signals` sets it, and says so.
 
     A second SIGINT ends the process at once: somebody at the keyboard means it. A second SIGTERM does not, because
     schedulers and torchrun's agent send several.
@@ -203,7 +203,7 @@ class StopRequest:
         answers signals meanwhile."""
         numbers = signals.block()
         over = threading.Event()
-        # A signal that finds a thread of a library, which doesn't block it, is told by Python through a pipe at once.
+        # A signal that finds a thread of a library, which doesn't block it, is reported by Python through a pipe at once.
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         os.set_blocking(writing, False)
@@ -275,5 +275,5 @@ class StopRequest:
 def _speaks() -> bool:
     """Rank 0 does, for all. Our launcher's signals come with a word of what it was asked. A signal without one is as a rule the
     agent's, since a worker has ended: no one asked for a stop, and why that worker ended is what to show. Whoever sends one to
-    a worker by its number is told at the end only."""
+    a worker by its number gets to know at the end only."""
     return rank_said() == 0 and (folder() is None or asked() is not None)

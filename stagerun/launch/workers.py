@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from stagerun import signals
-from stagerun.errors import ExitCode, Problem, RecipeError, UsageError, listing
+from stagerun.errors import DataError, ExitCode, Problem, RecipeError, UsageError, listing
 from stagerun.launch.stopping import GRACE_S, StopRequest
 from stagerun.recipe import Schedule, Stage
 from stagerun.text import count
@@ -99,3 +99,25 @@ def check_workers(schedule: Schedule, nproc: int) -> None:
         )
     if problems:
         raise RecipeError(problems)
+
+
+def check_short(schedule: Schedule, workers: int, device_batch: int | None, synthetic: bool, does: str) -> None:
+    """Whether the schedule can be run cut short. `does`: what a command does then. RecipeError, DataError."""
+    if not any(stage.enabled for stage in schedule.stages):
+        raise UsageError(f"no stage of {schedule.name} is enabled", "take `enabled: false` out of one of them")
+    check_workers(schedule, workers)
+    largest = max(stage.solver.device_batch_size for stage in schedule.stages)
+    if device_batch is not None and device_batch > largest:
+        raise UsageError(
+            f"--device-batch {device_batch} is more than the schedule's device_batch_size of {largest}",
+            "it is for a machine where the real one does not fit; leave it out",
+        )
+    if synthetic:
+        return
+    sources = [s for s in (schedule.data.train, schedule.data.val) if s is not None]
+    missing = [s.path for s in sources if not os.path.exists(s.path)]
+    if missing:
+        raise DataError(
+            "\n".join(f"{path}: there is no LMDB on this machine" for path in missing),
+            f"`--synthetic` {does} with made-up images of the same kind",
+        )

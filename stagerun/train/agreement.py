@@ -43,8 +43,8 @@ class SeveralFailed(StagerunError):
         self.exit_code = ExitCode(code)
 
 
-def rank0(comm: Comm, decide: Callable[[], object]) -> object:
-    """`decide()` of rank 0 on every rank; it answers with something JSON can hold. Collective.
+def rank0(comm: Comm, decide: Callable[[], _T]) -> _T:
+    """`decide()` of rank 0 on every rank; it answers with something that JSON holds as it is. Collective.
 
     A StagerunError of rank 0's is raised there, and ToldByAnother elsewhere, so that no one waits for a rank that is gone.
     """
@@ -59,7 +59,7 @@ def rank0(comm: Comm, decide: Callable[[], object]) -> object:
     decided = json.loads(comm.broadcast_bytes(None))
     if decided["code"]:
         raise ToldByAnother(decided["code"])
-    return decided["answer"]
+    return cast(_T, decided["answer"])
 
 
 def everyone(comm: Comm, do: Callable[[], _T]) -> _T:
@@ -82,6 +82,13 @@ def everyone(comm: Comm, do: Callable[[], _T]) -> _T:
     raise SeveralFailed(code, "\n".join(f"rank {rank} on {s['host']}: {s['text']}" for rank, s in failed))
 
 
+def anyone(comm: Comm, yes: bool) -> bool:
+    """Whether any rank says yes. Collective."""
+    asked = torch.tensor([float(yes)])
+    comm.all_reduce(asked)()
+    return bool(asked > 0)
+
+
 def hosts_of(comm: Comm) -> list[str]:
     """By rank. Collective."""
     return gather_json(comm, socket.gethostname())
@@ -95,7 +102,7 @@ def only_here(comm: Comm, hosts: Sequence[str], out: str) -> str:
     """
     if len(set(hosts)) == 1:
         return ""
-    kind, newest = cast(list[str], rank0(comm, lambda: _kind_and_life(Path(out))))
+    kind, newest = rank0(comm, lambda: _kind_and_life(Path(out)))
     if not kind:
         return ""
     try:
@@ -142,9 +149,7 @@ def _agree(comm: Comm, mine: str, facts: Callable[[], Facts], part: str = "") ->
     that `part` of it, which is the first word of the others'."""
     first = comm.broadcast_bytes(mine.encode() if comm.rank == 0 else None).decode()
     same = first.split(" ")[0] == part if part else first == mine
-    others = torch.tensor([float(not same)])
-    comm.all_reduce(others)()
-    if not others:
+    if not anyone(comm, not same):
         return
     gathered = gather_json(comm, facts().as_json())
     try:

@@ -129,7 +129,7 @@ _MEET_EVERY_S = 1.0
 _SETTLE_EVERY_S = 0.1  # until it is settled which way the images come
 # A note on progress: the first after 5 seconds, then less and less often, once a minute in the end.
 _FIRST_NOTE_S, _RARELY_S = 5.0, 60.0
-# How long a copy that is told to stop may take. It asks between two pieces of 4 MB; a file server that hangs may never answer,
+# How long a copy that is asked to stop may take. It asks between two pieces of 4 MB; a file server that hangs may never answer,
 # and then the thread is left behind.
 _PATIENCE_S = 10.0
 
@@ -217,11 +217,11 @@ class Copying:
         self._originals: list[Original] = []
         self._copier: Copier | None = None
         self._records: list[SwitchingRecords] = []
-        self._told = False  # how the copying beside training ended
+        self._told = False  # how the copying beside training ended was reported
         self._said: set[tuple[str, str]] = set()  # (host, text) of what was told
 
     def first(self, comm: Comm, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
-        """Looks at the LMDBs and, unless they are to be copied beside training, has every node's copies made; True if told to
+        """Looks at the LMDBs and, unless they are to be copied beside training, has every node's copies made; True if asked to
         stop meanwhile. Collective. DataError, StorageError, PermissionDenied."""
         everyone(comm, self._look)
         if self._data.scratch_copy is ScratchCopy.BESIDE:
@@ -256,7 +256,7 @@ class Copying:
     def _again(
         self, comm: Comm, stop: Callable[[], bool], hosts: Sequence[str], told: list[Told]
     ) -> Generator[Note, None, bool]:
-        """Where a copy that a node had has become suspect it is mended, which `told` then tells; the others find theirs. As `first`."""
+        """Where a copy that a node had has become suspect it is mended, which goes into `told`; the others find theirs. As `first`."""
         assert self._copier is not None
         before, self._copier = self._copier, Copier(self._originals, self._data)
         copier = self._copier
@@ -395,7 +395,7 @@ def _meet(
             copied = copier.progress.done
             comm.pulse.beat()
         pause = min(_MEET_EVERY_S if handing is None or handing.settled() else _SETTLE_EVERY_S, 2 * pause)
-        # What a rank tells the others: its status, bytes done, bytes in all, whether its own process was told to stop.
+        # What a rank tells the others: its status, bytes done, bytes in all, whether its own process was asked to stop.
         progress = copier.progress
         row = [int(copier.status()), progress.done, progress.total, int(stop())]
         if handing is not None:

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import nn
 
-from stagerun import order
 from stagerun.comm import runs_of
 from stagerun.engine.averages import BatchStatistics
 from stagerun.engine.codec import decode
@@ -17,23 +16,22 @@ from stagerun.engine.device import dtype_of
 from stagerun.engine.ensemble import Member, WeightMean, take_statistics, together
 from stagerun.engine.evaluate import Score, score
 from stagerun.engine.feed import feed
-from stagerun.engine.images import Normalise
 from stagerun.engine.mixing import Mixing
 from stagerun.engine.state import restore
-from stagerun.engine.update import Arithmetic, explained
+from stagerun.engine.update import explained
 from stagerun.errors import ResumeRefused
 from stagerun.events import EnsembleTested, Event, Note, StageFinished, Stopped
 from stagerun.logged import ensemble_of
 from stagerun.models import build
 from stagerun.plan.ensembles import made_from
 from stagerun.pulse import Section, beating
-from stagerun.recipe import Ensemble, EnsembleRule, Solver, Stage, Transform
+from stagerun.recipe import Ensemble, EnsembleRule, Solver, Stage
 from stagerun.snapshots import SnapshotRef
 from stagerun.train.agreement import rank0
 from stagerun.train.finish import finite
 from stagerun.train.images import evaluated
 from stagerun.train.results import write_ensemble
-from stagerun.train.start import hand_out
+from stagerun.train.start import arithmetic_of, hand_out, normalise_for
 from stagerun.train.worker import Worker
 
 
@@ -95,11 +93,16 @@ def _member(run: EnsembleRun, number: int) -> Member:
 
     rank0(run.worker.comm, fill)
     hand_out(run.worker.comm, model.state_dict().values())
-    return Member(model, _normalise(run, solver, solver.test_transform), solver.precision)
+    return _as_member(run, model, solver)
+
+
+def _as_member(run: EnsembleRun, model: nn.Module, solver: Solver) -> Member:
+    normalise = normalise_for(run.worker.schedule.model, solver, solver.test_transform, run.worker.device)
+    return Member(model, normalise, solver.precision)
 
 
 def _weight_average(run: EnsembleRun) -> Generator[Event, None, Member | None]:
-    """The network with the mean of the weights and its own BatchNorm statistics, the same on every rank; None if told to stop.
+    """The network with the mean of the weights and its own BatchNorm statistics, the same on every rank; None if asked to stop.
     Collective. It computes as the first member does."""
     solver = run.stages[0].solver
     model = _network(run, solver)
@@ -123,7 +126,7 @@ def _weight_average(run: EnsembleRun) -> Generator[Event, None, Member | None]:
         if not _take_statistics(run, model, statistics):
             return None
     yield from run.worker.images.replacing.news_of_all(run.worker.comm)
-    return Member(model, _normalise(run, solver, solver.test_transform), solver.precision)
+    return _as_member(run, model, solver)
 
 
 def _take_statistics(run: EnsembleRun, model: nn.Module, statistics: BatchStatistics) -> bool:
@@ -131,14 +134,8 @@ def _take_statistics(run: EnsembleRun, model: nn.Module, statistics: BatchStatis
     stage, iterations = run.stages[0], run.ensemble.batch_norm_iter
     solver = replace(stage.solver, transform=replace(stage.solver.transform, crop_size_ramp=None))
     workers = runs_of(solver.logical_workers, run.worker.comm.size)[run.worker.comm.rank]
-    how = Arithmetic(
-        logical_workers=solver.logical_workers,
-        normalise=_normalise(run, solver, solver.transform),
-        precision=solver.precision,
-        clip_gradients=None,
-        forward_seed=lambda position: order.dropout_seed(solver.random_seed, position),
-        mixing=Mixing(solver.random_seed, solver.mixup_alpha, solver.cutmix_alpha),
-    )
+    how = arithmetic_of(run.worker.schedule.model, solver, run.worker.device)
+    how = replace(how, clip_gradients=None, label_smoothing=0.0)
     size = solver.device_batch_size
     asked = ((i * solver.batch_size + worker * size, size) for i in range(iterations) for worker in workers)
     loader = run.worker.images.loader(replace(stage, solver=solver))
@@ -150,7 +147,7 @@ def _take_statistics(run: EnsembleRun, model: nn.Module, statistics: BatchStatis
 
 
 def _score(run: EnsembleRun, members: Sequence[Member], size: int) -> Score | None:
-    """Of all images, `size` at a time. Collective; None if told to stop."""
+    """Of all images, `size` at a time. Collective; None if asked to stop."""
     first = run.stages[0]
     stage = replace(first, solver=replace(first.solver, test_batch_size=size))
     loader = run.worker.images.test_loader(stage)
@@ -175,11 +172,6 @@ def _network(run: EnsembleRun, solver: Solver) -> nn.Module:
     if solver.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
-
-
-def _normalise(run: EnsembleRun, solver: Solver, transform: Transform) -> Normalise:
-    channels, dtype = run.worker.schedule.model.channels, dtype_of(solver.precision)
-    return Normalise(transform, channels, run.worker.device, dtype, solver.channels_last)
 
 
 @contextmanager

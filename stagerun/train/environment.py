@@ -160,7 +160,7 @@ def _refusal(lost: Lost, like: SnapshotRef, changed: list[str]) -> Iterator[str]
 
 
 def _as_before(before: dict[str, str], now: dict[str, str], changed: list[str]) -> str:
-    """How to come to the environment of before; empty where that is not told."""
+    """How to get back to the environment of before; empty where it is not known."""
     names = [change.split(":")[0] for change in changed]
     chosen: list[str] = [n for n in ("workers", "threads") if n in names and n in before]
     asked = []

@@ -9,16 +9,22 @@ from torch import Tensor, nn
 
 from stagerun.comm import SoloComm
 from stagerun.data.loader import Loader
-from stagerun.data.loaders import CROPS, CropLoader, evaluation_loader
-from stagerun.data.records import LmdbSource, Records
-from stagerun.engine.device import dtype_of
-from stagerun.engine.evaluate import Averaged, Score, Views, answers
+from stagerun.data.loaders import CROPS
+from stagerun.data.loaders import CropLoader
+from stagerun.data.loaders import evaluation_loader
+from stagerun.data.records import LmdbSource
+from stagerun.data.records import Records
+from stagerun.engine.evaluate import Averaged
+from stagerun.engine.evaluate import Score
+from stagerun.engine.evaluate import Views
+from stagerun.engine.evaluate import answers
 from stagerun.engine.evaluate import score as score_of
 from stagerun.engine.images import Batch, Normalise
 from stagerun.errors import DataError, UsageError
 from stagerun.lmdb_file import data_file
 from stagerun.recipe import Schedule, Solver
 from stagerun.train.images import default_loader_threads
+from stagerun.train.start import normalise_for
 from stagerun.train.stored import Stored, load_network
 
 DATA_HINT = "name the folder of an LMDB with --data"
@@ -102,9 +108,7 @@ def _network(stored: Stored, wanted: Wanted, device: torch.device) -> tuple[Call
     model: nn.Module = load_network(stored, device, wanted.ema)
     if wanted.views is not Views.ONE:
         model = Averaged(model, CROPS if wanted.views is Views.TEN_CROP else 1)
-    normalise = Normalise(
-        solver.test_transform, stored.schedule.model.channels, device, dtype_of(solver.precision), solver.channels_last
-    )
+    normalise = normalise_for(stored.schedule.model, solver, solver.test_transform, device)
     return answers(model, normalise, solver.precision), normalise
 
 

@@ -5,14 +5,13 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
 from stagerun.comm import runs_of
-from stagerun.engine.device import dtype_of
 from stagerun.engine.evaluate import Score, evaluate
 from stagerun.engine.feed import feed
-from stagerun.engine.images import Normalise
 from stagerun.engine.loop import all_skipped
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import explained
@@ -21,25 +20,14 @@ from stagerun.events import Event, StageFinished, Stopped, Tested
 from stagerun.plan.counting import tested_on
 from stagerun.plan.images import augmentation
 from stagerun.pulse import Section, beating
-from stagerun.recipe import Solver, Transform
+from stagerun.recipe import Solver
 from stagerun.schedule import make_knobs
 from stagerun.train.agreement import rank0
 from stagerun.train.images import evaluated
 from stagerun.train.results import write_result
+from stagerun.train.start import normalise_for
 from stagerun.train.worker import StageRun
 from stagerun.units import epochs
-
-
-def normalise_for(run: StageRun, transform: Transform) -> Normalise:
-    """What turns the bytes of a batch into what the stage's network takes."""
-    solver = run.stage.solver
-    return Normalise(
-        transform,
-        run.worker.schedule.model.channels,
-        run.worker.device,
-        dtype_of(solver.precision),
-        solver.channels_last,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +39,7 @@ class Scores:
 
 
 def test(run: StageRun, state: TrainState, test_iter: int | None) -> Generator[Event, None, Scores | None]:
-    """Evaluates, on `test_iter` batches or on all images. Collective. The Scores; None if told to stop."""
+    """Evaluates, on `test_iter` batches or on all images. Collective. The Scores; None if asked to stop."""
     trained = yield from _test(run, state, test_iter, ema=False)
     if trained is None or state.average is None:
         return Scores(trained) if trained is not None else None
@@ -85,7 +73,7 @@ def _test(run: StageRun, state: TrainState, test_iter: int | None, ema: bool) ->
             state.model,
             zip(mine, beating(fed, pulse), strict=False),
             len(numbers),
-            normalise_for(run, solver.test_transform),
+            normalise_for(run.worker.schedule.model, solver, solver.test_transform, run.worker.device),
             solver.precision,
             run.worker.comm,
             run.worker.stop,
@@ -135,7 +123,7 @@ def _require_losses(run: StageRun, state: TrainState) -> None:
 def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFinished:
     """The line of the table, written to disk by rank 0, the same on every rank."""
 
-    def result() -> dict[str, object]:
+    def result() -> dict[str, Any]:
         assert run.worker.keeper is not None
         solver = run.stage.solver
         first, last = make_knobs(solver)(0), make_knobs(solver)(solver.max_iter - 1, state.plateau.drops)
@@ -171,11 +159,11 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
         return asdict(finished)
 
     with run.worker.comm.pulse.section(Section.SAVE):  # the folder is read, and written to
-        return StageFinished(**rank0(run.worker.comm, result))  # type: ignore[arg-type]
+        return StageFinished(**rank0(run.worker.comm, result))
 
 
 def finite(loss: float) -> float | None:
-    """JSON has no word for what is no number, and the weights of a snapshot, finite themselves, can give such a loss."""
+    """None for a loss that is not a finite number, which JSON can't hold and finite weights can give."""
     return loss if math.isfinite(loss) else None
 
 

@@ -156,7 +156,7 @@ class HandingOn:
         self.exchange.begin(found, self._members.index(self.rank) if self.rank in self._members else None)
 
     def _lead(self, rows: Sequence[Sequence[int]]) -> Note | None:
-        """Rank 0's: what the others are told at the next meeting."""
+        """What rank 0 announces at the next meeting."""
         if self._next is not self._phase:
             return None
         members, now = self._ready(rows) if self._phase is Phase.GATHER else self._members, time.monotonic()

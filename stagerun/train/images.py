@@ -1,10 +1,13 @@
 """The images of a schedule as this rank reads them, and the bad training records that are replaced (`on_bad_record`)."""
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -15,13 +18,16 @@ from stagerun.data.loaders import evaluation_loader, evenly, training_loader
 from stagerun.data.pictures import Decoded, make_memory
 from stagerun.data.records import LmdbSource, Records
 from stagerun.data.scratch import copies_of
+from stagerun.data.synthetic import write_synthetic
 from stagerun.engine.augment import make_augment
 from stagerun.engine.feed import Resident
 from stagerun.errors import DataError, Problem, RecipeError, StagerunError
 from stagerun.events import Note
+from stagerun.plan.rehearsal import synthetic_images, with_sources
 from stagerun.recipe import Cache, Data, OnBadRecord, Schedule, Stage, Transform
 from stagerun.spec.transform import classes_problem
 from stagerun.train.agreement import everyone
+from stagerun.train.agreement import rank0
 from stagerun.train.copying import Copying
 from stagerun.world import World
 
@@ -96,6 +102,7 @@ def _note(bad: Bad) -> Note:
 
 _CPU = torch.device("cpu")
 _MOST_THREADS = 8
+SYNTHETIC_IMAGES = 512
 
 
 def default_loader_threads(device: str, threads: int) -> int:
@@ -131,7 +138,7 @@ class Images:
         self.resident_decided = False
 
     def open(self, comm: Comm, world: World, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
-        """Collective; once. True if told to stop before all nodes had their copies. DataError, StorageError, on every rank."""
+        """Collective; once. True if asked to stop before all nodes had their copies. DataError, StorageError, on every rank."""
         self._sharers = world.local_size
         if self._copying is not None:
             stopped = yield from self._copying.first(comm, stop)
@@ -283,3 +290,29 @@ def _copies_left(data: Data) -> str:
         f"a copy of {path}, made {one.manifest.made}, is in {one.folder}: it can be given as `source`"
         for path, one in found
     )
+
+
+@contextmanager
+def made_up_images(schedule: Schedule, synthetic: bool, comm: Comm, world: World) -> Iterator[Schedule]:
+    """The schedule with synthetic images, made in a temporary folder of each node and removed at the end; or as it is."""
+    if not synthetic:
+        yield schedule
+        return
+    # The same name on every node, which no other rehearsal has.
+    name = rank0(comm, lambda: f"stagerun-rehearsal-{os.getuid()}-{os.urandom(8).hex()}")
+    folder = Path(tempfile.gettempdir()) / name
+    try:
+        everyone(comm, lambda: _make_images(schedule, folder) if world.local_rank == 0 else None)
+        train, val = ((str(folder / kind), SYNTHETIC_IMAGES) for kind in ("train", "val"))
+        yield with_sources(schedule, train, val)
+    finally:
+        if world.local_rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)  # processes that have it open keep what they opened
+
+
+def _make_images(schedule: Schedule, folder: Path) -> None:
+    shape, classes = synthetic_images(schedule), schedule.model.num_classes
+    for kind in ("train", "val"):
+        write_synthetic(
+            str(folder / kind), SYNTHETIC_IMAGES, shape.height, shape.width, shape.channels, classes, shape.encoded
+        )

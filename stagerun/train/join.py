@@ -43,7 +43,7 @@ _STOPS = {
     Section.EVALUATION: "after this batch of the evaluation",
     Section.SAVE: "after what is being written",  # a snapshot, the log
 }
-# Workers that are told one by one; of more, how many there are.
+# Workers that are named one by one; of more, their number.
 _FEW = 4
 _TAKEN = "taken"
 
@@ -51,7 +51,7 @@ _TAKEN = "taken"
 def join(
     world: World, threads: int | None, stop: StopRequest, watch: Monitored | None = None, patient: bool = False
 ) -> tuple[torch.device, Comm]:
-    """This worker's device and the others. With this the job has begun: whoever gets on asks `stop` from time to time. `watch`
+    """This worker's device and the others. With this the job has started: whoever goes on asks `stop` from time to time. `watch`
     then knows the others, too. `patient`: time-outs are the monitors' affair, or the user wants none.
 
     UsageError with more workers than GPUs, PeerError if the others don't come.
@@ -88,8 +88,8 @@ def load_everywhere(folder: str, overrides: Sequence[str], comm: Comm) -> Schedu
 
 
 def place(world: World, device: torch.device, comm: Comm, wish: Wish, watch: Monitored | None = None) -> Note | None:
-    """Binds this worker and its monitor where `wish` and the machine say so, and then sets the number of its threads; what rank 0 tells
-    of that, None where nobody is bound because nobody needs to be. Collective, unless alone.
+    """Binds this worker and its monitor where `wish` and the machine say so, and then sets the number of its threads; what rank 0 reports
+    of that, None where no worker is bound because none needs to be. Collective, unless alone.
 
     UsageError where --bind cores or --comm-cores can't be had.
     """
@@ -104,8 +104,8 @@ def place(world: World, device: torch.device, comm: Comm, wish: Wish, watch: Mon
     mine = everyone(comm, lambda: _share(device, ranks, comm.rank, wish, threads))
     shares = gather_json(comm, _words(mine))
     if not all(each["bind"] for each in shares) and wish.bound is None:
-        return None  # all or nobody: all have the same number of threads
-    # The slowest sets the pace: nobody has more threads than the smallest slice has cores. So the same bits come from any host, too.
+        return None  # all or none: all have the same number of threads
+    # The slowest sets the pace: no worker has more threads than the smallest slice has cores. So the same bits come from any host, too.
     threads = threads or min(each["threads"] for each in shares)
     torch.set_num_threads(threads)
     assert mine.seat is not None
@@ -143,7 +143,7 @@ def _bind(seat: Seat, wish: Wish, watch: Monitored | None, group: bool) -> str:
 def _about_threads(
     threads: int, given: Sequence[int | None], shares: Sequence[dict[str, Any]], torchrun: bool
 ) -> tuple[str, bool]:
-    """What is said of them, and whether the user should mend it. `torchrun`: may have chosen them."""
+    """The words about them, and whether the user should mend it. `torchrun`: may have chosen them."""
     text = f"{count(threads, 'thread')} each"
     if len(set(given)) > 1:
         return f"{text}, though OMP_NUM_THREADS isn't the same everywhere: --threads is", True
@@ -188,7 +188,7 @@ def _cpus(words: dict[str, Any]) -> str:
 
 
 def _words(mine: Share) -> dict[str, Any]:
-    """What the others are told. `nodes`: '' on a machine with one."""
+    """What the others get to know. `nodes`: '' on a machine with one."""
     seat = mine.seat
     return {
         "bind": mine.choice.bind and seat is not None,

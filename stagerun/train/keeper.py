@@ -73,8 +73,8 @@ class Keeper:
         self._names: dict[str, str] = {}
 
     def open(self) -> None:
-        """Looks at the LMDBs (`Schedule.sets`), makes the folder, proves that it can be written, sees that nobody else holds it and takes it, clears away what a killed
-        run left half done.
+        """Looks at the LMDBs (`Schedule.sets`), makes the folder, proves that it can be written, takes it if no one else holds it, and clears
+        away what a killed run left half done.
 
         PermissionDenied, StorageError, FolderInUseError; ResumeRefused after a few lives that got nowhere; an error with the code
         of a stop.
@@ -141,7 +141,7 @@ class Keeper:
 
     def read(self, ref: SnapshotRef, most: Mapping[str, int] | None = None) -> dict[str, bytes] | None:
         """The verified files of a snapshot, or None: it was damaged, and is set aside now. So is one with a file larger than
-        `most` allows (`store.read`), and one whose state is none that a run writes: somebody else has signed that.
+        `most` allows (`store.read`), and one whose state no run writes: somebody else has signed that.
 
         StorageError where the disk fails and no other snapshot of its stage can be read: then it is the disk that must be mended.
         ResumeRefused for one that is too large because it is of another network.

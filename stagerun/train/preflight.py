@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -16,11 +17,10 @@ from torch import Tensor
 from stagerun.comm import Comm, gather_json, make_reducer
 from stagerun.comm.reduce import CHUNK_BYTES, Reducer, SoloReducer
 from stagerun.data.stream import Batch
-from stagerun.engine.device import dtype_of, synchronize
-from stagerun.engine.images import Normalise
+from stagerun.engine.device import synchronize
 from stagerun.engine.mixing import Mixing
 from stagerun.engine.state import TrainState, make_state
-from stagerun.engine.update import Arithmetic, update
+from stagerun.engine.update import update
 from stagerun.errors import PeerError
 from stagerun.knobs import Knobs
 from stagerun.models import build
@@ -32,6 +32,8 @@ from stagerun.recipe import Schedule, Stage
 from stagerun.schedule.image_size import at_largest
 from stagerun.system.host import host_name
 from stagerun.train.agreement import refuse
+from stagerun.train.agreement import anyone
+from stagerun.train.start import arithmetic_of
 from stagerun.world import World
 
 # Steps that are timed: so many as take STEPS_S, after one (with `compile` two) that is not.
@@ -149,11 +151,9 @@ def _of_hosts(hosts: Hosts, heard: Sequence[Sequence[float]]) -> Iterator[HostTi
 
 
 def _asked(comm: Comm, stop: Callable[[], bool]) -> bool:
-    """Whether any rank was asked to stop. Collective."""
-    asked = torch.tensor([float(stop())])
-    comm.all_reduce(asked)()
+    asked = anyone(comm, stop())
     comm.pulse.beat()
-    return bool(asked > 0)
+    return asked
 
 
 # -- links
@@ -321,16 +321,11 @@ class _Steps:
             np.zeros((count, 3), np.float32) if transform.lighting_std else None,
             np.zeros((count, 4), np.int32) if transform.cutout_size else None,
         )
-        self.how = Arithmetic(
+        self.how = replace(
+            arithmetic_of(schedule.model, replace(solver, transform=transform), device),
             logical_workers=workers,
-            normalise=Normalise(
-                transform, schedule.model.channels, device, dtype_of(solver.precision), solver.channels_last
-            ),
-            precision=solver.precision,
-            clip_gradients=solver.clip_gradients,
             forward_seed=lambda position: 1,
             mixing=Mixing(1, solver.mixup_alpha, solver.cutmix_alpha),
-            label_smoothing=solver.label_smoothing,
         )
         self.knobs = Knobs(0.0, solver.momentum, 0.0)
         self.state, self.device, self.rank = state, device, rank

@@ -66,8 +66,8 @@ class Profile:
         self.spans.on, self.comm.spans = on, self.spans if on else None
 
     def finish(self) -> Note:
-        """Writes what was seen, and tells of it. Collective; once. A file that can't be written ends no run: that was tried when it
-        began."""
+        """Writes what was seen, and reports it. Collective; once. A file that can't be written does not end the run: that was tried at its
+        start."""
         self._on(False)
         self.over = True
         # The spans after the clocks: what a thread of the network has still to note is noted by then.

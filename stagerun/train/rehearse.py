@@ -2,20 +2,15 @@
 
 import json
 import math
-import os
 import resource
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 
 from stagerun.comm import Comm, gather_json
-from stagerun.data.synthetic import write_synthetic
 from stagerun.events import (
     EnsembleTested,
     Event,
@@ -28,10 +23,11 @@ from stagerun.events import (
     Tested,
 )
 from stagerun.plan.estimate import Cost, Figures, mean
-from stagerun.plan.rehearsal import cost_key, rehearsal, synthetic_images, with_sources
+from stagerun.plan.rehearsal import cost_key, rehearsal, synthetic_images
 from stagerun.recipe import Schedule
 from stagerun.system.host import host_name
-from stagerun.train.agreement import everyone, rank0
+from stagerun.train.agreement import rank0
+from stagerun.train.images import made_up_images
 from stagerun.train.keeper import Keeper
 from stagerun.train.walk import run
 from stagerun.world import World
@@ -41,7 +37,6 @@ from stagerun.world import World
 LEAST_ITERS, MOST_ITERS, STAGE_SECONDS = 5, 400, 5.0
 # Iterations of the first stage before it is stopped and resumed.
 BEFORE_STOP = 3
-SYNTHETIC_IMAGES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +50,7 @@ class Rehearsal:
 
 @dataclass(slots=True)
 class Measured:
-    """What the events of a stage's rehearsal say. The first iteration after each start is told apart: it is slow."""
+    """What the events of a stage's rehearsal say. The first iteration after each start counts separately: it is slow."""
 
     warm: list[Iterated] = field(default_factory=list)
     cold: list[Iterated] = field(default_factory=list)
@@ -113,7 +108,7 @@ def rehearse(
     stop: Callable[[], bool],
     watch: Callable[[Event], None],
 ) -> Figures | None:
-    """Rehearses in `folder`, which is emptied. Collective; the Figures on every rank, None if told to stop.
+    """Rehearses in `folder`, which is emptied. Collective; the Figures on every rank, None if asked to stop.
 
     Of the first stage some iterations are run, the run is stopped as a signal would, and resumed from its snapshot; then come
     the rest and the other stages. `watch` sees the events, on rank 0.
@@ -141,7 +136,7 @@ def rehearse(
             live(whole, comm.size, lambda: stop() or observer.iterated + 1 >= first, test_inside=False)
             if observer.stopped is None or observer.stopped.iter != first:
                 return None
-        iters = asked.iters or int(str(rank0(comm, lambda: _enough(observer))))
+        iters = asked.iters or rank0(comm, lambda: _enough(observer))
         live(iters, comm.size * max(2, iters // 10), stop)
         if observer.stopped is not None:
             return None
@@ -174,32 +169,6 @@ def _enough(observer: Observer) -> int:
         return LEAST_ITERS
     seconds = mean([i.seconds for i in done.warm or done.cold])
     return min(MOST_ITERS, max(LEAST_ITERS, round(STAGE_SECONDS / max(seconds, 1e-6))))
-
-
-@contextmanager
-def made_up_images(schedule: Schedule, synthetic: bool, comm: Comm, world: World) -> Iterator[Schedule]:
-    """The schedule with synthetic images, made in a temporary folder of each node and removed at the end; or as it is."""
-    if not synthetic:
-        yield schedule
-        return
-    # The same name on every node, which no other rehearsal has.
-    name = str(rank0(comm, lambda: f"stagerun-rehearsal-{os.getuid()}-{os.urandom(8).hex()}"))
-    folder = Path(tempfile.gettempdir()) / name
-    try:
-        everyone(comm, lambda: _make_images(schedule, folder) if world.local_rank == 0 else None)
-        train, val = ((str(folder / kind), SYNTHETIC_IMAGES) for kind in ("train", "val"))
-        yield with_sources(schedule, train, val)
-    finally:
-        if world.local_rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)  # processes that have it open keep what they opened
-
-
-def _make_images(schedule: Schedule, folder: Path) -> None:
-    shape, classes = synthetic_images(schedule), schedule.model.num_classes
-    for kind in ("train", "val"):
-        write_synthetic(
-            str(folder / kind), SYNTHETIC_IMAGES, shape.height, shape.width, shape.channels, classes, shape.encoded
-        )
 
 
 def _figures(

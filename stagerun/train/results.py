@@ -143,10 +143,10 @@ def read_figures(out: Path) -> Figures | None:
 
 # -- a restart loop that gets nowhere
 
-# Lives without progress after which there is no point in another one; a fault that comes and goes seldom comes three times.
+# Lives without progress after which there is no point in another one; a fault that comes and goes seldom comes three times in a row.
 LIMIT = 3
 
-# Ends that a launcher, a scheduler or a batch script answers with another start. Those with another code have told somebody what to do.
+# Ends that a launcher, a scheduler or a batch script answers with another start. Those with another code have said what a person must do.
 _BAD = {None, ExitCode.BUG, *WORTH_ANOTHER_START} - {ExitCode.SAVED}
 
 _MOST_BYTES = 1 << 20  # of a result

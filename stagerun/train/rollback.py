@@ -10,6 +10,7 @@ writes the lost one anew when it comes by, fails once more, and then goes back t
 from collections import deque
 from collections.abc import Generator
 from dataclasses import replace
+from typing import Any
 
 from stagerun import order, store
 from stagerun.data.lmdb_offsets import printable
@@ -27,7 +28,7 @@ from stagerun.train.worker import LOSS_WINDOW, StageRun
 
 
 def keys_of(run: StageRun, failed: NotFinite) -> tuple[str, ...]:
-    """The keys of the iteration's images, over all ranks, in the order of their positions; on rank 0, which alone tells them."""
+    """The keys of the iteration's images, over all ranks, in the order of their positions; on rank 0, which alone reports them."""
     records = run.worker.images.train
     if run.worker.comm.rank != 0 or records is None:
         return ()
@@ -47,7 +48,7 @@ def gone_back(run: StageRun, failed: NotFinite) -> Generator[Event, None, StageR
     found: list[tuple[SnapshotRef | None, dict[str, bytes] | None]] = []
     notes: list[Note] = []
 
-    def choose() -> dict[str, object]:
+    def choose() -> dict[str, Any]:
         ref, files, own = _choose(run, failed, notes)
         found.append((ref, files))
         if ref is None or files is None or not own:
@@ -55,8 +56,7 @@ def gone_back(run: StageRun, failed: NotFinite) -> Generator[Event, None, StageR
         return {"own": True, "iter": ref.iter, "skipped": ref.skipped, "rollbacks": progress_of(files).rollbacks}
 
     answer = rank0(run.worker.comm, choose)
-    assert isinstance(answer, dict)
-    planned, solver, back_to = run.planned, run.stage.solver, int(answer["iter"])
+    planned, solver, back_to = run.planned, run.stage.solver, answer["iter"]
     ref, files = found[0] if found else (None, None)
     yield from notes
     start = ref.name if ref is not None else f"seed {solver.random_seed}"
@@ -65,7 +65,7 @@ def gone_back(run: StageRun, failed: NotFinite) -> Generator[Event, None, StageR
     where = f"{run.stage.name}: {failed.what} at iteration {failed.iter}; the snapshot to go back to, of {wanted}, is damaged or gone"
     if again:
         yield Note(text=f"{where}: on from {back_to} ({start}), to make it anew and come there once more", warning=True)
-        skipped, rollbacks = int(answer["skipped"]), int(answer["rollbacks"])
+        skipped, rollbacks = answer["skipped"], answer["rollbacks"]
     else:
         if back_to != wanted:
             text = f"{where} a second time: what follows is EQUIVALENT, not BIT-EXACT, to a run in which it is there"
@@ -129,5 +129,5 @@ def _choose(
 
 
 def aside(name: str, now: str) -> Note:
-    """What is told of a snapshot that is called `now` from here on."""
+    """The warning about a snapshot that is called `now` from here on."""
     return Note(text=f"snapshot {name} is damaged and was set aside as {now}", warning=True)

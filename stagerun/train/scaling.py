@@ -40,7 +40,7 @@ def scaling(
     watch: Callable[[Turn], None],
 ) -> list[Turn] | None:
     """`rounds` times a turn of `iterations` for each of `counts`, growing in one round and falling in the next. `schedule` is one of
-    `plan.rehearsal.for_speed`, long enough. Collective; every rank gets all turns, None if any was told to stop. `watch` sees each
+    `plan.rehearsal.for_speed`, long enough. Collective; every rank gets all turns, None if any was asked to stop. `watch` sees each
     turn on rank 0."""
     stage = schedule.stages[0]
     torch.manual_seed(stage.solver.random_seed)
@@ -87,7 +87,7 @@ class _Trial:
         self.reducer = make_reducer(schedule.determinism, parameters, self.comm, solver.logical_workers)
 
     def turn(self, first: int, iterations: int) -> dict[str, object] | None:
-        """This rank's Share of a turn from iteration `first` on, as JSON holds it; None if told to stop. A rank that has no part in it
+        """This rank's Share of a turn from iteration `first` on, as JSON holds it; None if asked to stop. A rank that has no part in it
         gives an empty one."""
         if self.comm is None:
             return {}

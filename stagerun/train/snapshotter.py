@@ -17,7 +17,7 @@ from stagerun.train.progress import AVERAGE, MOMENTUM, WEIGHTS, Progress
 # Snapshots that may fail one after the other before training stops: more would train what no one can keep.
 FAILURES_IN_A_ROW = 3
 
-# Seconds that training may stand still for a snapshot that is not on disk yet when the next is due, before that is told.
+# Seconds that training may stand still for a snapshot that is not on disk yet when the next is due, before the user hears of it.
 PATIENCE = 1.0
 
 
@@ -121,7 +121,7 @@ class Snapshotter:
         place = len(self.done)
         self.done.append(written)
         self._retain(ref)
-        # No one looks before this thread has ended.
+        # It is read only after this thread has ended.
         self.done[place] = replace(written, cpu_seconds=cpu + time.thread_time())
 
     def _retain(self, ref: SnapshotRef) -> None:

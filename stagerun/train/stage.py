@@ -4,13 +4,11 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from stagerun import order
 from stagerun.comm import Reducer, make_reducer, runs_of
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.mixing import Mixing
 from stagerun.engine.state import TrainState, digests, finite
-from stagerun.engine.update import Arithmetic
 from stagerun.errors import DataError, ExitCode, PeerError, PermissionDenied, StagerunError, StorageError, UsageError
 from stagerun.events import (
     Event,
@@ -33,13 +31,13 @@ from stagerun.recipe import OnNan
 from stagerun.schedule import make_knobs
 from stagerun.train.agreement import ToldByAnother, compare, rank0
 from stagerun.train.environment import environment_of, promise
-from stagerun.train.finish import finish_stage, normalise_for, test
+from stagerun.train.finish import finish_stage, test
 from stagerun.train.keeper import Lineage
 from stagerun.train.progress import Progress, progress_of
 from stagerun.train.resident import keep, training_batches
 from stagerun.train.rollback import gone_back, keys_of
 from stagerun.train.snapshotter import Snapshotter
-from stagerun.train.start import parent_id, restored
+from stagerun.train.start import arithmetic_of, parent_id, restored
 from stagerun.train.worker import StageRun
 
 
@@ -169,15 +167,7 @@ def make_loop(run: StageRun) -> StageLoop:
         on_nan=solver.on_nan,
         max_nan=solver.max_nan,
         plateau=solver if solver.lr_policy == "plateau" else None,
-        arithmetic=Arithmetic(
-            logical_workers=solver.logical_workers,
-            normalise=normalise_for(run, solver.transform),
-            precision=solver.precision,
-            clip_gradients=solver.clip_gradients,
-            forward_seed=lambda position: order.dropout_seed(solver.random_seed, position),
-            mixing=Mixing(solver.random_seed, solver.mixup_alpha, solver.cutmix_alpha),
-            label_smoothing=solver.label_smoothing,
-        ),
+        arithmetic=arithmetic_of(run.worker.schedule.model, solver, run.worker.device),
     )
 
 
@@ -217,7 +207,7 @@ def _handle(
                 yield from _counted(run, state.iter, event.seconds)
                 if snapshotter is not None:
                     snapshotter.keeper.require_not_lost()
-            if event.done != OnNan.ROLLBACK.value:  # then it is told with what it goes back to
+            if event.done != OnNan.ROLLBACK.value:  # then it is reported with what it goes back to
                 yield replace(event, keys=keys_of(run, event), until=run.planned.until)
         case Note():
             yield event
@@ -232,7 +222,7 @@ def _handle(
                 stopped, reason = True, "asked to stop; its evaluation is left out"
     if stopped:
         if run.stage.solver.on_nan is OnNan.ROLLBACK and not finite(state):
-            # The update overflowed, and no loss has told yet. There is nothing to keep: the next process comes by there once more,
+            # The update overflowed, and no loss has shown it yet. There is nothing to keep: the next process comes by there once more,
             # from the snapshot before, and goes back as this one would have.
             iter = max(run.saved, run.planned.iter)
             reason = f"{reason}; what came after it has overflowed, and is not kept"
@@ -250,7 +240,7 @@ def _handle(
 
 
 def _counted(run: StageRun, iter: int, seconds: float) -> Iterator[Note]:
-    """An iteration is over; what the monitor wants told."""
+    """Counts an iteration; yields what the monitor wants the user to know."""
     pulse = run.worker.comm.pulse
     run.seconds += seconds
     pulse.iterated(iter, seconds)

@@ -2,22 +2,45 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 import torch
 
+from stagerun import order
 from stagerun.comm import Comm
 from stagerun.engine.codec import decode
+from stagerun.engine.device import dtype_of
+from stagerun.engine.images import Normalise
+from stagerun.engine.mixture import Mixing
 from stagerun.engine.parameters import idle_rules
 from stagerun.engine.state import TrainState, average, make_state, momentum, restore, slots, weights
+from stagerun.engine.update import Arithmetic
 from stagerun.errors import Problem, RecipeError, ResumeRefused, Span
 from stagerun.models import build
 from stagerun.plan import PlannedStage, State
-from stagerun.recipe import Stage
+from stagerun.recipe import Model, Solver, Stage, Transform
 from stagerun.schedule.plateau import FRESH, PlateauState
 from stagerun.train.agreement import everyone, rank0
 from stagerun.train.progress import AVERAGE, MOMENTUM, WEIGHTS, progress_of
 from stagerun.train.worker import StageRun
+
+
+def normalise_for(model: Model, solver: Solver, transform: Transform, device: torch.device) -> Normalise:
+    """What turns the bytes of a batch into what the network takes in a stage."""
+    return Normalise(transform, model.channels, device, dtype_of(solver.precision), solver.channels_last)
+
+
+def arithmetic_of(model: Model, solver: Solver, device: torch.device) -> Arithmetic:
+    """How a stage computes its updates."""
+    return Arithmetic(
+        logical_workers=solver.logical_workers,
+        normalise=normalise_for(model, solver, solver.transform, device),
+        precision=solver.precision,
+        clip_gradients=solver.clip_gradients,
+        forward_seed=lambda position: order.dropout_seed(solver.random_seed, position),
+        mixing=Mixing(solver.random_seed, solver.mixup_alpha, solver.cutmix_alpha),
+        label_smoothing=solver.label_smoothing,
+    )
 
 
 def restored(run: StageRun) -> TrainState:
@@ -57,7 +80,7 @@ def _failures(run: StageRun) -> tuple[int, int, int]:
         progress = progress_of(run.step.files) if run.step.files is not None else None
         return [progress.skips, progress.skips_in_all, progress.rollbacks] if progress is not None else [0, 0, 0]
 
-    skips, skips_in_all, rollbacks = cast(list[int], rank0(run.worker.comm, saved))
+    skips, skips_in_all, rollbacks = rank0(run.worker.comm, saved)
     return skips, skips_in_all, rollbacks
 
 
@@ -93,7 +116,7 @@ def _plateau(run: StageRun) -> PlateauState:
             )
         return asdict(found)
 
-    fields: Any = rank0(run.worker.comm, saved)
+    fields = rank0(run.worker.comm, saved)
     return PlateauState(fields["drops"], fields["lowest"], fields["since"], tuple(fields["losses"]))
 
 

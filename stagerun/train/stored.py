@@ -113,7 +113,7 @@ class Stored:
 def open_snapshot(folder: Path) -> Stored:
     """The snapshot in a folder, wherever it lies. Damaged, ResumeRefused, StorageError, PermissionDenied.
 
-    It need not be ours: the recipe is read first, and tells how large the rest may be.
+    It need not be ours: the recipe is read first, and says how large the rest may be.
     """
     disk = store.LocalDisk()
     ref, text = store.read_file_of(disk, folder, RECIPE, MOST_RECIPE)

@@ -7,6 +7,7 @@ a path of its own: it is how every stage starts.
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from typing import Any
 
 import torch
 
@@ -15,13 +16,15 @@ from stagerun import store
 from stagerun.comm import Comm
 from stagerun.engine.update import explained
 from stagerun.events import Event, Note, Renamed, RunFinished, RunStarted, Stopped
-from stagerun.plan import Plan, PlannedStage, State
-from stagerun.plan.counting import names_of, other_set
+from stagerun.plan import PlannedStage
+from stagerun.plan import State
+from stagerun.plan.counting import names_of
+from stagerun.plan.counting import other_set
 from stagerun.plan.ensembles import PlannedEnsemble
 from stagerun.pulse import Section
 from stagerun.recipe import Schedule
 from stagerun.train import results
-from stagerun.train.agreement import everyone, hosts_of, only_here, rank0, require_same_schedule
+from stagerun.train.agreement import anyone, everyone, hosts_of, only_here, rank0, require_same_schedule
 from stagerun.train.ensembling import EnsembleRun, Trained, test_ensemble
 from stagerun.train.environment import (
     environment_of,
@@ -97,7 +100,7 @@ def _walk(worker: Worker) -> Generator[Event, None, bool | None]:
         yield from notes
         if step is None:
             break
-        if _stopped(worker):
+        if anyone(worker.comm, worker.stopping.asked):
             stage, iter = _place(worker.schedule, step)
             yield Stopped(stage=stage, iter=iter, reason="asked to stop")
             return None
@@ -155,13 +158,6 @@ def _promise(worker: Worker, step: Step | EnsembleRun) -> Note | None:
     return promise(worker.schedule, step.planned, now)
 
 
-def _stopped(worker: Worker) -> bool:
-    """Whether any rank was told to stop. Collective."""
-    asked = torch.tensor([int(worker.stopping.asked)])
-    worker.comm.all_reduce(asked)()
-    return bool(asked)
-
-
 def _opening(worker: Worker) -> Iterator[Event]:
     schedule, comm, keeper = worker.schedule, worker.comm, worker.keeper
 
@@ -178,7 +174,7 @@ def _opening(worker: Worker) -> Iterator[Event]:
         threads=torch.get_num_threads(),
         stages=tuple(stage.name for stage in schedule.stages if stage.enabled),
         iterations=sum(stage.solver.max_iter for stage in schedule.stages if stage.enabled),
-        iterations_left=int(str(rank0(comm, left))),
+        iterations_left=rank0(comm, left),
         version=stagerun.__version__,
         ensembles=tuple(ensemble.name for ensemble in schedule.ensembles),
         disabled=tuple(stage.name for stage in schedule.stages if not stage.enabled),
@@ -202,71 +198,65 @@ def _place(schedule: Schedule, step: Step | EnsembleRun) -> tuple[str, int]:
     return last.name, last.solver.max_iter
 
 
-def _next(worker: Worker) -> tuple[Step | EnsembleRun | None, list[Note]]:
-    """Rank 0's decision, on every rank. Collective.
+# Of a PlannedStage, what the other ranks need beside its stage and state.
+_SHARED = ("iter", "position", "skipped", "until")
 
-    A start snapshot that turns out damaged is set aside, and the plan is made again without it: training then goes on from
-    the one before, at the cost of the iterations in between.
-    """
-    schedule, comm, keeper = worker.schedule, worker.comm, worker.keeper
+
+def _next(worker: Worker) -> tuple[Step | EnsembleRun | None, list[Note]]:
+    """Rank 0's decision, on every rank; None when nothing is left. Collective."""
     found: list[Step | EnsembleRun | None] = []
     notes: list[Note] = []
 
-    def decide() -> dict[str, object] | None:
-        assert keeper is not None
-        while True:
-            plan = keeper.plan()
-            require_same(plan, worker.device, comm.size, worker.others)
-            waiting = results.unfinished(plan, keeper.out)
-            ready = [] if waiting else results.ready_ensembles(plan, keeper.out)
-            if ready:
-                trained = _members(keeper, ready[0], notes)
-                if trained is None:
-                    continue
-                together = EnsembleRun(worker, ready[0].ensemble, trained)
-                if worker.exact:
-                    require_exact(_promise(worker, together))
-                found.append(together)
-                return {"ensemble": ready[0].ensemble.name}
-            planned = waiting[0] if waiting else plan.next
-            if planned is None:
-                found.append(None)
-                return None
-            source = planned.end if planned.state is State.DONE else planned.start
-            files = keeper.read(source, most_bytes(schedule.model)) if source is not None else None
-            if source is None or files is not None:
-                step = Step(planned, _number(plan, planned), plan.iterations_left, files)
-                if worker.exact:
-                    require_exact(_promise(worker, step))
-                found.append(step)
-                return {
-                    "stage": planned.stage.name,
-                    "state": planned.state.value,
-                    "iter": planned.iter,
-                    "position": planned.position,
-                    "skipped": planned.skipped,
-                    "until": planned.until,
-                    "number": _number(plan, planned),
-                }
-            notes.append(aside(source.name, f".bad-{source.name}"))
+    def decide() -> dict[str, Any]:
+        step = _decide(worker, notes)
+        if step is not None and worker.exact:
+            require_exact(_promise(worker, step))
+        found.append(step)
+        match step:
+            case EnsembleRun():
+                return {"ensemble": step.ensemble.name}
+            case Step(planned=planned):
+                shared = {name: getattr(planned, name) for name in _SHARED}
+                return {"stage": planned.stage.name, "state": planned.state.value, "number": step.number, **shared}
+        return {}
 
-    answer = rank0(comm, decide)
-    if comm.rank == 0:
-        return found[-1], notes
-    if answer is None:
+    answer = rank0(worker.comm, decide)
+    if found:
+        return found[0], notes
+    if not answer:
         return None, []
-    assert isinstance(answer, dict)
+    schedule = worker.schedule
     if "ensemble" in answer:
         return EnsembleRun(worker, next(e for e in schedule.ensembles if e.name == answer["ensemble"])), []
-    planned = PlannedStage(
-        stage=schedule.stage(answer["stage"]),
-        state=State(answer["state"]),
-        iter=answer["iter"],
-        position=answer["position"],
-        skipped=answer["skipped"],
-        until=answer["until"],
-    )
+    shared = {name: answer[name] for name in _SHARED}
+    planned = PlannedStage(stage=schedule.stage(answer["stage"]), state=State(answer["state"]), **shared)
     return Step(planned, answer["number"], 0, None), []
+
+
+def _decide(worker: Worker, notes: list[Note]) -> Step | EnsembleRun | None:
+    """Rank 0's. A start snapshot that turns out damaged is set aside, and the plan is made again without it: training then goes on from
+    the one before, at the cost of the iterations in between."""
+    keeper = worker.keeper
+    assert keeper is not None
+    while True:
+        plan = keeper.plan()
+        require_same(plan, worker.device, worker.comm.size, worker.others)
+        waiting = results.unfinished(plan, keeper.out)
+        ready = [] if waiting else results.ready_ensembles(plan, keeper.out)
+        if ready:
+            trained = _members(keeper, ready[0], notes)
+            if trained is None:
+                continue
+            return EnsembleRun(worker, ready[0].ensemble, trained)
+        planned = waiting[0] if waiting else plan.next
+        if planned is None:
+            return None
+        source = planned.end if planned.state is State.DONE else planned.start
+        files = keeper.read(source, most_bytes(worker.schedule.model)) if source is not None else None
+        if source is None or files is not None:
+            enabled = [s.stage.name for s in plan.stages if s.state is not State.DISABLED]
+            return Step(planned, enabled.index(planned.stage.name) + 1, plan.iterations_left, files)
+        notes.append(aside(source.name, f".bad-{source.name}"))
 
 
 def _members(keeper: Keeper, planned: PlannedEnsemble, notes: list[Note]) -> tuple[Trained, ...] | None:
@@ -282,9 +272,3 @@ def _members(keeper: Keeper, planned: PlannedEnsemble, notes: list[Note]) -> tup
             return None
         found.append(Trained(ref, files.get(WEIGHTS, b""), result))
     return tuple(found)
-
-
-def _number(plan: Plan, planned: PlannedStage) -> int:
-    """The place of its stage among those that are enabled, from 1."""
-    enabled = [s.stage.name for s in plan.stages if s.state is not State.DISABLED]
-    return enabled.index(planned.stage.name) + 1

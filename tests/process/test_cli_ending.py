@@ -26,6 +26,7 @@ from stagerun.cli import workers
 from stagerun.cli.ending import end_with, of_surroundings, printable
 from stagerun.cli.main import main
 from stagerun.errors import StorageError
+from stagerun.launch.workers import Orders
 from stagerun.proto.caffe_pb2 import Datum
 from stagerun.report.console import Terminal
 from stagerun.store.faults import storage_failure
@@ -197,7 +198,7 @@ def test_a_limit_of_the_shell_is_no_bug(name: str, monkeypatch: pytest.MonkeyPat
 
     said, codes = io.StringIO(), []
     with contextlib.redirect_stderr(said):
-        codes.append(workers.work(job))
+        codes.append(workers.work(job, Orders(("run",), None)))
         with pytest.raises(SystemExit) as ended:
             end_with(error)
         codes.append(ended.value.code)
@@ -215,7 +216,7 @@ def test_too_few_open_files_for_several_workers(monkeypatch: pytest.MonkeyPatch)
     """The launcher would wait for minutes for workers that can't open what they need."""
     monkeypatch.setattr(resource, "getrlimit", lambda which: (63, 63))
     with pytest.raises(StorageError, match=r"2 workers and their launcher need 64 open files each, .* have 63 here"):
-        workers.start(["run"], 2, None, lambda *_: 0)
+        workers.start(lambda *_: 0, Orders(("run",), None), 2)
 
 
 def test_the_limit_on_the_size_of_files_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

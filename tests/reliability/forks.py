@@ -87,7 +87,7 @@ def serve() -> None:
 
     import stagerun.cli.main
     import stagerun.cli.running
-    import stagerun.train.walk  # noqa: F401
+    import stagerun.train.run  # noqa: F401
 
     for line in sys.stdin:
         print(json.dumps(_life(json.loads(line))), flush=True)

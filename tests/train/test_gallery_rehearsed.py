@@ -54,7 +54,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("name", GALLERY)
 def test_a_rehearsal_goes_through_every_stage(name, folder, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setattr(rehearsing, "SYNTHETIC_IMAGES", 24)  # all of which each stage's evaluation looks at
+    monkeypatch.setattr("stagerun.train.images.SYNTHETIC_IMAGES", 24)  # all of which each stage's evaluation looks at
     schedule = load(SOLVERS / name, small_images(load(SOLVERS / name)))
     asked = Rehearsal(iters=2, device_batch=4, synthetic=True)
     events: list[object] = []

@@ -15,13 +15,19 @@ import small
 import tiny
 from click.testing import CliRunner
 
-from stagerun.cli import one_life
 from stagerun.cli import verify_resume as verifying
 from stagerun.cli.log_tail import Tail
 from stagerun.cli.main import main
 from stagerun.cli.throw_away import claim
-from stagerun.cli.verdict import Ends, Lived, as_record, render
-from stagerun.cli.victim import KILLS, STOP, Stroke, strokes
+from stagerun.cli.verdict import Ends
+from stagerun.cli.verdict import Lived
+from stagerun.cli.verdict import as_record
+from stagerun.cli.verdict import render
+from stagerun.cli.victim import KILLS
+from stagerun.cli.victim import STOP
+from stagerun.cli.victim import Stroke
+from stagerun.cli.victim import strokes
+from stagerun.cli.verdict import VerifyOptions
 from stagerun.data.write import write_lmdb
 from stagerun.errors import FolderInUseError, UsageError
 from stagerun.events import (
@@ -119,13 +125,13 @@ def test_other_bits_are_found_and_told(base: Path, tmp_path: Path, monkeypatch: 
         return caffe_pb2.Datum(channels=1, height=28, width=28, data=image.tobytes(), label=label).SerializeToString()
 
     write_lmdb(str(tmp_path / "turned"), [turned(i) for i in range(tiny.TRAIN_IMAGES)])
-    honest = one_life.VerifyOptions.life_arguments
+    honest = VerifyOptions.life_arguments
 
-    def other(self: one_life.VerifyOptions, out: Path, batches: int, threads: int) -> list[str]:
+    def other(self: VerifyOptions, out: Path, batches: int, threads: int) -> list[str]:
         changed = ["--set", f"data.train.source={tmp_path / 'turned'}"] if out.name.startswith("interrupted") else []
         return [*honest(self, out, batches, threads), *changed]
 
-    monkeypatch.setattr(one_life.VerifyOptions, "life_arguments", other)
+    monkeypatch.setattr(VerifyOptions, "life_arguments", other)
     short = ("--kills", 1, "--iters", 2)
     done = CliRunner().invoke(main, words(base / "schedule", tmp_path / "out", *short))
     assert done.exit_code == 70, done.output
@@ -320,7 +326,7 @@ def test_nothing_is_bit_exact_where_nothing_went_on(
 ) -> None:
     """Of the interrupted runs that before the number `rounds` always begin anew. Nothing is run here."""
     of = load(str(base / "schedule"))
-    options = one_life.VerifyOptions(str(base), (), None, 1, 0, 2, None, None, True, 1, 1, True)
+    options = VerifyOptions(str(base), (), None, 1, 0, 2, None, None, True, 1, 1, True)
     whole = log(started(), iterated("a", 1), END)
     trial = verifying._Trial(options, of, tmp_path, 1)
     done: list[int] = []

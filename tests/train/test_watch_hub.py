@@ -10,7 +10,6 @@ from datetime import timedelta
 import pytest
 import torch
 
-from stagerun import comm
 from stagerun.engine.device import synchronize
 from stagerun.launch import StopRequest
 from stagerun.pulse import Limits, Pulse, Section
@@ -195,7 +194,7 @@ def test_collectives_wait_for_days_where_the_monitors_see_to_time_outs(monkeypat
         def __init__(self, world: World, device: torch.device, pulse: Pulse | None, timeout: timedelta) -> None:
             asked.append(timeout)
 
-    monkeypatch.setattr(comm, "TorchComm", Fake)
+    monkeypatch.setattr("stagerun.train.join.TorchComm", Fake)
     for patient in (False, True):
         join(World(rank=0, size=2, local_rank=0, local_size=2), 1, StopRequest("to save"), None, patient)
     assert asked[0] == timedelta(minutes=30) and asked[1] >= timedelta(days=1)
