@@ -9,7 +9,7 @@ from stagerun.errors import PeerError
 from stagerun.nodelist import per_node
 from stagerun.system.host import cpu_quota, evenly
 
-# Threads of a worker that somebody chose, told by our launcher to its workers; empty: nobody did.
+# Threads of a worker that someone chose, passed on by our launcher to its workers; empty: no one did.
 THREADS_GIVEN = "STAGERUN_THREADS_GIVEN"
 
 
@@ -41,7 +41,7 @@ class _Launcher:
 
 GIVEN = _Launcher("the environment", "RANK", "WORLD_SIZE", ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",))
 _SLURM_LOCAL = ("SLURM_LOCALID",)
-# In this order: within an allocation the processes of an mpirun have Slurm's variables as well, which tell of the step that
+# In this order: within an allocation the processes of an mpirun have Slurm's variables as well, which describe the step that
 # started its daemons. `srun --mpi=pmi2` sets PMI_RANK as hydra does, but says nothing of the node there.
 _LAUNCHERS = (
     _Launcher(
@@ -91,14 +91,14 @@ def launched(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def started_by(environment: Mapping[str, str] = os.environ) -> str:
-    """The launcher that `launched` tells of, as the user is told of it; '' for none."""
+    """The launcher that `launched` means, in words for the user; '' for none."""
     if found := _found(environment):
         return "torchrun" if found is GIVEN and "TORCHELASTIC_RUN_ID" in environment else found.name
     return ""
 
 
 def torchrun_note(environment: Mapping[str, str] = os.environ) -> str:
-    """What to tell the user, once, where torchrun is to restart workers in a way that hangs; '' elsewhere."""
+    """What to say to the user, once, where torchrun is to restart workers in a way that hangs; '' elsewhere."""
     restarts, life = (environment.get(f"TORCHELASTIC_{name}", "0") for name in ("MAX_RESTARTS", "RESTART_COUNT"))
     if not restarts.isdecimal() or int(restarts) == 0 or life != "0" or "STAGERUN_REPORT_DIR" in environment:
         return ""
@@ -111,7 +111,7 @@ def torchrun_note(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def rank_said(environment: Mapping[str, str] = os.environ) -> int:
-    """The rank, for those who can't wait until nonsense in the environment is told: where RANK is the same for all, it is the
+    """The rank, for those who can't wait until nonsense in the environment is reported: where RANK is the same for all, it is the
     launcher's; where none can be read, 0."""
     found = _found(environment)
     if (
@@ -131,12 +131,12 @@ def default_threads(workers: int) -> int:
 
 
 def given_threads() -> int | None:
-    """The threads of a worker that somebody chose: whoever started our launcher, or this process. None: nobody did."""
+    """The threads of a worker that someone chose: whoever started our launcher, or this process. None: no one did."""
     return _said(THREADS_GIVEN if THREADS_GIVEN in os.environ else "OMP_NUM_THREADS")
 
 
 def give_threads(threads: int | None) -> None:
-    """Tells the workers that this process is about to start, or itself, what was chosen (None: nothing was), since what
+    """Passes on to the workers that this process is about to start, or itself, what was chosen (None: nothing was), since what
     OMP_NUM_THREADS says to them is our launcher's."""
     os.environ[THREADS_GIVEN] = str(threads or _said("OMP_NUM_THREADS") or "")
 
@@ -144,7 +144,7 @@ def give_threads(threads: int | None) -> None:
 @contextmanager
 def giving_threads(threads: int | None, workers: int) -> Iterator[int]:
     """The threads of each of `workers` that this process starts meanwhile: `threads`, or as of `default_threads`. As of `give_threads`;
-    and afterwards OMP_NUM_THREADS says what it said before, since our launcher's word is nobody's choice in the next life of a job."""
+    and afterwards OMP_NUM_THREADS says what it said before, since our launcher's word is no one's choice in the next life of a job."""
     said = os.environ.get("OMP_NUM_THREADS")
     give_threads(threads)
     try:
@@ -157,7 +157,7 @@ def giving_threads(threads: int | None, workers: int) -> Iterator[int]:
 
 
 def torchrun_chose() -> bool:
-    """Whether `given_threads` may be torchrun's: with several workers it says 1 where nobody has said anything."""
+    """Whether `given_threads` may be torchrun's: with several workers it says 1 where no one has said anything."""
     started = "TORCHELASTIC_RUN_ID" in os.environ and THREADS_GIVEN not in os.environ
     return started and os.environ.get("OMP_NUM_THREADS") == "1"
 
@@ -202,7 +202,7 @@ def _found(environment: Mapping[str, str]) -> _Launcher | None:
     if GIVEN.rank in environment and GIVEN.size in environment:
         return GIVEN
     found = next((launcher for launcher in _LAUNCHERS if _started(environment, launcher)), None)
-    # A process that is alone: of a size that can't be read it is not, so that this is told.
+    # A process that is alone: of a size that can't be read it is not, so that this is reported.
     return None if found is None or environment[found.size] == "1" else found
 
 
@@ -260,7 +260,7 @@ def _of_this_node(environment: Mapping[str, str]) -> int:
 
 
 def _require_agreement(environment: Mapping[str, str], rank: int, size: int) -> None:
-    """RANK and WORLD_SIZE that somebody has set for all processes alike make each of them the same worker."""
+    """RANK and WORLD_SIZE that someone has set for all processes alike make each of them the same worker."""
     if (theirs := _contradicted(environment, str(rank), str(size))) is not None:
         said, of = environment[theirs.rank], environment[theirs.size]
         raise PeerError(
