@@ -14,8 +14,13 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from stagerun.topology.placing import Seat
+
+
+if TYPE_CHECKING:
+    from stagerun.topology import Seat
 
 # Threads of torch.distributed, by the kernel's names, of which it keeps 15 letters. A fresh one may still have its starter's name.
 _COMMUNICATES = ("gloo_tcp_loop", "pt_gloo_runloop", "pt_tcpstore_uv", "pt_nccl_", "pt_elastic")
@@ -31,14 +36,14 @@ _MPOL_DEFAULT, _MPOL_PREFERRED = 0, 1
 _SET_GET = {"x86_64": (238, 239), "aarch64": (237, 236), "ppc64le": (261, 260), "riscv64": (237, 236)}
 _MOST_NODES = 1024
 
-# Of this process, as its affinity is. `_apart`: where whatever doesn't compute belongs; empty: nobody is bound. `_slice`: all its CPUs.
-# `_held` tells others that they are taken.
+# Of this process, as its affinity is. `_apart`: where whatever doesn't compute belongs; empty: nothing is bound. `_slice`: all its CPUs.
+# `_held` shows others that they are taken.
 _apart: frozenset[int] = frozenset()
 _slice: frozenset[int] = frozenset()
 _held: list[socket.socket] = []
 
 
-def bind(seat: Seat) -> None:
+def bind(seat: "Seat") -> None:
     """Moves this process to its seat: call in the main thread, before it has computed. OSError where the kernel refuses."""
     global _apart, _slice
     os.sched_setaffinity(0, seat.compute)
@@ -53,7 +58,7 @@ def bind(seat: Seat) -> None:
 
 def step_aside(threads: int = 1) -> None:
     """What a thread that doesn't compute does first; `threads` of its like want to run at the same time, and where there are not as
-    many CPUs set apart they have the whole slice: to wait for images is worse than to be disturbed. Nothing where nobody is bound."""
+    many CPUs set apart they have the whole slice: to wait for images is worse than to be disturbed. Nothing where no CPUs are bound."""
     if _apart:
         _move(0, _apart if threads <= len(_apart) else _slice)
 
@@ -96,8 +101,8 @@ def _move(tid: int, cpus: Iterable[int]) -> None:
         os.sched_setaffinity(tid, cpus)
 
 
-def claim(seat: Seat) -> bool:
-    """Tells other jobs of stagerun on this machine, whoever's, that these CPUs are taken, until this process ends. False where
+def claim(seat: "Seat") -> bool:
+    """Shows other jobs of stagerun on this machine, whoever's, that these CPUs are taken, until this process ends. False where
     another has said so. (By names without a file: containers with a network of their own don't see each other's.)"""
     end = time.monotonic() + _CLAIM_S
     while True:
@@ -112,7 +117,7 @@ def claim(seat: Seat) -> bool:
             for one in held:
                 one.close()
             if error.errno != errno.EADDRINUSE:
-                return True  # too many files, say: nobody can be told, and nobody has said anything
+                return True  # too many files, say: no one can be informed, and no one has said anything
             if time.monotonic() > end:
                 return False
             time.sleep(5 * _LOOK_S)

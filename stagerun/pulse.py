@@ -47,7 +47,7 @@ _KNOWN = 2
 # The slowest step is forgotten after one to two stretches of so many iterations.
 _STRETCH = 50
 
-_SLOT = struct.Struct("=QBBBBddqQdd64s")
+_SLOT = struct.Struct("=QB???ddqQdd64s")
 _SUM = struct.Struct("=I")
 _SLOT_BYTES = 256
 SIZE = 2 * _SLOT_BYTES
@@ -82,7 +82,7 @@ class Beat:
 
     section: Section = Section.START
     waiting: bool = False  # for other ranks, in a collective
-    printing: bool = False  # which may take as long as nobody reads
+    printing: bool = False  # which may take as long as no one reads
     compiled: bool = False
     moved: float = 0.0  # when there last was progress
     since: float = 0.0  # when it began to wait
@@ -110,7 +110,7 @@ class _Slow:
 
 
 class Pulse:
-    """Written by one thread alone, the one that trains; a beat takes some microseconds. Nobody need read it."""
+    """Written by one thread alone, the one that trains; a beat takes some microseconds. No one need read it."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Pulse:
         # What a first iteration takes is the best guess at the next one.
         self._slow[Section.FIRST_ITERATION] = self._slow[Section.ITERATION]
         self._stretch = 0
-        # What the process beside this one wants told, as lines of text; other threads may add to it.
+        # What the process beside this one wants reported, as lines of text; other threads may add to it.
         self.news: deque[str] = deque()
         self._write()
 
@@ -162,8 +162,8 @@ class Pulse:
 
     @contextmanager
     def section(self, section: Section) -> Iterator[None]:
-        """Within it, and back to the one before, where an iteration goes on. What is told while images are copied, as often as once
-        in some seconds, is no progress of the copy: only the time that it took doesn't count."""
+        """Within it, and back to the one before, where an iteration goes on. What is printed while images are copied, as often as once
+        in some seconds, is not progress of the copy: only the time that it took doesn't count."""
         before, moved, waited, fresh = self._section, self._moved, self._waited, self._fresh
         self.enter(section)
         begun = self._moved
@@ -212,7 +212,7 @@ class Pulse:
         self._write()
 
     def go_on(self) -> None:
-        """The others have come. While images are copied that is no progress: the ranks then meet all the time."""
+        """The others have come. While images are copied that is not progress: the ranks then meet all the time."""
         now = self._clock()
         self._waited += now - self._since
         self._waiting = False
@@ -272,25 +272,10 @@ def read(buffer: bytes) -> Beat | None:
         slot = buffer[start : start + _SLOT.size]
         if _SUM.unpack_from(buffer, start + _SLOT.size)[0] != zlib.crc32(slot):
             continue
-        (number, section, waiting, printing, compiled, moved, since, iter, batches, busy, slowest, stage) = (
-            _SLOT.unpack(slot)
-        )
-        if number <= newest:
-            continue
-        newest = number
-        found = Beat(
-            section=SECTIONS[section],
-            waiting=bool(waiting),
-            printing=bool(printing),
-            compiled=bool(compiled),
-            moved=moved,
-            since=since,
-            iter=iter,
-            batches=batches,
-            busy=busy,
-            slowest=slowest,
-            stage=stage.rstrip(b"\0").decode(errors="replace"),
-        )
+        number, section, *fields = _SLOT.unpack(slot)  # the fields of Beat, in their order
+        if number > newest:
+            fields[-1] = fields[-1].rstrip(b"\0").decode(errors="replace")
+            newest, found = number, Beat(SECTIONS[section], *fields)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Which signals ask for a stop, and what they lead to as long as nobody can be asked to finish something.
+"""Which signals ask for a stop, and what they lead to as long as there is nothing to finish.
 
 Imported before anything else, so that no signal finds a process without an answer: it needs little itself.
 """
@@ -14,7 +14,7 @@ _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Interrupted(KeyboardInterrupt):
-    """Of a class of its own: Python ends a process by SIGINT when a plain KeyboardInterrupt has come through code that it made from a
+    """A class of its own, since Python ends a process by SIGINT when a plain KeyboardInterrupt has come through code that it made from a
     string, as dataclasses are, whatever is done about it further up."""
 
 
@@ -24,9 +24,9 @@ def stop_signals() -> list[signal.Signals]:
 
 
 def leave(code: int, text: str) -> None:
-    """From now on a stop signal ends the process at once with `code`, and `text` on stderr ('': nobody is told).
+    """From now on a stop signal ends the process at once with `code`, and `text` on stderr ('': nothing is said).
 
-    For as long as nothing is begun: imports, files that are only read. Not by an exception, which the machinery of imports and
+    For as long as nothing is started: imports, files that are only read. Not by an exception, which the machinery of imports and
     extension modules may turn into another one on its way.
     """
 
@@ -38,7 +38,7 @@ def leave(code: int, text: str) -> None:
 
 def say(text: str) -> None:
     """On stderr, from a handler, which may interrupt a print half way."""
-    with contextlib.suppress(OSError):  # nobody reads any more
+    with contextlib.suppress(OSError):  # no one reads any more
         os.write(2, f"{erase_line(2) or chr(10)}{text}\n".encode())
 
 
@@ -55,7 +55,7 @@ def end_at_once(code: int, text: str) -> NoReturn:
 
 
 def interrupt() -> None:
-    """From now on a stop signal is a KeyboardInterrupt (Interrupted), so that what was begun is tidied up on the way out."""
+    """From now on a stop signal is a KeyboardInterrupt (Interrupted), so that what was started is tidied up on the way out."""
 
     def interrupts(number: int, frame: FrameType | None) -> NoReturn:
         raise Interrupted

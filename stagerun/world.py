@@ -41,7 +41,7 @@ class _Launcher:
 
 GIVEN = _Launcher("the environment", "RANK", "WORLD_SIZE", ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",))
 _SLURM_LOCAL = ("SLURM_LOCALID",)
-# In this order: within an allocation the processes of an mpirun have Slurm's variables as well, which tell of the step that
+# In this order: within an allocation the processes of an mpirun have Slurm's variables as well, which describe the step that
 # started its daemons. `srun --mpi=pmi2` sets PMI_RANK as hydra does, but says nothing of the node there.
 _LAUNCHERS = (
     _Launcher(
@@ -98,7 +98,7 @@ def started_by(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def torchrun_note(environment: Mapping[str, str] = os.environ) -> str:
-    """What to tell the user, once, where torchrun is to restart workers in a way that hangs; '' elsewhere."""
+    """What to say to the user, once, where torchrun is to restart workers in a way that hangs; '' elsewhere."""
     restarts, life = (environment.get(f"TORCHELASTIC_{name}", "0") for name in ("MAX_RESTARTS", "RESTART_COUNT"))
     if not restarts.isdecimal() or int(restarts) == 0 or life != "0" or "STAGERUN_REPORT_DIR" in environment:
         return ""
@@ -136,7 +136,7 @@ def given_threads() -> int | None:
 
 
 def give_threads(threads: int | None) -> None:
-    """Tells the workers that this process is about to start, or itself, what was chosen (None: nothing was), since what
+    """Passes on to the workers that this process is about to start, or itself, what was chosen (None: nothing was), since what
     OMP_NUM_THREADS says to them is our launcher's."""
     os.environ[THREADS_GIVEN] = str(threads or _said("OMP_NUM_THREADS") or "")
 
@@ -260,7 +260,7 @@ def _of_this_node(environment: Mapping[str, str]) -> int:
 
 
 def _require_agreement(environment: Mapping[str, str], rank: int, size: int) -> None:
-    """RANK and WORLD_SIZE that somebody has set for all processes alike make each of them the same worker."""
+    """RANK and WORLD_SIZE that someone has set for all processes alike make each of them the same worker."""
     if (theirs := _contradicted(environment, str(rank), str(size))) is not None:
         said, of = environment[theirs.rank], environment[theirs.size]
         raise PeerError(

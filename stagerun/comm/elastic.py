@@ -4,7 +4,7 @@ A rank adds up the subtrees that lie in its own run of logical workers. What is 
 ranks in slices: slice r of every subtree to rank r, which does the remaining additions of the tree for it, and hands the sum
 out. An addition of two vectors adds element to element, so to cut them changes no bit; nor do the order in which elements lie,
 and the number of ranks. With one subtree per rank as much crosses the network as in a ring all-reduce: each rank sends
-2 (W-1)/W of a vector. A rank whose run is no subtree has more than one of them to hand out.
+2 (W-1)/W of a vector. A rank whose run is not a subtree has more than one of them to hand out.
 
 The node of the tree over [low, high) splits at low + the largest power of two below its width: it depends on nothing but the number of
 logical workers.

@@ -23,7 +23,7 @@ from stagerun.pulse import Pulse
 from stagerun.spans import Spans
 from stagerun.world import World
 
-# Longest silence of a collective before the peers are given up, whoever is to blame, where nobody watches the ranks. It covers what
+# Longest silence of a collective before the peers are given up, whoever is to blame, where no monitor watches the ranks. It covers what
 # one rank does while the others wait: rank 0 verifying a snapshot, making synthetic images.
 TIMEOUT = timedelta(minutes=30)
 # Where the monitors (`stagerun.watch`) see to it, which know more: they may have learned to wait for longer, and a job that was

@@ -40,7 +40,7 @@ class Reducer(Protocol):
 
 
 class SoloReducer:
-    """One worker: autograd adds the logical workers up in order, and there is nobody to send to."""
+    """One worker: autograd adds the logical workers up in order, and there is no one to send to."""
 
     layout = "solo"
 

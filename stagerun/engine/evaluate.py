@@ -92,12 +92,12 @@ def score(
     comm: Comm,
     stop: Callable[[], bool],
 ) -> Score | None:
-    """Of what says [N, classes] of a batch, the logits or the logarithms of probabilities. Collective.
+    """The Score of what answers a batch with [N, classes], logits or logarithms of probabilities. Collective.
 
     `batches`: this rank's (number, batch) of the `num_batches` that the images are cut into. `normalise` places the labels.
 
     Each batch is computed by one rank, the counts and losses of all are exchanged and added in order of their number: so
-    neither the cut nor the sum depends on how many ranks there are. None when a rank was told to stop on the way.
+    neither the cut nor the sum depends on how many ranks there are. None when a rank is asked to stop on the way.
     """
     table = torch.zeros(num_batches + 1, 4, dtype=torch.float64, device=normalise.device)
     for number, batch in batches:

@@ -23,14 +23,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
-    """A batch that is on its way to the device, but for its positions. Fields as of `Batch`."""
+    """A batch whose images and labels are on the device, or on their way there until `copied`. Fields as of `Batch`."""
 
     images: Tensor
     labels: Tensor
     positions: np.ndarray
-    lighting: Tensor | None
-    cutout: Tensor | None
-    copied: torch.cuda.Event
+    lighting: np.ndarray | Tensor | None
+    cutout: np.ndarray | Tensor | None
+    copied: torch.cuda.Event | None = None
 
 
 class Ahead(Iterator[T], Generic[T]):
@@ -87,9 +87,10 @@ class Fed(Iterator[Batch]):
     def __next__(self) -> Batch:
         batch = next(self._ahead)
         present = torch.cuda.current_stream()
+        assert batch.copied is not None
         present.wait_event(batch.copied)
         for tensor in (batch.images, batch.labels, batch.lighting, batch.cutout):
-            if tensor is not None:
+            if isinstance(tensor, Tensor):
                 tensor.record_stream(present)
         return batch
 
@@ -120,24 +121,13 @@ class Cut:
     cutout: NDArray[np.int32] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ResidentBatch:
-    """Fields as of `engine.images.Batch`; images and labels are on the device."""
-
-    images: Tensor
-    labels: Tensor
-    positions: NDArray[np.int64]
-    lighting: NDArray[np.float32] | None
-    cutout: NDArray[np.int32] | None
-
-
 class Resident:
     """`images` uint8 [records, H, W, C] in B, G, R and `labels` int64 [records] on the device."""
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         self.images, self.labels = images, labels
 
-    def batch(self, cut: Cut, pad: int, reflect: bool) -> ResidentBatch:
+    def batch(self, cut: Cut, pad: int, reflect: bool) -> DeviceBatch:
         """`pad` pixels of zeros, or with `reflect` of the image mirrored at its edge, whose pixels are not repeated."""
         numbers = np.stack([cut.indices, cut.top, cut.left, cut.mirror.astype(np.int64)])
         indices, top, left, mirror = torch.from_numpy(numbers).to(self.images.device)
@@ -145,9 +135,9 @@ class Resident:
         rows = top[:, None] + down - pad
         columns = left[:, None] + torch.where(mirror[:, None] == 1, cut.width - 1 - across, across) - pad
         images = self._pixels(indices, rows, columns, reflect) if pad else self._at(indices, rows, columns)
-        return ResidentBatch(images, self.labels[indices], cut.positions, cut.lighting, cut.cutout)
+        return DeviceBatch(images, self.labels[indices], cut.positions, cut.lighting, cut.cutout)
 
-    def batches(self, cuts: Iterator[Cut], pad: int, reflect: bool) -> Generator[ResidentBatch, None, None]:
+    def batches(self, cuts: Iterator[Cut], pad: int, reflect: bool) -> Generator[DeviceBatch, None, None]:
         """One of each of `cuts`, which are drawn one ahead by a thread of their own, while the device computes."""
         with Ahead(cuts) as ahead:
             for cut in ahead:

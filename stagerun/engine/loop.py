@@ -86,7 +86,7 @@ def train(
             yield _iterated(loop, state.iter, outcome, knobs, seconds)
             saves = _saves(loop, state.iter)
             if loop.on_nan is OnNan.ROLLBACK and (saves or outcome.stop) and not finite(state):
-                # The update overflowed. Where a snapshot is due it has failed; elsewhere the next loss will tell, as it does in a
+                # The update overflowed. Where a snapshot is due it has failed; elsewhere the next loss will show it, as it does in a
                 # run that no one stops: this one stops after that.
                 if not saves:
                     continue
@@ -139,7 +139,7 @@ def _saves(loop: StageLoop, iter: int) -> bool:
 
 
 def _failed(loop: StageLoop, state: TrainState, what: str, knobs: Knobs, seconds: float, iter: int) -> NotFinite:
-    """Of the update after `iter` updates."""
+    """The event for the update after `iter` updates."""
     number = {OnNan.SKIP: state.skips + 1, OnNan.ROLLBACK: state.rollbacks + 1}.get(loop.on_nan, 1)
     return NotFinite(
         stage=loop.stage,

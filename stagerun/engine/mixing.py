@@ -58,7 +58,7 @@ class Mixing:
     cutmix_alpha: float
 
     def draw(self, position: int, count: int, height: int, width: int) -> Mixture | None:
-        """Of the device batch of `count` images of height x width whose first is at `position`; None if both are off."""
+        """The mixture of the device batch of `count` images of height x width whose first is at `position`; None if both are off."""
         if not (self.mixup_alpha or self.cutmix_alpha):
             return None
         numbers = _Numbers(self.seed, position)
@@ -99,7 +99,7 @@ class _Numbers:
 
 def _beta(numbers: _Numbers, alpha: float) -> float:
     """A number of Beta(alpha, alpha), 0..1: x / (x + y) for two of Gamma(alpha), which for a small alpha only their logarithms
-    can tell apart. In steps of 2^-24: exact in 32 bits, and too coarse to show the last bit of a machine's logarithm."""
+    can distinguish. In steps of 2^-24: exact in 32 bits, and too coarse to show the last bit of a machine's logarithm."""
     x, y = (_log_gamma(numbers, alpha, which) for which in (0, 1))
     # The two parts apart: the second may be infinite, the sum is a number all the same.
     distance = (y[0] - x[0]) + (y[1] - x[1]) / alpha

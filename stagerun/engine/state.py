@@ -112,7 +112,7 @@ def _called(part: object, name: str) -> str:
 
 
 def digests(state: TrainState) -> tuple[dict[str, int], bool]:
-    """Of all that is equal on every rank after an update: each tensor, and what else `state` remembers; and whether it is `finite`.
+    """The digests of all that is equal on every rank after an update: each tensor, and what else `state` remembers; and whether it is `finite`.
     Those of averaged weights are called `ema/NAME`, those of the momentum `SLOT/NAME`."""
     found, good = _remembered(state), True
     for part in PARTS:

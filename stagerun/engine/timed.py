@@ -63,7 +63,7 @@ class _Joints:
         for batch in batches:
             self.part(DATA)
             yield batch
-            # What went before, the backward pass of another batch or the preparations of the iteration, is told already.
+            # What went before, the backward pass of another batch or the preparations of the iteration, is noted already.
             self.last = self.now()
 
 

@@ -37,7 +37,7 @@ class Arithmetic:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What the ranks agree on after an update: mean loss over the global batch, that of mixed images and smoothed labels where
-    there are any, and whether any of them asks to stop. `wrong` says what is no finite number, '' if all is: then, and only then,
+    there are any, and whether any of them asks to stop. `wrong` says what is not a finite number, '' if all is: then, and only then,
     the state was moved."""
 
     loss: float
@@ -125,7 +125,7 @@ def _wrong(loss: float, norm: float, gradients: dict[str, Tensor], moved: float)
 
 
 def _loss(state: TrainState, batch: Batch, how: Arithmetic) -> Tensor:
-    """Of one device batch, after the forward pass."""
+    """The loss of one device batch, after the forward pass."""
     logits, mixed = forward(state.model, batch, how)
     labels = how.normalise.labels(batch.labels)
     return training_loss(logits.to(how.normalise.dtype), labels, how.label_smoothing, mixed)

@@ -22,7 +22,7 @@ LAUNCHER_PID = "STAGERUN_LAUNCHER_PID"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a worker ended. `text` is what it would have told the user."""
+    """How a worker ended. `text` is what it would have said to the user."""
 
     rank: int
     code: int
@@ -38,7 +38,7 @@ class Asked:
 
 
 def nothing_begun(code: int) -> str:
-    """What a process says that is told to stop at its beginning, and ends with `code`."""
+    """What a process says that is asked to stop at its beginning, and ends with `code`."""
     if code == ExitCode.SAVED:
         return "stopped before anything was begun; run the same command again"
     return "interrupted before anything was begun"
@@ -58,12 +58,12 @@ def report(rank: int, code: int, text: str) -> bool:
     try:
         _put(shared / f"{rank}.json", json.dumps({"code": code, "text": text}))
     except OSError:
-        return False  # the launcher is gone, and its folder with it: tell the terminal instead
+        return False  # the launcher is gone, and its folder with it: the terminal gets it instead
     return True
 
 
 def reports(shared: Path, nproc: int, first: int = 0) -> list[Report]:
-    """Of ranks `first` .. `first` + `nproc` - 1."""
+    """Those of ranks `first` .. `first` + `nproc` - 1."""
     found = []
     for rank in range(first, first + nproc):
         try:
@@ -118,7 +118,7 @@ def lives(shared: Path, rank: int) -> bool:
 
 
 def asked() -> Asked | None:
-    """What the launcher was told, if it was."""
+    """The request to stop that the launcher got, if any."""
     shared = folder()
     if shared is None:
         return None
@@ -130,22 +130,22 @@ def asked() -> Asked | None:
 
 
 def ask(shared: Path, number: int) -> Asked:
-    """Tells all workers, those that are there and those that are to come, to stop. The launcher's side."""
+    """Asks all workers, those that are there and those that are to come, to stop. The launcher's side."""
     request = Asked(signal.Signals(number), time.monotonic())
-    with contextlib.suppress(OSError):  # a full disk: those that are there are told all the same
+    with contextlib.suppress(OSError):  # a full disk: those that are there get the signal all the same
         _put(shared / "stop", f"{number} {request.at!r}")
     send(shared, signal.SIGTERM)
     return request
 
 
 def tell_gone(shared: Path, text: str) -> None:
-    """Tells the workers' monitors that a host of the job is gone, in words for the user. The launcher's side."""
+    """Informs the workers' monitors that a host of the job is gone, in words for the user. The launcher's side."""
     with contextlib.suppress(OSError):
         _put(shared / "gone", text)
 
 
 def gone_file() -> str:
-    """Where that is told; '' when no launcher of ours has started this process."""
+    """Where that is written; '' when no launcher of ours has started this process."""
     shared = folder()
     return "" if shared is None else str(shared / "gone")
 

@@ -59,7 +59,7 @@ def die_with(found: Process) -> None:
 
 
 def to_be_told(pid: int) -> tuple[Process, signal.Signals] | None:
-    """Whom to tell, `pid` or the nearest one below it, so that all ranks save, and by which signal: an MPI's launcher or srun, or
+    """What to send a signal to, `pid` or the nearest one below it, so that all ranks save, and by which signal: an MPI's launcher or srun, or
     else whatever has `stagerun run` among its words, as torchrun has. None if there is neither: a script that comes to it later.
     """
     found = [kin for kin in _family(pid) if not _is_shell(kin.pid)]
@@ -98,7 +98,7 @@ def _is_shell(pid: int) -> bool:
 
 
 def bound_note(local_size: int, launcher_name: str) -> str:
-    """What to tell the user where the launcher has bound this worker to fewer processors than its share of those that the
+    """What to say to the user where the launcher has bound this worker to fewer processors than its share of those that the
     launcher itself may use; '' where it has not. Open MPI binds each rank to one core where there are one or two, and says
     nothing.
     """

@@ -5,7 +5,7 @@ The launcher says
     gone {text, watched}: another host is; end: at once, the workers, too; alive.
 An agent says
     answer {question, ...}; out, err {text}: what is printed on that host; ended {reports, deaths, late}: the workers of
-    that host have; failed {code, text}: what it was asked, or told to do; alive {starting}.
+    that host have; failed {code, text}: what it was asked for, or to do; alive {starting}.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from stagerun.system import lines
 # Signs of life are sent so often; who has said nothing for so long is taken for gone. ssh itself gives a connection up after
 # three times five seconds.
 ALIVE_S, SILENCE_S = 2.0, 15.0
-LONGEST = 1 << 24  # a line; more is no agent of ours
+LONGEST = 1 << 24  # a line; more is not an agent of ours
 # What is in an agent's words at least. Of an answer: by its question.
 _WORDS: dict[str, dict[str, type]] = {
     "answer": {"question": str},

@@ -210,7 +210,7 @@ _LEFT = frozenset({errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, err
 def delete(disk: Disk, path: Path) -> bool:
     """Deletes a file, a link, or a folder with the files in it. Whether nothing is left.
 
-    What is left is not an error: a file that somebody has open (NFS keeps it under another name until then), or a folder
+    What is left is not an error: a file that is still open somewhere (NFS keeps it under another name until then), or a folder
     inside, which stagerun has not made.
     """
     try:

@@ -110,7 +110,7 @@ class FaultyDisk:
         return f"{VARIABLE}={self.fault}: it did not come, the disk was called {self.calls} times"
 
     def due(self, name: str) -> bool:
-        """Counts a call. Whether the fault is for it; told on stderr the first time."""
+        """Counts a call. Whether the fault is for it; said on stderr the first time."""
         with self._one:
             self.calls += 1
             number = self.calls

@@ -77,7 +77,7 @@ def only_one(error: Damaged) -> StorageError:
 
 
 def not_as_written(error: Damaged) -> StorageError:
-    """Of a snapshot that was written a moment ago without an error."""
+    """The error for a snapshot that was written a moment ago without one."""
     how = "can't be read" if error.disk_fails else "reads back wrong"
     hint = HINTS[errno.EIO] if error.disk_fails else "don't trust that disk; choose another folder with --out"
     return StorageError(f"snapshot {error.name} was written without an error, but {how}: {error.reason}", hint)

@@ -20,7 +20,7 @@ What can happen, and why nothing is lost:
   goes on from, or has a newer one of.
 - NFS shows a client an old list of a folder for up to a minute. A file that is opened by its name is looked up at the server,
   so the taker also writes `taken_by` into the files of all lives before it that have not ended: the one right before it may have
-  been killed before it could tell its own predecessor. Should a beat that was under way overwrite that, then it has itself
+  been killed before it could write into its own predecessor's. Should a beat that was under way overwrite that, then it has itself
   changed the folder, and its client forgets the list.
 - A file has no name for an instant, on a file system that renames in two steps: absence is silence to who watches, and the
   holder, which asks under the same `_writing` as it beats, looks twice.
@@ -104,7 +104,7 @@ class Lease:
 
         `locked`: `Lock` is held, which settles it for the processes of this machine, the kernel having given up the lock of one
         that is dead. Else, on a file system without locks, the process is looked for. One elsewhere is watched, which
-        `say` is told.
+        `say` reports.
         """
         seen = newest_life(self.disk, self.out)
         self._waited_for = seen.attempt if seen else 0
@@ -176,7 +176,7 @@ class Lease:
     def _beat_on(self) -> None:
         step_aside()
         while not self._over.wait(self.beat_s) and not self.lost:
-            # One that can't be written may cost the lease, where somebody else wants it, and no more: the fence is read.
+            # One that can't be written may cost the lease, where another run wants it, and no more: the fence is read.
             with contextlib.suppress(StagerunError):
                 self.beat()
 
@@ -199,7 +199,7 @@ class Lease:
             # Before the look, which so comes after that time.
             silent = silent_for + min(self._clock() - before, self.beat_s) >= SILENT_BEATS * self.beat_s
             seen = newest_life(self.disk, self.out)
-            if seen is not None and seen.attempt >= first.attempt:  # else its file is gone, which is no sign of life
+            if seen is not None and seen.attempt >= first.attempt:  # else its file is gone, which is not a sign of life
                 if seen.attempt == first.attempt and self.is_over(seen, locked):
                     return
                 if seen.attempt == first.attempt and first.life is None and seen.life is not None:

@@ -120,7 +120,7 @@ def parse(data: bytes, name: str) -> Manifest:
     text = data[:-65]
     if data[-65:] != hashlib.sha256(text).hexdigest().encode() + b"\n":
         raise Damaged(name, f"{MANIFEST} is not as it was written")
-    # From here on the bytes are somebody's intention, though not always ours: a folder may have been renamed or made by
+    # From here on the bytes are someone's intention, though not always ours: a folder may have been renamed or made by
     # hand.
     try:
         body = json_object(text, once=True)

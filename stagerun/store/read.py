@@ -195,7 +195,7 @@ def is_whole(disk: Disk, out: Path, name: str, now: str) -> bool:
 
 
 def set_aside(disk: Disk, out: Path, name: str) -> str:
-    """Renames a damaged snapshot to `.bad-NAME`, for somebody to look at; its new name.
+    """Renames a damaged snapshot to `.bad-NAME`, for a person to look at; its new name.
 
     For rank 0, holding the lock. StorageError, PermissionDenied.
     """

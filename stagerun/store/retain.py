@@ -1,4 +1,4 @@
-"""Which snapshots are not needed any more, and deleting them; and pins, which keep one until somebody takes the pin off.
+"""Which snapshots are not needed any more, and deleting them; and pins, which keep one until the pin is taken off.
 
 A pin is a file OUT/pins/NAME. Setting one needs no lock, so that it works beside a run that is training: the file is made first, then it
 is looked whether the snapshot is still there. How that meets a run that is deleting it just then is argued in `discard`. On NFS a host
@@ -80,7 +80,7 @@ def discard(disk: Disk, out: Path, name: str) -> bool:
 
 
 def sweep(disk: Disk, out: Path) -> tuple[str, ...]:
-    """Deletes what killed runs left half written or half deleted; the names of what is still held by somebody.
+    """Deletes what killed runs left half written or half deleted; the names of what is still open somewhere.
 
     For rank 0, just after it took the lock: then no one is writing. StorageError, PermissionDenied.
     """

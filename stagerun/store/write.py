@@ -216,7 +216,7 @@ _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
 
 def _publish(disk: Disk, temp: Path, target: Path, manifest: bytes) -> None:
     """Gives a snapshot its name. An error of the rename counts for nothing if the directory of that name holds the very
-    manifest that was written, and the one it was written to is gone (`disk.rename`). StorageError if somebody else's has
+    manifest that was written, and the one it was written to is gone (`disk.rename`). StorageError if another run's has
     taken the name meanwhile."""
     try:
         disk.rename(temp, target)

@@ -69,7 +69,7 @@ class Lines:
         """What doesn't go now goes with the next call."""
         if len(self._leaving) < LONGEST:
             self._leaving += line(message)
-        # No room; or no way, of which the kernel tells where a link is down for a moment: whether it stays so, silence tells. Where
+        # No room; or no way, which the kernel reports where a link is down for a moment: whether it stays so, silence shows. Where
         # the other side has gone, reading says so.
         with suppress(OSError):
             sent = self.socket.send(self._leaving)

@@ -18,7 +18,7 @@ _RUN = "import runpy, sys; del sys.path[:sys.path[:1] == ['']]; runpy.run_module
 @dataclass(frozen=True, slots=True)
 class Process:
     """A line of /proc/PID/stat (proc_pid_stat(5)): `name` is the kernel's, of 15 characters at most, `state` its letter, `start` in clock
-    ticks since the boot. By `start` a process is told from a later one of the same number."""
+    ticks since the boot. `start` distinguishes a process from a later one of the same number."""
 
     pid: int
     name: str
@@ -73,7 +73,7 @@ def gone(pid: int, host: str) -> bool:
 
 
 def boot_id() -> str:
-    """Another one whenever a machine was started; the same in all its containers. '' where the kernel doesn't tell."""
+    """Another one whenever a machine was started; the same in all its containers. '' where the kernel doesn't say."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

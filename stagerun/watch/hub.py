@@ -15,7 +15,7 @@ from stagerun.watch.judge import Compared, Ending, Seen, Verdict, ending, judge,
 from stagerun.watch.process import Setup
 
 _HELLO_BYTES, _MOST_STRANGERS = 512, 64
-# Who hasn't come after so long is told; so is who has lost its connection, and hasn't come again.
+# A rank that hasn't come after so long is reported; so is one that has lost its connection and hasn't come again.
 _COME_S, _AGAIN_S = 60.0, 10.0
 # How long to wait for the stacks of other hosts' ranks.
 _STACKS_S = 0.5
@@ -67,7 +67,7 @@ class Hub:
     # -- judging
 
     def judge(self, own: Seen, now: float) -> Ending | None:
-        """What the job ends with, once that is known; the others are told, too."""
+        """What the job ends with, once that is known; the others hear it, too."""
         here = {"section": own.section.value, "stage": own.stage, "iter": own.iter}
         for peer in self._there():
             peer.lines.send({"here": here})
@@ -178,7 +178,7 @@ class Hub:
         lines.close()
 
     def _from_stranger(self, lines: Lines) -> None:
-        """Who knows the token that the ranks have told each other is one of this job. One that comes before the token is known here is
+        """Who knows the token that the ranks have shared is one of this job. One that comes before the token is known here is
         sent away, and comes again."""
         try:
             messages = lines.receive()

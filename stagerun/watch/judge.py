@@ -68,7 +68,7 @@ class Guilty:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The job hangs. Nobody is `guilty` where all wait for each other; `text` says it then."""
+    """The job hangs. No one is `guilty` where all wait for each other; `text` says it then."""
 
     guilty: tuple[Guilty, ...]
     text: str = ""
@@ -125,7 +125,7 @@ def judge(seen: Sequence[Seen], size: int, limits: Limits) -> Verdict | None:
     if len(living) < len(seen):
         return _wait_for_ended(last, living, [one for one in seen if one.ended], limits)
     if len(living) < size:
-        # A rank of which nothing is known may be at something that takes it long; so nobody is hasty here.
+        # A rank of which nothing is known may be at something that takes it long; so no one is hasty here.
         limit = max(limit, limits.longest)
         return _wait_for_unwatched(last, living, limit, size) if last.idle >= limit else None
     if last.idle < limit:
@@ -216,13 +216,13 @@ def _names(hosts: Sequence[str]) -> str:
 # A rank is slow above so many times the median, over at least so many device batches of each rank, and so many seconds of the slowest:
 # a moment's work of something else on the machine says nothing.
 SLOW, WINDOW, WINDOW_S = 1.5, 50, 5.0
-# It is told again when it has become that much slower still.
+# It is reported again when it has become that much slower still.
 _AGAIN = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What the stragglers are found from: each rank's counters at the last look, and how slow those are that were told."""
+    """What the stragglers are found from: each rank's counters at the last look, and how slow those are that were reported."""
 
     counters: Mapping[int, tuple[int, float]]  # by rank: batches, busy seconds
     told: Mapping[int, float]
@@ -230,7 +230,7 @@ class Compared:
 
 
 def stragglers(compared: Compared, seen: Sequence[Seen]) -> tuple[Compared, list[str]]:
-    """The next Compared, and what to tell.
+    """The next Compared, and what to report.
 
     Compared are the seconds that a device batch takes each rank, without waiting for others: so it doesn't matter that some ranks
     have one logical worker more. The median is the lower one: of two ranks the faster. A host, one of several, whose ranks are all slow
@@ -261,7 +261,7 @@ def stragglers(compared: Compared, seen: Sequence[Seen]) -> tuple[Compared, list
 def _slow_texts(
     living: Sequence[Seen], times: Mapping[int, float], median: float, slow: set[int], news: set[int]
 ) -> list[str]:
-    """Of hosts and ranks that are `slow` those with something new."""
+    """A text for each host or rank that is `slow` and has something new."""
     ranks: dict[str, list[int]] = {}
     for one in living:
         ranks.setdefault(one.host, []).append(one.rank)

@@ -107,8 +107,8 @@ class Monitor:
             self.spoke.meet(place)
 
     def _gone(self) -> None:
-        """The worker has ended, one way or another: perhaps as it was told to, perhaps without a word, which the others then hear
-        from here. Their collectives may never tell them."""
+        """The worker has ended, one way or another: perhaps as it was asked to, perhaps without a word, which the others then hear
+        from here. Their collectives may never show it."""
         if self.text:
             self._log()  # not before: what it has still trained and saved comes first
         else:
@@ -158,7 +158,7 @@ class Monitor:
         if os.getppid() != self.setup.pid:  # a process that the worker has forked may keep its link open
             self._gone()
             return
-        if text := gone(self.setup.gone):  # the launcher sees a host's end sooner than silence can tell
+        if text := gone(self.setup.gone):  # the launcher sees a host's end sooner than silence can show it
             self._end(Ending(text, False))
             return
         own = self._look(now)
@@ -217,7 +217,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)  # meant for the worker, whose end ends this one, too
     setup = Setup(**json.loads(sys.argv[1]))
-    # It sees that the worker has ended, and tells the other monitors; but not while it is stopped, as with Ctrl-Z.
+    # It sees that the worker has ended, and informs the other monitors; but not while it is stopped, as with Ctrl-Z.
     with suppress(OSError):
         die_with_parent(signal.SIGCONT)
     monitor = Monitor(setup)

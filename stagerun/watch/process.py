@@ -14,12 +14,12 @@ from stagerun import signals
 from stagerun.pulse import SIZE, Beat, read
 from stagerun.system.process import look
 
-# Nobody else sends it. Before the worker has a handler for it, it would end the worker.
+# Nothing else sends it. Before the worker has a handler for it, it would end the worker.
 STACK_SIGNAL = signal.SIGRTMIN + 5
 _LISTENS = "stagerun/watch/worker.py"
 # How long a stack may take to be written, and for how long nothing must be added to count as whole.
 _STACK_S, _QUIET_S = 0.4, 0.04
-# Lines of it that are told: of the thread that trains, of each of the others, in all.
+# Lines of it that are reported: of the thread that trains, of each of the others, in all.
 _OWN_LINES, _OTHERS_LINES, _STACK_LINES = 20, 3, 32
 # The first calls, which are always the same: those of the command, and a thread's.
 _COMMAND = "/stagerun/cli/"
@@ -28,7 +28,7 @@ _BOOTSTRAP = ("in _bootstrap", "in _bootstrap_inner")
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a worker tells its monitor. `pulse`, `stack` and `link` are file descriptors."""
+    """What a worker says to its monitor at the start. `pulse`, `stack` and `link` are file descriptors."""
 
     rank: int
     size: int
@@ -41,7 +41,7 @@ class Setup:
     pulse: int
     stack: int
     link: int
-    gone: str = ""  # a file in which our launcher, if one started the worker, tells of a host that is gone
+    gone: str = ""  # a file in which our launcher, if one started the worker, reports a host that is gone
 
 
 class Worker:
@@ -71,7 +71,7 @@ class Worker:
         """Its Python stack, shortened; '' if it doesn't answer. Waits some tenths of a second.
 
         A worker that is stopped is sent on for this, and comes to its end a moment later. What it may still do in that moment
-        is what it would have done had nobody stopped it, and the others with it: a few updates, logged and saved as ever. Only
+        is what it would have done had it not been stopped, and the others with it: a few updates, logged and saved as ever. Only
         rank 0 writes to the output folder, and it might have been stopped just after it had made sure that the
         folder is its own, long enough for another run to take it over. So rank 0 is never sent on.
         """
@@ -100,7 +100,7 @@ class Worker:
 
         told = report(self.rank, ExitCode.PEER, text)
         self.kill()
-        # After the kill, and in a thread: it may be that nobody reads what is said.
+        # After the kill, and in a thread: it may be that no one reads what is said.
         return [] if told else [_in_thread(_say, f"rank {self.rank}: {text}\n")]
 
     def kill(self) -> None:

@@ -1,4 +1,4 @@
-"""The other ranks' side of the monitors: it tells rank 0's what it sees, and judges by itself where that one can't be reached."""
+"""The other ranks' side of the monitors: it reports to rank 0's what it sees, and judges by itself where that one can't be reached."""
 
 import errno
 import selectors
@@ -98,7 +98,7 @@ class Spoke:
         try:
             messages = hub.receive()
         except Closed:
-            # It knows no token yet; or the connection was lost; or it is gone, which asking again tells. Meanwhile this monitor looks
+            # It knows no token yet; or the connection was lost; or it is gone, which asking again shows. Meanwhile this monitor looks
             # at its own worker alone.
             self.hub_gone = self.hub_known
             self._leave()

@@ -1,4 +1,4 @@
-"""The worker's side of being watched: it starts its monitor, shows it its signs of life, and ends when it is told to."""
+"""The worker's side of being watched: it starts its monitor, shows it its signs of life, and ends when it is asked to."""
 
 import faulthandler
 import json
@@ -29,7 +29,7 @@ from stagerun.world import World
 if TYPE_CHECKING:
     from stagerun.comm import Comm
 
-# Between saying why and the end: the others are told at the same time, and are to hear it from their monitors, not from a peer
+# Between saying why and the end: the others hear it at the same time, and are to hear it from their monitors, not from a peer
 # that is gone. Rank 0 stays longer: it sees the others go, and saves what is trained.
 _STAY_S, _STAY_0_S = 0.5, 1.0
 _PORT_S = 60.0
@@ -43,7 +43,7 @@ class Monitored:
     """Made in the main thread, before there are others. `pulse` is what the training thread writes."""
 
     def __init__(self, world: World, limits: Limits, say: Callable[[str], None]) -> None:
-        """`say`: how the user is told, where no launcher of ours waits for a report. PeerError if no process can be started."""
+        """`say`: what speaks to the user, where no launcher of ours waits for a report. PeerError if no process can be started."""
         self._rank, self._size, self._say = world.rank, world.size, say
         self._lock = threading.Lock()
         self._over = False
@@ -107,16 +107,16 @@ class Monitored:
 
     @property
     def pid(self) -> int:
-        """Of the monitor."""
+        """The monitor's."""
         return self._process.pid
 
     def log(self, path: Path) -> None:
-        """Where the run's end is to be told."""
+        """Where the run's end is to be logged."""
         self._send({"log": str(path.absolute())})
 
     def explain(self, error: PeerError) -> None:
         """Puts before it which ranks are gone, on which hosts: a collective knows an address at most, and often of a rank that ended only
-        since it missed another. Their sockets may tell the monitors a little later. Once."""
+        since it missed another. Their sockets may show it to the monitors a little later. Once."""
         if self._explained or self.verdict or self._size == 1:
             return
         self._explained = True
@@ -134,7 +134,7 @@ class Monitored:
             )
 
     def over(self) -> None:
-        """From now on the worker tells its end itself. Doesn't return where the monitor was faster."""
+        """From now on the worker reports its end itself. Doesn't return where the monitor was faster."""
         with self._lock:
             self._over = True
             ended = bool(self.verdict)
@@ -155,7 +155,7 @@ class Monitored:
         self._link.close()
 
     def _send(self, message: dict[str, Any]) -> None:
-        with suppress(OSError):  # the monitor is gone; that was told
+        with suppress(OSError):  # the monitor is gone; that was reported
             self._link.sendall(line(message))
 
     def _listen(self) -> None:
@@ -242,7 +242,7 @@ def _memory(size: int) -> int:
 
 @contextmanager
 def monitored(world: World, limits: Limits | None, say: Callable[[str], None]) -> Iterator[Monitored | None]:
-    """Within it this worker has a monitor; none without `limits`. After it, nobody but the worker tells its end."""
+    """Within it this worker has a monitor; none without `limits`. After it, the worker alone reports its end."""
     if limits is None:
         yield None
         return
