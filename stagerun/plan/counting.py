@@ -180,7 +180,7 @@ def under(inventory: Inventory, names: Mapping[str, str]) -> Inventory:
 
 
 def names_of(inventory: Inventory) -> dict[str, str]:
-    """What `under` must be told to come from the inventory of a disk to this one."""
+    """The names that `under` needs to make this inventory from the one on disk."""
     return {ref.name: ref.stage for ref in inventory.snapshots if ref.trained_as}
 
 
@@ -222,7 +222,7 @@ def targets(
     """The snapshots that a stage in training at `iter`, with `skipped` images left out so far, may go back to: the first is the one
     to take, the others stand in for it. None: back to the stage's start.
 
-    Snapshots at other places than scheduled ones are passed over: they are there only where somebody stopped the run, and the
+    Snapshots at other places than scheduled ones are passed over: they are there only where someone stopped the run, and the
     bits must not depend on that. `parent` is the id of what the stage started from. `like`: the one it went on from, of a stage that
     is kept though its definition has changed.
     """

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stagerun.plan.images import image_notes
-from stagerun.plan.update import course, place, update_notes
+from stagerun.plan.described import course, image_notes, place, update_notes
 from stagerun.recipe import DecayFrom, OnNan, Schedule, Solver, Stage
 from stagerun.schedule import learning_rate, warm_up_end
 
@@ -105,7 +104,7 @@ def _join(joint: Joint) -> list[str]:
 
 
 def roundings(stage: Stage, images: int) -> list[str]:
-    """One sentence for each duration that was written in epochs and is no whole number of iterations."""
+    """One sentence for each duration that was written in epochs and is not a whole number of iterations."""
     found = []
     for field, origin in stage.origins.items():
         value = getattr(stage.solver, field.removeprefix("solver."), None)

@@ -70,7 +70,7 @@ def _of(
 
 
 def _first_behind(point: int, usable: tuple[SnapshotRef, ...]) -> SnapshotRef | None:
-    """Of the stage's own way, the snapshot nearest to `point`, where there is none: it tells in what environment the stage was
+    """The snapshot on the stage's own way that is nearest behind `point`, where there is none: it shows in what environment the stage was
     trained there, which the one before it does not where another life went on. What came in a life after the newest is of
     other pieces."""
     newest = max(usable, key=lambda ref: (ref.iter, ref.attempt), default=None)
@@ -115,8 +115,8 @@ def _like(again: PlannedStage, below: Iterable[SnapshotRef]) -> SnapshotRef | No
         return again.like
     if again.state is State.RESUME:
         return again.start
-    begun = None if again.start is None else again.start.attempt
-    return next((ref for ref in below if ref.attempt == begun or _first_life(ref)), None)
+    life = None if again.start is None else again.start.attempt
+    return next((ref for ref in below if ref.attempt == life or _first_life(ref)), None)
 
 
 def _first_life(ref: SnapshotRef) -> bool:

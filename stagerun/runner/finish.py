@@ -19,7 +19,7 @@ from stagerun.engine.update import explained
 from stagerun.errors import StorageError
 from stagerun.events import Event, StageFinished, Stopped, Tested
 from stagerun.plan.counting import tested_on
-from stagerun.plan.images import augmentation
+from stagerun.plan.described import augmentation
 from stagerun.pulse import Section, beating
 from stagerun.recipe import Solver, Transform
 from stagerun.runner.images import evaluated

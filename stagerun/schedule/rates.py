@@ -33,7 +33,7 @@ POLICIES: dict[str, type] = {
 }
 # Those that momentum and weight_decay can follow, too.
 CURVES = ("linear", "cosine", "one_minus_sqrt", "poly", "exp_epoch", "piecewise_linear")
-# What a policy reads and nobody writes for its sake.
+# What a policy reads and no one writes for its sake.
 GIVEN = ("base_lr", "max_iter", "epoch_iter")
 
 

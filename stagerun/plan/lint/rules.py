@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stagerun.errors import Span
+from stagerun.plan.described import unread_fields
 from stagerun.plan.lint import finding, rates
 from stagerun.plan.lint.finding import Finding, Rule, comments_of, place_of
-from stagerun.plan.update import unread_fields
 from stagerun.recipe import Schedule, Stage
 from stagerun.spec.layers import DURATIONS
 from stagerun.text import columns
