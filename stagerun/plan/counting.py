@@ -1,4 +1,4 @@
-"""Which snapshots of a stage count for what it is now, and why others don't. Pure."""
+"""Which snapshots of a stage count for what it is now, and why others don't; renamed stages, and rollbacks. Pure."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -138,7 +138,11 @@ def _change(field: str, ref: SnapshotRef, stage: Stage) -> Change:
     return Change("from" if field == FROM_ITER else name, old, new, origin.span if origin else None)
 
 
-# -- Snapshots under the names that their stages have now
+# -- snapshots under the names that their stages have now
+#
+# A block that makes several stages names them after what they start from, so one more entry in `from` renames those that are
+# trained already; and a person may think of a better word. What a snapshot depends on does not include the name: one that was
+# trained under a name that the schedule no longer has belongs to the stage that it counts for by everything else.
 
 
 def taken_over(stage: Stage, source: Source | None, inventory: Inventory, known: Collection[str]) -> Inventory:
@@ -193,7 +197,7 @@ def _of_others(inventory: Inventory, known: Collection[str]) -> dict[str, list[S
     return found
 
 
-# -- Where `on_nan: ROLLBACK` goes back to
+# -- where `on_nan: ROLLBACK` goes back to
 
 
 def scheduled(iter: int, every: int, branches: Collection[int]) -> bool:
@@ -236,7 +240,7 @@ def targets(
     return tuple(sorted(own, key=how_far, reverse=True))
 
 
-# -- What an evaluation depends on besides weights
+# -- what an evaluation depends on besides weights
 
 
 def other_set(schedule: Schedule, tested_set: str) -> bool:

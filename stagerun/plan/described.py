@@ -143,7 +143,7 @@ def _doubtful_values(stage: Stage) -> list[str]:
     return found
 
 
-# -- What is done to the images of a stage: in a few words, and what of it deserves a look
+# -- images
 
 # What turns pixels into the numbers that the network gets, and what counts where nothing is given.
 _NUMBERS: dict[str, float | None] = {"channel_order": None, "mean_value": 0.0, "std_value": 1.0, "scale": None}

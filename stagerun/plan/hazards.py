@@ -163,7 +163,7 @@ def solver_changes(parent: Stage, stage: Stage) -> list[str]:
     return found
 
 
-# -- What of its policy a stage never gets to, and where it goes on beyond the policy's end
+# -- what of its policy a stage never gets to, and where it goes on beyond the policy's end
 
 # Policies that stay where they are after max_iter.
 ENDING = ("linear", "cosine", "one_minus_sqrt", "one_cycle")

@@ -188,7 +188,7 @@ def tested_images(schedule: Schedule, solver: Solver) -> tuple[int, int]:
     return passes * whole, passes * one
 
 
-# -- What the last run here says about the hours of what is left
+# -- what the last run here says about the hours of what is left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

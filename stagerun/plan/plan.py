@@ -2,7 +2,7 @@
 
 A stage's snapshot counts if the stage has the same identity now as when it was trained, and started from the snapshot that
 its parent ends in now. So a changed stage makes itself and its descendants stale, and never its ancestors. What it is called does
-not matter (`renamed`).
+not matter (`counting.taken_over`).
 """
 
 from collections.abc import Collection, Mapping

@@ -121,7 +121,7 @@ def _started(policy: Policy, solver: Solver) -> Policy:
     return Shifted(policy, solver.policy_start_iter) if solver.policy_start_iter else policy
 
 
-# -- What is known of each solver type without torch: a literal table. The arithmetic is `engine.solvers`', one class per type
+# -- what is known of each solver type without torch: a literal table. The arithmetic is that of `engine.solvers`, one class per type
 
 
 @dataclass(frozen=True, slots=True)

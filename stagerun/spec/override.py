@@ -141,7 +141,7 @@ def _value(line: int, column: int, text: str, field: FieldDescriptor, place: Spa
     return parse_value(SET, line, column, text, field, problems)
 
 
-# -- `--set solver.FIELD=VALUE` that no stage has anything of, since each says something else of the field
+# -- `--set solver.FIELD=VALUE` that reaches no stage, since each sets the field itself
 
 
 def check_reached(changes: Sequence[Override], stages: Mapping[str, Block], problems: Problems) -> None:

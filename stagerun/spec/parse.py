@@ -413,7 +413,7 @@ def _messages() -> list[Descriptor]:
     return found
 
 
-# -- What to write in place of fields that people know from Caffe and stagerun doesn't have
+# -- what to write in place of fields that people know from Caffe and stagerun doesn't have
 CAFFE: dict[str, str] = {
     **dict.fromkeys(
         ("net", "train_net", "net_param", "train_net_param"),

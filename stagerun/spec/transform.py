@@ -1,4 +1,4 @@
-"""Errors of meaning in what is done to images. Pure."""
+"""Errors of meaning in what is done to images, and in what the network can do with them. Pure."""
 
 import contextlib
 import itertools
@@ -239,7 +239,7 @@ def check_drawn(view: View, problems: Problems) -> None:
             problems.add(view.place("rectangular"), message, hint)
 
 
-# -- Settings of Model that mean nothing for its network, and images that the network does not take
+# -- settings of Model that mean nothing for its network, and images that the network does not take
 
 _MOST_NAMES = 6
 

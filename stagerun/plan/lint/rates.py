@@ -1,4 +1,5 @@
-"""Rules about learning rates within a schedule: `lr-jump`, `warmup-start`, `zero-parent`. Pure."""
+"""Rules about learning rates within a schedule: `lr-jump`, `warmup-start`, `zero-parent`; and about large batches: `lr-batch`,
+`decay-on-norm`, `batch-images`. Pure."""
 
 import bisect
 import math
@@ -122,7 +123,7 @@ def peak(solver: Solver) -> float:
     return max(rate(place) for place in places if 0 <= place <= last)
 
 
-# -- Rules about batches so large that recipes of small ones don't carry over, or images don't suffice: `lr-batch`, `decay-on-norm`,
+# -- batches so large that recipes of small ones don't carry over, or images don't suffice
 
 LARGE = 1024
 # Linear scaling, 0.1 for 256 images with a momentum of 0.9 (Goyal et al., arXiv:1706.02677; tensorflow/tpu:
