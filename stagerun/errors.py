@@ -172,7 +172,7 @@ def listing(words: Sequence[str], last: str = "or") -> str:
     return quoted[0] if len(quoted) == 1 else ", ".join(quoted[:-1]) + f" {last} " + quoted[-1]
 
 
-# -- Collecting the mistakes of several files. The one mutable thing in spec, alive while one schedule is read
+# -- the mistakes of several files: the only mutable thing here, alive while one schedule is read
 
 LONGEST_LINE = 200  # characters of a line that are shown
 

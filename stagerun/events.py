@@ -65,7 +65,7 @@ class Iterated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotFinite:
-    """One iteration had a loss or gradients that are no finite numbers; weights and momentum are as before it. After a rollback a
+    """One iteration had a loss or gradients that are not finite; weights and momentum are as before it. After a rollback a
     StageStarted (or PieceStarted) says where training goes on."""
 
     stage: str
@@ -95,7 +95,7 @@ class Renamed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceStarted:
     """A stretch of a stage that has that behind it is trained once more, for a snapshot at `until`. Nothing else comes of it: its
-    updates are told as Retraced, and nothing is evaluated."""
+    updates are reported as Retraced, and nothing is evaluated."""
 
     stage: str
     iter: int
@@ -107,7 +107,7 @@ class PieceStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retraced:
-    """One weight update of such a stretch was done, as an Iterated of the stage told once."""
+    """One weight update of such a stretch was done, as an Iterated of the stage reported once."""
 
     stage: str
     iter: int

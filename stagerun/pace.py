@@ -16,7 +16,7 @@ _LEAST_BAR, _LONGEST_BAR = 6, 40
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Of the last iterations: mean loss, images per second, seconds per iteration."""
+    """The last iterations: mean loss, images per second, seconds per iteration."""
 
     loss: float
     images_per_second: float
@@ -42,7 +42,7 @@ def progress_line(stage: "StageStarted", stages: int, window: "Sequence[Iterated
     )
 
 
-DONE, TO_DO, STALE = "ok", "-", "stale"  # marks of stages; of one that has begun it is `62 %`
+DONE, TO_DO, STALE = "ok", "-", "stale"  # marks of stages; of one that has started it is `62 %`
 
 
 def share(iter: int, max_iter: int) -> str:

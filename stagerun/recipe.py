@@ -372,7 +372,7 @@ class Ensemble:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """`stages` are in the order in which they run: parents before children. `files` are (path, text) as read. `sets`: which images the
-    LMDBs hold (`lmdb_file.set_of`), by "train" and "val", as far as somebody has looked."""
+    LMDBs hold (`lmdb_file.set_of`), by "train" and "val", as far as someone has looked."""
 
     name: str
     seed: int

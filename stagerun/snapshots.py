@@ -73,14 +73,14 @@ def how_far(ref: SnapshotRef) -> tuple[int, int, int]:
 
 
 def passed_over(name: str) -> str:
-    """Of one of `Inventory.forbidden`."""
+    """What is said of one of `Inventory.forbidden`."""
     return f"snapshot {name} may not be read by this user, and is passed over here; `run` would refuse to"
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
     """The complete snapshots of an output folder, oldest first by (attempt, serial), and the names of damaged ones. `forbidden`: of those
-    that this user may not read, where somebody only looks."""
+    that this user may not read, where someone only looks."""
 
     snapshots: tuple[SnapshotRef, ...] = ()
     damaged: tuple[str, ...] = ()

@@ -57,7 +57,7 @@ class Overlap:
 
     @property
     def share(self) -> float:
-        """Of the time that reductions took; 0 where there were none."""
+        """The share of the time of reductions that was hidden; 0 where there were none."""
         return self.hidden / self.sending if self.sending else 0.0
 
 

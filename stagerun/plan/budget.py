@@ -21,7 +21,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What an allocation of `seconds`, begun now, comes to.
+    """What an allocation of `seconds`, started now, comes to.
 
     `stage` and `iter`: what it is at when the time is over, `last` being the updates that the stage is trained to; `testing`:
     all of them are done, and it is being evaluated; the ensembles are, where `stage` is ''. `epoch`: of the whole schedule,
@@ -97,7 +97,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """How an allocation ends: what it is at, where it goes on if it was told to stop, and if it was killed."""
+    """How an allocation ends: what it is at, where it goes on after a stop, and after a kill."""
 
     at: Place
     testing: bool

@@ -1,4 +1,4 @@
-"""Which snapshots of a stage count for what it is now, and why others don't. Pure."""
+"""Which snapshots of a stage count for what it is now, and why others don't; renamed stages, and rollbacks. Pure."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -138,7 +138,11 @@ def _change(field: str, ref: SnapshotRef, stage: Stage) -> Change:
     return Change("from" if field == FROM_ITER else name, old, new, origin.span if origin else None)
 
 
-# -- Snapshots under the names that their stages have now
+# -- snapshots under the names that their stages have now
+#
+# A block that makes several stages names them after what they start from, so one more entry in `from` renames those that are
+# trained already; and a person may think of a better word. What a snapshot depends on does not include the name: one that was
+# trained under a name that the schedule no longer has belongs to the stage that it counts for by everything else.
 
 
 def taken_over(stage: Stage, source: Source | None, inventory: Inventory, known: Collection[str]) -> Inventory:
@@ -180,7 +184,7 @@ def under(inventory: Inventory, names: Mapping[str, str]) -> Inventory:
 
 
 def names_of(inventory: Inventory) -> dict[str, str]:
-    """What `under` must be told to come from the inventory of a disk to this one."""
+    """The names that `under` needs to make this inventory from the one on disk."""
     return {ref.name: ref.stage for ref in inventory.snapshots if ref.trained_as}
 
 
@@ -193,7 +197,7 @@ def _of_others(inventory: Inventory, known: Collection[str]) -> dict[str, list[S
     return found
 
 
-# -- Where `on_nan: ROLLBACK` goes back to
+# -- where `on_nan: ROLLBACK` goes back to
 
 
 def scheduled(iter: int, every: int, branches: Collection[int]) -> bool:
@@ -222,7 +226,7 @@ def targets(
     """The snapshots that a stage in training at `iter`, with `skipped` images left out so far, may go back to: the first is the one
     to take, the others stand in for it. None: back to the stage's start.
 
-    Snapshots at other places than scheduled ones are passed over: they are there only where somebody stopped the run, and the
+    Snapshots at other places than scheduled ones are passed over: they are there only where someone stopped the run, and the
     bits must not depend on that. `parent` is the id of what the stage started from. `like`: the one it went on from, of a stage that
     is kept though its definition has changed.
     """
@@ -236,7 +240,7 @@ def targets(
     return tuple(sorted(own, key=how_far, reverse=True))
 
 
-# -- What an evaluation depends on besides weights
+# -- what an evaluation depends on besides weights
 
 
 def other_set(schedule: Schedule, tested_set: str) -> bool:

@@ -1,6 +1,6 @@
 """In what two schedules differ: stages, fields, and where their learning rates part. Pure.
 
-Stages are matched by name. The values compared are the resolved ones, so another way of writing the same is no difference.
+Stages are matched by name. The values compared are the resolved ones, so another way of writing the same is not a difference.
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,7 +42,7 @@ class FieldDifference:
 
 @dataclass(frozen=True, slots=True)
 class RateDifference:
-    """Of the iterations that both have: the first at which the learning rates differ, and the one at which they do most."""
+    """Among the iterations that both have: the first at which the learning rates differ, and the one at which they do most."""
 
     stage: str
     first: int
@@ -127,7 +127,7 @@ def _shared(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
 
 
 def _paths(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
-    """Of sources that are written alike and lie elsewhere, as relative ones do in another folder."""
+    """Paths of sources that are written alike and lie elsewhere, as relative ones do in another folder."""
     for name, one, other in (("data.train", a.data.train, b.data.train), ("data.val", a.data.val, b.data.val)):
         if one is not None and other is not None and one.source == other.source and one.path != other.path:
             here, there = Value(one.path, value=one.path), Value(other.path, value=other.path)

@@ -148,6 +148,9 @@ def _state_in_words(planned: PlannedEnsemble) -> str:
     return "ready" + (f": {planned.why}" if planned.why else "")
 
 
+_FIGURES = ("top1", "top5", "loss", "best", "gain", "gain_over_mean")
+
+
 def ensembles_record(ensembles: Sequence[PlannedEnsemble]) -> list[dict[str, object]]:
     """For JSON; the fields of a result are None where there is none."""
     return [
@@ -158,12 +161,7 @@ def ensembles_record(ensembles: Sequence[PlannedEnsemble]) -> list[dict[str, obj
             "batch_norm_iter": e.ensemble.batch_norm_iter if e.ensemble.rule is EnsembleRule.WEIGHT_AVERAGE else None,
             "state": e.state.value,
             "why": e.why,
-            "top1": e.result.top1 if e.result else None,
-            "top5": e.result.top5 if e.result else None,
-            "loss": e.result.loss if e.result else None,
-            "best": e.result.best if e.result else None,
-            "gain": e.result.gain if e.result else None,
-            "gain_over_mean": e.result.gain_over_mean if e.result else None,
+            **{name: getattr(e.result, name, None) for name in _FIGURES},
         }
         for e in ensembles
     ]

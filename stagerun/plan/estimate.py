@@ -166,7 +166,7 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-# -- A rehearsal's figures and what follows from them, as text
+# -- as text
 
 # Fewer timed iterations than this are worth a word: the four warm ones of one stage.
 FEW = 4

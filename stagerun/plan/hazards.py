@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stagerun.plan.images import image_notes
-from stagerun.plan.update import course, place, update_notes
+from stagerun.plan.described import course, image_notes, place, update_notes
 from stagerun.recipe import DecayFrom, OnNan, Schedule, Solver, Stage
 from stagerun.schedule import learning_rate, warm_up_end
 
@@ -105,7 +104,7 @@ def _join(joint: Joint) -> list[str]:
 
 
 def roundings(stage: Stage, images: int) -> list[str]:
-    """One sentence for each duration that was written in epochs and is no whole number of iterations."""
+    """One sentence for each duration that was written in epochs and is not a whole number of iterations."""
     found = []
     for field, origin in stage.origins.items():
         value = getattr(stage.solver, field.removeprefix("solver."), None)
@@ -164,7 +163,7 @@ def solver_changes(parent: Stage, stage: Stage) -> list[str]:
     return found
 
 
-# -- What of its policy a stage never gets to, and where it goes on beyond the policy's end
+# -- what of its policy a stage never gets to, and where it goes on beyond the policy's end
 
 # Policies that stay where they are after max_iter.
 ENDING = ("linear", "cosine", "one_minus_sqrt", "one_cycle")

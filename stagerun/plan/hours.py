@@ -188,7 +188,7 @@ def tested_images(schedule: Schedule, solver: Solver) -> tuple[int, int]:
     return passes * whole, passes * one
 
 
-# -- What the last run here says about the hours of what is left
+# -- what the last run here says about the hours of what is left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +207,7 @@ class Measured:
 
 
 def measured(events: Sequence[tuple[float, object]]) -> Measured | None:
-    """Of the (time, event) of a process life; None if it doesn't begin with its start."""
+    """Means over the (time, event) pairs of a process life; None if it doesn't begin with its start."""
     run = next((event for _, event in events if isinstance(event, RunStarted)), None)
     if run is None:
         return None

@@ -47,13 +47,13 @@ class Course:
     def moment(self, reached: int, left: int, rng: random.Random) -> Moment:
         """A moment in the first of `left` equal shares of the time that is left when `reached` iterations are done: in iterations,
         in evaluations, while a snapshot is written, as often as these take."""
-        begun = self.times[min(reached, len(self.times) - 1)]
-        at = begun + (self.end - begun) * rng.random() / left
+        start = self.times[min(reached, len(self.times) - 1)]
+        at = start + (self.end - start) * rng.random() / left
         done = max(0, bisect_right(self.times, at) - 1)
         return Moment(done, max(0.0, at - self.times[done]))
 
     def done(self, event: Event) -> int:
-        """How many iterations were done when a run of the same schedule told of `event`; 0 if it doesn't say."""
+        """How many iterations were done when a run of the same schedule reported `event`; 0 if it doesn't say."""
         return self.places.get((event.stage, event.iter, event.epoch), 0) if isinstance(event, Iterated) else 0
 
     def place(self, done: int) -> str:
@@ -63,7 +63,7 @@ class Course:
 
 
 def course_of(events: Timed) -> Course:
-    """Of the log of one life that trained a whole schedule. ValueError if it is not."""
+    """The course in the log of one life that trained a whole schedule. ValueError if it is not."""
     started = [time for time, event in events if isinstance(event, RunStarted)]
     ended = [time for time, event in events if isinstance(event, RunFinished)]
     if len(started) != 1 or len(ended) != 1:
@@ -99,12 +99,12 @@ def compare_logs(straight: Timed, other: Timed) -> Compared:
     for place, numbers in _numbers(other):
         losses, tests = losses + (place[0] == "loss"), tests + (place[0] not in ("loss", "failure"))
         if numbers not in wanted.get(place, []):
-            told = " or ".join(map(_text, wanted.get(place, []))) or "nothing"
-            different.append(f"{_words(place)}: {told} straight, {_text(numbers)} interrupted")
+            expected = " or ".join(map(_text, wanted.get(place, []))) or "nothing"
+            different.append(f"{_words(place)}: {expected} straight, {_text(numbers)} interrupted")
     return Compared(losses, tests, tuple(different))
 
 
-_Place = tuple[str, str, int, float]  # kind, stage, iteration, and where in the data that was, if it is told
+_Place = tuple[str, str, int, float]  # kind, stage, iteration, and where in the data that was, if it is reported
 _Numbers = tuple[object, ...]
 
 

@@ -8,8 +8,8 @@ import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from stagerun.plan.described import augmentation
 from stagerun.plan.hazards import JUMP, Joint, joints
-from stagerun.plan.images import augmentation
 from stagerun.recipe import DecayFrom, Schedule, Solver, Stage
 from stagerun.schedule import learning_rate, make_knobs, warm_up_end
 from stagerun.schedule.image_size import crop_size
@@ -81,7 +81,7 @@ def points_of(solver: Solver) -> tuple[tuple[Point, ...], list[Mark]]:
 
 
 def _extremes(value: Callable[[int], float], last: int) -> Iterator[int]:
-    """Of each stretch of iterations the first, the one with the least and the largest value, and the last. More of them towards
+    """In each stretch of iterations the first, the one with the least and the largest value, and the last. More of them towards
     both ends, where a logarithmic axis may show decades."""
     yield from (at for n in range((last + 1).bit_length()) for at in (2**n - 1, last + 1 - 2**n))
     length = -(-(last + 1) // STRETCHES)
@@ -104,7 +104,7 @@ def _steps(rate: Callable[[int], float], last: int) -> Iterator[Mark]:
 
 
 def _is_step(one: float, two: float, three: float, four: float) -> bool:
-    """Of the rates of four updates: between the second and the third, and there alone."""
+    """Whether the rates of four updates step between the second and the third, and there alone."""
     change = abs(three - two)
     return change > JUMP * max(two, three) and max(abs(two - one), abs(four - three)) < ISOLATED * change
 

@@ -1,4 +1,4 @@
-"""Stretches of a stage that are trained once more, for a snapshot that others start from. Pure.
+"""Stretches of a stage that are trained once more, for a snapshot that others start from; lost snapshots. Pure.
 
 A stage saves what its children start from on its way. Where a child was thought of later, or the snapshot is gone, the stage
 has passed that place already: then it is trained again from the newest of its snapshots before that, or from its start, up to
@@ -70,7 +70,7 @@ def _of(
 
 
 def _first_behind(point: int, usable: tuple[SnapshotRef, ...]) -> SnapshotRef | None:
-    """Of the stage's own way, the snapshot nearest to `point`, where there is none: it tells in what environment the stage was
+    """The snapshot on the stage's own way that is nearest behind `point`, where there is none: it shows in what environment the stage was
     trained there, which the one before it does not where another life went on. What came in a life after the newest is of
     other pieces."""
     newest = max(usable, key=lambda ref: (ref.iter, ref.attempt), default=None)
@@ -78,7 +78,10 @@ def _first_behind(point: int, usable: tuple[SnapshotRef, ...]) -> SnapshotRef | 
     return min(behind, key=lambda ref: (ref.iter, ref.attempt), default=None)
 
 
-# -- Snapshots that are gone, that stages came from which still count, and that are trained once more
+# -- snapshots that are gone, and from which stages came that still count
+#
+# Such a stage counts because its parent, unchanged, comes to the same bits again (`counting.counts`), in the same environment.
+# In another one it comes to others, and the stage is stale from then on. So `run` says that, and asks, before it trains anything.
 
 
 def lost_points(
@@ -115,8 +118,8 @@ def _like(again: PlannedStage, below: Iterable[SnapshotRef]) -> SnapshotRef | No
         return again.like
     if again.state is State.RESUME:
         return again.start
-    begun = None if again.start is None else again.start.attempt
-    return next((ref for ref in below if ref.attempt == begun or _first_life(ref)), None)
+    life = None if again.start is None else again.start.attempt
+    return next((ref for ref in below if ref.attempt == life or _first_life(ref)), None)
 
 
 def _first_life(ref: SnapshotRef) -> bool:

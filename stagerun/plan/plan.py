@@ -2,7 +2,7 @@
 
 A stage's snapshot counts if the stage has the same identity now as when it was trained, and started from the snapshot that
 its parent ends in now. So a changed stage makes itself and its descendants stale, and never its ancestors. What it is called does
-not matter (`renamed`).
+not matter (`counting.taken_over`).
 """
 
 from collections.abc import Collection, Mapping
@@ -39,7 +39,7 @@ class Choice:
 def choice(
     schedule: Schedule, redo: Collection[str], keep: Collection[str], only: Collection[str], until: str | None
 ) -> Choice:
-    """RecipeError with every name that is no stage's, and what contradicts itself. The name of a stage that makes several
+    """Raises RecipeError with every name that no stage has, and every contradiction. The name of a stage that makes several
     stands for all of them."""
     members = _members(schedule)
     problems = []
@@ -208,7 +208,7 @@ def require_fresh(plan: Plan) -> None:
 
 
 def _changed_themselves(plan: Plan) -> list[str]:
-    """Of the stale stages those that are not so for their parent's sake alone; for all stages of a block, its name."""
+    """The stale stages that are so not just because of their parent; for all stages of a block, its name."""
     stale = {s.stage.name for s in plan.stale}
     own = [s.stage for s in plan.stale if not s.lost and (s.changes or s.stage.parent not in stale)]
     others = {stage.group for stage in plan.schedule.stages if stage not in own}

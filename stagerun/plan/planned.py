@@ -161,12 +161,12 @@ class Plan:
 
     @property
     def iterations(self) -> int:
-        """Of all stages that are enabled."""
+        """Iterations of all stages that are enabled."""
         return sum(s.stage.solver.max_iter for s in self.stages if s.state is not State.DISABLED)
 
     @property
     def iterations_left(self) -> int:
-        """That the plan trains, pieces among them."""
+        """Iterations that the plan trains, pieces among them."""
         return sum(s.iterations_left for s in (*self.stages, *self.pieces))
 
     def _above(self, stage: Stage) -> set[str]:

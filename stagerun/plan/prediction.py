@@ -17,7 +17,7 @@ OVERLAP = 0.84
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Of each host to the others. `bandwidth` in bytes per second, each way; `latency` in seconds, of one message."""
+    """The link of each host to the others. `bandwidth` in bytes per second, each way; `latency` in seconds, of one message."""
 
     bandwidth: float
     latency: float = 0.0
@@ -57,7 +57,7 @@ def step(pieces: Sequence[float], workers: int, link: Link, one_pass: float, pas
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """Of one stage. `bytes` are summed in an iteration, in so many `pieces`. `passes` of the busiest worker per iteration; `efficiency`
+    """One stage. `bytes` are summed in an iteration, in so many `pieces`. `passes` of the busiest worker per iteration; `efficiency`
     against one worker that does all of it alone."""
 
     stage: str
@@ -72,7 +72,7 @@ class Predicted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """`pieces`: by stage, bytes of the gradients and of what travels with them, as they leave. `images_per_second`: of one worker alone,
-    where it was told; None: as in `figures`. `elastic`: as of `determinism`."""
+    where it was given; None: as in `figures`. `elastic`: as of `determinism`."""
 
     workers: int
     link: Link

@@ -6,11 +6,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 
+from stagerun.plan.described import augmentation, augmentation_changes, course, crop_size_ramp, described
 from stagerun.plan.hazards import joints, notes, solver_changes
-from stagerun.plan.images import augmentation, augmentation_changes, crop_size_ramp
 from stagerun.plan.plan import Lost, Plan, PlannedStage, State
 from stagerun.plan.planned import label
-from stagerun.plan.update import course, described
 from stagerun.recipe import Determinism, Schedule, Solver, Stage
 from stagerun.schedule import learning_rate, make_knobs, warm_up_end
 from stagerun.snapshots import SnapshotRef
@@ -77,8 +76,8 @@ def going_on(plan: Plan) -> str:
     said += [f"then {', '.join(work[1:])}"] * bool(work[1:])
     lines = [f"{plan.schedule.name}: {'; '.join(said)}"]
     lines.append(f"{plan.iterations_left} of {count(plan.iterations, 'iteration')} to do")
-    told = (s for s in plan.stages if s.again or s.kept or s.state in (State.STALE, State.NOT_CHOSEN))
-    return "\n".join(lines + [f"{s.stage.name}: {stage_state(s)}{f', {s.why}' if s.why else ''}" for s in told])
+    notable = (s for s in plan.stages if s.again or s.kept or s.state in (State.STALE, State.NOT_CHOSEN))
+    return "\n".join(lines + [f"{s.stage.name}: {stage_state(s)}{f', {s.why}' if s.why else ''}" for s in notable])
 
 
 def _kept_at(schedule: Schedule, stage: Stage) -> Iterator[str]:
@@ -172,7 +171,7 @@ def carried_over(planned: PlannedStage) -> str:
 
 
 def moving_members(solver: Solver) -> dict[str, object]:
-    """Of momentum and weight decay that move: those of the first and the last update."""
+    """Momentum and weight decay of the first and the last update, where they move."""
     moving = [n for n in ("momentum", "weight_decay") if getattr(solver, f"{n}_policy") is not None]
     ends = [(end, make_knobs(solver)(i)) for end, i in (("first", 0), ("last", solver.max_iter - 1))]
     return {f"{end}_{name}": getattr(knobs, name) for name in moving for end, knobs in ends}

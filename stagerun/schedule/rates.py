@@ -33,7 +33,7 @@ POLICIES: dict[str, type] = {
 }
 # Those that momentum and weight_decay can follow, too.
 CURVES = ("linear", "cosine", "one_minus_sqrt", "poly", "exp_epoch", "piecewise_linear")
-# What a policy reads and nobody writes for its sake.
+# What a policy reads and no one writes for its sake.
 GIVEN = ("base_lr", "max_iter", "epoch_iter")
 
 
@@ -121,7 +121,7 @@ def _started(policy: Policy, solver: Solver) -> Policy:
     return Shifted(policy, solver.policy_start_iter) if solver.policy_start_iter else policy
 
 
-# -- What is known of each solver type without torch: a literal table. The arithmetic is `engine.solvers`', one class per type
+# -- what is known of each solver type without torch: a literal table. The arithmetic is that of `engine.solvers`, one class per type
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,7 @@ _CONSTANT = {"warmup_iter": "0", "mean_value": "[0.0]", "std_value": "[1.0]"}
 
 def completed(identity: Mapping[str, str]) -> dict[str, str]:
     """The identity (`recipe.Stage.identity`) with the fields that it lacks at their defaults, and without those that count no
-    more: the version that wrote it did not know the ones, and an upgrade is no difference.
+    more: the version that wrote it did not know the ones, and an upgrade is not a difference.
 
     A name that this version doesn't know stays. A default that follows from other fields is stated as `none`: fields of that
     kind are as old as snapshots are.

@@ -133,7 +133,7 @@ def _same_pictures(members: Sequence[tuple[str, Value]], settings: Mapping[str, 
 
 
 def _seen(block: Block) -> dict[str, object] | None:
-    """What a stage's pictures of an evaluation depend on, by field; None where that can't be told, which was reported."""
+    """What a stage's pictures of an evaluation depend on, by field; None where that is not known, which was reported."""
     missing = Problems()
     check_required(block, missing)
     if missing:

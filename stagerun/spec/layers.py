@@ -61,7 +61,7 @@ def cleared(layer: Block) -> tuple[str, ...]:
 
 
 def check_layers(layers: Sequence[Block], problems: Problems) -> None:
-    """Both of a pair in one layer, and `clear` of what is no field, stands in the same layer, or is not inherited."""
+    """Both of a pair in one layer, and `clear` of something that is not a field, stands in the same layer, or is not inherited."""
     for number, layer in enumerate(layers):
         for first, second in PAIRS:
             if first in layer.entries and second in layer.entries:

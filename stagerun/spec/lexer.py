@@ -1,4 +1,4 @@
-"""Text -> tokens of protobuf's text format, each with its place. Pure.
+"""Text -> tokens of protobuf's text format, each with its place; token -> value. Pure.
 
 The tokens are those of google.protobuf.text_format, so that what this parser accepts means the same there. What is
 refused here alone is said in `unescape` and in `parse`.
@@ -95,7 +95,7 @@ def unescape(text: str) -> bytes:
     return _ESCAPE.sub(replace, raw).encode("latin-1")
 
 
-# -- One token -> the value of a field, as google.protobuf.text_format reads it, but finite
+# -- one token -> the value of a field, as google.protobuf.text_format reads it, but finite
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 # What whole numbers may be. stagerun's own are all INT64; Caffe's are of several types.

@@ -167,7 +167,9 @@ def _first_sentence(name: str) -> str:
     return text.split(". ")[0].rstrip(".:")
 
 
-# -- Words that people look up and that are not the name of a field: what they are called here, or that they are not possible today
+# -- words that people look up and that are not the name of a field: what they are called here, or that they are not possible
+#
+# A page of the manual under one of these names would come before its entry here.
 
 # In the first line of each its name and synonyms, in small letters.
 _TEXT = """\

@@ -52,7 +52,7 @@ def read(arguments: Sequence[str], stages: Sequence[str], problems: Problems) ->
 def _one(line: int, argument: str, stages: Sequence[str], problems: Problems) -> Override | None:
     name, equals, text = argument.partition("=")
     whole = Span(SET, line, 1, max(1, len(argument)))
-    if any(0xD800 <= ord(c) <= 0xDFFF for c in argument):  # how Python passes on bytes that are no UTF-8
+    if any(0xD800 <= ord(c) <= 0xDFFF for c in argument):  # how Python passes on bytes that are not UTF-8
         problems.add(whole, "the argument is not UTF-8")
         return None
     if not equals or not name.strip():
@@ -141,7 +141,7 @@ def _value(line: int, column: int, text: str, field: FieldDescriptor, place: Spa
     return parse_value(SET, line, column, text, field, problems)
 
 
-# -- `--set solver.FIELD=VALUE` that no stage has anything of, since each says something else of the field
+# -- `--set solver.FIELD=VALUE` that reaches no stage, since each sets the field itself
 
 
 def check_reached(changes: Sequence[Override], stages: Mapping[str, Block], problems: Problems) -> None:
@@ -160,7 +160,7 @@ def check_reached(changes: Sequence[Override], stages: Mapping[str, Block], prob
 def _path(change: Override) -> tuple[str, ...]:
     """From Solver to the field; empty where the change is not one of a field of Solver for all stages, as `solver={...}`."""
     if change.stage is not None or change.path[:1] != ("solver",) or not change.leaf.entries:
-        return ()  # a value out of its range, which is reported as such, is no entry
+        return ()  # a value out of its range, which is reported as such, is not an entry
     (name,) = change.leaf.entries
     return (*change.path[1:], name)
 

@@ -2,7 +2,7 @@
 
 google.protobuf.text_format stops at the first mistake and keeps no places. This parser goes on at the next field. What
 it accepts means the same there; on top of what text_format refuses it refuses numbers that are not finite, NUL
-characters, bytes that are no UTF-8, escapes without a meaning, and files above LARGEST bytes. Pure.
+characters, bytes that are not UTF-8, escapes without a meaning, and files above LARGEST bytes. Pure.
 """
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -413,16 +413,17 @@ def _messages() -> list[Descriptor]:
     return found
 
 
-# -- What to write in place of fields that people know from Caffe and stagerun doesn't have
+# -- what to write in place of fields that people know from Caffe and stagerun doesn't have
 CAFFE: dict[str, str] = {
-    "net": 'the network is named in schedule.prototxt: `model { name: "resnet50" num_classes: 1000 }`',
-    "train_net": 'the network is named in schedule.prototxt: `model { name: "resnet50" num_classes: 1000 }`',
-    "test_net": "training and evaluation share one network; the images of the evaluation are `data { val { ... } }` in "
-    "schedule.prototxt",
-    "net_param": 'the network is named in schedule.prototxt: `model { name: "resnet50" num_classes: 1000 }`',
-    "train_net_param": 'the network is named in schedule.prototxt: `model { name: "resnet50" num_classes: 1000 }`',
-    "test_net_param": "training and evaluation share one network; the images of the evaluation are "
-    "`data { val { ... } }` in schedule.prototxt",
+    **dict.fromkeys(
+        ("net", "train_net", "net_param", "train_net_param"),
+        'the network is named in schedule.prototxt: `model { name: "resnet50" num_classes: 1000 }`',
+    ),
+    **dict.fromkeys(
+        ("test_net", "test_net_param"),
+        "training and evaluation share one network; the images of the evaluation are `data { val { ... } }` in "
+        "schedule.prototxt",
+    ),
     "train_state": "leave it out: a network has no phases or levels here",
     "test_state": "leave it out: a network has no phases or levels here",
     "solver_mode": "leave it out: where it is computed is chosen on the command line",

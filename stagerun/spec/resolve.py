@@ -1,4 +1,4 @@
-"""The texts of a folder -> recipe.Schedule, or every mistake in them. Pure."""
+"""A folder, or its texts -> recipe.Schedule, or every mistake in them. All but `load` is pure."""
 
 import contextlib
 import os
@@ -304,7 +304,7 @@ def _branch(node: Node) -> Iterator[build.Fact]:
         yield build.Fact(recipe.FROM_ITER, str(node.parent_iter), True, origin)
 
 
-# -- A folder -> recipe.Schedule: the one place of spec that reads files
+# -- a folder -> recipe.Schedule: the only part that reads files
 
 
 def load(folder: str | Path, overrides: Sequence[str] = ()) -> recipe.Schedule:

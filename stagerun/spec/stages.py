@@ -60,7 +60,7 @@ class _Start:
 
 def nodes(schedule: Block, problems: Problems) -> list[Node]:
     """The stages that have a name, in the order of the file. Reports names that occur twice, files outside of the
-    schedule's folder, parents that are no stage, and more than MOST stages.
+    schedule's folder, parents that are not stages, and more than MOST stages.
     """
     named = [b for b in schedule.blocks("stage") if "name" in b.entries]
     # A stage whose name can't be read may be the one that another one means.
@@ -148,7 +148,7 @@ def _made_of(block: Block, name: str, above: Sequence[Node], problems: Problems,
 
 
 def _starts(block: Block, name: str, above: Sequence[Node], problems: Problems, unused: bool = False) -> list[_Start]:
-    """What the stages of a block start from: its `from`, or else the stage above, which `unused` says nobody asks for."""
+    """What the stages of a block start from: its `from`, or else the stage above, which no one asks for if `unused`."""
     entry = block.entries.get("from")
     if entry is not None and entry.values:
         return [_start(value, name, problems) for value in _once(entry, name, problems)]

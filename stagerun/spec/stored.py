@@ -33,7 +33,7 @@ def read_recipe(text: str) -> recipe.Schedule:
     """The schedule of which `text` is the canonical form. Its stages have no identity and no origins, and it no files.
 
     A field that is not there, because an older stagerun wrote the text, has the dataclass's default. ValueError with the
-    line for what is no such text: an unknown field, a missing one without a default, a value of another type.
+    line if it is something else: an unknown field, a missing one without a default, a value of another type.
     """
     reader = _Reader(tokens(text))
     schedule: recipe.Schedule = _read(recipe.Schedule, reader.block(None))
@@ -41,7 +41,7 @@ def read_recipe(text: str) -> recipe.Schedule:
 
 
 def read_foreign(text: str) -> recipe.Schedule:
-    """`read_recipe` of what somebody else may have written. ValueError, too, for a number below 1 where that can't be, and for a
+    """`read_recipe` for a text that someone else may have written. Raises ValueError, too, for a number below 1 where that can't be, and for a
     transform with a value out of its range."""
     schedule = read_recipe(text)
     counts = {"num_classes": schedule.model.num_classes, "channels": schedule.model.channels}

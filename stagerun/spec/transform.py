@@ -1,4 +1,4 @@
-"""Errors of meaning in what is done to images. Pure."""
+"""Errors of meaning in what is done to images, and in what the network can do with them. Pure."""
 
 import contextlib
 import itertools
@@ -67,27 +67,22 @@ def _rectangles(view: View, channels: int | None, problems: Problems) -> None:
         if not view.has("crop_size"):
             hint = "write `crop_size: ...` beside it: the rectangle is resized to that"
             problems.add(view.place(name), f"`{name}` needs `crop_size`", hint)
-        for what in ("area_ratio", "aspect_ratio"):
-            low_name, high_name = f"min_{what}", f"max_{what}"
-            if low_name not in inner.block.kind.fields_by_name:
-                continue
-            low, high = inner.number(low_name), inner.number(high_name)
-            if low is not None and high is not None and low > high:
-                place = inner.place(high_name if high_name in inner.block.entries else low_name)
-                problems.add(place, f"`{low_name}` {low} is more than `{high_name}` {high}")
+        _ordered(inner, "min_area_ratio", "max_area_ratio", problems)
+        if name == "random_resized_crop_param":
+            _ordered(inner, "min_aspect_ratio", "max_aspect_ratio", problems)
+
+
+def _ordered(view: View, low_name: str, high_name: str, problems: Problems) -> None:
+    low, high = view.scalar(low_name), view.scalar(high_name)
+    if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
+        place = view.place(high_name if high_name in view.block.entries else low_name)
+        problems.add(place, f"`{low_name}` {low} is more than `{high_name}` {high}")
 
 
 def _resize(view: View, channels: int | None, problems: Problems) -> None:
     inner = view.view("random_resize_param")
-    if inner is None:
-        return
-    low, high = inner.whole("min_size"), inner.whole("max_size")
-    if low is not None and high is not None and low > high:
-        problems.add(inner.place("max_size"), f"`min_size` {low} is more than `max_size` {high}")
-    crop = view.whole("crop_size")
-    if crop is not None and low is not None and crop > low and not view.has("random_aspect_ratio_param"):
-        message = f"`crop_size` {crop} does not fit into an image whose shorter side is {low}"
-        problems.add(view.place("crop_size"), message, f"it can be {low}, or `min_size` {crop}")
+    if inner is not None:
+        _ordered(inner, "min_size", "max_size", problems)
 
 
 def _ramp(view: View, channels: int | None, problems: Problems) -> None:
@@ -130,21 +125,28 @@ def check_compiled(stage: View, problems: Problems) -> None:
         problems.add(ramp.place("multiple"), message, f"write `multiple: {fitting}`, or leave `compile` out")
 
 
-def _ramp_start(view: View, channels: int | None, problems: Problems) -> None:
-    """What `crop_size` must fit into, or fit around, holds for the start of the ramp."""
+def _sides(view: View, channels: int | None, problems: Problems) -> None:
+    """Images fit into what a resize leaves, and around the square that is cut out: at the start of a ramp, and at its end."""
     ramp = view.view("crop_size_ramp_param")
-    start = ramp.whole("start_size") if ramp else None
-    if ramp is None or start is None:
+    for holder, name in ((ramp, "start_size"), (view, "crop_size")):
+        if holder is not None:
+            with contextlib.suppress(Doubtful):
+                _fits(holder, name, view, problems)
+
+
+def _fits(holder: View, name: str, view: View, problems: Problems) -> None:
+    side = holder.whole(name)
+    if side is None:
         return
     with contextlib.suppress(Doubtful):
         resize = view.view("random_resize_param")
         low = resize.whole("min_size") if resize else None
-        if low is not None and start > low and not view.has("random_aspect_ratio_param"):
-            message = f"`start_size` {start} does not fit into an image whose shorter side is {low}"
-            problems.add(ramp.place("start_size"), message, f"it can be {low}, or `min_size` {start}")
-    side = view.whole("cutout_size")
-    if side and side > start:
-        message = f"`cutout_size` {side} is more than `start_size` {start}"
+        if low is not None and side > low and not view.has("random_aspect_ratio_param"):
+            message = f"`{name}` {side} does not fit into an image whose shorter side is {low}"
+            problems.add(holder.place(name), message, f"it can be {low}, or `min_size` {side}")
+    cutout = view.whole("cutout_size")
+    if cutout and cutout > side:
+        message = f"`cutout_size` {cutout} is more than `{name}` {side}"
         problems.add(view.place("cutout_size"), message, "the square lies inside the image")
 
 
@@ -152,13 +154,6 @@ def _padding(view: View, channels: int | None, problems: Problems) -> None:
     if view.text("pad_mode") == "REFLECT" and not view.whole("pad"):
         message = "`pad_mode` without `pad`: there is no padding"
         problems.add(view.place("pad_mode"), message, "write `pad: 4`, or remove it")
-
-
-def _cutout(view: View, channels: int | None, problems: Problems) -> None:
-    side, crop = view.whole("cutout_size"), view.whole("crop_size")
-    if side and crop is not None and side > crop:
-        message = f"`cutout_size` {side} is more than `crop_size` {crop}"
-        problems.add(view.place("cutout_size"), message, "the square lies inside the image")
 
 
 def _colours(view: View, channels: int | None, problems: Problems) -> None:
@@ -198,9 +193,8 @@ CHECKS: tuple[Callable[[View, int | None, Problems], None], ...] = (
     _rectangles,
     _resize,
     _ramp,
-    _ramp_start,
+    _sides,
     _padding,
-    _cutout,
     _colours,
     _policies,
     _jitter,
@@ -245,7 +239,7 @@ def check_drawn(view: View, problems: Problems) -> None:
             problems.add(view.place("rectangular"), message, hint)
 
 
-# -- Settings of Model that mean nothing for its network, and images that the network does not take
+# -- settings of Model that mean nothing for its network, and images that the network does not take
 
 _MOST_NAMES = 6
 
@@ -314,7 +308,7 @@ def _fillers(name: str, network: Network, model: View, problems: Problems) -> No
 
 
 def _filler(filler: View, problems: Problems) -> None:
-    """What is written and not read would leave the weights as nobody meant: without `type` they are all the same."""
+    """A field that is written and not read would leave weights that no one meant: without `type` they are all the same."""
     kind = filler.text("type") or ""
     read = ("type", *FILLER_FIELDS[kind])
     for field in filler.block.entries:
@@ -323,10 +317,7 @@ def _filler(filler: View, problems: Problems) -> None:
             message = f"a filler of type `{kind}` does not read `{field}`"
             problems.add(filler.place(field), message, f"write {listing(readers)}, or remove it")
     if kind == "uniform":
-        low, high = filler.number("min"), filler.number("max")
-        if low is not None and high is not None and low > high:
-            place = filler.place("max" if "max" in filler.block.entries else "min")
-            problems.add(place, f"`min` {low} is more than `max` {high}")
+        _ordered(filler, "min", "max", problems)
 
 
 def _sizes(name: str, network: Network, stage: View, problems: Problems) -> None:

@@ -212,7 +212,7 @@ def identity(key: str, lr_policy: str = "") -> bool:
 
 
 def is_read(key: str, lr_policy: str) -> bool:
-    """Of `average_loss`, which Caffe's files have for the display, whatever the policy is: whether the policy reads it."""
+    """Whether the policy reads the field: `average_loss`, which Caffe's files have for the display whatever the policy is."""
     return key != "solver.average_loss" or lr_policy == "plateau"
 
 
@@ -231,7 +231,7 @@ def _fields(key: str) -> list[FieldDescriptor | None]:
         found.append(field)
         if field is None:
             break
-        kind = field.message_type  # None where it is no message
+        kind = field.message_type  # None where it is not a message
     return found
 
 

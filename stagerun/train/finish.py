@@ -18,7 +18,7 @@ from stagerun.engine.update import explained
 from stagerun.errors import StorageError
 from stagerun.events import Event, StageFinished, Stopped, Tested
 from stagerun.plan.counting import tested_on
-from stagerun.plan.images import augmentation
+from stagerun.plan.described import augmentation
 from stagerun.pulse import Section, beating
 from stagerun.recipe import Solver
 from stagerun.schedule import make_knobs

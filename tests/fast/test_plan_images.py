@@ -4,8 +4,8 @@ import pytest
 from test_plan import SCHEDULE, STAGES, schedule
 
 from stagerun.plan import make_plan
+from stagerun.plan.described import augmentation_changes
 from stagerun.plan.hazards import notes
-from stagerun.plan.images import augmentation_changes
 from stagerun.plan.render import render_text
 from stagerun.recipe import ChannelOrder, PadMode, Transform
 from stagerun.snapshots import Inventory

@@ -10,9 +10,9 @@ from test_spec_resolve import SCHEDULE, A, mutated, read
 
 from stagerun.errors import RecipeError
 from stagerun.plan import make_plan
+from stagerun.plan.described import course
 from stagerun.plan.hazards import joints, notes, solver_changes
 from stagerun.plan.render import csv_rows, render_json, render_text
-from stagerun.plan.update import course
 from stagerun.schedule import CURVES, POLICIES, curve_fields, make_knobs, warm_up_end
 from stagerun.snapshots import Inventory
 

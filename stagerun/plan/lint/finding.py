@@ -1,4 +1,4 @@
-"""What a rule finds. Values."""
+"""What a rule finds; the comments of a solver file, and which findings they silence. Pure."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -34,7 +34,7 @@ def place_of(stage: Stage, *fields: str) -> Span:
     return stage.span
 
 
-# -- The comments of a solver file, each with its place
+# -- comments
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,10 @@ def comments_of(path: str, text: str) -> Iterator[Comment]:
             yield Comment(path, number, at + 1, line[at:].rstrip(), number not in ends, number < first)
 
 
-# -- `# lint: ignore lr-jump`: which findings a comment silences, and comments that silence nothing
+# -- `# lint: ignore lr-jump`
+#
+# Such a comment speaks of findings in its own line and in the next below, other lines of comments left out; before the first
+# field of a file it speaks of the whole file. Behind a colon it may say why.
 
 ID = "lint-comment"
 HINT = "write `# lint: ignore lr-jump`, say, in the line of the finding or above it, or at the head of the file"

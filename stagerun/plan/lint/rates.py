@@ -1,4 +1,5 @@
-"""Rules about learning rates within a schedule: `lr-jump`, `warmup-start`, `zero-parent`. Pure."""
+"""Rules about learning rates within a schedule: `lr-jump`, `warmup-start`, `zero-parent`; and about large batches: `lr-batch`,
+`decay-on-norm`, `batch-images`. Pure."""
 
 import bisect
 import math
@@ -22,7 +23,7 @@ _SAMPLES = 100
 
 def lr_jump(schedule: Schedule) -> Iterator[Finding]:
     """The first update of a stage is the last one of its parent many times over, or a small fraction of it; or so where a warm-up
-    ends; or the policy itself steps up many times over. A rate that moves with batch_size stays what it was for an image, and is no jump; into a warm-up it may fall as far
+    ends; or the policy itself steps up many times over. A rate that moves with batch_size stays what it was for an image, and is not a jump; into a warm-up it may fall as far
     as it likes; another type of solver has rates of its own; and how far a `plateau` falls is not known.
     """
     for stage in schedule.stages:
@@ -122,7 +123,7 @@ def peak(solver: Solver) -> float:
     return max(rate(place) for place in places if 0 <= place <= last)
 
 
-# -- Rules about batches so large that recipes of small ones don't carry over, or images don't suffice: `lr-batch`, `decay-on-norm`,
+# -- batches so large that recipes of small ones don't carry over, or images don't suffice
 
 LARGE = 1024
 # Linear scaling, 0.1 for 256 images with a momentum of 0.9 (Goyal et al., arXiv:1706.02677; tensorflow/tpu:

@@ -1,4 +1,4 @@
-"""Every rule by its id. A literal table; and what it says, as text. Pure."""
+"""Rules about how long something is, and about fields; every rule by its id, as a literal table and as text. Pure."""
 
 import itertools
 import re
@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stagerun.errors import Span
+from stagerun.plan.described import unread_fields
 from stagerun.plan.lint import finding, rates
 from stagerun.plan.lint.finding import Finding, Rule, comments_of, place_of
-from stagerun.plan.update import unread_fields
 from stagerun.recipe import Schedule, Stage
 from stagerun.spec.layers import DURATIONS
 from stagerun.text import columns
@@ -162,7 +162,7 @@ def _written(stage: Stage, but_for: list[str]) -> set[Span]:
 
 
 def _of_comments(schedule: Schedule) -> Iterator[Finding]:
-    """`silence` finds these, when it knows what the other rules have found."""
+    """`unsilenced` finds these, when it knows what the other rules have found."""
     yield from ()
 
 
