@@ -93,7 +93,7 @@ def test_mistakes(base: Path, disk: Path, tmp_path: Path) -> None:
             64,
             "(there is no schedule.prototxt in it) nor an LMDB's (no data.mdb)",
         ),
-        (("stage", train / "data.mdb", "--scratch", disk), 64, "data.mdb: is no folder"),
+        (("stage", train / "data.mdb", "--scratch", disk), 64, "data.mdb: is not a folder"),
         (("stage", train, "--scratch", disk, "--reserve", "nan"), 64, "nan is no number"),
         (("stage", train, "--scratch", disk, "--reserve", "inf"), 64, "inf is no number"),
         (("stage", train, "--scratch", disk / "nowhere"), 74, "nowhere: no such folder"),

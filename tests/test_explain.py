@@ -300,7 +300,7 @@ def test_ensembles(folder: str) -> None:
     assert "--set:1:34: set on the command line" in explained(folder, "all.members", *given)
     assert explained(folder, "all.rule", *given).endswith("the default")
     for name, message, hint in (
-        ("ensemble", "`ensemble` is no setting by itself", "`all` or `two`"),
+        ("ensemble", "`ensemble` is not a setting by itself", "`all` or `two`"),
         ("all.rules", "Ensemble has no field `rules`", "did you mean `rule`?"),
         ("all.rule.x", "`rule` is no message", "leave out `.x`"),
         ("al.rule", "`al` is neither", "did you mean `all`?"),
@@ -320,8 +320,8 @@ def test_ensembles(folder: str) -> None:
         ("trunk.param.lr_mult", "`param` is a list of messages", "leave out `.lr_mult`"),
         ("trunk.clear", "`clear` takes a field away", "name the field"),
         ("cool", "`cool` makes 2 stages", "`cool_low` or `cool_high`"),
-        ("stage", "`stage` is no setting by itself", "`trunk`"),
-        ("solver", "`solver` is no setting by itself", "`trunk`"),
+        ("stage", "`stage` is not a setting by itself", "`trunk`"),
+        ("solver", "`solver` is not a setting by itself", "`trunk`"),
         ("data.trian", "Data has no field `trian`", "did you mean `train`?"),
         ("", "`` is neither", "the stages are"),
         ("trunk.", "Solver has no field ``", "stagerun help Solver"),

@@ -29,7 +29,7 @@ Restart = Annotated[bool, option("--restart", "Begin anew, whatever an interrupt
 
 @dataclass(frozen=True, slots=True)
 class SourceArguments:
-    """What can't be told from SOURCE: `SourceOptions`."""
+    """What SOURCE itself doesn't show: `SourceOptions`."""
 
     format: str | None = option("--format", "Of SOURCE.  [default: by its content]", type=click.Choice(FORMATS))
     root: str | None = option("--root DIR", "list: where its paths begin.  [default: the list's folder]")

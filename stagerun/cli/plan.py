@@ -31,7 +31,7 @@ from stagerun.cli.shared_options import (
     output_folder,
 )
 from stagerun.data.fingerprint import with_sets
-from stagerun.errors import PermissionDenied, StorageError, UsageError, listing
+from stagerun.errors import UsageError, listing
 from stagerun.plan import Plan, State, make_plan
 from stagerun.plan.estimate import snapshots_on_disk
 from stagerun.plan.prediction import Job
@@ -39,6 +39,7 @@ from stagerun.plan.reduction import Link
 from stagerun.plan.render import csv_rows, render_json, render_text
 from stagerun.plan.tested import other_set
 from stagerun.recipe import Determinism, Schedule
+from stagerun.report.whole_file import writing
 from stagerun.runner import results
 from stagerun.runner.figures import read_figures
 from stagerun.snapshots import passed_over
@@ -122,7 +123,8 @@ def plan(options: PlanOptions) -> None:
     planned = make_plan(schedule, found, options.redo, options.keep, options.only, options.until)
     job = job_of(planned, target, options)
     if options.csv_file is not None:
-        write_csv(planned, options.csv_file)
+        with writing(options.csv_file), open(options.csv_file, "w", encoding="utf-8") as file:
+            file.writelines(csv_rows(planned))
     notes = [
         *remarks(planned, found.damaged, found.forbidden),
         *results_remark(planned, target),
@@ -187,17 +189,6 @@ def place_remark(out: Path, several_hosts: bool, environment: Mapping[str, str] 
         return []
     kind = local_kind(out)
     return [lost_with(out, kind, "")] if kind else []
-
-
-def write_csv(plan: Plan, path: str) -> None:
-    """One row per iteration. PermissionDenied or StorageError naming the file."""
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.writelines(csv_rows(plan))
-    except PermissionError as error:
-        raise PermissionDenied(f"may not write {path}") from error
-    except OSError as error:
-        raise StorageError(f"can't write {path}: {error.strerror}") from error
 
 
 # -- plan --workers N --link RATE

@@ -27,7 +27,7 @@ class FiniteRange(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if not math.isfinite(click.FLOAT.convert(value, param, ctx)):
-            self.fail(f"{value} is no number.", param, ctx)
+            self.fail(f"{value} is not a number.", param, ctx)
         return float(super().convert(value, param, ctx))
 
 
@@ -43,7 +43,7 @@ class Duration(click.ParamType):  # generic in a newer click alone
         try:
             seconds = units.seconds(str(value))
         except ValueError:
-            self.fail(f"{value!r} is no length of time: write 4h, 90m, 3h30m, 2d or 1:30:00.", param, ctx)
+            self.fail(f"{value!r} is not a length of time: write 4h, 90m, 3h30m, 2d or 1:30:00.", param, ctx)
         if seconds < self.least:
             self.fail(f"{value} is too short: {self.least:g}s is the least.", param, ctx)
         return seconds
@@ -169,7 +169,7 @@ def limits(words: Sequence[str]) -> Limits | None:
             given[section] = units.seconds(time)
         except ValueError:
             raise UsageError(
-                f"--timeout {word}: `{time}` is no length of time", "write 90s, 5m, 2h or 1:30:00"
+                f"--timeout {word}: `{time}` is not a length of time", "write 90s, 5m, 2h or 1:30:00"
             ) from None
         if given[section] < LEAST_S:
             raise UsageError(

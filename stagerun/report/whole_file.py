@@ -1,21 +1,29 @@
 """Files that are written whole."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from stagerun import store
 from stagerun.errors import PermissionDenied, StagerunError, StorageError
 
 
+@contextmanager
+def writing(file: str | Path, hint: str = "") -> Iterator[None]:
+    """PermissionDenied or StorageError, which name the file, for what goes wrong inside."""
+    try:
+        yield
+    except PermissionError as error:
+        raise PermissionDenied(f"may not write {file}", hint) from error
+    except OSError as error:
+        raise StorageError(f"can't write {file}: {error.strerror}", hint) from error
+
+
 def require_writable(file: str) -> None:
     """Before the work whose result goes there. What it holds stays: should the work come to nothing, that is better than nothing.
     PermissionDenied, StorageError."""
-    try:
+    with writing(file):
         open(file, "ab").close()
-    except PermissionError as error:
-        raise PermissionDenied(f"may not write {file}") from error
-    except OSError as error:
-        raise StorageError(f"can't write {file}: {error.strerror}") from error
 
 
 def write_output(path: Path, data: bytes) -> None:
