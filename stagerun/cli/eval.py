@@ -171,7 +171,7 @@ def _per_class(
     name: str, data: str, classes: int, answers: Answers, output: str | None
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Objects for JSON, and lines; with `output` the files NAME-confusion.csv, .png and NAME-mistakes.png."""
-    from stagerun.cli.data_show import classes_of
+    from stagerun.cli.pictures import classes_of
     from stagerun.data.lmdb_source import LmdbSource
     from stagerun.report import confusion
     from stagerun.report.whole_file import write_output
@@ -194,7 +194,7 @@ def _mistakes(name: str, records: "LmdbSource", found: "Confusion", answers: Ans
     """A contact sheet, as a PNG, of the wrong answers with the highest probability."""
     import numpy as np
 
-    from stagerun.cli.data_show import stored_tile
+    from stagerun.cli.pictures import stored_tile
     from stagerun.data import contact_sheet
 
     numbers, labels, best, sure = answers.arrays()
