@@ -12,15 +12,9 @@ from stagerun.cli.shared_options import (
     BIND,
     WORKERS,
     Duration,
-    Folder,
-    Keep,
     Nproc,
-    Only,
-    Out,
-    Overrides,
-    Redo,
+    PlannedOptions,
     Threads,
-    Until,
 )
 from stagerun.launch import GRACE_S
 
@@ -29,14 +23,7 @@ LOGGED = "Logs"
 
 
 @dataclass(frozen=True, slots=True)
-class RunOptions:
-    folder: Folder
-    overrides: Overrides = ()
-    out: Out = None
-    redo: Redo = ()
-    keep: Keep = ()
-    only: Only = ()
-    until: Until = None
+class RunOptions(PlannedOptions):
     nproc: Nproc = None
     threads: Threads = None
     bind: str = option(

@@ -18,16 +18,10 @@ from stagerun.cli.shared_options import (
     SLOWEST,
     Duration,
     FiniteRange,
-    Folder,
     Json,
-    Keep,
-    Only,
-    Out,
-    Overrides,
+    PlannedOptions,
     PlotFile,
-    Redo,
     Scale,
-    Until,
     output_folder,
 )
 from stagerun.data.fingerprint import with_sets
@@ -53,14 +47,7 @@ _OF_TEXT = ("--json", "--csv", "--budget", "--redo", "--keep", "--only", "--unti
 
 
 @dataclass(frozen=True, slots=True)
-class PlanOptions:
-    folder: Folder
-    overrides: Overrides = ()
-    out: Out = None
-    redo: Redo = ()
-    keep: Keep = ()
-    only: Only = ()
-    until: Until = None
+class PlanOptions(PlannedOptions):
     as_json: Json = False
     images_per_second: float | None = option(
         "--images-per-second N",

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,17 +61,32 @@ Overrides = Annotated[
 Out = Annotated[str | None, option("--out FOLDER", "Output folder.  [default: ./out/NAME]")]
 OutToCome = Annotated[str | None, option("--out FOLDER", "Output folder of the run to come.  [default: ./out/NAME]")]
 OutOfName = Annotated[str | None, option("--out FOLDER", "Output folder, where SNAPSHOT is a name.")]
-Redo = Annotated[
-    tuple[str, ...], option("--redo STAGE", "Train a stale stage, and what follows from it, again.", title=TRAINED)
-]
-Keep = Annotated[tuple[str, ...], option("--keep STAGE", "Keep a stale stage's snapshots as they are.", title=TRAINED)]
-Only = Annotated[
-    tuple[str, ...],
-    option("--only STAGE", "Train this stage alone; what it starts from must be there. Repeatable.", title=TRAINED),
-]
-Until = Annotated[
-    str | None, option("--until STAGE", "Train up to this stage, it included, and nothing after it.", title=TRAINED)
-]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedOptions:
+    """Which schedule, its output folder, and what becomes of its stages."""
+
+    folder: Folder
+    overrides: Overrides = ()
+    out: Out = None
+    redo: tuple[str, ...] = option(
+        "--redo STAGE", "Train a stale stage, and what follows from it, again.", title=TRAINED, default=()
+    )
+    keep: tuple[str, ...] = option(
+        "--keep STAGE", "Keep a stale stage's snapshots as they are.", title=TRAINED, default=()
+    )
+    only: tuple[str, ...] = option(
+        "--only STAGE",
+        "Train this stage alone; what it starts from must be there. Repeatable.",
+        title=TRAINED,
+        default=(),
+    )
+    until: str | None = option(
+        "--until STAGE", "Train up to this stage, it included, and nothing after it.", title=TRAINED
+    )
+
+
 Nproc = Annotated[
     int | None,
     option(
