@@ -41,7 +41,7 @@ class Counts(click.ParamType):  # generic in a newer click alone
         try:
             counts = tuple(int(word) for word in str(value).split(","))
         except ValueError:
-            self.fail(f"{value!r} is no list of numbers: write 1,2,4.", param, ctx)
+            self.fail(f"{value!r} is not a list of numbers: write 1,2,4.", param, ctx)
         if min(counts) < 1 or list(counts) != sorted(set(counts)):
             self.fail(f"{value!r}: write growing numbers from 1 on, such as 1,2,4.", param, ctx)
         return counts

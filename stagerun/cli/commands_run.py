@@ -14,15 +14,9 @@ from stagerun.cli.shared_options import (
     NONE,
     WORKERS,
     Duration,
-    Folder,
-    Keep,
     Nproc,
-    Only,
-    Out,
-    Overrides,
-    Redo,
+    PlannedOptions,
     Threads,
-    Until,
     output_folder,
 )
 from stagerun.launch import GRACE_S
@@ -36,14 +30,7 @@ LOGGED = "Logs"
 
 
 @dataclass(frozen=True, slots=True)
-class RunOptions:
-    folder: Folder
-    overrides: Overrides = ()
-    out: Out = None
-    redo: Redo = ()
-    keep: Keep = ()
-    only: Only = ()
-    until: Until = None
+class RunOptions(PlannedOptions):
     nproc: Nproc = None
     threads: Threads = None
     bind: str = option(

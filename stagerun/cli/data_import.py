@@ -11,6 +11,7 @@ import click
 from stagerun.cli.data_progress import Shown, threads_here
 from stagerun.cli.ending import show, tell
 from stagerun.cli.options import argument, command, flag, option
+from stagerun.cli.pictures import ResizeOptions
 from stagerun.cli.shared_options import DataThreads
 from stagerun.errors import ExitCode, UsageError
 from stagerun.launch import StopRequest
@@ -29,7 +30,7 @@ Restart = Annotated[bool, option("--restart", "Begin anew, whatever an interrupt
 
 @dataclass(frozen=True, slots=True)
 class SourceArguments:
-    """What can't be told from SOURCE: `SourceOptions`."""
+    """What SOURCE itself doesn't show: `SourceOptions`."""
 
     format: str | None = option("--format", "Of SOURCE.  [default: by its content]", type=click.Choice(FORMATS))
     root: str | None = option("--root DIR", "list: where its paths begin.  [default: the list's folder]")
@@ -41,34 +42,6 @@ class SourceArguments:
         type=click.Choice(SPLITS),
     )
     labels: str | None = option("--labels FILE", "idx: the labels, where their name isn't that of the images.")
-
-
-@dataclass(frozen=True, slots=True)
-class ResizeOptions:
-    background: str | None = option(
-        "--background COLOUR",
-        "What shows where an image is transparent: a colour's name as in CSS, or #rrggbb.  [default: white]",
-    )
-    resize_shorter: int | None = option(
-        "--resize-shorter N", "Resize: the shorter side to N pixels.", type=click.IntRange(1)
-    )
-    resize_height: int | None = option(
-        "--resize-height N", "Resize: to exactly this height ...", type=click.IntRange(1)
-    )
-    resize_width: int | None = option("--resize-width N", "... and this width.", type=click.IntRange(1))
-
-    def checked(self) -> ImportOptions:
-        """In the source's order. UsageError for options that exclude each other."""
-        height, width = self.resize_height, self.resize_width
-        if (height is None) != (width is None):
-            raise UsageError(
-                "--resize-height and --resize-width go together",
-                "give both, or --resize-shorter, which keeps the picture's shape",
-            )
-        exact = (height, width) if height is not None and width is not None else None
-        if exact is not None and self.resize_shorter is not None:
-            raise UsageError("--resize-shorter, and an exact size too", "give one of them")
-        return ImportOptions(seed=None, shorter=self.resize_shorter, exact=exact, background=self.background)
 
 
 @command("import")

@@ -11,10 +11,13 @@ import click
 from stagerun.cli.data_progress import Shown, threads_here
 from stagerun.cli.ending import show, tell
 from stagerun.cli.options import command, flag, option
+from stagerun.cli.pictures import class_names
 from stagerun.cli.shared_options import DataThreads, Folder, Json
 from stagerun.data.index import Index, read, save
 from stagerun.data.indexing import build_with
-from stagerun.errors import DataError, ExitCode, PermissionDenied, UsageError
+from stagerun.errors import DataError
+from stagerun.errors import ExitCode
+from stagerun.errors import UsageError
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.text import columns, count, first, size
 from stagerun.tools.data.inspect import Description, Size, Verified, describe, schedule_line
@@ -71,21 +74,6 @@ def index(
     show(f"{folder}/{SIDE_FILE}: {count(len(made), 'record')}{shown.rate(len(made))}")
     if built.unusable:
         show(f"{count(len(built.unusable), 'record')} can't be used:\n  " + "\n  ".join(first(built.unusable)))
-
-
-def class_names(path: str) -> tuple[str, ...]:
-    """The lines of a text file: a name for each label. UsageError, PermissionDenied."""
-    try:
-        lines = Path(path).read_text().splitlines()
-    except PermissionError:
-        raise PermissionDenied(f"{path}: may not be read", "ask its owner for read permission") from None
-    except (OSError, UnicodeDecodeError) as error:
-        why = f"can't be read: {error.strerror}" if isinstance(error, OSError) else "is not text in UTF-8"
-        raise UsageError(f"{path}: {why}", "give a text file, one name per line") from None
-    names = tuple(line.strip() for line in lines)
-    if not names or not all(names):
-        raise UsageError(f"{path}: has an empty line, or none", "one name per line, the first one for label 0")
-    return names
 
 
 def _old(folder: str) -> Index | None:

@@ -51,7 +51,7 @@ def stage(
     """Has copies of the images on this node's scratch disk, as `run` would make them; `run` then finds them there.
 
     DIR is a schedule's folder or that of one LMDB. Every block is read back from the disk and compared with what was read from
-    the source. A copy that is there is not made again; where room is missing, copies that stagerun made and nobody uses are
+    the source. A copy that is there is not made again; where room is missing, copies that stagerun made and no one uses are
     removed, the longest unused first. Any number of processes may do this at once, on one node and on many:
 
     \b
@@ -134,7 +134,7 @@ def _described(found: Found) -> str:
 
 
 def _target(target: str, overrides: tuple[str, ...], scratch: str | None, must_exist: bool = True) -> Target:
-    """The LMDBs and the disk that are meant; what needn't exist is an LMDB if it is no schedule. UsageError, DataError, and
+    """The LMDBs and the disk that are meant; what needn't exist counts as an LMDB if it is not a schedule. UsageError, DataError, and
     what `load` says."""
     schedule = Path(target) / SCHEDULE_FILE
     if is_schedule(target) if must_exist else os.path.exists(schedule):

@@ -11,8 +11,8 @@ from stagerun import order
 from stagerun.cli.ending import show, tell
 from stagerun.cli.options import command, flag, option
 from stagerun.cli.output import is_schedule
+from stagerun.cli.pictures import classes_of, label_text, stored_tile
 from stagerun.cli.shared_options import Folder, Overrides
-from stagerun.data import datum
 from stagerun.data.bad_records import Bad, BadRecords, allowed, check
 from stagerun.data.jpeg import Rectangle
 from stagerun.data.lmdb_offsets import printable
@@ -145,19 +145,6 @@ def _stored(records: LmdbSource, options: ShowOptions) -> Show:
     return Show(tuple(filter(None, headings)), tiles)
 
 
-def stored_tile(records: LmdbSource, i: int, classes: Sequence[str]) -> Tile:
-    """Record `i` as it is stored: its key, its label and its shape."""
-    key = printable(records.key(i))
-    try:
-        fields = datum.parse(records.get(i)[1])
-        channels = 3 if fields.encoded or fields.channels not in (1, 3) else fields.channels
-        image = datum.picture_of(fields, channels).decode()
-    except DataError as error:
-        return Tile(None, (key,), f"{records.name}: record `{key}`: {error.message}")
-    shape = f"{image.shape[0]} high, {image.shape[1]} wide"
-    return Tile(image, (key, label_text(fields.label, classes), shape))
-
-
 def _staged(schedule: Schedule, stage: Stage, records: LmdbSource, options: ShowOptions) -> Show:
     """Images as the stage's network gets them."""
     solver, train = stage.solver, not options.val
@@ -228,12 +215,3 @@ def _approximations(solver: Solver) -> str:
     said += ["cutout has the colour that is 0 for the network"] * bool(solver.transform.cutout_size)
     said += [f"not shown: {', '.join(left_out)}"] * bool(left_out)
     return "; ".join(said)
-
-
-def classes_of(records: LmdbSource) -> Sequence[str]:
-    """Names by label; () where there is no side file, or it doesn't know them."""
-    return records.index.facts.classes if records.index is not None else ()
-
-
-def label_text(label: int, classes: Sequence[str]) -> str:
-    return f"{label} {classes[label]}" if 0 <= label < len(classes) else f"label {label}"

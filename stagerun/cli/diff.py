@@ -100,7 +100,7 @@ def _side(folder: str) -> Side:
 
 def _of_run(out: Path, inventory: Inventory, newest: SnapshotRef) -> Schedule:
     """What each stage was trained from: the recipe of the newest snapshot, with each stage as its own newest snapshot has it. The
-    two differ where a run was told to keep a stage that had changed."""
+    two differ where a run was asked to keep a stage that had changed."""
     schedule = _recipe(newest.name, newest, store.read_file(DISK, out, newest.name, RECIPE, MOST_RECIPE))
     stages = []
     for stage in schedule.stages:

@@ -22,7 +22,7 @@ from stagerun.pace import colour, strip
 from stagerun.system.host import open_files
 from stagerun.text import shown, size, to_nowhere, wrapped
 
-# Of torch's allocator; of oneDNN, which makes code in memory of its own; of a library that is loaded.
+# Messages of torch's allocator, of oneDNN, which makes code in memory of its own, and of the loader of libraries.
 _NO_MEMORY = re.compile("allocate memory|could not create a primitive|failed to map segment")
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from stagerun.cli.ending import show
-from stagerun.cli.explaining_entries import (
+from stagerun.cli.explain_entries import (
     ENSEMBLE,
     STAGE_ENTRY,
     ensemble_text,
@@ -95,12 +95,12 @@ def _shared(schedule: Schedule, first: str, words: Sequence[str], overrides: Seq
         _unknown(schedule, first)
     if first in ("stage", "solver"):
         names = listing([s.name for s in schedule.stages])
-        raise UsageError(f"`{first}` is no setting by itself", f"name a stage, {names}, or one of its fields")
+        raise UsageError(f"`{first}` is not a setting by itself", f"name a stage, {names}, or one of its fields")
     if first == "ensemble":
         if not schedule.ensembles:
             raise UsageError("the schedule has no ensemble", "`stagerun help Ensemble` says what one is")
         names = listing([e.name for e in schedule.ensembles])
-        raise UsageError("`ensemble` is no setting by itself", f"name one, {names}, or one of their fields")
+        raise UsageError("`ensemble` is not a setting by itself", f"name one, {names}, or one of their fields")
     return _one(schedule, Asked(None, _follow(SCHEDULE, [first, *words])), overrides)
 
 
@@ -121,12 +121,12 @@ def _follow(kind: Descriptor, words: Sequence[str]) -> tuple[FieldDescriptor, ..
             hint = nearest(word, kind.fields_by_name) or f"`stagerun help {kind.name}` lists them"
             raise UsageError(f"{kind.name} has no field `{word}`", hint)
         if word == "clear":
-            raise UsageError("`clear` takes a field away, and is no setting itself", "name the field")
+            raise UsageError("`clear` takes a field away, and is not a setting itself", "name the field")
         found.append(field)
         if number == len(words) - 1:
             break
         if not is_message(field):
-            raise UsageError(f"`{word}` is no message: nothing is inside it", f"leave out `.{words[number + 1]}`")
+            raise UsageError(f"`{word}` is not a message: nothing is inside it", f"leave out `.{words[number + 1]}`")
         if field.is_repeated:
             raise UsageError(
                 f"`{word}` is a list of messages, and is explained whole", f"leave out `.{words[number + 1]}`"
@@ -234,7 +234,7 @@ def _place(origin: Origin | None) -> str:
 
 
 def _origin(stage: Stage, key: str) -> Origin | None:
-    """Of the field, or of the message around it that is a default as a whole."""
+    """The origin of the field, or of the message around it that is a default as a whole."""
     while key not in stage.origins and "." in key:
         key = key.rpartition(".")[0]
     return stage.origins.get(key)

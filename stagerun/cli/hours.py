@@ -1,4 +1,4 @@
-"""How fast a schedule goes here, for `plan`: as it was told, as the last run went, or as it was rehearsed."""
+"""How fast a schedule goes here, for `plan`: as the user says, as the last run went, or as it was rehearsed."""
 
 import time
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ from stagerun.train.results import planned_ensembles, read_figures, results
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What `plan` tells beside the stages: ensembles, hours, where an allocation ends; as blocks of text and as members of JSON."""
+    """What `plan` shows beside the stages: ensembles, hours, where an allocation ends; as blocks of text and as members of JSON."""
 
     blocks: tuple[str, ...]
     record: dict[str, object]
@@ -46,7 +46,7 @@ HINT = "give --images-per-second N, `stagerun rehearse` it here, or wait until a
 def beside(
     plan: Plan, out: Path, images_per_second: float | None, allocation: float | None, job: Job | None = None
 ) -> Beside:
-    """With the speed that was told, in images per second of the whole job, or else the one measured here, or with that predicted for
+    """With the given speed, in images per second of the whole job, or else the one measured here, or with that predicted for
     `job`; `allocation` in seconds. UsageError for an allocation where no speed is known; StorageError, PermissionDenied for a log that can't be read."""
     predicted = predict(plan.schedule, job) if job else {}
     hours = hours_of(plan.schedule, job, predicted) if job else find_hours(plan, out, images_per_second)
@@ -68,12 +68,12 @@ def beside(
 
 
 def find_hours(plan: Plan, out: Path, images_per_second: float | None) -> Hours | None:
-    """None where nothing was told or measured. StorageError, PermissionDenied for a log that can't be read."""
+    """None where no speed is given or measured. StorageError, PermissionDenied for a log that can't be read."""
     schedule = plan.schedule
     figures, life = read_figures(out), read_last_life(out / LOG)
     run = measured(life.seen) if life is not None else None
     if images_per_second is not None:
-        return _copying(_told(schedule, images_per_second, figures, run), schedule)
+        return _copying(_given(schedule, images_per_second, figures, run), schedule)
     if life is not None and run is not None and (figures is None or _newer(life, figures)):
         speeds = _speeds(plan, out, life)
         if speeds:
@@ -91,7 +91,7 @@ def find_budget(plan: Plan, hours: Hours | None, seconds: float, together: Mappi
     return budget(plan, hours, seconds, sum(time.total for time in together.values() if time is not None))
 
 
-def _told(schedule: Schedule, rate: float, figures: Figures | None, run: Measured | None) -> Hours:
+def _given(schedule: Schedule, rate: float, figures: Figures | None, run: Measured | None) -> Hours:
     """At that speed; what doesn't go with it as it was measured here. Of a rehearsal, snapshots alone: its starts are those
     of the machine that it was on, with a first iteration in them."""
     if run is not None and run.blocked is not None:

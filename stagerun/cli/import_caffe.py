@@ -90,14 +90,14 @@ def caffe(
     given = asdict(options)
     root = given.pop("root")
     stages = tuple(word.strip() for word in order.split(",")) if order is not None else ()
-    told = Wanted(order=stages, nets=not given.pop("no_nets"), **given)
-    if told.model is not None and told.model not in NETWORKS:
-        hint = nearest(told.model, NETWORKS) or "`stagerun help Model.name` lists them"
-        raise UsageError(f"there is no network `{told.model}`", hint)
-    _refuse_mixed(told, root)
+    wanted = Wanted(order=stages, nets=not given.pop("no_nets"), **given)
+    if wanted.model is not None and wanted.model not in NETWORKS:
+        hint = nearest(wanted.model, NETWORKS) or "`stagerun help Model.name` lists them"
+        raise UsageError(f"there is no network `{wanted.model}`", hint)
+    _refuse_mixed(wanted, root)
     refuse_existing(out)
-    train, val = (_source(name, getattr(told, name)) for name in ("train_source", "val_source"))
-    wanted = replace(told, train_source=train, val_source=val)
+    train, val = (_source(name, getattr(wanted, name)) for name in ("train_source", "val_source"))
+    wanted = replace(wanted, train_source=train, val_source=val)
     converted = convert(CaffeFolder(folder, root, _count), wanted)
     out = os.path.normpath(out)
     files = folder_lines(converted, _name(out), folder)
@@ -113,23 +113,23 @@ def caffe(
     show(f"\n{out}: written; read it, then `stagerun plan {out}`")
 
 
-def _refuse_mixed(told: Wanted, root: str | None) -> None:
+def _refuse_mixed(wanted: Wanted, root: str | None) -> None:
     """UsageError for options that the others leave nothing to do, or that contradict each other."""
-    if not told.nets:
-        if told.workers is not None:
+    if not wanted.nets:
+        if wanted.workers is not None:
             raise UsageError("`--workers` with `--no-nets`", "`--batch-size` is that of all workers together")
         if root is not None:
             raise UsageError("`--root` with `--no-nets`", "no path in Caffe's files is followed; leave it out")
     for name, value, said in (
-        ("--batch-size", told.batch_size, "the nets say it, and `--workers` how many such there are"),
-        ("--device-batch-size", told.device_batch_size, "the nets say it"),
-        ("--classes", told.classes, "the last layer of the net says it"),
-        ("--train-source", told.train_source, "the net's data layers say it"),
-        ("--val-source", told.val_source, "the net's data layers say it"),
+        ("--batch-size", wanted.batch_size, "the nets say it, and `--workers` how many such there are"),
+        ("--device-batch-size", wanted.device_batch_size, "the nets say it"),
+        ("--classes", wanted.classes, "the last layer of the net says it"),
+        ("--train-source", wanted.train_source, "the net's data layers say it"),
+        ("--val-source", wanted.val_source, "the net's data layers say it"),
     ):
-        if value is not None and told.nets:
+        if value is not None and wanted.nets:
             raise UsageError(f"`{name}` without `--no-nets`: {said}", "leave it out, and change what is written")
-    batch, device = told.batch_size, told.device_batch_size
+    batch, device = wanted.batch_size, wanted.device_batch_size
     if batch and device and batch % device:
         hint = "an update is made of whole passes of the devices"
         raise UsageError(f"`--device-batch-size` {device} does not divide `--batch-size` {batch}", hint)
@@ -140,7 +140,7 @@ def _source(name: str, path: str | None) -> str | None:
     if path is None:
         return None
     if not path or not path.isprintable():
-        raise UsageError(f"`--{name.replace('_', '-')}` is no path: {path!r}", "give the folder that the LMDB is")
+        raise UsageError(f"`--{name.replace('_', '-')}` is not a path: {path!r}", "give the folder that the LMDB is")
     return os.path.abspath(path)
 
 
@@ -152,7 +152,7 @@ def _name(out: str) -> str:
 
 
 def _count(path: str) -> tuple[int, int | None] | None:
-    """Records of an LMDB, and the channels of the first one; None where it can't be told, which `run` will say why."""
+    """Records of an LMDB, and the channels of the first one; None where they are unknown; `run` will say why."""
     from stagerun.data import datum
     from stagerun.data.records import LmdbSource
 

@@ -19,38 +19,52 @@ Rows = Sequence[tuple[str, str, str]]
 
 # Usage, module:function, and one line of help, in the order of their use. Of a group: what it holds is in GROUPS.
 COMMANDS: Rows = (
-    ("new NAME", "new:new", "a schedule for your own images, from the gallery"),
-    ("check DIR", "check:check", "every mistake in the files at once"),
-    ("plan DIR", "plan:plan", "what will run: stages, epochs, learning rate, joints"),
-    ("explain DIR X.Y", "explain:explain", "where a setting came from, and what it means"),
-    ("diff A B", "diff:diff", "in what two schedules differ, or a schedule and a run"),
-    ("rehearse DIR", "rehearsing:rehearse", "all stages with a few iterations, and what the real run will take"),
+    ("new NAME", "stagerun.cli.new:new", "a schedule for your own images, from the gallery"),
+    ("check DIR", "stagerun.cli.check:check", "every mistake in the files at once"),
+    ("plan DIR", "stagerun.cli.plan:plan", "what will run: stages, epochs, learning rate, joints"),
+    ("explain DIR X.Y", "stagerun.cli.explain:explain", "where a setting came from, and what it means"),
+    ("diff A B", "stagerun.cli.diff:diff", "in what two schedules differ, or a schedule and a run"),
+    (
+        "rehearse DIR",
+        "stagerun.cli.rehearsing:rehearse",
+        "all stages with a few iterations, and what the real run will take",
+    ),
     (
         "preflight DIR",
-        "preflight:preflight",
+        "stagerun.cli.preflight:preflight",
         "which host of a job is missing, slow or different, before it costs anything",
     ),
-    ("verify-resume DIR", "verify_resume:verify_resume", "proof that a killed run goes on to the same bits here"),
-    ("run DIR", "commands_run:run", "runs what is not yet done; the same command goes on after anything"),
-    ("sbatch DIR", "sbatch:sbatch", "the same in allocations of Slurm, as many as it takes"),
-    ("retry -- COMMAND", "retry:retry", "starts a launcher's command, and anew when a worker was lost"),
-    ("topology", "topology:topology", "this machine's cores, and which of them each worker gets"),
-    ("status DIR", "status_text:status", "whether a run is alive, how far it is, its warnings"),
-    ("snapshots DIR", "snapshots:snapshots", "what is saved, whole or damaged, and what started from it"),
-    ("eval SNAPSHOT", "eval:evaluate", "top-1, top-5 and loss of what was trained"),
-    ("predict SNAPSHOT IMAGE...", "predict:predict", "what it says of pictures"),
-    ("export SNAPSHOT", "export:export", "its network as safetensors, for torch, or as ONNX"),
-    ("report OUT", "report:report", "tables and curves of one run or several"),
+    (
+        "verify-resume DIR",
+        "stagerun.cli.verify_resume:verify_resume",
+        "proof that a killed run goes on to the same bits here",
+    ),
+    ("run DIR", "stagerun.cli.commands_run:run", "runs what is not yet done; the same command goes on after anything"),
+    ("sbatch DIR", "stagerun.cli.sbatch:sbatch", "the same in allocations of Slurm, as many as it takes"),
+    ("retry -- COMMAND", "stagerun.cli.retry:retry", "starts a launcher's command, and anew when a worker was lost"),
+    ("topology", "stagerun.cli.topology:topology", "this machine's cores, and which of them each worker gets"),
+    ("status DIR", "stagerun.cli.status_text:status", "whether a run is alive, how far it is, its warnings"),
+    ("snapshots DIR", "stagerun.cli.snapshots:snapshots", "what is saved, whole or damaged, and what started from it"),
+    ("eval SNAPSHOT", "stagerun.cli.eval:evaluate", "top-1, top-5 and loss of what was trained"),
+    ("predict SNAPSHOT IMAGE...", "stagerun.cli.predict:predict", "what it says of pictures"),
+    ("export SNAPSHOT", "stagerun.cli.export:export", "its network as safetensors, for torch, or as ONNX"),
+    ("report OUT", "stagerun.cli.report:report", "tables and curves of one run or several"),
     ("bench ...", "", "speed and efficiency by number of workers"),
     ("data ...", "", "makes, checks and shows the LMDBs that it reads"),
     ("import caffe ...", "", "makes a schedule of Caffe's solver files"),
-    ("help [PAGE]", "help:help_command", "the manual: its pages, and every field of the solver files"),
+    ("help [PAGE]", "stagerun.cli.help:help_command", "the manual: its pages, and every field of the solver files"),
 )
 # The text of --help, and rows as above.
 GROUPS: dict[str, tuple[str, Rows]] = {
     "bench": (
         "Measures on the machines at hand.",
-        (("scaling", "bench:scaling", "Speed and efficiency with 1, 2, 4 ... workers, and where the time goes."),),
+        (
+            (
+                "scaling",
+                "stagerun.cli.bench:scaling",
+                "Speed and efficiency with 1, 2, 4 ... workers, and where the time goes.",
+            ),
+        ),
     ),
     "data": (
         """Makes, checks and shows the LMDBs that a schedule reads.
@@ -60,28 +74,36 @@ GROUPS: dict[str, tuple[str, Rows]] = {
         (
             (
                 "import",
-                "data_import:import_images",
+                "stagerun.cli.data_import:import_images",
                 "Makes an LMDB from folders, lists, archives, CIFAR, IDX, TFRecord or RecordIO.",
             ),
-            ("index", "data_index:index", "Makes the side file of an LMDB that Caffe wrote."),
-            ("info", "data_index:info", "Counts, sizes, classes, and how fast it can be read here."),
-            ("verify", "data_index:verify", "Every byte against its digest."),
+            ("index", "stagerun.cli.data_index:index", "Makes the side file of an LMDB that Caffe wrote."),
+            ("info", "stagerun.cli.data_index:info", "Counts, sizes, classes, and how fast it can be read here."),
+            ("verify", "stagerun.cli.data_index:verify", "Every byte against its digest."),
             (
                 "prepare",
-                "data_import:prepare",
+                "stagerun.cli.data_import:prepare",
                 "Arranges the JPEGs of an LMDB anew, losslessly, so that they decode faster.",
             ),
-            ("show", "data_show:show_images", "A contact sheet of records, or of what a stage makes of them."),
-            ("stage", "data_scratch:stage", "Copies LMDBs to this node's fast disk, ahead of a run."),
-            ("unstage", "data_scratch:unstage", "Removes copies that stagerun made on this node's fast disk."),
+            (
+                "show",
+                "stagerun.cli.data_show:show_images",
+                "A contact sheet of records, or of what a stage makes of them.",
+            ),
+            ("stage", "stagerun.cli.data_scratch:stage", "Copies LMDBs to this node's fast disk, ahead of a run."),
+            (
+                "unstage",
+                "stagerun.cli.data_scratch:unstage",
+                "Removes copies that stagerun made on this node's fast disk.",
+            ),
         ),
     ),
     "import": (
         "Makes a schedule's folder of another program's files. (Images become LMDBs with `stagerun data import`.)",
-        (("caffe", "import_caffe:caffe", "Makes a schedule of Caffe's solver files and nets."),),
+        (("caffe", "stagerun.cli.import_caffe:caffe", "Makes a schedule of Caffe's solver files and nets."),),
     ),
 }
-HIDDEN: Rows = (("agent", "answering:agent", "what `run --hosts` starts on each host"),)
+HIDDEN: Rows = (("agent", "stagerun.cli.answering:agent", "what `run --hosts` starts on each host"),)
 
 
 class Group(click.Group):
@@ -103,7 +125,7 @@ class Group(click.Group):
             return Group(name, rows, help=about)
         module, _, function = place.partition(":")
         with signals.held():  # numpy's library starts threads
-            command: click.Command = getattr(import_module(f"stagerun.cli.{module}"), function)
+            command: click.Command = getattr(import_module(module), function)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

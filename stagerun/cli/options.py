@@ -21,7 +21,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -37,7 +37,8 @@ _HERE = "parameter"  # the key in a field's metadata
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """`settings` are click's own. `flag`: '' for an argument. `title`: the group of --help, in a command with groups. `least`: the
-    smallest number allowed. `launcher`: workers don't get it. `word`: a value as it is written on the command line."""
+    smallest number allowed. `launcher`: workers don't get it. `word`: a value as it is written on the command line. Name, type and
+    default value are those of the field, or of the function's parameter."""
 
     settings: dict[str, Any]
     flag: str = ""
@@ -45,6 +46,28 @@ class Parameter:
     least: int | None = None
     launcher: bool = False
     word: Callable[[Any], str] = str
+    name: str = ""
+    kind: type = str
+    default: Any = None
+
+    @property
+    def several(self) -> bool:
+        return bool(self.settings.get("multiple")) or (self.kind is tuple and "type" not in self.settings)
+
+    def for_click(self) -> click.Parameter:
+        required = self.default is MISSING
+        settings = {"required": required, **({} if required else {"default": self.default}), **self.settings}
+        if not self.several and self.kind in (int, float, str):
+            settings.setdefault("type", self.kind)
+        if not self.flag:
+            return click.Argument([self.name], **{"nargs": -1 if self.several else 1, **settings})
+        if self.kind is bool:
+            settings["is_flag"] = True
+        elif self.several:
+            settings["multiple"] = True
+        elif self.default is not None:
+            settings.setdefault("show_default", True)
+        return click.Option([self.flag, self.name], **settings)
 
 
 def option(
@@ -73,43 +96,7 @@ def argument(metavar: str, default: Any = MISSING, **settings: Any) -> Any:
     return field(default=default, metadata={_HERE: Parameter({"metavar": metavar, **settings})})
 
 
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """A parameter with its name, type and default value."""
-
-    name: str
-    kind: type
-    default: Any
-    parameter: Parameter
-
-    @property
-    def required(self) -> bool:
-        return self.default is MISSING
-
-    @property
-    def several(self) -> bool:
-        return (self.kind is tuple and "type" not in self.parameter.settings) or bool(
-            self.parameter.settings.get("multiple")
-        )
-
-    def for_click(self) -> click.Parameter:
-        settings: dict[str, Any] = {"required": self.required, **self.parameter.settings}
-        if not self.required:
-            settings["default"] = self.default
-        if not self.several and self.kind in (int, float, str):
-            settings.setdefault("type", self.kind)
-        if not self.parameter.flag:
-            return click.Argument([self.name], **{"nargs": -1 if self.several else 1, **settings})
-        if self.kind is bool:
-            settings["is_flag"] = True
-        elif self.several:
-            settings["multiple"] = True
-        elif self.default is not None:
-            settings.setdefault("show_default", True)
-        return click.Option([self.parameter.flag, self.name], **settings)
-
-
-def declared(of: Callable[..., Any]) -> Iterator[Declared]:
+def declared(of: Callable[..., Any]) -> Iterator[Parameter]:
     """The parameters of a function, or fields of a dataclass, that are on the command line, and those of dataclasses among them."""
     for name, one in inspect.signature(of).parameters.items():
         if _nested(one):
@@ -118,7 +105,7 @@ def declared(of: Callable[..., Any]) -> Iterator[Declared]:
         default = own.default if isinstance(own, Field) else MISSING if own is one.empty else own
         for each in (own, *getattr(one.annotation, "__metadata__", ())):
             if isinstance(each, Field) and _HERE in each.metadata:
-                yield Declared(name, _kind(one.annotation), default, each.metadata[_HERE])
+                yield replace(each.metadata[_HERE], name=name, kind=_kind(one.annotation), default=default)
 
 
 def _nested(one: inspect.Parameter) -> bool:
@@ -148,27 +135,27 @@ def arguments(options: Any, *names: str) -> list[str]:
     words: list[str] = []
     for one in declared(type(options)):
         value = getattr(options, one.name)
-        if one.name not in names if names else one.parameter.launcher or value == one.default:
+        if one.name not in names if names else one.launcher or value == one.default:
             continue
-        flag = [one.parameter.flag] if one.parameter.flag else []
+        flag = [one.flag] if one.flag else []
         if one.kind is bool:
             words += flag if value else []
         else:
             each = value if one.several else () if value is None else (value,)
-            words += [word for item in each for word in (*flag, one.parameter.word(item))]
+            words += [word for item in each for word in (*flag, one.word(item))]
     return words
 
 
 def given(options: Any) -> list[str]:
     """The flags of all that isn't the default."""
-    return [one.parameter.flag for one in declared(type(options)) if getattr(options, one.name) != one.default]
+    return [one.flag for one in declared(type(options)) if getattr(options, one.name) != one.default]
 
 
 def require_least(of: Callable[..., Any], values: Mapping[str, Any]) -> None:
     """RecipeError with a mistake for each number that is too small."""
     problems = []
     for one in declared(of):
-        least, value, flag = one.parameter.least, values[one.name], one.parameter.flag
+        least, value, flag = one.least, values[one.name], one.flag
         if least is not None and value is not None and value < least:
             place = Span("argument", 1, len(flag) + 2)
             problems.append(Problem(f"{flag} must be {least} or more", place, f"{flag} {value}"))
@@ -211,7 +198,7 @@ def command(
             help=inspect.getdoc(function),
             **settings,
         )
-        made.titles = {one.name: one.parameter.title for one in params if grouped and one.parameter.title}
+        made.titles = {one.name: one.title for one in params if grouped and one.title}
         return made
 
     return decorate

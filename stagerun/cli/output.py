@@ -82,7 +82,7 @@ def is_schedule(folder: str) -> bool:
             _DATA_HINT,
         )
     if os.path.lexists(path):
-        raise UsageError(f"{folder}: is no folder", _DATA_HINT)
+        raise UsageError(f"{folder}: is not a folder", _DATA_HINT)
     raise DataError(f"{folder}: no such folder", _DATA_HINT)
 
 

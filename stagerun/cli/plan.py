@@ -18,19 +18,14 @@ from stagerun.cli.shared_options import (
     SLOWEST,
     Duration,
     FiniteRange,
-    Folder,
     Json,
-    Keep,
-    Only,
-    Out,
-    Overrides,
+    PlannedOptions,
     PlotFile,
-    Redo,
     Scale,
-    Until,
     output_folder,
 )
-from stagerun.errors import PermissionDenied, StorageError, UsageError, listing
+from stagerun.errors import UsageError
+from stagerun.errors import listing
 from stagerun.lmdb_file import with_sets
 from stagerun.plan import Plan, State, make_plan
 from stagerun.plan.counting import other_set
@@ -38,6 +33,7 @@ from stagerun.plan.estimate import snapshots_on_disk
 from stagerun.plan.prediction import Job, Link
 from stagerun.plan.render import csv_rows, render_json, render_text
 from stagerun.recipe import Determinism, Schedule
+from stagerun.store.write import writing
 from stagerun.snapshots import passed_over
 from stagerun.spec import load, look_at_classes
 from stagerun.spec.layers import LMDB
@@ -51,14 +47,7 @@ _OF_TEXT = ("--json", "--csv", "--budget", "--redo", "--keep", "--only", "--unti
 
 
 @dataclass(frozen=True, slots=True)
-class PlanOptions:
-    folder: Folder
-    overrides: Overrides = ()
-    out: Out = None
-    redo: Redo = ()
-    keep: Keep = ()
-    only: Only = ()
-    until: Until = None
+class PlanOptions(PlannedOptions):
     as_json: Json = False
     images_per_second: float | None = option(
         "--images-per-second N",
@@ -121,7 +110,8 @@ def plan(options: PlanOptions) -> None:
     planned = make_plan(schedule, found, options.redo, options.keep, options.only, options.until)
     job = job_of(planned, target, options)
     if options.csv_file is not None:
-        write_csv(planned, options.csv_file)
+        with writing(options.csv_file), open(options.csv_file, "w", encoding="utf-8") as file:
+            file.writelines(csv_rows(planned))
     notes = [
         *remarks(planned, found.damaged, found.forbidden),
         *results_remark(planned, target),
@@ -186,17 +176,6 @@ def place_remark(out: Path, several_hosts: bool, environment: Mapping[str, str] 
         return []
     kind = local_kind(out)
     return [lost_with(out, kind, "")] if kind else []
-
-
-def write_csv(plan: Plan, path: str) -> None:
-    """One row per iteration. PermissionDenied or StorageError naming the file."""
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.writelines(csv_rows(plan))
-    except PermissionError as error:
-        raise PermissionDenied(f"may not write {path}") from error
-    except OSError as error:
-        raise StorageError(f"can't write {path}: {error.strerror}") from error
 
 
 # -- plan --workers N --link RATE

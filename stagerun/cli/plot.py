@@ -128,7 +128,7 @@ def watch(options: PlotOptions, wait: Callable[[float], None] = time.sleep) -> N
 
 
 def _settle(file: str) -> None:
-    """Nobody draws the page again, so it need not look. Where it can't be written, that is why watching ended."""
+    """No one draws the page again, so it need not look. Where it can't be written, that is why watching ended."""
     from stagerun.drawing.html import still
 
     with contextlib.suppress(OSError, UnicodeDecodeError, StagerunError):

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 import click
 import numpy as np
 
-from stagerun.cli.data_import import ResizeOptions
-from stagerun.cli.data_index import class_names
-from stagerun.cli.data_show import classes_of
 from stagerun.cli.ending import show, tell
 from stagerun.cli.options import argument, command, option
+from stagerun.cli.pictures import ResizeOptions, class_names, classes_of
 from stagerun.cli.selection import choose_snapshot
 from stagerun.cli.shared_options import Ema, ForwardBatch, Json, OutOfName, OwnThreads, Views
 from stagerun.data import datum

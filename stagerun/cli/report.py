@@ -13,7 +13,7 @@ from stagerun.cli.ending import tell
 from stagerun.cli.options import argument, command, flag, option
 from stagerun.cli.output import Target, ensemble_on_disk
 from stagerun.cli.status import look
-from stagerun.errors import PermissionDenied, StorageError, UsageError
+from stagerun.errors import UsageError
 from stagerun.events import EnsembleTested
 from stagerun.plan.counting import under
 from stagerun.report import compare_tables, tables
@@ -22,7 +22,10 @@ from stagerun.report.curves import most
 from stagerun.report.history import History, Run, StageHistory, notes
 from stagerun.report.read_log import LOG, is_schedule, read_log
 from stagerun.report.replay import history
-from stagerun.report.table import Table, document, separated
+from stagerun.report.table import Table
+from stagerun.report.table import document
+from stagerun.report.table import separated
+from stagerun.store.write import writing
 from stagerun.snapshots import Inventory, SnapshotRef, passed_over
 from stagerun.spec.build import completed
 from stagerun.train.results import read_result
@@ -90,7 +93,8 @@ def _report(options: ReportOptions) -> str:
     text = _written(runs, options, form)
     if options.output is None:
         return text
-    _write(options.output, text)
+    with writing(options.output, "choose another file with --output"):
+        Path(options.output).write_text(text, encoding="utf-8")
     return f"written to {options.output}\n"
 
 
@@ -136,7 +140,7 @@ def _labels(outs: Sequence[str]) -> list[str]:
     """A short name for each run: the folder's, where no other has the same."""
     names = [Path(out).resolve().name for out in outs]
     found = [name if name and names.count(name) == 1 else out for name, out in zip(names, outs, strict=True)]
-    # A path may hold anything, bytes that are no text among it.
+    # A path may hold anything, bytes that are not text among it.
     return ["".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in label) for label in found]
 
 
@@ -280,12 +284,3 @@ def _all(runs: Sequence[Run]) -> tuple[list[Table], list[Table]]:
     if any(len(run.history.lives) > 1 for run in runs):
         details.append(tables.lives_table(runs))
     return summary, details
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except PermissionError as error:
-        raise PermissionDenied(f"may not write {path}", "choose another file with --output") from error
-    except OSError as error:
-        raise StorageError(f"can't write {path}: {error.strerror}", "choose another file with --output") from error

@@ -83,7 +83,7 @@ def retry(options: RetryOptions) -> int:
 
     For launchers that end all ranks when one dies: `stagerun retry -- mpirun -np 4 stagerun run DIR`, and the same with srun
     or torchrun. Launchers' exit codes say little, so it looks at what the run has left in its output folder. It ends when
-    the run is done; when it was told to stop, and has saved (75); with a mistake and what another start would not mend; and
+    the run is done; when it was asked to stop, and has saved (75); with a mistake and what another start would not mend; and
     with 78 after three lives that got no further. A signal goes to COMMAND as SIGUSR1 (torchrun and others: SIGTERM), so
     that the run saves.
     """
@@ -139,7 +139,7 @@ def _given_up(
     if not any(began):
         # Not 69, which a batch script would answer by starting the same again.
         return failed or ResumeRefused(
-            f"{LIMIT} starts in a row ended before the run had begun: {why}",
+            f"{LIMIT} starts in a row ended before the run had started: {why}",
             f"an option of the launcher, or a host that it can't reach; try by itself: {' '.join(options.command)}",
         )
     if anyhow:
@@ -161,7 +161,7 @@ def judge(ended: Ended) -> tuple[int | None, str]:
             return ExitCode.RECIPE, ""
         if ended.code in _FINAL:
             return ended.code, ""
-        return None, f"the command ended with {_code(ended.code)} before the run had begun"
+        return None, f"the command ended with {_code(ended.code)} before the run had started"
     if ended.life == ExitCode.DONE:
         return ExitCode.DONE, ""
     if ended.life == ExitCode.SAVED and ended.code == ExitCode.SAVED:

@@ -29,12 +29,10 @@ from stagerun.cli.shared_options import (
 )
 from stagerun.errors import (
     PeerError,
-    PermissionDenied,
     Problem,
     RecipeError,
     ResumeRefused,
     Span,
-    StorageError,
     UsageError,
     listing,
 )
@@ -45,6 +43,7 @@ from stagerun.plan import Plan, make_plan, require_fresh
 from stagerun.plan.budget import MOST
 from stagerun.plan.ensembles import ensembles_left
 from stagerun.recipe import Schedule
+from stagerun.store.write import writing
 from stagerun.spec import load
 from stagerun.store.disk import make_folder
 from stagerun.store.faults import reporting
@@ -58,7 +57,7 @@ _SIGNAL_BEFORE_S = 300
 _MOST_SIGNAL_S = 65535  # of sbatch
 _MOST_TIME_S = 365 * 86400
 _WORKERS = ("--nproc", "--workers-per-node")  # of `run`: here Slurm starts its workers
-_NO_TEXT = ("Cc", "Cs")  # Unicode's categories of control characters, and of bytes that are no UTF-8
+_NO_TEXT = ("Cc", "Cs")  # Unicode's categories of control characters, and of bytes that are not UTF-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +83,7 @@ class SbatchOptions:
     account: str | None = option("--account NAME", "Account to charge.")
     signal_before: float | None = option(
         "--signal-before TIME",
-        "How long before the end of an allocation all workers are told to save. Nine tenths of it or more become --grace of `run`.  "
+        "How long before the end of an allocation all workers are asked to save. Nine tenths of it or more become --grace of `run`.  "
         "[default: 5m, at most a quarter of --time]",
         type=Duration(least=10.0),
     )
@@ -256,16 +255,13 @@ def _make_parent(out: Path) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    try:
-        with open(file, "x", encoding="utf-8") as opened:
-            opened.write(text)
-    except FileExistsError:
-        hint = "somebody may have changed it by hand: remove it, or give another name"
-        raise UsageError(f"--output {file}: it is there already", hint) from None
-    except PermissionError as error:
-        raise PermissionDenied(f"may not write {file}") from error
-    except OSError as error:
-        raise StorageError(f"can't write {file}: {error.strerror}") from error
+    with writing(file):
+        try:
+            with open(file, "x", encoding="utf-8") as opened:
+                opened.write(text)
+        except FileExistsError:
+            hint = "someone may have changed it by hand: remove it, or give another name"
+            raise UsageError(f"--output {file}: it is there already", hint) from None
 
 
 def _submit(batch: Batch, text: str, task: RunOptions) -> None:
@@ -286,7 +282,7 @@ def _submit(batch: Batch, text: str, task: RunOptions) -> None:
     log = log_file(batch).replace("%j", job).replace("%%", "%")
     rows = [
         ("how far it is", status),
-        ("what it prints, once it has begun", f"tail -f {shlex.quote(log)}"),
+        ("what it prints, once it has started", f"tail -f {shlex.quote(log)}"),
         ("to end it", f"scancel {job}"),
     ]
     show("\n".join([f"job {job} is queued", *(f"  {line}" for line in columns(rows, 2))]))

@@ -66,7 +66,7 @@ def _snapshot(argument: str, out: str | None) -> Path | None:
         if store.parse_name(real.name) is None:
             if os.path.exists(path / MANIFEST) and not os.path.exists(path / SCHEDULE_FILE):
                 raise UsageError(
-                    f"`{real.name}` is no snapshot's name, though there is a {MANIFEST} in it",
+                    f"`{real.name}` is not a snapshot's name, though there is a {MANIFEST} in it",
                     "a snapshot keeps the name that it was written under; one that was damaged is set aside as .bad-NAME",
                 )
             return None

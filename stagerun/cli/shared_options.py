@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +28,7 @@ class FiniteRange(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if not math.isfinite(click.FLOAT.convert(value, param, ctx)):
-            self.fail(f"{value} is no number.", param, ctx)
+            self.fail(f"{value} is not a number.", param, ctx)
         return float(super().convert(value, param, ctx))
 
 
@@ -43,7 +44,7 @@ class Duration(click.ParamType):  # generic in a newer click alone
         try:
             seconds = units.seconds(str(value))
         except ValueError:
-            self.fail(f"{value!r} is no length of time: write 4h, 90m, 3h30m, 2d or 1:30:00.", param, ctx)
+            self.fail(f"{value!r} is not a length of time: write 4h, 90m, 3h30m, 2d or 1:30:00.", param, ctx)
         if seconds < self.least:
             self.fail(f"{value} is too short: {self.least:g}s is the least.", param, ctx)
         return seconds
@@ -60,17 +61,32 @@ Overrides = Annotated[
 Out = Annotated[str | None, option("--out FOLDER", "Output folder.  [default: ./out/NAME]")]
 OutToCome = Annotated[str | None, option("--out FOLDER", "Output folder of the run to come.  [default: ./out/NAME]")]
 OutOfName = Annotated[str | None, option("--out FOLDER", "Output folder, where SNAPSHOT is a name.")]
-Redo = Annotated[
-    tuple[str, ...], option("--redo STAGE", "Train a stale stage, and what follows from it, again.", title=TRAINED)
-]
-Keep = Annotated[tuple[str, ...], option("--keep STAGE", "Keep a stale stage's snapshots as they are.", title=TRAINED)]
-Only = Annotated[
-    tuple[str, ...],
-    option("--only STAGE", "Train this stage alone; what it starts from must be there. Repeatable.", title=TRAINED),
-]
-Until = Annotated[
-    str | None, option("--until STAGE", "Train up to this stage, it included, and nothing after it.", title=TRAINED)
-]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedOptions:
+    """Which schedule, its output folder, and what becomes of its stages."""
+
+    folder: Folder
+    overrides: Overrides = ()
+    out: Out = None
+    redo: tuple[str, ...] = option(
+        "--redo STAGE", "Train a stale stage, and what follows from it, again.", title=TRAINED, default=()
+    )
+    keep: tuple[str, ...] = option(
+        "--keep STAGE", "Keep a stale stage's snapshots as they are.", title=TRAINED, default=()
+    )
+    only: tuple[str, ...] = option(
+        "--only STAGE",
+        "Train this stage alone; what it starts from must be there. Repeatable.",
+        title=TRAINED,
+        default=(),
+    )
+    until: str | None = option(
+        "--until STAGE", "Train up to this stage, it included, and nothing after it.", title=TRAINED
+    )
+
+
 Nproc = Annotated[
     int | None,
     option(
@@ -169,7 +185,7 @@ def limits(words: Sequence[str]) -> Limits | None:
             given[section] = units.seconds(time)
         except ValueError:
             raise UsageError(
-                f"--timeout {word}: `{time}` is no length of time", "write 90s, 5m, 2h or 1:30:00"
+                f"--timeout {word}: `{time}` is not a length of time", "write 90s, 5m, 2h or 1:30:00"
             ) from None
         if given[section] < LEAST_S:
             raise UsageError(

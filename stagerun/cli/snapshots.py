@@ -10,10 +10,10 @@ from pathlib import Path
 
 from stagerun import store
 from stagerun.cli.ending import show, tell
-from stagerun.cli.options import command, flag, option
+from stagerun.cli.options import command, flag
 from stagerun.cli.output import DISK, elsewhere, find_target, newest_recipe, written
 from stagerun.cli.shared_options import Folder, Json, Out, Overrides
-from stagerun.cli.tending import Wishes, tend
+from stagerun.cli.snapshot_changes import Wishes, tend
 from stagerun.errors import PermissionDenied, ResumeRefused, StorageError
 from stagerun.events import StageFinished
 from stagerun.plan import make_plan
@@ -33,15 +33,8 @@ def snapshots(
     overrides: Overrides = (),
     out: Out = None,
     verify: bool = flag("--verify", "Read every byte and compare it with its digest; exit code 78 if one differs."),
-    pin: tuple[str, ...] = option("--pin NAME", "Nothing deletes this snapshot any more. Repeatable.", default=()),
-    unpin: tuple[str, ...] = option("--unpin NAME", "Take the pin off. Repeatable.", default=()),
-    drop: tuple[str, ...] = option(
-        "--drop NAME",
-        "Delete this snapshot, or one that was set aside, and its result; not one that is pinned, or that training rests on. "
-        "Repeatable.",
-        default=(),
-    ),
-    force: bool = flag("--force", "With --drop: also one that training rests on."),
+    *,
+    wishes: Wishes,
     as_json: Json = False,
 ) -> None:
     """Lists the snapshots of an output folder: complete, damaged and set aside, and what started from them.
@@ -50,8 +43,8 @@ def snapshots(
     written and its files have the right sizes; --verify reads the files too. --pin and --unpin work beside a run, --drop does not.
     """
     target = find_target(folder, overrides, out)
-    if pin or unpin or drop or force:
-        tell("\n".join(tend(target, Wishes(pin, unpin, drop, force))))
+    if wishes != Wishes():
+        tell("\n".join(tend(target, wishes)))
     found = list_snapshots(target.out, verify, target.schedule)
     text = snapshots_json(target.out, found) if as_json else snapshots_text(target.out, found)
     show(text + (elsewhere(target) if not found and not as_json else ""))

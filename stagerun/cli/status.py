@@ -177,7 +177,7 @@ def listen(out: Path, say: Callable[[str], None]) -> store.Holder | None:
     if (last := store.last_word(DISK, out)) is None:
         return None
     first = store.last_lives(DISK, out, 1)
-    say(f"no lock tells of {last[0].text}: looking for a sign of life, for {store.SILENT_S:g} s at most")
+    say(f"no lock shows {last[0].text}: looking for a sign of life, for {store.SILENT_S:g} s at most")
     end = time.monotonic() + store.SILENT_S
     while time.monotonic() < end:
         time.sleep(_LOOK_S)

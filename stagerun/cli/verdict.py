@@ -47,7 +47,7 @@ class VerifyOptions:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Of a stage. `digest`: sha256, in hex, of the tensors of its last snapshot: weights, momentum, averaged weights. `result`:
+    """The end of a stage. `digest`: sha256, in hex, of the tensors of its last snapshot: weights, momentum, averaged weights. `result`:
     the numbers of its line in the table."""
 
     iterations: int
@@ -100,7 +100,7 @@ def digest_of(files: dict[str, bytes]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Lived:
-    """What is told of one life. `hit` '' if it came to the end by itself; `at`: how far it was then, in words; `start`: what it
+    """What is shown of one life. `hit` '' if it came to the end by itself; `at`: how far it was then, in words; `start`: what it
     went on from, '' if it trained nothing; `went_on`: whether that was a snapshot, `inside`: one amid a stage."""
 
     workers: int
@@ -116,7 +116,7 @@ class Lived:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """`ends`: of each interrupted run. `repeatable`: whether a second uninterrupted run gave the bits of the first; None where all
-    is equal and nobody asked."""
+    is equal and no one asked."""
 
     schedule: Schedule
     options: VerifyOptions

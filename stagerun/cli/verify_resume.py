@@ -68,7 +68,7 @@ def verify_resume(options: VerifyOptions) -> int:
 
     Takes a minute for a small network on few processors. All is done in a folder below --out that is removed at the end.
     Exit code 0: all bits are equal; 70: they are not, on a CPU, where they should be. On a GPU nothing is promised: what
-    came out is told, with 0 either way.
+    came out is shown, with 0 either way.
     """
     if options.life is not None:
         return live(options)
@@ -170,9 +170,9 @@ class _Trial:
         self._say(
             f"verifying {self.schedule.name}: {self._what()}, {self._workers()} with {count(self.threads, 'thread')} each"
         )
-        begun = time.monotonic()
+        first = time.monotonic()
         straight, started = self._straight(self.folder / "straight")
-        whole = time.monotonic() - begun
+        whole = time.monotonic() - first
         course = course_of(straight.events)
         wanted = self._ends(straight.out)
         self._say(
@@ -194,7 +194,7 @@ class _Trial:
             ends=tuple(ends),
             compared=compared,
             repeatable=None if equal else self._repeats(straight, wanted),
-            seconds=time.monotonic() - begun,
+            seconds=time.monotonic() - first,
         )
 
     def _what(self) -> str:
@@ -223,7 +223,7 @@ class _Trial:
         one = _Round(out, Tail(out / LOG))
         with self._life(one, self.nproc) as life:
             self._until(life, one, None)
-            started = time.monotonic() - life.begun
+            started = time.monotonic() - life.started
             code = self._end(life, one)
         if code != ExitCode.DONE:
             self._failed("the straight run", code)
@@ -268,7 +268,7 @@ class _Trial:
             moment = course.moment(reached, len(left) + self.vain, self.rng)
             if self._one_life(one, course, moment, left):
                 return one
-        self._one_life(one, course, None, left)  # nobody interrupts it: it comes to the end, or fails
+        self._one_life(one, course, None, left)  # no one interrupts it: it comes to the end, or fails
         return one
 
     def _one_life(self, one: _Round, course: Course, moment: Moment | None, left: list[Stroke]) -> bool:
@@ -291,8 +291,8 @@ class _Trial:
 
     def _tell(self, one: _Round, course: Course, first: int, workers: int, hit: str, code: int) -> None:
         mine = one.events[first:]
-        begun = [e for _, e in mine if isinstance(e, StageStarted | PieceStarted)]
-        starts = [e.start if e.iter else f"{e.stage} anew" for e in begun]
+        starting = [e for _, e in mine if isinstance(e, StageStarted | PieceStarted)]
+        starts = [e.start if e.iter else f"{e.stage} anew" for e in starting]
         done = max((course.done(e) for _, e in mine), default=0)
         lived = Lived(
             workers=workers,
@@ -302,7 +302,7 @@ class _Trial:
             hit="" if code == ExitCode.DONE else hit,
             at=course.place(done),
             code=code,
-            inside=bool(begun) and begun[0].iter > 0,
+            inside=bool(starting) and starting[0].iter > 0,
         )
         self.lives.append(lived)
         self._say(life_line(len(self.lives), lived))

@@ -37,7 +37,7 @@ class Victim:
     """
 
     def __init__(self, arguments: Sequence[str], said: Path) -> None:
-        self.mark, self.begun = uuid.uuid4().hex, time.monotonic()
+        self.mark, self.started = uuid.uuid4().hex, time.monotonic()
         environment = {**os.environ, MARK: self.mark, LAUNCHER_PID: str(os.getpid())}
         with open(said, "wb") as file:
             # A session of its own: Ctrl-C is for the process that started it, which then ends it.

@@ -18,7 +18,7 @@ Should the manifest's own sync be lost all the same, or any byte change later, s
 import contextlib
 import errno
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from stagerun.errors import PermissionDenied, StagerunError, StorageError
@@ -266,15 +266,22 @@ def _discard(disk: Disk, temp: Path) -> None:
         delete(disk, temp)
 
 
+@contextlib.contextmanager
+def writing(file: str | Path, hint: str = "") -> Iterator[None]:
+    """PermissionDenied or StorageError, which name the file, for what goes wrong inside."""
+    try:
+        yield
+    except PermissionError as error:
+        raise PermissionDenied(f"may not write {file}", hint) from error
+    except OSError as error:
+        raise StorageError(f"can't write {file}: {error.strerror}", hint) from error
+
+
 def require_writable(file: str) -> None:
     """Before the work whose result goes there. What it holds stays: should the work come to nothing, that is better than nothing.
     PermissionDenied, StorageError."""
-    try:
+    with writing(file):
         open(file, "ab").close()
-    except PermissionError as error:
-        raise PermissionDenied(f"may not write {file}") from error
-    except OSError as error:
-        raise StorageError(f"can't write {file}: {error.strerror}") from error
 
 
 def write_output(path: Path, data: bytes) -> None:

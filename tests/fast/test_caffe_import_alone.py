@@ -172,8 +172,8 @@ def test_a_source_that_is_elsewhere(here: Path) -> None:
         (["--classes", "8"], "`--classes` without `--no-nets`"),
         (["--train-source", "x"], "`--train-source` without `--no-nets`"),
         (["--val-source", "x"], "`--val-source` without `--no-nets`"),
-        (["--no-nets", "--train-source", ""], "`--train-source` is no path: ''"),
-        (["--no-nets", "--val-source", "a\nb"], "`--val-source` is no path"),
+        (["--no-nets", "--train-source", ""], "`--train-source` is not a path: ''"),
+        (["--no-nets", "--val-source", "a\nb"], "`--val-source` is not a path"),
         (["--no-nets", "--batch-size", "8", "--device-batch-size", "3"], "3 does not divide `--batch-size` 8"),
     ],
 )

@@ -302,9 +302,9 @@ def test_ensembles(folder: str) -> None:
     assert "--set:1:34: set on the command line" in explained(folder, "all.members", *given)
     assert explained(folder, "all.rule", *given).endswith("the default")
     for name, message, hint in (
-        ("ensemble", "`ensemble` is no setting by itself", "`all` or `two`"),
+        ("ensemble", "`ensemble` is not a setting by itself", "`all` or `two`"),
         ("all.rules", "Ensemble has no field `rules`", "did you mean `rule`?"),
-        ("all.rule.x", "`rule` is no message", "leave out `.x`"),
+        ("all.rule.x", "`rule` is not a message", "leave out `.x`"),
         ("al.rule", "`al` is neither", "did you mean `all`?"),
     ):
         with pytest.raises(UsageError) as caught:
@@ -318,16 +318,16 @@ def test_ensembles(folder: str) -> None:
         ("trnk.base_lr", "`trnk` is neither a stage nor a field", "did you mean `trunk`?"),
         ("trunk.base_lrr", "Solver has no field `base_lrr`", "did you mean `base_lr`?"),
         ("trunk.transform_param.crop", "TransformParameter has no field `crop`", "crop_size"),
-        ("trunk.base_lr.x", "`base_lr` is no message", "leave out `.x`"),
+        ("trunk.base_lr.x", "`base_lr` is not a message", "leave out `.x`"),
         ("trunk.param.lr_mult", "`param` is a list of messages", "leave out `.lr_mult`"),
         ("trunk.clear", "`clear` takes a field away", "name the field"),
         ("cool", "`cool` makes 2 stages", "`cool_low` or `cool_high`"),
-        ("stage", "`stage` is no setting by itself", "`trunk`"),
-        ("solver", "`solver` is no setting by itself", "`trunk`"),
+        ("stage", "`stage` is not a setting by itself", "`trunk`"),
+        ("solver", "`solver` is not a setting by itself", "`trunk`"),
         ("data.trian", "Data has no field `trian`", "did you mean `train`?"),
         ("", "`` is neither", "the stages are"),
         ("trunk.", "Solver has no field ``", "stagerun help Solver"),
-        ("trunk.from.x", "`from` is no message", "leave out `.x`"),
+        ("trunk.from.x", "`from` is not a message", "leave out `.x`"),
         ("cool.sweep.name", "`sweep` is a list of messages", "leave out `.name`"),
         ("ensemble", "the schedule has no ensemble", "stagerun help Ensemble"),
         ("ensemble.rule", "the schedule has no ensemble", "stagerun help Ensemble"),

@@ -413,10 +413,10 @@ def test_where_nothing_was_measured_there_are_no_hours() -> None:
     "words, said",
     [
         (["--budget", "4"], "write 4h, 90m, 3h30m, 2d or 1:30:00"),
-        (["--budget", "0h"], "is no length of time"),
+        (["--budget", "0h"], "is not a length of time"),
         (["--images-per-second", "0"], "--images-per-second"),
-        (["--images-per-second", "nan"], "no number"),
-        (["--images-per-second", "inf"], "no number"),
+        (["--images-per-second", "nan"], "not a number"),
+        (["--images-per-second", "inf"], "not a number"),
     ],
 )
 def test_mistakes(words: list[str], said: str) -> None:

@@ -204,7 +204,7 @@ def test_timeout_option() -> None:
     [
         (("itreation=5s",), "there is no section `itreation`", "did you mean `iteration`?"),
         (("5m",), "there is no section `5m`", "the sections are `start`, `copy`, `first_iteration`"),
-        (("save=5",), "`5` is no length of time", "90s"),
+        (("save=5",), "`5` is not a length of time", "90s"),
         (("save=0.5s",), "save=0.5s is too short", "busy machine"),
         (("save=5m", "save=6m"), "save is given twice", ""),
         (("off", "save=6m"), "off, and another", "leave the others out"),

@@ -189,7 +189,7 @@ def test_a_command_that_never_begins_is_given_up(base: Path, tmp_path: Path) -> 
     script.write_text(f"#!/bin/sh\necho . >> {tmp_path}/starts\nexit 255\n")
     script.chmod(0o755)
     done = retry("--", script, "stagerun", "run", base / "schedule", "--out", tmp_path / "out")
-    assert done.returncode == 78 and "3 starts in a row ended before the run had begun" in done.stderr, done.stderr
+    assert done.returncode == 78 and "3 starts in a row ended before the run had started" in done.stderr, done.stderr
     assert done.stderr.count("restart ") == 2 and (tmp_path / "starts").read_text().count(".") == 3
 
 

@@ -12,7 +12,7 @@ from click.testing import Result
 from disks import HookedDisk, ModelDisk
 
 from stagerun import store
-from stagerun.cli import tending
+from stagerun.cli import snapshot_changes as tending
 from stagerun.engine.state import make_state
 from stagerun.errors import FolderInUseError, PermissionDenied, StagerunError, StorageError
 from stagerun.events import Note, SnapshotFailed, SnapshotWritten

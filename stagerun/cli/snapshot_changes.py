@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stagerun import store
 from stagerun.cli.ending import tell
+from stagerun.cli.options import flag, option
 from stagerun.cli.output import DISK, Target
 from stagerun.errors import ResumeRefused, StagerunError, UsageError, nearest
 from stagerun.plan import Plan, State, changed_fields, make_plan
@@ -22,15 +23,20 @@ from stagerun.train.results import path_of
 class Wishes:
     """Names of snapshots; of those to `drop` also of such that were set aside (.bad-NAME). `force`: drop also what is needed."""
 
-    pin: tuple[str, ...] = ()
-    unpin: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    force: bool = False
+    pin: tuple[str, ...] = option("--pin NAME", "Nothing deletes this snapshot any more. Repeatable.", default=())
+    unpin: tuple[str, ...] = option("--unpin NAME", "Take the pin off. Repeatable.", default=())
+    drop: tuple[str, ...] = option(
+        "--drop NAME",
+        "Delete this snapshot, or one that was set aside, and its result; not one that is pinned, or that training rests on. "
+        "Repeatable.",
+        default=(),
+    )
+    force: bool = flag("--force", "With --drop: also one that training rests on.")
 
 
 def tend(target: Target, wishes: Wishes) -> list[str]:
     """Does it all, or, where something is wrong with any of it, nothing; what was done, a line each. Should the disk fail amid it,
-    or a pin come in between, what was done until then is told before the error.
+    or a pin come in between, what was done until then is printed before the error.
 
     UsageError for a name that is none, ResumeRefused for what is pinned or needed, FolderInUseError to drop beside a run;
     StorageError, PermissionDenied.
@@ -50,7 +56,7 @@ def tend(target: Target, wishes: Wishes) -> list[str]:
         return _do(out, wishes)
     with store.Lock(out, optional=True) as lock:
         store.require_free(DISK, out, lock.held)
-        # No run has it, so there is nobody who would add or delete one between the look and the deed.
+        # No run has it, so no one adds or deletes one between the look and the deed.
         inventory = store.inventory(DISK, out)
         _refuse_pinned(wishes, store.pins(DISK, out))
         lost = _lost(target.schedule, inventory, wishes.drop)
@@ -93,7 +99,7 @@ def _unpin(out: Path, names: Sequence[str]) -> Iterator[str]:
 def _drop(out: Path, names: Collection[str]) -> Iterator[str]:
     aside = store.aside(DISK, out)
     for name in names:
-        if not store.discard(DISK, out, name):  # somebody pinned it while this command was looking
+        if not store.discard(DISK, out, name):  # someone pinned it while this command was looking
             raise ResumeRefused(f"snapshot {name} is pinned", f"--unpin {name} takes the pin off")
         yield f"{name} is deleted"
         _drop_result(out, store.parse_name(name) or aside[name])
