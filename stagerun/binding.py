@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 from stagerun.topology.placing import Seat
 
-
 if TYPE_CHECKING:
-    from stagerun.topology import Seat
+    from stagerun.topology.placing import Seat
 
 # Threads of torch.distributed, by the kernel's names, of which it keeps 15 letters. A fresh one may still have its starter's name.
 _COMMUNICATES = ("gloo_tcp_loop", "pt_gloo_runloop", "pt_tcpstore_uv", "pt_nccl_", "pt_elastic")

@@ -10,13 +10,8 @@ import click
 
 from stagerun import signals
 from stagerun.cli.ending import tell
-from stagerun.cli.options import arguments
-from stagerun.cli.options import command
-from stagerun.cli.options import option
-from stagerun.cli.shared_options import Folder
-from stagerun.cli.shared_options import Json
-from stagerun.cli.shared_options import Overrides
-from stagerun.cli.shared_options import Synthetic
+from stagerun.cli.options import arguments, command, option
+from stagerun.cli.shared_options import Folder, Json, Overrides, Synthetic
 from stagerun.cli.workers import say, start, work
 from stagerun.errors import ExitCode, StorageError, UsageError, nearest
 from stagerun.launch import StopRequest

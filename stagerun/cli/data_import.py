@@ -17,7 +17,7 @@ from stagerun.errors import ExitCode, UsageError
 from stagerun.launch import StopRequest
 from stagerun.text import count
 from stagerun.tools.data.engine import Job, Result, Work, run
-from stagerun.tools.data.images import ImportOptions, ImportWork
+from stagerun.tools.data.images import ImportWork
 from stagerun.tools.data.inspect import schedule_line
 from stagerun.tools.data.partial import REPORT
 from stagerun.tools.data.prepare import PrepareWork

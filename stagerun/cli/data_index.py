@@ -15,9 +15,7 @@ from stagerun.cli.pictures import class_names
 from stagerun.cli.shared_options import DataThreads, Folder, Json
 from stagerun.data.index import Index, read, save
 from stagerun.data.indexing import build_with
-from stagerun.errors import DataError
-from stagerun.errors import ExitCode
-from stagerun.errors import UsageError
+from stagerun.errors import DataError, ExitCode, UsageError
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.text import columns, count, first, size
 from stagerun.tools.data.inspect import Description, Size, Verified, describe, schedule_line

@@ -171,8 +171,8 @@ def _per_class(
     name: str, data: str, classes: int, answers: Answers, output: str | None
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Objects for JSON, and lines; with `output` the files NAME-confusion.csv, .png and NAME-mistakes.png."""
-    from stagerun.data.records import LmdbSource
     from stagerun.cli.pictures import classes_of
+    from stagerun.data.records import LmdbSource
     from stagerun.report import confusion
     from stagerun.store.write import write_output
 
@@ -194,8 +194,8 @@ def _mistakes(name: str, records: "LmdbSource", found: "Confusion", answers: Ans
     """A contact sheet, as a PNG, of the wrong answers with the highest probability."""
     import numpy as np
 
-    from stagerun.tools.data import contact_sheet
     from stagerun.cli.pictures import stored_tile
+    from stagerun.tools.data import contact_sheet
 
     numbers, labels, best, sure = answers.arrays()
     wrong = [n for n in np.lexsort((numbers, -sure)).tolist() if labels[n] != best[n]]

@@ -8,11 +8,10 @@ import click
 
 from stagerun.cli.options import option
 from stagerun.data import datum
-from stagerun.data.contact_sheet import Tile
-from stagerun.data.importing.images import ImportOptions
-from stagerun.data.lmdb_source import LmdbSource
-from stagerun.data.records import printable
+from stagerun.data.records import LmdbSource, printable
 from stagerun.errors import DataError, PermissionDenied, UsageError
+from stagerun.tools.data.contact_sheet import Tile
+from stagerun.tools.data.images import ImportOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,7 @@ from stagerun.cli.shared_options import (
     Scale,
     output_folder,
 )
-from stagerun.errors import UsageError
-from stagerun.errors import listing
+from stagerun.errors import UsageError, listing
 from stagerun.lmdb_file import with_sets
 from stagerun.plan import Plan, State, make_plan
 from stagerun.plan.counting import other_set
@@ -33,11 +32,11 @@ from stagerun.plan.estimate import snapshots_on_disk
 from stagerun.plan.prediction import Job, Link
 from stagerun.plan.render import csv_rows, render_json, render_text
 from stagerun.recipe import Determinism, Schedule
-from stagerun.store.write import writing
 from stagerun.snapshots import passed_over
 from stagerun.spec import load, look_at_classes
 from stagerun.spec.layers import LMDB
 from stagerun.store import LocalDisk, inventory, local_kind, lost_with
+from stagerun.store.write import writing
 from stagerun.text import size
 from stagerun.train import results
 from stagerun.train.results import read_figures

@@ -25,18 +25,12 @@ from stagerun.cli.shared_options import (
 )
 from stagerun.cli.throw_away import claim
 from stagerun.cli.workers import say, start, work
-from stagerun.errors import DataError
-from stagerun.errors import ExitCode
+from stagerun.errors import DataError, ExitCode
 from stagerun.events import EnsembleTested, Event, Note, Stopped, Tested
 from stagerun.events import StageStarted as Started
 from stagerun.launch import StopRequest
-from stagerun.launch.workers import Job
-from stagerun.launch.workers import Orders
-from stagerun.launch.workers import Wish
-from stagerun.launch.workers import devices
-from stagerun.launch.workers import joined
+from stagerun.launch.workers import Job, Orders, Wish, check_short, devices, joined
 from stagerun.lmdb_file import data_file
-from stagerun.launch.workers import check_short
 from stagerun.plan import make_plan
 from stagerun.plan.ensembles import ensembles_left, plan_ensembles
 from stagerun.plan.estimate import (

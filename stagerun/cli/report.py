@@ -22,12 +22,10 @@ from stagerun.report.curves import most
 from stagerun.report.history import History, Run, StageHistory, notes
 from stagerun.report.read_log import LOG, is_schedule, read_log
 from stagerun.report.replay import history
-from stagerun.report.table import Table
-from stagerun.report.table import document
-from stagerun.report.table import separated
-from stagerun.store.write import writing
+from stagerun.report.table import Table, document, separated
 from stagerun.snapshots import Inventory, SnapshotRef, passed_over
 from stagerun.spec.build import completed
+from stagerun.store.write import writing
 from stagerun.train.results import read_result
 
 ENDINGS = {".md": "markdown", ".csv": "csv", ".tsv": "tsv", ".html": "html", ".htm": "html"}

@@ -43,10 +43,10 @@ from stagerun.plan import Plan, make_plan, require_fresh
 from stagerun.plan.budget import MOST
 from stagerun.plan.ensembles import ensembles_left
 from stagerun.recipe import Schedule
-from stagerun.store.write import writing
 from stagerun.spec import load
 from stagerun.store.disk import make_folder
 from stagerun.store.faults import reporting
+from stagerun.store.write import writing
 from stagerun.system.process import program
 from stagerun.text import columns, count, duration
 from stagerun.train import results

@@ -10,28 +10,12 @@ from pathlib import Path
 from stagerun import signals
 from stagerun.cli.log_tail import Tail
 from stagerun.cli.options import command
-from stagerun.cli.shared_options import output_folder
-from stagerun.cli.options import limits
-from stagerun.cli.running import Cut
-from stagerun.cli.running import RunOptions
-from stagerun.cli.running import job_of
+from stagerun.cli.running import Cut, RunOptions, job_of
+from stagerun.cli.shared_options import limits, output_folder
 from stagerun.cli.throw_away import claim
-from stagerun.cli.verdict import Ends
-from stagerun.cli.verdict import Lived
-from stagerun.cli.verdict import Verdict
-from stagerun.cli.verdict import as_record
-from stagerun.cli.verdict import ends_of
-from stagerun.cli.verdict import life_line
-from stagerun.cli.verdict import render
-from stagerun.cli.victim import LOOK_S
-from stagerun.cli.victim import Stroke
-from stagerun.cli.victim import Victim
-from stagerun.cli.victim import strike
-from stagerun.cli.victim import strokes
-from stagerun.cli.workers import say
-from stagerun.cli.verdict import VerifyOptions
-from stagerun.cli.workers import start
-from stagerun.cli.workers import work
+from stagerun.cli.verdict import Ends, Lived, Verdict, VerifyOptions, as_record, ends_of, life_line, render
+from stagerun.cli.victim import LOOK_S, Stroke, Victim, strike, strokes
+from stagerun.cli.workers import say, start, work
 from stagerun.errors import EXIT_MEANINGS, ExitCode, StagerunError, UsageError
 from stagerun.events import Event, PieceStarted, RunStarted, StageStarted
 from stagerun.launch import die_with_launcher

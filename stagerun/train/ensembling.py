@@ -16,7 +16,6 @@ from stagerun.engine.device import dtype_of
 from stagerun.engine.ensemble import Member, WeightMean, take_statistics, together
 from stagerun.engine.evaluate import Score, score
 from stagerun.engine.feed import feed
-from stagerun.engine.mixing import Mixing
 from stagerun.engine.state import restore
 from stagerun.engine.update import explained
 from stagerun.errors import ResumeRefused

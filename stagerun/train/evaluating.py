@@ -9,15 +9,9 @@ from torch import Tensor, nn
 
 from stagerun.comm import SoloComm
 from stagerun.data.loader import Loader
-from stagerun.data.loaders import CROPS
-from stagerun.data.loaders import CropLoader
-from stagerun.data.loaders import evaluation_loader
-from stagerun.data.records import LmdbSource
-from stagerun.data.records import Records
-from stagerun.engine.evaluate import Averaged
-from stagerun.engine.evaluate import Score
-from stagerun.engine.evaluate import Views
-from stagerun.engine.evaluate import answers
+from stagerun.data.loaders import CROPS, CropLoader, evaluation_loader
+from stagerun.data.records import LmdbSource, Records
+from stagerun.engine.evaluate import Averaged, Score, Views, answers
 from stagerun.engine.evaluate import score as score_of
 from stagerun.engine.images import Batch, Normalise
 from stagerun.errors import DataError, UsageError

@@ -26,8 +26,7 @@ from stagerun.events import Note
 from stagerun.plan.rehearsal import synthetic_images, with_sources
 from stagerun.recipe import Cache, Data, OnBadRecord, Schedule, Stage, Transform
 from stagerun.spec.transform import classes_problem
-from stagerun.train.agreement import everyone
-from stagerun.train.agreement import rank0
+from stagerun.train.agreement import everyone, rank0
 from stagerun.train.copying import Copying
 from stagerun.world import World
 

@@ -4,9 +4,8 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -31,8 +30,7 @@ from stagerun.preflight.page import HostTimes, Link, Measured, rounds
 from stagerun.recipe import Schedule, Stage
 from stagerun.schedule.image_size import at_largest
 from stagerun.system.host import host_name
-from stagerun.train.agreement import refuse
-from stagerun.train.agreement import anyone
+from stagerun.train.agreement import anyone, refuse
 from stagerun.train.start import arithmetic_of
 from stagerun.world import World
 

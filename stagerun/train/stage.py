@@ -7,7 +7,6 @@ from dataclasses import replace
 from stagerun.comm import Reducer, make_reducer, runs_of
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
-from stagerun.engine.mixing import Mixing
 from stagerun.engine.state import TrainState, digests, finite
 from stagerun.errors import DataError, ExitCode, PeerError, PermissionDenied, StagerunError, StorageError, UsageError
 from stagerun.events import (

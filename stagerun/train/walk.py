@@ -16,10 +16,8 @@ from stagerun import store
 from stagerun.comm import Comm
 from stagerun.engine.update import explained
 from stagerun.events import Event, Note, Renamed, RunFinished, RunStarted, Stopped
-from stagerun.plan import PlannedStage
-from stagerun.plan import State
-from stagerun.plan.counting import names_of
-from stagerun.plan.counting import other_set
+from stagerun.plan import PlannedStage, State
+from stagerun.plan.counting import names_of, other_set
 from stagerun.plan.ensembles import PlannedEnsemble
 from stagerun.pulse import Section
 from stagerun.recipe import Schedule

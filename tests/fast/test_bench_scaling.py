@@ -11,11 +11,7 @@ from click.testing import CliRunner
 from stagerun.cli.main import main
 from stagerun.errors import StorageError
 from stagerun.report.bench_scaling import Measured, Share, Turn, as_record, notes, render, rows, sharing
-from stagerun.spans import BACKWARD
-from stagerun.spans import DATA
-from stagerun.spans import FORWARD
-from stagerun.spans import UPDATE
-from stagerun.spans import WAIT
+from stagerun.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT
 from stagerun.store.write import require_writable
 
 

@@ -16,17 +16,8 @@ from google.protobuf import text_format
 
 from stagerun import recipe
 from stagerun.caffe_import import solver
-from stagerun.caffe_import.net import PLAIN_LAYERS
-from stagerun.caffe_import.net import State
-from stagerun.caffe_import.net import layers_in
-from stagerun.caffe_import.net import parameter_prefix
-from stagerun.caffe_import.net import recognise
-from stagerun.caffe_import.net import shapes
-from stagerun.caffe_import.net import text_of
 from stagerun.caffe_import.stages import names_of
-from stagerun.caffe_import.text import SOLVER
-from stagerun.caffe_import.text import Findings
-from stagerun.caffe_import.text import read_text
+from stagerun.caffe_import.text import SOLVER, Findings, read_text
 from stagerun.caffe_import.train_lines import train_lines
 from stagerun.cli.main import main
 from stagerun.errors import ExitCode

@@ -10,15 +10,12 @@ from click.testing import CliRunner, Result
 
 from stagerun import store
 from stagerun.cli.diff import compare
-from stagerun.cli.diff import diff_text
 from stagerun.cli.main import main
 from stagerun.plan.difference import Difference, FieldDifference, difference
 from stagerun.recipe import Schedule
-from stagerun.spec import canonical
-from stagerun.spec import read
+from stagerun.spec import canonical, read
 from stagerun.spec.stored import read_recipe
 from stagerun.store.layout import MANIFEST, snapshots_folder
-from stagerun.train.results import write_figures
 
 SCHEDULE = """
 name: "tree"

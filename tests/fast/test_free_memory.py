@@ -4,10 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.system import host
-from stagerun.system.host import Roots
-from stagerun.system.host import available_memory
-from stagerun.system.host import whole_memory
+from stagerun.system.host import Roots, available_memory
 
 MACHINE = 8000 * 1024
 

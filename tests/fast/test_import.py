@@ -15,15 +15,13 @@ from stagerun import order
 from stagerun.data import datum, index
 from stagerun.data.indexing import build
 from stagerun.data.records import LmdbSource
-from stagerun.errors import DataError
-from stagerun.errors import ResumeRefused
-from stagerun.errors import UsageError
+from stagerun.errors import DataError, ResumeRefused, UsageError
 from stagerun.lmdb_file import SIDE_FILE
 from stagerun.proto.caffe_pb2 import Datum
 from stagerun.tools.data import engine
 from stagerun.tools.data.engine import Job, Result, run
 from stagerun.tools.data.images import ImportOptions, ImportWork
-from stagerun.tools.data.partial import REPORT, Partial
+from stagerun.tools.data.partial import REPORT
 from stagerun.tools.data.sources import Item, Pixels, SourceOptions, open_source
 
 

@@ -18,7 +18,7 @@ from stagerun.errors import ExitCode, FolderInUseError, PermissionDenied, Stager
 from stagerun.store import LocalDisk, Lock, lives
 from stagerun.store.lease import KEPT, Lease
 from stagerun.store.lives import Life
-from stagerun.system.process import Identity, look, this_process
+from stagerun.system.process import Identity, this_process
 
 HERE = this_process()
 NODE7 = Identity("node7", "another boot", "pid:[1]", 12, 34)

@@ -26,8 +26,6 @@ from test_import_engine import content as content
 from test_import_engine import expected as expected
 from test_import_engine import small_commits as small_commits
 
-from stagerun.data import fashion
-from stagerun.data.importing.partial import Partial
 from stagerun.data.scratch import (
     CopyStopped,
     How,
@@ -38,6 +36,8 @@ from stagerun.data.scratch import (
 from stagerun.data.write import write_lmdb
 from stagerun.errors import FolderInUseError
 from stagerun.lmdb_file import SIDE_FILE
+from stagerun.tools.data import fashion
+from stagerun.tools.data.partial import Partial
 
 SIGNALLED = """
 import os, sys

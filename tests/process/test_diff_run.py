@@ -10,12 +10,12 @@ from test_diff import diff as diff
 from test_diff import schedule as schedule
 
 from stagerun import store
-from stagerun.cli.diffing import compare, diff_text
+from stagerun.cli.diff import compare, diff_text
 from stagerun.cli.main import main
 from stagerun.plan.estimate import Cost, Figures
 from stagerun.plan.rehearsal import cost_key
-from stagerun.runner.figures import write_figures
 from stagerun.spec import load
+from stagerun.train.results import write_figures
 
 
 def test_a_folder_and_its_finished_run(finished: Path, tmp_path: Path) -> None:

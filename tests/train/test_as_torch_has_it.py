@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from caffe_folders import resnet50
+from stagerun.cli.showing import _show
 from test_contact_sheet import lmdb as lmdb
 from test_contact_sheet import make_schedule as make_schedule
 from test_contact_sheet import options as options
@@ -18,17 +19,13 @@ from test_sources import items as items
 from test_sources import write as write
 
 from stagerun import recipe
-from stagerun.caffe_import.left import Findings
-from stagerun.caffe_import.nets import State, layers_in, shapes, text_of
-from stagerun.caffe_import.networks import PLAIN_LAYERS, parameter_prefix, recognise
-from stagerun.caffe_import.text import NET, read_text
-from stagerun.cgroups import Roots
+from stagerun.caffe_import.net import PLAIN_LAYERS, State, layers_in, parameter_prefix, recognise, shapes, text_of
+from stagerun.caffe_import.text import NET, Findings, read_text
 from stagerun.cli.rehearsing import room
-from stagerun.cli.showing import _show
 from stagerun.data import free_memory
-from stagerun.data.free_memory import whole_memory
-from stagerun.data.sources import open_source
 from stagerun.spec import load
+from stagerun.system.host import Roots, whole_memory
+from stagerun.tools.data.sources import open_source
 
 
 def test_parameters_of_the_known_network_are_named_as_in_torch() -> None:

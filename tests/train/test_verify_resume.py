@@ -19,15 +19,8 @@ from stagerun.cli import verify_resume as verifying
 from stagerun.cli.log_tail import Tail
 from stagerun.cli.main import main
 from stagerun.cli.throw_away import claim
-from stagerun.cli.verdict import Ends
-from stagerun.cli.verdict import Lived
-from stagerun.cli.verdict import as_record
-from stagerun.cli.verdict import render
-from stagerun.cli.victim import KILLS
-from stagerun.cli.victim import STOP
-from stagerun.cli.victim import Stroke
-from stagerun.cli.victim import strokes
-from stagerun.cli.verdict import VerifyOptions
+from stagerun.cli.verdict import Ends, Lived, VerifyOptions, as_record, render
+from stagerun.cli.victim import KILLS, STOP, Stroke, strokes
 from stagerun.data.write import write_lmdb
 from stagerun.errors import FolderInUseError, UsageError
 from stagerun.events import (
