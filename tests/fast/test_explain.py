@@ -436,7 +436,7 @@ def test_pictures_of_a_page_are_shown_by_caption_and_path() -> None:
 
 def test_a_page_is_laid_out_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the marks of Markdown; each line fits."""
-    monkeypatch.setattr("stagerun.cli.commands_plan.width_of", lambda stream: 80)
+    monkeypatch.setattr("stagerun.cli.help.width_of", lambda stream: 80)
     monkeypatch.setenv("COLUMNS", "80")
     for page in pages.PAGES:
         shown = CliRunner().invoke(main, ["help", page])

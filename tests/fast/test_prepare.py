@@ -7,9 +7,10 @@ import lmdb
 import made_images
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 
-from stagerun.cli.data_index import make_index
+from stagerun.cli.main import main
 from stagerun.data import index, jpeg
 from stagerun.data.indexing import build
 from stagerun.errors import DataError, UsageError
@@ -94,7 +95,8 @@ def test_the_same_records_with_the_same_pixels(tmp_path: Path) -> None:
     assert dict(facts.facts.kinds) == {"baseline JPEG": 396, "grey JPEG": 1, "raw": 1, "PNG": 1, "CMYK JPEG": 1}
     # The same pixels: training goes on with either, also when the copy's side file was made again.
     assert set_of(str(tmp_path / "out")) == set_of(source) != ""
-    make_index(str(tmp_path / "out"), None, False, True, 0, 1)
+    again = CliRunner().invoke(main, ["data", "index", str(tmp_path / "out"), "--force", "--threads", "1"])
+    assert again.exit_code == 0, again.output
     assert set_of(str(tmp_path / "out")) == set_of(source)
 
 

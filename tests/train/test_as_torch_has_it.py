@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from caffe_folders import resnet50
-from stagerun.cli.showing import _show
 from test_contact_sheet import lmdb as lmdb
 from test_contact_sheet import make_schedule as make_schedule
 from test_contact_sheet import options as options
@@ -21,9 +20,10 @@ from test_sources import write as write
 from stagerun import recipe
 from stagerun.caffe_import.net import PLAIN_LAYERS, State, layers_in, parameter_prefix, recognise, shapes, text_of
 from stagerun.caffe_import.text import NET, Findings, read_text
+from stagerun.cli.data_show import _show
 from stagerun.cli.rehearsing import room
-from stagerun.data import free_memory
 from stagerun.spec import load
+from stagerun.system import host
 from stagerun.system.host import Roots, whole_memory
 from stagerun.tools.data.sources import open_source
 
@@ -77,7 +77,7 @@ def test_what_may_be_had_in_all_is_the_least_limit(
     v2(roots.cgroup / "slurm" / "job_7" / "step_0", "max", 10)
     v2(roots.cgroup / "slurm" / "job_7", "3000000", 1000000)
     assert whole_memory(roots) == 3000000
-    monkeypatch.setattr(free_memory, "Roots", lambda: roots)
+    monkeypatch.setattr(host, "Roots", lambda: roots)
     assert room(load(str(SOLVERS / "fashion_collapse"), ()), tmp_path).memory == 3000000
     group(roots, "3:memory:/slurm\n")
     assert whole_memory(roots) == machine
