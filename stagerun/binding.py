@@ -16,8 +16,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from stagerun.topology.placing import Seat
-
 if TYPE_CHECKING:
     from stagerun.topology.placing import Seat
 

@@ -7,7 +7,7 @@ from types import TracebackType
 from rich.progress import BarColumn, Progress, TextColumn
 
 from stagerun.cli.ending import tell
-from stagerun.report.console import Terminal
+from stagerun.cli.terminal import Terminal
 from stagerun.text import duration, size
 
 BYTES = "bytes"

@@ -212,7 +212,7 @@ def _shown(batches: "Iterable[Batch]", count: int, name: str) -> "Iterable[Batch
     """The batches, and on a terminal a bar while they are computed."""
     from rich.progress import Progress
 
-    from stagerun.report.console import Terminal
+    from stagerun.cli.terminal import Terminal
 
     console = Terminal(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:

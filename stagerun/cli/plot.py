@@ -16,13 +16,13 @@ from rich.text import Text
 from stagerun.cli.ending import tell
 from stagerun.cli.hours import HINT, find_hours
 from stagerun.cli.shared_options import output_folder
+from stagerun.cli.terminal import Terminal
 from stagerun.drawing.scale import make_scale
 from stagerun.errors import PermissionDenied, RecipeError, StagerunError, StorageError, UsageError
 from stagerun.plan import make_plan
 from stagerun.plan.hours import seconds_at
 from stagerun.plan.picture import Picture, Unit, make_picture
 from stagerun.recipe import Schedule
-from stagerun.report.console import Terminal
 from stagerun.spec import load
 from stagerun.spec.resolve import SCHEDULE_FILE, stage_files
 from stagerun.store import LocalDisk, inventory, write_atomic

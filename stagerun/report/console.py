@@ -4,17 +4,16 @@ import shlex
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
 
-from rich.console import Console as RichConsole
 from rich.control import Control
 from rich.progress_bar import ProgressBar
-from rich.segment import ControlType, Segment
+from rich.segment import ControlType
 from rich.text import Text
 
 from stagerun import events
+from stagerun.cli.terminal import Terminal
 from stagerun.pace import DONE, TO_DO, WINDOW, colour, live_line, progress_line, share
 from stagerun.recipe import OnNan
 from stagerun.report.results import (
@@ -26,19 +25,11 @@ from stagerun.report.results import (
     piece_line,
     results_table,
 )
-from stagerun.text import count, duration, shown, size, to_nowhere, wrapped
+from stagerun.text import count, duration, size, to_nowhere, wrapped
 from stagerun.world import relayed
 
 _EVERY_S = 0.5  # between two pictures of the live line
 _ERASE = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
-
-
-class Terminal(RichConsole):
-    """rich's console, for words as of `cli.ending.Printable`."""
-
-    def render(self, *args: Any, **kwargs: Any) -> Iterator[Segment]:
-        for segment in super().render(*args, **kwargs):
-            yield segment if segment.control else segment._replace(text=shown(segment.text))
 
 
 class _Terminal(Terminal):
