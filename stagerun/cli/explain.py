@@ -19,9 +19,10 @@ from stagerun.cli.options import argument, command
 from stagerun.cli.shared_options import Folder, Overrides
 from stagerun.errors import Problem, UsageError, listing, nearest
 from stagerun.recipe import Origin, Schedule, Stage
-from stagerun.spec import help_text, load, tree
+from stagerun.spec import load, tree
 from stagerun.spec.history import Said, history
 from stagerun.spec.layers import LMDB, PAIRS
+from stagerun.spec.manual import help_text
 from stagerun.spec.tree import SCHEDULE, SOLVER, is_message
 from stagerun.spec.values import NONE, leaves, shown, text
 from stagerun.text import columns

@@ -6,8 +6,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from stagerun.errors import Problem
 from stagerun.recipe import Ensemble, Schedule, Stage
-from stagerun.spec import help_text
 from stagerun.spec.history import Said, of_ensemble, of_stage_entry
+from stagerun.spec.manual import help_text
 from stagerun.spec.tree import SCHEDULE, quoted
 from stagerun.spec.values import NONE, text
 from stagerun.text import columns
