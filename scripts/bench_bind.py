@@ -14,13 +14,13 @@ import torch
 from bench_elastic import Training
 from bench_step import CASES, Case
 
-from stagerun import binding
+from stagerun.base.recipe import Determinism
 from stagerun.comm import Comm, SoloComm, TorchComm
 from stagerun.launch.addresses import free_port
-from stagerun.recipe import Determinism
-from stagerun.topology.machine import read
-from stagerun.topology.placing import Seat, make_plan
-from stagerun.world import World
+from stagerun.launch.placing import Seat, make_plan
+from stagerun.system import binding
+from stagerun.system.cores import read
+from stagerun.system.world import World
 
 
 def unbind(cpus: set[int]) -> None:

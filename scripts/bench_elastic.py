@@ -17,9 +17,9 @@ from dataclasses import replace
 import torch
 from bench_step import CASES, Case, endless, make_batches, training
 
+from stagerun.base.recipe import Determinism
 from stagerun.comm import Comm, SoloComm, TorchComm
-from stagerun.recipe import Determinism
-from stagerun.world import World
+from stagerun.system.world import World
 
 
 class Training:

@@ -40,14 +40,14 @@ from make_photos import make as make_photos
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from stagerun import order
+from stagerun.base import order
+from stagerun.base.recipe import InterpMode, RandomResizedCrop, Transform
 from stagerun.data import jpeg
 from stagerun.data.loader import Loader
 from stagerun.data.records import LmdbSource, Room
 from stagerun.data.write import write_lmdb
+from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.models.vision import torchvision_part
-from stagerun.proto.caffe_pb2 import Datum
-from stagerun.recipe import InterpMode, RandomResizedCrop, Transform
 from stagerun.tools.data import prepare
 
 SIDE, BATCH = 224, 64

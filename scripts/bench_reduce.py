@@ -27,11 +27,11 @@ from bench_step import CASES
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from stagerun.base.recipe import Determinism
 from stagerun.comm import Comm, TorchComm, make_reducer
 from stagerun.comm.reduce import FlatReducer, Reducer
 from stagerun.models import build
-from stagerun.recipe import Determinism
-from stagerun.world import World
+from stagerun.system.world import World
 
 
 class LateReducer(FlatReducer):

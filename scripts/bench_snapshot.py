@@ -22,7 +22,8 @@ from pathlib import Path
 import torch
 from bench_step import CASES, LR, MOMENTUM, make_batches, ours, seconds
 
-from stagerun import recipe, store
+from stagerun import store
+from stagerun.base import recipe
 from stagerun.engine.codec import combined
 from stagerun.engine.state import Capture, TrainState, digests, make_state, momentum, weights
 from stagerun.models import build

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from stagerun import recipe
+from stagerun.base import recipe
 from stagerun.comm import Comm, SoloComm, make_reducer, runs_of
 from stagerun.engine.device import be_deterministic, dtype_of, synchronize
 from stagerun.engine.feed import feed

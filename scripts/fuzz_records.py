@@ -19,12 +19,12 @@ import fuzz_children
 import numpy as np
 from PIL import Image
 
+from stagerun.base.errors import DataError
+from stagerun.base.recipe import InterpMode, RandomResize, RandomResizedCrop, Transform
 from stagerun.data import jpeg
 from stagerun.data.loader import Loader
 from stagerun.data.records import ListRecords
-from stagerun.errors import DataError
-from stagerun.proto.caffe_pb2 import Datum
-from stagerun.recipe import InterpMode, RandomResize, RandomResizedCrop, Transform
+from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.tools.data import prepare
 
 KEY = b"the key"

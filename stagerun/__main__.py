@@ -4,11 +4,11 @@ import os
 import sys
 from contextlib import suppress
 
-from stagerun import signals
+from stagerun.system import signals
 
 # errors.ExitCode, which is not imported yet.
 _SAVED, _INTERRUPTED = 75, 130
-# What stagerun.world reads, which is not imported yet either.
+# What stagerun.system.world reads, which is not imported yet either.
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
@@ -32,7 +32,7 @@ def main() -> None:
     text = "nothing was begun; run the same command again" if runs else "interrupted"
     signals.leave(_SAVED if runs else _INTERRUPTED, "" if silent else text)
     signals.release()  # our launcher starts its workers with these signals blocked
-    from stagerun.cli.main import main as command
+    from stagerun.cli import main as command
 
     try:
         if not runs:

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stagerun.errors import DataError
-from stagerun.text import first
+from stagerun.base.errors import DataError
+from stagerun.base.text import first
 
 _ONE_IN = 1000
 _MOST_SHOWN = 10

@@ -13,12 +13,12 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from stagerun.base.errors import DataError
 from stagerun.data import jpeg
 from stagerun.data.headers import png_chunks
 from stagerun.data.jpeg import Rectangle, make_decoder
 from stagerun.data.jpeg.decoder import imdecode
-from stagerun.errors import DataError
-from stagerun.proto import caffe_pb2
+from stagerun.language.proto import caffe_pb2
 
 Image = NDArray[np.uint8]
 # Called when the first JPEG is met: to load and try the fastest decoder takes half a second, which raw images don't need.

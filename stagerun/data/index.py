@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save as to_safetensors
 
+from stagerun.base.errors import DataError, PermissionDenied, StorageError
 from stagerun.data.lmdb_offsets import Table, printable
-from stagerun.errors import DataError, PermissionDenied, StorageError
-from stagerun.lmdb_file import SIDE_FILE, Meta, open_file, reading
 from stagerun.system.files import hint_for, sync_folder
+from stagerun.system.lmdb_file import SIDE_FILE, Meta, open_file, reading
 
 _VERSION = 1
 _MADE_AGAIN = "make it again with `stagerun data index --force {folder}`"

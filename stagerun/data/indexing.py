@@ -8,12 +8,12 @@ from typing import TypeVar
 
 import numpy as np
 
+from stagerun.base.errors import DataError
+from stagerun.base.text import count, first
 from stagerun.data.index import Index, digest_of
 from stagerun.data.lmdb_offsets import offsets_of, printable
 from stagerun.data.records import LmdbSource
 from stagerun.data.rows import ROW, UNUSABLE, Look, index_of, look, parse
-from stagerun.errors import DataError
-from stagerun.text import count, first
 
 T = TypeVar("T")
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.errors import DataError
-from stagerun.lmdb_file import DEEPEST, Meta, data_file, open_file, reading
+from stagerun.base.errors import DataError
+from stagerun.system.lmdb_file import DEEPEST, Meta, data_file, open_file, reading
 
 _PAGE_HEADER, _NODE_HEADER = 16, 8
 _BRANCH, _LEAF = 0x01, 0x02

@@ -12,16 +12,16 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun import order
+from stagerun.base import order
+from stagerun.base.errors import DataError
+from stagerun.base.recipe import Transform
+from stagerun.base.text import first
 from stagerun.data import transform
 from stagerun.data.bad_records import Bad, BadRecords, Undecodable, stopping
 from stagerun.data.datum import Image
 from stagerun.data.pictures import Decoded, Pictures, finished_size
 from stagerun.data.records import Records, spread
 from stagerun.data.stream import Batch, Buffers, Stream
-from stagerun.errors import DataError
-from stagerun.recipe import Transform
-from stagerun.text import first
 
 __all__ = ["Augment", "Batch", "Loader", "Stream"]
 

@@ -6,6 +6,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from stagerun.base.errors import DataError, UsageError
+from stagerun.base.recipe import Schedule, Solver, Transform
+from stagerun.base.text import count
 from stagerun.data.bad_records import BadRecords
 from stagerun.data.datum import Image
 from stagerun.data.index import Index
@@ -16,10 +19,7 @@ from stagerun.data.pictures import Decoded
 from stagerun.data.pixels import Draw, apply
 from stagerun.data.records import Records, spread
 from stagerun.data.stream import Batch
-from stagerun.errors import DataError, UsageError
-from stagerun.recipe import Schedule, Solver, Transform
 from stagerun.schedule.image_size import at_largest, crop_size
-from stagerun.text import count
 
 
 def training_loader(

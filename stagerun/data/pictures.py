@@ -4,6 +4,10 @@ import threading
 
 import numpy as np
 
+from stagerun.base.errors import DataError
+from stagerun.base.order import UInt64
+from stagerun.base.recipe import Cache, InterpMode, Transform
+from stagerun.base.text import size as size_text
 from stagerun.data import datum, jpeg, pixels, transform
 from stagerun.data.bad_records import Undecodable
 from stagerun.data.datum import DecodedPicture, Image, OtherChannels, Picture
@@ -11,11 +15,7 @@ from stagerun.data.jpeg import Rectangle
 from stagerun.data.lmdb_offsets import printable
 from stagerun.data.pixels import Draw
 from stagerun.data.records import Records, Room, spread
-from stagerun.errors import DataError
-from stagerun.order import UInt64
-from stagerun.recipe import Cache, InterpMode, Transform
 from stagerun.system.host import available_memory
-from stagerun.text import size as size_text
 
 # -- Decoded images that stay in memory between epochs: one array for a set whose images are all of one size. Nothing is decoded for
 # its own sake: a record's pixels are put there when it is first used, so that there is no wait at the start.

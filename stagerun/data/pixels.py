@@ -16,9 +16,9 @@ import cv2
 import numpy as np
 import PIL.Image
 
+from stagerun.base.recipe import InterpMode, PadMode
 from stagerun.data.datum import Image, cut
 from stagerun.data.jpeg import Rectangle
-from stagerun.recipe import InterpMode, PadMode
 
 _OPENCV = {
     InterpMode.LINEAR: cv2.INTER_LINEAR,

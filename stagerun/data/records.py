@@ -8,12 +8,12 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from stagerun.base.errors import DataError, StagerunError, StorageError
 from stagerun.data import index
 from stagerun.data.index import Index
 from stagerun.data.lmdb_offsets import offsets_in, printable
 from stagerun.data.scratch import Copy, Original, look
-from stagerun.errors import DataError, StagerunError, StorageError
-from stagerun.lmdb_file import BY_COMMAND, BY_SCHEDULE, open_file, transaction_of
+from stagerun.system.lmdb_file import BY_COMMAND, BY_SCHEDULE, open_file, transaction_of
 
 _KEEP = 1 << 26  # bytes kept from one record to the next
 

@@ -8,12 +8,12 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from stagerun.base.errors import DataError
 from stagerun.data import datum, headers, jpeg
 from stagerun.data.datum import Fields, Image, check_png, coded_picture, cut_off
 from stagerun.data.index import Facts, Index, fingerprint_of
 from stagerun.data.lmdb_offsets import Offsets
-from stagerun.errors import DataError
-from stagerun.proto import caffe_pb2
+from stagerun.language.proto import caffe_pb2
 
 # One record as the journal keeps it; little-endian, without gaps. `channels` is 0 where the pixels weren't looked at.
 ROW = np.dtype(

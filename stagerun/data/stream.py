@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.binding import step_aside
+from stagerun.system.binding import step_aside
 
 if TYPE_CHECKING:
     from stagerun.data.loader import Job, Loader

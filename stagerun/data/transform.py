@@ -18,11 +18,11 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from stagerun.base.errors import DataError
+from stagerun.base.order import UInt64, randint, uniform
+from stagerun.base.recipe import InterpMode, PadMode, RandomAspectRatio, RandomResizedCrop, Transform
 from stagerun.data.jpeg import Rectangle
 from stagerun.data.pixels import Draw
-from stagerun.errors import DataError
-from stagerun.order import UInt64, randint, uniform
-from stagerun.recipe import InterpMode, PadMode, RandomAspectRatio, RandomResizedCrop, Transform
 
 # Places of an image's random numbers: these four, then those of each attempt at a rectangle, then cutout's, then lighting's. They
 # are part of what a snapshot means: a feature that is off leaves those before it where they are.

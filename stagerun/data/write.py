@@ -10,9 +10,9 @@ from pathlib import Path
 
 import lmdb
 
-from stagerun.errors import DataError, PermissionDenied, StorageError
-from stagerun.lmdb_file import check_file
+from stagerun.base.errors import DataError, PermissionDenied, StorageError
 from stagerun.system.files import hint_for, sync_folder
+from stagerun.system.lmdb_file import check_file
 
 _FIRST_MAP_SIZE = 1 << 26
 _RECORDS_PER_COMMIT = 1000

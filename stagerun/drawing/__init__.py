@@ -1,1 +1,4 @@
-"""Pictures of schedules, as SVG, PNG, HTML or text, and what other pictures share with them: colours, the page, saving."""
+"""Pictures as SVG, PNG, HTML or text: of schedules (`picture`), and what other pictures share: colours, scales, the page, saving.
+
+In the trunk, since `plan`, `diff`, `report` and `bench` all draw. matplotlib is imported when a file is drawn.
+"""

@@ -6,7 +6,7 @@ Every stage has its line (`Picture.lanes`); what is the same in all of them is s
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from stagerun.plan.picture import Kind, Mark, Picture, Point, StagePicture, Unit
+from stagerun.drawing.picture import Kind, Mark, Picture, Point, StagePicture, Unit
 
 # A setting that takes more values than this within a stage is shown by its first and last.
 MOST_RUNS = 12

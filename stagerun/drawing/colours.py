@@ -4,7 +4,7 @@ can put another in its place."""
 from dataclasses import dataclass
 from typing import Any
 
-from stagerun.plan.picture import Picture, Unit
+from stagerun.drawing.picture import Picture, Unit
 
 # Okabe and Ito's colours, which colour-blind people can distinguish; from the eighth run on, dashed.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222")

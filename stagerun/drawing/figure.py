@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from stagerun.base.errors import UsageError
 from stagerun.drawing.bands import Band, Label, Segment, bands, factor_text, keyed, mark_labels, not_shown, on_rows
 from stagerun.drawing.colours import FILLS, RULE, SETTINGS, SOFT, strokes
+from stagerun.drawing.picture import Kind, Mark, Picture, Unit
 from stagerun.drawing.scale import Scale, labels
-from stagerun.errors import UsageError
-from stagerun.plan.picture import Kind, Mark, Picture, Unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,8 @@ import stagerun
 from stagerun.drawing.bands import leaves, size_text
 from stagerun.drawing.colours import DARK, GRID, INK, RULE, SOFT, strokes
 from stagerun.drawing.figure import Drawn, draw, drawing, saved_svg
+from stagerun.drawing.picture import Picture, StagePicture, Unit
 from stagerun.drawing.scale import Scale
-from stagerun.plan.picture import Picture, StagePicture, Unit
 
 # Nothing may be fetched, whatever a later change puts in.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"

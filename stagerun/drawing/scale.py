@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stagerun.plan.picture import Picture
+from stagerun.drawing.picture import Picture
 
 # A logarithmic axis has so many decades at most: a rate that decays to zero would need any number of them.
 DECADES = 4

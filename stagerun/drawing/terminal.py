@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
+from stagerun.base.errors import UsageError
 from stagerun.drawing.bands import (
     Band,
     Label,
@@ -23,9 +24,8 @@ from stagerun.drawing.bands import (
     not_shown,
     on_rows,
 )
+from stagerun.drawing.picture import Kind, Mark, Picture, StagePicture, Unit
 from stagerun.drawing.scale import Scale, labels, round_steps
-from stagerun.errors import UsageError
-from stagerun.plan.picture import Kind, Mark, Picture, StagePicture, Unit
 
 # Colours of middling lightness, which stand out on black and on white; the trunk has the terminal's own.
 COLOURS = ("color(33)", "color(166)", "color(29)", "color(169)", "color(136)", "color(30)", "color(99)")

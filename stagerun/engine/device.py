@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from stagerun.errors import UsageError
-from stagerun.preflight.machine import arithmetic
-from stagerun.recipe import Precision
-from stagerun.world import World
+from stagerun.base.errors import UsageError
+from stagerun.base.recipe import Precision
+from stagerun.system.machine import arithmetic
+from stagerun.system.world import World
 
 
 def choose_device(world: World) -> torch.device:

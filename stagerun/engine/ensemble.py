@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from stagerun.base.recipe import EnsembleRule, Precision
 from stagerun.comm import Comm
 from stagerun.engine.averages import BatchStatistics
 from stagerun.engine.device import autocast
 from stagerun.engine.images import Batch, Normalise
 from stagerun.engine.update import Arithmetic, explained, forward
 from stagerun.models import BatchNorm2d
-from stagerun.recipe import EnsembleRule, Precision
 
 _ROWS_AT_ONCE = 16  # of the table of BatchNorm statistics, which for a ResNet-50 are half a megabyte each
 

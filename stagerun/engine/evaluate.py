@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stagerun.base.recipe import Precision
 from stagerun.comm import Comm
 from stagerun.engine.device import autocast
 from stagerun.engine.images import Batch, Normalise
-from stagerun.recipe import Precision
 
 
 class Views(enum.Enum):

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stagerun.binding import step_aside
+from stagerun.base.errors import DataError
 from stagerun.engine.images import Batch
-from stagerun.errors import DataError
+from stagerun.system.binding import step_aside
 
 T = TypeVar("T")
 

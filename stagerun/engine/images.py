@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stagerun.recipe import ChannelOrder, Transform
+from stagerun.base.recipe import ChannelOrder, Transform
 
 
 class Batch(Protocol):

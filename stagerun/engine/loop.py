@@ -4,14 +4,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from stagerun.base.errors import Diverged
+from stagerun.base.events import Iterated, Note, NotFinite, SnapshotDue, Stopped, TestDue
+from stagerun.base.knobs import Knobs
+from stagerun.base.recipe import OnNan, Solver
 from stagerun.comm import Reducer
 from stagerun.engine.images import Batch
 from stagerun.engine.state import TrainState, finite
 from stagerun.engine.update import Arithmetic, Outcome, Pace, hopeless, update
-from stagerun.errors import Diverged
-from stagerun.events import Iterated, Note, NotFinite, SnapshotDue, Stopped, TestDue
-from stagerun.knobs import Knobs
-from stagerun.recipe import OnNan, Solver
 from stagerun.schedule.plateau import PlateauState, follow
 
 _OVERFLOWED = "a weight, or what is remembered of its updates, is not finite after the update"

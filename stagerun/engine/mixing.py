@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stagerun import order
-from stagerun.order import Purpose, UInt64
+from stagerun.base import order
+from stagerun.base.order import Purpose, UInt64
 
 # Places of a device batch's random numbers: kind, row and column; then, in turn, those of the partners and of the share, of which
 # no one knows how many there will be.

@@ -22,9 +22,9 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from stagerun.base.knobs import Knobs
+from stagerun.base.recipe import MomentumForm, Solver
 from stagerun.engine.parameters import Parameter
-from stagerun.knobs import Knobs
-from stagerun.recipe import MomentumForm, Solver
 from stagerun.schedule import slots_of
 
 Tensors = list[Tensor]

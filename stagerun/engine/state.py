@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stagerun.base.errors import StorageError
+from stagerun.base.recipe import Solver
 from stagerun.engine.averages import Average, BatchStatistics
 from stagerun.engine.codec import Packed, digest, digest_and_look
 from stagerun.engine.device import dtype_of, synchronize
 from stagerun.engine.parameters import trained_parameters
 from stagerun.engine.solvers import WeightUpdate, make_update
-from stagerun.errors import StorageError
-from stagerun.recipe import Solver
 from stagerun.schedule.plateau import FRESH, PlateauState
 from stagerun.system.files import private_folder
 

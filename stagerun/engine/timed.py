@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from stagerun.base.events import Event, Iterated, NotFinite
+from stagerun.base.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT, Spans
 from stagerun.comm import Reducer
 from stagerun.engine.device import synchronize
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import TrainState
-from stagerun.events import Event, Iterated, NotFinite
-from stagerun.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT, Spans
 
 
 def timed_train(

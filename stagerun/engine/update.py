@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from stagerun.base.errors import UsageError
+from stagerun.base.knobs import Knobs
+from stagerun.base.recipe import Precision
 from stagerun.comm import Reducer
 from stagerun.engine.device import autocast, seed, synchronize
 from stagerun.engine.images import Batch, Normalise
 from stagerun.engine.mixing import NO_MIXING, Mixed, Mixing, blend, placed, training_loss
 from stagerun.engine.state import TrainState
-from stagerun.errors import UsageError
-from stagerun.knobs import Knobs
-from stagerun.recipe import Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

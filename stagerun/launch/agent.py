@@ -21,14 +21,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from stagerun import signals
-from stagerun.errors import ExitCode, StagerunError
+from stagerun.base.errors import ExitCode, StagerunError
 from stagerun.launch import addresses
 from stagerun.launch.folder import reports, send, tell_gone
 from stagerun.launch.local import Life, Node, begun, live
 from stagerun.launch.wire import ALIVE_S, SILENCE_S, line, reader
+from stagerun.system import signals
 from stagerun.system.lines import Garbled
-from stagerun.world import giving_threads
+from stagerun.system.world import giving_threads
 
 # A pause so long between two looks, and this process was stopped itself: no one else's silence is known.
 _ASLEEP_S = 5.0

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagerun.errors import ExitCode, StorageError
+from stagerun.base.errors import ExitCode, StorageError
 from stagerun.system.files import write_whole
 from stagerun.system.process import living
 

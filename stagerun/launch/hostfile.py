@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagerun.errors import Problem, RecipeError, Span, UsageError, nearest
+from stagerun.base.errors import Problem, RecipeError, Span, UsageError, nearest
 
 _NAME = re.compile(
     r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?(?:[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+(?:%\w+)?\])"

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
 
-from stagerun import signals
-from stagerun.errors import WORTH_ANOTHER_START, ExitCode
+from stagerun.base.errors import WORTH_ANOTHER_START, ExitCode
+from stagerun.base.text import count, listed
 from stagerun.launch.folder import Report
 from stagerun.launch.local import too_late, verdict
 from stagerun.launch.remote import Message, Remote
 from stagerun.launch.workers import Orders
-from stagerun.text import count, listed
+from stagerun.system import signals
 
 RELEASED_S = 10.0
 AGAIN = "run the same command again: it goes on from the newest snapshot"

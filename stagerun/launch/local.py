@@ -20,13 +20,13 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from stagerun import signals
-from stagerun.errors import ExitCode
+from stagerun.base.errors import ExitCode
+from stagerun.base.text import duration
 from stagerun.launch.folder import LAUNCHER_PID, REPORT_DIR, Report, lives, nothing_begun, reports, send, unwritable
 from stagerun.launch.stopping import GRACE_S, Relay, least_before
+from stagerun.system import signals
 from stagerun.system.files import own_folder
 from stagerun.system.process import program
-from stagerun.text import duration
 
 FOLDER_PREFIX = "stagerun-launch-"
 _HELD = "launcher"  # a lock of the process that has made the folder

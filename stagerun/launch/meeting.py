@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from stagerun import signals
-from stagerun.errors import PeerError
+from stagerun.base.errors import PeerError
+from stagerun.base.text import duration
 from stagerun.launch.addresses import (
     Interface,
     by_default,
@@ -28,10 +28,10 @@ from stagerun.launch.addresses import (
     towards,
 )
 from stagerun.launch.pmi import Pmi1, Pmix
-from stagerun.nodelist import expand
+from stagerun.system import signals
 from stagerun.system.host import host_name
-from stagerun.text import duration
-from stagerun.world import GIVEN, World
+from stagerun.system.nodelist import expand
+from stagerun.system.world import GIVEN, World
 
 # Seconds to wait for all to come to the launcher's meeting point: starting Python from a file system that all hosts read at
 # once takes minutes. As long as a run waits for its workers' start.

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import stagerun
-from stagerun.errors import UsageError
+from stagerun.base.errors import UsageError
+from stagerun.base.text import size
 from stagerun.launch.hostfile import Host
+from stagerun.launch.sharing import BATCH_JOBS
 from stagerun.system.host import host_name
 from stagerun.system.process import program
-from stagerun.text import size
-from stagerun.topology.sharing import BATCH_JOBS
 
 MOST_BYTES = 64 << 20
 CODE = ".stagerun-code"

@@ -12,9 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from stagerun import signals
-from stagerun.errors import ExitCode, PeerError
-from stagerun.launch import kin
+from stagerun.base.errors import ExitCode, PeerError
+from stagerun.launch import ancestors
 from stagerun.launch.folder import (
     LAUNCHER_PID,
     Asked,
@@ -28,8 +27,9 @@ from stagerun.launch.folder import (
     reports,
     send,
 )
+from stagerun.system import signals
 from stagerun.system.process import die_with_parent
-from stagerun.world import rank_said, started_by
+from stagerun.system.world import rank_said, started_by
 
 # Seconds that workers have, after a signal, to finish an iteration and write a snapshot, where no one says otherwise. An
 # iteration of a large batch on a few processors takes minutes; who can't wait sends a second SIGINT.
@@ -130,9 +130,9 @@ def die_with_launcher() -> None:
     """
     launcher = os.environ.get(LAUNCHER_PID)
     if launcher is None and "TORCHELASTIC_RUN_ID" not in os.environ:
-        if started_by() and (found := kin.launcher()) is not None:
+        if started_by() and (found := ancestors.launcher()) is not None:
             with signals.held():
-                kin.die_with(found)
+                ancestors.die_with(found)
         return
     try:
         die_with_parent()

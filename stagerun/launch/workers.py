@@ -5,14 +5,14 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from stagerun import signals
-from stagerun.errors import DataError, ExitCode, Problem, RecipeError, UsageError, listing
+from stagerun.base.errors import DataError, ExitCode, Problem, RecipeError, UsageError, listing
+from stagerun.base.recipe import Schedule, Stage
+from stagerun.base.text import count
+from stagerun.launch.sharing import default_workers
 from stagerun.launch.stopping import GRACE_S, StopRequest
-from stagerun.recipe import Schedule, Stage
-from stagerun.text import count
-from stagerun.topology.machine import read
-from stagerun.topology.sharing import default_workers
-from stagerun.world import World, launched, started_by
+from stagerun.system import signals
+from stagerun.system.cores import read
+from stagerun.system.world import World, launched, started_by
 
 # What a worker does: its exit code.
 Job = Callable[[World, StopRequest], int]

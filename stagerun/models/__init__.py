@@ -1,19 +1,19 @@
-"""Networks by name. A new one is a row in MODELS (and in `spec.networks`, which a test holds equal)."""
+"""Networks by name. A new one is a row in MODELS (and in `language.networks`, which a test holds equal)."""
 
 from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor, nn
 
-from stagerun import recipe
-from stagerun.errors import UsageError
+from stagerun.base import recipe
+from stagerun.base.errors import UsageError
+from stagerun.base.recipe import ZeroGamma
+from stagerun.language.networks import NETWORKS, TORCHVISION
 from stagerun.models.catalog import torchvision_network
 from stagerun.models.inception import InceptionBN, InceptionBN28Small
 from stagerun.models.layers import BatchNorm2d, fill
 from stagerun.models.resnet import add_blur_pool, resnet50_intel_caffe, set_gamma
 from stagerun.models.small import AlexNetBN, ResNet9, ResNetSmall
-from stagerun.recipe import ZeroGamma
-from stagerun.spec.networks import NETWORKS, TORCHVISION
 
 __all__ = ["MODELS", "BatchNorm2d", "build"]
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from stagerun import recipe
+from stagerun.base import recipe
 from stagerun.models.layers import BatchNorm2d
 from stagerun.models.vision import torchvision_models
 

@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stagerun import recipe
+from stagerun.base import recipe
+from stagerun.base.recipe import Filler
 from stagerun.models.layers import ConvUnit, fill
-from stagerun.recipe import Filler
 
 
 class Simple(nn.Module):

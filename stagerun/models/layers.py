@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stagerun import recipe
-from stagerun.recipe import Filler, VarianceNorm
+from stagerun.base import recipe
+from stagerun.base.recipe import Filler, VarianceNorm
 
 
 class BatchNorm2d(nn.BatchNorm2d):

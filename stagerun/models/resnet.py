@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stagerun import recipe
+from stagerun.base import recipe
+from stagerun.base.recipe import Filler, VarianceNorm, ZeroGamma
 from stagerun.models.catalog import torchvision_network
 from stagerun.models.layers import fill
-from stagerun.recipe import Filler, VarianceNorm, ZeroGamma
 
 
 def resnet50_intel_caffe(model: recipe.Model) -> nn.Module:

@@ -4,7 +4,7 @@ minutes on a few cores."""
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stagerun import recipe
+from stagerun.base import recipe
 from stagerun.models.layers import BatchNorm2d, ConvUnit
 
 # What the logits are multiplied by, which keeps them small at the first steps of a high learning rate.

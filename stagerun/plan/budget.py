@@ -3,10 +3,10 @@
 from bisect import bisect_right
 from dataclasses import dataclass
 
+from stagerun.base.recipe import Schedule
+from stagerun.base.text import count, duration
 from stagerun.plan.hours import Hours, Speed, of_part, spent
 from stagerun.plan.plan import Plan, PlannedStage
-from stagerun.recipe import Schedule
-from stagerun.text import count, duration
 
 MOST = 1000  # allocations that are counted
 

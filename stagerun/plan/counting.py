@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from stagerun.base.recipe import FROM_ITER, Schedule, Stage
+from stagerun.base.snapshots import TRAINING_SET, Inventory, SnapshotRef, how_far, same_set
 from stagerun.plan.planned import Change, PlannedStage, State, label
-from stagerun.recipe import FROM_ITER, Schedule, Stage
-from stagerun.snapshots import TRAINING_SET, Inventory, SnapshotRef, how_far, same_set
 
 IMAGES = "data.train.source"  # in a Change: no field of identity, but what lies there
 

@@ -5,11 +5,11 @@ import math
 from dataclasses import dataclass
 from itertools import groupby
 
-from stagerun.errors import Span
-from stagerun.recipe import MomentumForm, OnNan, Origin, PadMode, Schedule, Solver, Stage, Transform
+from stagerun.base.errors import Span
+from stagerun.base.recipe import MomentumForm, OnNan, Origin, PadMode, Schedule, Solver, Stage, Transform
+from stagerun.language.values import layout
 from stagerun.schedule import POLICIES, SOLVER_TYPES, fields_read, is_ever, make_knobs, own_fields
 from stagerun.schedule.image_size import crop_size
-from stagerun.spec.values import layout
 
 
 def place(stage: Stage, field: str) -> str:

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stagerun.events import EnsembleTested
+from stagerun.base.events import EnsembleTested
+from stagerun.base.recipe import Ensemble, EnsembleRule, Schedule
+from stagerun.base.snapshots import SnapshotRef
+from stagerun.base.text import columns, count, listed
 from stagerun.plan.counting import other_set, tested_on
 from stagerun.plan.hours import EVALUATION_SHARE, Speed, Spent
 from stagerun.plan.plan import Plan, State
-from stagerun.recipe import Ensemble, EnsembleRule, Schedule
-from stagerun.snapshots import SnapshotRef
-from stagerun.text import columns, count, listed
 
 
 class EnsembleState(enum.Enum):

@@ -4,12 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from stagerun.base.recipe import Schedule, Solver, Stage
+from stagerun.base.text import columns, count, duration, size
 from stagerun.plan.hours import Speed, stage_left, times
 from stagerun.plan.plan import Plan, PlannedStage
 from stagerun.plan.rehearsal import cost_key
-from stagerun.recipe import Schedule, Solver, Stage
 from stagerun.schedule.image_size import largest_crop_size
-from stagerun.text import columns, count, duration, size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

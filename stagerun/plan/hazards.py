@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
+from stagerun.base.recipe import DecayFrom, OnNan, Schedule, Solver, Stage
 from stagerun.plan.described import course, image_notes, place, update_notes
-from stagerun.recipe import DecayFrom, OnNan, Schedule, Solver, Stage
 from stagerun.schedule import learning_rate, warm_up_end
 
 # A learning rate that is off by more than this share, where one would expect it to go on, is a jump worth a note.

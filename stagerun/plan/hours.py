@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
-from stagerun.events import EnsembleTested, RunStarted, SnapshotWritten, StageFinished, StageStarted, Tested
+from stagerun.base.events import EnsembleTested, RunStarted, SnapshotWritten, StageFinished, StageStarted, Tested
+from stagerun.base.recipe import Schedule, Solver, Stage
+from stagerun.base.text import columns, count, duration
 from stagerun.plan.plan import Plan, PlannedStage
 from stagerun.plan.rehearsal import cost_key
-from stagerun.recipe import Schedule, Solver, Stage
-from stagerun.text import columns, count, duration
 
 # Of training on as many images: backward through a layer is two products of the size of the one forward, for the gradients of
 # its weights and of what it was given.

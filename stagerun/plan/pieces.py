@@ -8,9 +8,9 @@ there and no further. Its other snapshots and its end stay as they are.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
+from stagerun.base.snapshots import SnapshotRef, how_far
 from stagerun.plan.counting import Source
 from stagerun.plan.planned import Lost, PlannedStage, State
-from stagerun.snapshots import SnapshotRef, how_far
 
 
 def pieces(

@@ -8,7 +8,10 @@ not matter (`counting.taken_over`).
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from stagerun.errors import Problem, RecipeError, ResumeRefused, Span, UsageError, listing, nearest
+from stagerun.base.errors import Problem, RecipeError, ResumeRefused, Span, UsageError, listing, nearest
+from stagerun.base.recipe import Schedule, Stage
+from stagerun.base.snapshots import Inventory, SnapshotRef, how_far
+from stagerun.language.build import completed
 from stagerun.plan.counting import (
     IMAGES,
     Source,
@@ -22,9 +25,6 @@ from stagerun.plan.counting import (
 )
 from stagerun.plan.pieces import has_passed, lost_points, pieces
 from stagerun.plan.planned import Change, Lost, Plan, PlannedStage, State, label
-from stagerun.recipe import Schedule, Stage
-from stagerun.snapshots import Inventory, SnapshotRef, how_far
-from stagerun.spec.build import completed
 
 
 @dataclass(frozen=True, slots=True)

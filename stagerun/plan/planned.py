@@ -3,9 +3,9 @@
 import enum
 from dataclasses import dataclass, field
 
-from stagerun.errors import Span
-from stagerun.recipe import Schedule, Stage
-from stagerun.snapshots import Inventory, SnapshotRef
+from stagerun.base.errors import Span
+from stagerun.base.recipe import Schedule, Stage
+from stagerun.base.snapshots import Inventory, SnapshotRef
 
 
 class State(enum.Enum):

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from stagerun.base.recipe import Schedule
+from stagerun.base.text import columns, count, size
 from stagerun.plan.estimate import Figures, pass_of, passes_of, speeds_of
 from stagerun.plan.hours import Hours, at_images_per_second, not_known
-from stagerun.recipe import Schedule
-from stagerun.text import columns, count, size
 
 # Of a pass, backward: through a layer it is two products of the size of the one forward.
 BACKWARD_SHARE = 2 / 3

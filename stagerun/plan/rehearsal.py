@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from stagerun.recipe import Data, Schedule, Solver, Source, Stage, Transform
+from stagerun.base.recipe import Data, Schedule, Solver, Source, Stage, Transform
+from stagerun.language.networks import NETWORKS
 from stagerun.schedule.image_size import at_largest, largest_crop_size
-from stagerun.spec.networks import NETWORKS
 
 
 @dataclass(frozen=True, slots=True)

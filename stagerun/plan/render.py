@@ -6,15 +6,15 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 
+from stagerun.base.recipe import Determinism, Schedule, Solver, Stage
+from stagerun.base.snapshots import SnapshotRef
+from stagerun.base.text import columns, count
+from stagerun.base.units import epochs
 from stagerun.plan.described import augmentation, augmentation_changes, course, crop_size_ramp, described
 from stagerun.plan.hazards import joints, notes, solver_changes
 from stagerun.plan.plan import Lost, Plan, PlannedStage, State
 from stagerun.plan.planned import label
-from stagerun.recipe import Determinism, Schedule, Solver, Stage
 from stagerun.schedule import learning_rate, make_knobs, warm_up_end
-from stagerun.snapshots import SnapshotRef
-from stagerun.text import columns, count
-from stagerun.units import epochs
 
 CSV_COLUMNS = ("stage", "iter", "epoch", "lr", "momentum", "weight_decay")
 

@@ -1,4 +1,7 @@
-"""Iteration -> Knobs: the one function that plan, plot and the training loop call. Pure, stdlib only."""
+"""Iteration -> Knobs: the one function that plan, plot and the training loop call. Pure, stdlib only.
+
+A learning-rate policy is a frozen class in `policies` (Caffe's) or `shapes` (ours), and a row in `rates.POLICIES`.
+"""
 
 from stagerun.schedule.rates import (
     CURVES,

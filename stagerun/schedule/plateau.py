@@ -8,7 +8,7 @@ and not kept as a running sum, so that it has no history of roundings.
 import math
 from dataclasses import dataclass, replace
 
-from stagerun.recipe import Solver
+from stagerun.base.recipe import Solver
 
 
 @dataclass(frozen=True, slots=True)

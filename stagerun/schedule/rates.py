@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
-from stagerun.knobs import Knobs
-from stagerun.recipe import Curve, DecayFrom, MomentumForm, Solver
+from stagerun.base.knobs import Knobs
+from stagerun.base.recipe import Curve, DecayFrom, MomentumForm, Solver
 from stagerun.schedule import policies, shapes
 from stagerun.schedule.plateau import Plateau
 from stagerun.schedule.policies import Policy, Shifted, WarmUp

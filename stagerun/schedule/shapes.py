@@ -10,7 +10,7 @@ import bisect
 import math
 from dataclasses import dataclass
 
-from stagerun.recipe import Knot
+from stagerun.base.recipe import Knot
 
 
 def between(a: float, b: float, of_a: float, of_b: float) -> float:

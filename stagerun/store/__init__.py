@@ -13,10 +13,10 @@ nothing and need no lock; `pin` and `unpin` need none either. All the rest is fo
 call at a time. Every OSError becomes a StorageError or PermissionDenied.
 """
 
-from stagerun.snapshots import Inventory, SnapshotRef
+from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.store.disk import Disk, File, LocalDisk
-from stagerun.store.fault_points import FaultyDisk, disk_of_run, planned_fault
-from stagerun.store.faults import Damaged, TooLarge, is_full, not_as_written, only_one, reporting
+from stagerun.store.errors import Damaged, TooLarge, is_full, not_as_written, only_one, reporting
+from stagerun.store.faults import FaultyDisk, disk_of_run, planned_fault
 from stagerun.store.layout import Place, lives_folder, parse_name, snapshot_name
 from stagerun.store.lease import SILENT_S, Lease, last_word, require_free
 from stagerun.store.lives import Life, last_lives

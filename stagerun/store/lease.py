@@ -37,10 +37,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from stagerun.binding import step_aside
-from stagerun.errors import ExitCode, FolderInUseError, StagerunError, StorageError
+from stagerun.base.errors import ExitCode, FolderInUseError, StagerunError, StorageError
 from stagerun.store.disk import Disk, make_folder
-from stagerun.store.faults import reporting
+from stagerun.store.errors import reporting
 from stagerun.store.layout import is_leftover, life_name, lives_folder
 from stagerun.store.lives import (
     Life,
@@ -53,6 +52,7 @@ from stagerun.store.lives import (
 )
 from stagerun.store.lock import Holder, holder_named
 from stagerun.store.write import make_file, replace_file
+from stagerun.system.binding import step_aside
 from stagerun.system.process import Identity, this_process
 
 BEAT_S = 5.0

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stagerun.store.disk import Disk
-from stagerun.store.faults import DAMAGE, reporting
+from stagerun.store.errors import DAMAGE, reporting
 from stagerun.store.layout import attempt_of_life, life_name, lives_folder
 from stagerun.system.process import Identity
 from stagerun.system.typed import json_object, read_as

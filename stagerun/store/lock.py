@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from stagerun.errors import FolderInUseError, PermissionDenied, StagerunError, StorageError
+from stagerun.base.errors import FolderInUseError, PermissionDenied, StagerunError, StorageError
 from stagerun.store.disk import LocalDisk
-from stagerun.store.faults import reporting
+from stagerun.store.errors import reporting
 from stagerun.store.layout import lock_file
 from stagerun.store.lives import newest_life, now_text
 from stagerun.system.files import open_lock

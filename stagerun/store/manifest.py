@@ -11,9 +11,9 @@ import unicodedata
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from stagerun.errors import ResumeRefused
-from stagerun.snapshots import SnapshotRef
-from stagerun.store.faults import Damaged
+from stagerun.base.errors import ResumeRefused
+from stagerun.base.snapshots import SnapshotRef
+from stagerun.store.errors import Damaged
 from stagerun.store.layout import FILE_NAME, MANIFEST, MAX_FILES, Place, snapshot_name
 from stagerun.system.typed import MAX_INTEGER, json_object, read_as
 

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from stagerun.errors import PermissionDenied, ResumeRefused
-from stagerun.snapshots import Inventory, SnapshotRef
+from stagerun.base.errors import PermissionDenied, ResumeRefused
+from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.store.disk import Disk, rename
-from stagerun.store.faults import Damaged, TooLarge, only_one, reading, reporting
+from stagerun.store.errors import Damaged, TooLarge, only_one, reading, reporting
 from stagerun.store.layout import (
     MANIFEST,
     Place,

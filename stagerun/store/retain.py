@@ -10,9 +10,9 @@ from collections.abc import Container, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 
-from stagerun.snapshots import Inventory, SnapshotRef
+from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.store.disk import Disk, delete, make_folder, rename
-from stagerun.store.faults import reporting
+from stagerun.store.errors import reporting
 from stagerun.store.layout import (
     in_trash,
     is_leftover,

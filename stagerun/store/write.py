@@ -21,10 +21,10 @@ import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from stagerun.errors import PermissionDenied, StagerunError, StorageError
-from stagerun.snapshots import SnapshotRef
+from stagerun.base.errors import PermissionDenied, StagerunError, StorageError
+from stagerun.base.snapshots import SnapshotRef
 from stagerun.store.disk import Disk, LocalDisk, delete, make_folder, rename, was_renamed
-from stagerun.store.faults import Damaged, not_as_written, reporting, storage_failure
+from stagerun.store.errors import Damaged, not_as_written, reporting, storage_failure
 from stagerun.store.layout import MANIFEST, Place, snapshot_name, snapshots_folder, temp_name
 from stagerun.store.manifest import FileEntry, Manifest, check_names, encode
 from stagerun.store.read import inspect

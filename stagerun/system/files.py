@@ -8,7 +8,7 @@ import stat
 import time
 from pathlib import Path
 
-from stagerun.errors import PermissionDenied
+from stagerun.base.errors import PermissionDenied
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 

@@ -1,1 +1,5 @@
-"""Walks a Plan. The only package that imports plan, store, data and engine."""
+"""A run, from its options to the last event: `run` is a worker's run on one screen, `walk` the stages of a plan, `stage` one stage.
+
+`command` is `stagerun run`, `prepare` what it does before workers start, without torch. `keeper` holds the output folder on rank 0. The only
+folder that imports plan, store, data and engine together. Logs that a run writes are in `logs/`.
+"""

@@ -14,15 +14,15 @@ import torch
 
 import stagerun
 from stagerun import store
+from stagerun.base.errors import ExitCode, PeerError, RanksDiffer, StagerunError
+from stagerun.base.recipe import Schedule
+from stagerun.base.text import count, listed
 from stagerun.comm import Comm, gather_json
 from stagerun.engine.codec import combined
-from stagerun.errors import ExitCode, PeerError, RanksDiffer, StagerunError
-from stagerun.preflight.compare import Finding, differences, stagerun_of, unlike, worst
-from stagerun.preflight.facts import Facts, Trouble, from_json, host_facts, image_facts, settings_digest, with_settings
-from stagerun.preflight.machine import code_digest, version
-from stagerun.recipe import Schedule
-from stagerun.text import count, listed
-from stagerun.world import World
+from stagerun.launch.compare import Finding, differences, stagerun_of, unlike, worst
+from stagerun.launch.facts import Facts, Trouble, from_json, host_facts, image_facts, settings_digest, with_settings
+from stagerun.system.machine import code_digest, version
+from stagerun.system.world import World
 
 _T = TypeVar("_T")
 

@@ -13,17 +13,17 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from stagerun.binding import step_aside
+from stagerun.base.errors import DataError, PeerError, StagerunError
+from stagerun.base.events import Note
+from stagerun.base.recipe import Data, ScratchCopy, ScratchFrom
+from stagerun.base.text import count, duration, size
 from stagerun.comm import Comm, gather_json
 from stagerun.data.records import SwitchingRecords
 from stagerun.data.scratch import Copy, CopyStopped, Found, How, Original, Progress, look, stage
 from stagerun.data.scratch.sharing import Exchange
-from stagerun.errors import DataError, PeerError, StagerunError
-from stagerun.events import Note
-from stagerun.pulse import Section
-from stagerun.recipe import Data, ScratchCopy, ScratchFrom
+from stagerun.system.binding import step_aside
 from stagerun.system.host import host_name
-from stagerun.text import count, duration, size
+from stagerun.system.pulse import Section
 from stagerun.train.agreement import everyone, hosts_of
 from stagerun.train.handing_on import HandingOn
 

@@ -9,6 +9,10 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import nn
 
+from stagerun.base.errors import ResumeRefused
+from stagerun.base.events import EnsembleTested, Event, Note, StageFinished, Stopped
+from stagerun.base.recipe import Ensemble, EnsembleRule, Solver, Stage
+from stagerun.base.snapshots import SnapshotRef
 from stagerun.comm import runs_of
 from stagerun.engine.averages import BatchStatistics
 from stagerun.engine.codec import decode
@@ -18,14 +22,10 @@ from stagerun.engine.evaluate import Score, score
 from stagerun.engine.feed import feed
 from stagerun.engine.state import restore
 from stagerun.engine.update import explained
-from stagerun.errors import ResumeRefused
-from stagerun.events import EnsembleTested, Event, Note, StageFinished, Stopped
-from stagerun.logged import ensemble_of
 from stagerun.models import build
 from stagerun.plan.ensembles import made_from
-from stagerun.pulse import Section, beating
-from stagerun.recipe import Ensemble, EnsembleRule, Solver, Stage
-from stagerun.snapshots import SnapshotRef
+from stagerun.store.logged import ensemble_of
+from stagerun.system.pulse import Section, beating
 from stagerun.train.agreement import rank0
 from stagerun.train.finish import finite
 from stagerun.train.images import evaluated

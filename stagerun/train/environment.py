@@ -5,16 +5,16 @@ from collections.abc import Iterable, Iterator
 import torch
 
 import stagerun
+from stagerun.base.errors import ResumeRefused
+from stagerun.base.events import Note
+from stagerun.base.recipe import Determinism, Ensemble, EnsembleRule, Schedule, Stage
+from stagerun.base.snapshots import TRAINING_SET, SnapshotRef, same_set
+from stagerun.base.text import count
 from stagerun.comm import Comm, gather_json, layout_of
 from stagerun.data.transform import pixels_made_by
 from stagerun.engine.augment import colours_made_by
 from stagerun.engine.device import RECORDED_SINCE, differences, environment, flags_apart
-from stagerun.errors import ResumeRefused
-from stagerun.events import Note
 from stagerun.plan import Lost, Plan, PlannedStage, State
-from stagerun.recipe import Determinism, Ensemble, EnsembleRule, Schedule, Stage
-from stagerun.snapshots import TRAINING_SET, SnapshotRef, same_set
-from stagerun.text import count
 
 
 def other_machines(comm: Comm, device: torch.device) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from stagerun.base.errors import DataError, UsageError
+from stagerun.base.recipe import Schedule, Solver
 from stagerun.comm import SoloComm
 from stagerun.data.loader import Loader
 from stagerun.data.loaders import CROPS, CropLoader, evaluation_loader
@@ -14,9 +16,7 @@ from stagerun.data.records import LmdbSource, Records
 from stagerun.engine.evaluate import Averaged, Score, Views, answers
 from stagerun.engine.evaluate import score as score_of
 from stagerun.engine.images import Batch, Normalise
-from stagerun.errors import DataError, UsageError
-from stagerun.lmdb_file import data_file
-from stagerun.recipe import Schedule, Solver
+from stagerun.system.lmdb_file import data_file
 from stagerun.train.images import default_loader_threads
 from stagerun.train.start import normalise_for
 from stagerun.train.stored import Stored, load_network

@@ -9,25 +9,25 @@ from typing import Any
 
 import torch
 
+from stagerun.base.errors import StorageError
+from stagerun.base.events import Event, StageFinished, Stopped, Tested
+from stagerun.base.recipe import Solver
+from stagerun.base.units import epochs
 from stagerun.comm import runs_of
 from stagerun.engine.evaluate import Score, evaluate
 from stagerun.engine.feed import feed
 from stagerun.engine.loop import all_skipped
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import explained
-from stagerun.errors import StorageError
-from stagerun.events import Event, StageFinished, Stopped, Tested
 from stagerun.plan.counting import tested_on
 from stagerun.plan.described import augmentation
-from stagerun.pulse import Section, beating
-from stagerun.recipe import Solver
 from stagerun.schedule import make_knobs
+from stagerun.system.pulse import Section, beating
 from stagerun.train.agreement import rank0
 from stagerun.train.images import evaluated
 from stagerun.train.results import write_result
 from stagerun.train.start import normalise_for
 from stagerun.train.worker import StageRun
-from stagerun.units import epochs
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import or_
 
+from stagerun.base.errors import DataError, PeerError
+from stagerun.base.events import Note
+from stagerun.base.recipe import ScratchFrom
 from stagerun.comm import Comm, gather_json
 from stagerun.data.scratch import Original
 from stagerun.data.scratch.layout import blocks_in
 from stagerun.data.scratch.serving import Place, Server, own_place
 from stagerun.data.scratch.sharing import MEASURED_S, Exchange, Member, Phase, Rates, choose
-from stagerun.errors import DataError, PeerError
-from stagerun.events import Note
-from stagerun.recipe import ScratchFrom
 
 # Of the table: phase (of rank 0), ready, needs and has (a bit for each LMDB), 1 + bytes/s from another node, bytes/s from the source,
 # whether it has read all of its share there

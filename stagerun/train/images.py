@@ -11,6 +11,9 @@ from pathlib import Path
 
 import torch
 
+from stagerun.base.errors import DataError, Problem, RecipeError, StagerunError
+from stagerun.base.events import Note
+from stagerun.base.recipe import Cache, Data, OnBadRecord, Schedule, Stage, Transform
 from stagerun.comm import Comm, gather_json
 from stagerun.data.bad_records import Bad, BadRecords, allowed, check, listed
 from stagerun.data.loader import Loader, together
@@ -21,14 +24,11 @@ from stagerun.data.scratch import copies_of
 from stagerun.data.synthetic import write_synthetic
 from stagerun.engine.augment import make_augment
 from stagerun.engine.feed import Resident
-from stagerun.errors import DataError, Problem, RecipeError, StagerunError
-from stagerun.events import Note
+from stagerun.language.check_images import classes_problem
 from stagerun.plan.rehearsal import synthetic_images, with_sources
-from stagerun.recipe import Cache, Data, OnBadRecord, Schedule, Stage, Transform
-from stagerun.spec.transform import classes_problem
+from stagerun.system.world import World
 from stagerun.train.agreement import everyone, rank0
 from stagerun.train.copying import Copying
-from stagerun.world import World
 
 
 class Replacing:

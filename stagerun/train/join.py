@@ -13,25 +13,25 @@ from typing import Any
 
 import torch
 
-from stagerun import binding
+from stagerun.base.errors import UsageError
+from stagerun.base.events import Note
+from stagerun.base.recipe import Schedule
+from stagerun.base.text import count
 from stagerun.comm import PATIENT, TIMEOUT, Comm, SoloComm, TorchComm, gather_json
 from stagerun.engine.device import choose_device
-from stagerun.errors import UsageError
-from stagerun.events import Note
+from stagerun.language import load
 from stagerun.launch import StopRequest
+from stagerun.launch.placing import Seat
+from stagerun.launch.sharing import Found, Share, share
+from stagerun.launch.watch.worker import Monitored
 from stagerun.launch.workers import Wish, check_workers
-from stagerun.pulse import Section
-from stagerun.recipe import Schedule
-from stagerun.spec import load
+from stagerun.system import binding
+from stagerun.system.cores import ranges, read
 from stagerun.system.host import host_name
 from stagerun.system.process import boot_id
-from stagerun.text import count
-from stagerun.topology.machine import ranges, read
-from stagerun.topology.placing import Seat
-from stagerun.topology.sharing import Found, Share, share
+from stagerun.system.pulse import Section
+from stagerun.system.world import World, default_threads, given_threads, torchrun_chose
 from stagerun.train.agreement import everyone, require_same_code
-from stagerun.watch.worker import Monitored
-from stagerun.world import World, default_threads, given_threads, torchrun_chose
 
 _ITERATION = "after this iteration"
 # When a worker stops that is in a section.

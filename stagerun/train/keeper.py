@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stagerun import store
-from stagerun.errors import PermissionDenied, ResumeRefused, StagerunError, StorageError
-from stagerun.lmdb_file import with_sets
+from stagerun.base.errors import PermissionDenied, ResumeRefused, StagerunError, StorageError
+from stagerun.base.recipe import OnNan, Schedule, Stage
+from stagerun.base.snapshots import SnapshotRef, how_far
+from stagerun.language import canonical
 from stagerun.plan import Plan, State, changed_fields, make_plan, require_fresh
 from stagerun.plan.counting import names_of, targets, under
-from stagerun.recipe import OnNan, Schedule, Stage
-from stagerun.snapshots import SnapshotRef, how_far
-from stagerun.spec import canonical
+from stagerun.system.lmdb_file import with_sets
 from stagerun.train.progress import RECIPE, STATE, Progress, progress_of
 from stagerun.train.results import require_progress, standing
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
+from stagerun.base.events import Event, Iterated, Note, NotFinite
+from stagerun.base.spans import Span, Spans
 from stagerun.comm import Comm, Reducer, gather_json
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import TrainState
 from stagerun.engine.timed import timed_train
-from stagerun.events import Event, Iterated, Note, NotFinite
-from stagerun.report.trace import RankSpans, chrome_trace, profile_line
-from stagerun.spans import Span, Spans
 from stagerun.system.host import host_name
 from stagerun.system.process import boot_id
+from stagerun.train.trace import RankSpans, chrome_trace, profile_line
 
 # Iterations of a process that go before: the first is slow, and the next are fed by batches made ahead.
 WARM_UP = 3

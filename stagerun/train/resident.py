@@ -10,18 +10,18 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from stagerun import order
+from stagerun.base import order
+from stagerun.base.errors import DataError, UsageError
+from stagerun.base.events import Note
+from stagerun.base.recipe import Cache, PadMode, Solver
+from stagerun.base.text import size as size_text
 from stagerun.data import transform
 from stagerun.data.bad_records import Undecodable
 from stagerun.data.loaders import side_at
 from stagerun.data.transform import draw_places, only_places
 from stagerun.engine.feed import Cut, Resident, feed, read_all
 from stagerun.engine.images import Batch
-from stagerun.errors import DataError, UsageError
-from stagerun.events import Note
-from stagerun.pulse import beating
-from stagerun.recipe import Cache, PadMode, Solver
-from stagerun.text import size as size_text
+from stagerun.system.pulse import beating
 from stagerun.train.worker import StageRun
 
 AUTO_SHARE = 8  # AUTO takes at most one part of so many of what is free

@@ -8,18 +8,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from stagerun import store
-from stagerun.errors import WORTH_ANOTHER_START, ExitCode, ResumeRefused, StorageError
-from stagerun.events import EnsembleTested, StageFinished
-from stagerun.logged import ensemble_of, result_of
+from stagerun.base.errors import WORTH_ANOTHER_START, ExitCode, ResumeRefused, StorageError
+from stagerun.base.events import EnsembleTested, StageFinished
+from stagerun.base.recipe import Schedule
+from stagerun.base.snapshots import SnapshotRef
+from stagerun.language import canonical
 from stagerun.plan import Plan, PlannedStage, State
 from stagerun.plan.counting import other_set, tested_on
 from stagerun.plan.ensembles import EnsembleState, PlannedEnsemble, plan_ensembles
 from stagerun.plan.estimate import Figures, figures_from
-from stagerun.recipe import Schedule
-from stagerun.snapshots import SnapshotRef
-from stagerun.spec import canonical
-from stagerun.store.faults import reporting
+from stagerun.store.errors import reporting
 from stagerun.store.layout import results_folder
+from stagerun.store.logged import ensemble_of, result_of
 
 
 def path_of(out: Path, snapshot: str) -> Path:

@@ -12,14 +12,15 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
-from stagerun import order, store
+from stagerun import store
+from stagerun.base import order
+from stagerun.base.errors import Diverged
+from stagerun.base.events import Event, Note, NotFinite
+from stagerun.base.snapshots import SnapshotRef
 from stagerun.data.lmdb_offsets import printable
-from stagerun.errors import Diverged
-from stagerun.events import Event, Note, NotFinite
 from stagerun.plan import State
 from stagerun.plan.counting import place, targets
-from stagerun.pulse import Section
-from stagerun.snapshots import SnapshotRef
+from stagerun.system.pulse import Section
 from stagerun.train.agreement import rank0
 from stagerun.train.progress import progress_of
 from stagerun.train.start import parent_id

@@ -6,26 +6,26 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from stagerun.base.errors import ExitCode, FolderInUseError, PeerError, StagerunError
+from stagerun.base.events import Event, Failed, Note, Stopped
 from stagerun.comm import Comm
-from stagerun.errors import ExitCode, FolderInUseError, PeerError, StagerunError
-from stagerun.events import Event, Failed, Note, Stopped
 from stagerun.launch import StopRequest
-from stagerun.pulse import Section
-from stagerun.report.jsonl import JsonLines
+from stagerun.launch.watch.worker import Monitored
 from stagerun.store.write import require_writable
+from stagerun.system.pulse import Section
+from stagerun.system.world import World
 from stagerun.train import results
 from stagerun.train.agreement import rank0
 from stagerun.train.join import join, load_everywhere, place
 from stagerun.train.keeper import Keeper
-from stagerun.train.logs import LOGS, SCREENS, Opened, Sink, require_evaluation
+from stagerun.train.logs.jsonl import JsonLines
+from stagerun.train.logs.table import LOGS, SCREENS, Opened, Sink, require_evaluation
 from stagerun.train.profiling import Profile
 from stagerun.train.walk import run
 from stagerun.train.worker import Grace
-from stagerun.watch.worker import Monitored
-from stagerun.world import World
 
 if TYPE_CHECKING:
-    from stagerun.cli.running import Cut, RunOptions
+    from stagerun.train.prepare import Cut, RunOptions
 
 PROFILED = 10  # iterations of --profile
 

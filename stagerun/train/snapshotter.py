@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from stagerun import store
-from stagerun.binding import step_aside
+from stagerun.base.errors import Diverged, StagerunError, StorageError
+from stagerun.base.events import Note, SnapshotFailed, SnapshotWritten
+from stagerun.base.snapshots import SnapshotRef
 from stagerun.engine.state import Capture, TrainState
-from stagerun.errors import Diverged, StagerunError, StorageError
-from stagerun.events import Note, SnapshotFailed, SnapshotWritten
-from stagerun.snapshots import SnapshotRef
+from stagerun.system.binding import step_aside
 from stagerun.train.keeper import Keeper, Lineage
 from stagerun.train.progress import AVERAGE, MOMENTUM, WEIGHTS, Progress
 

@@ -4,12 +4,16 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from stagerun.comm import Reducer, make_reducer, runs_of
-from stagerun.engine.images import Batch
-from stagerun.engine.loop import StageLoop, train
-from stagerun.engine.state import TrainState, digests, finite
-from stagerun.errors import DataError, ExitCode, PeerError, PermissionDenied, StagerunError, StorageError, UsageError
-from stagerun.events import (
+from stagerun.base.errors import (
+    DataError,
+    ExitCode,
+    PeerError,
+    PermissionDenied,
+    StagerunError,
+    StorageError,
+    UsageError,
+)
+from stagerun.base.events import (
     Event,
     Iterated,
     Note,
@@ -23,11 +27,15 @@ from stagerun.events import (
     Stopped,
     TestDue,
 )
+from stagerun.base.recipe import OnNan
+from stagerun.comm import Reducer, make_reducer, runs_of
+from stagerun.engine.images import Batch
+from stagerun.engine.loop import StageLoop, train
+from stagerun.engine.state import TrainState, digests, finite
 from stagerun.plan import State
 from stagerun.plan.render import carried_over
-from stagerun.pulse import Section, beating
-from stagerun.recipe import OnNan
 from stagerun.schedule import make_knobs
+from stagerun.system.pulse import Section, beating
 from stagerun.train.agreement import ToldByAnother, compare, rank0
 from stagerun.train.environment import environment_of, promise
 from stagerun.train.finish import finish_stage, test

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from stagerun import order
+from stagerun.base import order
+from stagerun.base.errors import Problem, RecipeError, ResumeRefused, Span
+from stagerun.base.recipe import Model, Solver, Stage, Transform
 from stagerun.comm import Comm
 from stagerun.engine.codec import decode
 from stagerun.engine.device import dtype_of
@@ -15,10 +17,8 @@ from stagerun.engine.mixing import Mixing
 from stagerun.engine.parameters import idle_rules
 from stagerun.engine.state import TrainState, average, make_state, momentum, restore, slots, weights
 from stagerun.engine.update import Arithmetic
-from stagerun.errors import Problem, RecipeError, ResumeRefused, Span
 from stagerun.models import build
 from stagerun.plan import PlannedStage, State
-from stagerun.recipe import Model, Solver, Stage, Transform
 from stagerun.schedule.plateau import FRESH, PlateauState
 from stagerun.train.agreement import everyone, rank0
 from stagerun.train.progress import AVERAGE, MOMENTUM, WEIGHTS, progress_of

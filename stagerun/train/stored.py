@@ -10,17 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from stagerun import recipe, store
+from stagerun import store
+from stagerun.base import recipe
+from stagerun.base.errors import ResumeRefused, UsageError
+from stagerun.base.recipe import Schedule, Stage
+from stagerun.base.snapshots import SnapshotRef
+from stagerun.base.text import size
 from stagerun.engine.codec import decode
 from stagerun.engine.device import dtype_of
 from stagerun.engine.state import restore
-from stagerun.errors import ResumeRefused, UsageError
+from stagerun.language.stored import read_foreign
 from stagerun.models import build
-from stagerun.recipe import Schedule, Stage
-from stagerun.snapshots import SnapshotRef
-from stagerun.spec.stored import read_foreign
 from stagerun.system.host import available_memory
-from stagerun.text import size
 from stagerun.train.progress import AVERAGE, MOMENTUM, MOST_RECIPE, MOST_STATE, RECIPE, STATE, WEIGHTS
 
 # Bytes of a number in a tensor: precision FP64, and less than any. What a solver remembers of a parameter: two tensors at most (Adam's).

@@ -13,14 +13,15 @@ import torch
 
 import stagerun
 from stagerun import store
+from stagerun.base.events import Event, Note, Renamed, RunFinished, RunStarted, Stopped
+from stagerun.base.recipe import Schedule
 from stagerun.comm import Comm
 from stagerun.engine.update import explained
-from stagerun.events import Event, Note, Renamed, RunFinished, RunStarted, Stopped
 from stagerun.plan import PlannedStage, State
 from stagerun.plan.counting import names_of, other_set
 from stagerun.plan.ensembles import PlannedEnsemble
-from stagerun.pulse import Section
-from stagerun.recipe import Schedule
+from stagerun.system.pulse import Section
+from stagerun.system.world import World
 from stagerun.train import results
 from stagerun.train.agreement import anyone, everyone, hosts_of, only_here, rank0, require_same_schedule
 from stagerun.train.ensembling import EnsembleRun, Trained, test_ensemble
@@ -42,7 +43,6 @@ from stagerun.train.stage import train_stage
 from stagerun.train.start import restored
 from stagerun.train.stored import most_bytes
 from stagerun.train.worker import Grace, StageRun, Step, Stopping, Worker
-from stagerun.world import World
 
 
 def run(

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 
 import torch
 
+from stagerun.base.events import Note
+from stagerun.base.recipe import Schedule, Stage
+from stagerun.base.text import duration
 from stagerun.comm import Comm
-from stagerun.events import Note
 from stagerun.plan import PlannedStage
-from stagerun.recipe import Schedule, Stage
-from stagerun.text import duration
+from stagerun.system.world import World
 from stagerun.train.images import Images
 from stagerun.train.keeper import Keeper
 from stagerun.train.profiling import Profile
-from stagerun.world import World
 
 # A stop may have to wait for the snapshot under way before it writes its own.
 _SNAPSHOTS = 2

@@ -8,11 +8,11 @@ import pytest
 import small
 from click.testing import CliRunner
 
-from stagerun.cli.main import main
-from stagerun.errors import StorageError
-from stagerun.report.bench_scaling import Measured, Share, Turn, as_record, notes, render, rows, sharing
-from stagerun.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT
+from stagerun.base.errors import StorageError
+from stagerun.base.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT
+from stagerun.cli import main
 from stagerun.store.write import require_writable
+from stagerun.tools.bench.report import Measured, Share, Turn, as_record, notes, render, rows, sharing
 
 
 def turn(round: int, workers: int, seconds: Sequence[float], wait: float = 0.0) -> Turn:

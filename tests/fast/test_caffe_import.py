@@ -14,16 +14,16 @@ from caffe_folders import FIVE, real_folder, resnet50
 from click.testing import CliRunner, Result
 from google.protobuf import text_format
 
-from stagerun import recipe
-from stagerun.caffe_import import solver
-from stagerun.caffe_import.stages import names_of
-from stagerun.caffe_import.text import SOLVER, Findings, read_text
-from stagerun.caffe_import.train_lines import train_lines
-from stagerun.cli.main import main
-from stagerun.errors import ExitCode
-from stagerun.proto import caffe_pb2
+from stagerun.base import recipe
+from stagerun.base.errors import ExitCode
+from stagerun.cli import main
+from stagerun.language import load
+from stagerun.language.proto import caffe_pb2
 from stagerun.schedule import make_knobs
-from stagerun.spec import load
+from stagerun.tools.caffe import solver
+from stagerun.tools.caffe.stages import names_of
+from stagerun.tools.caffe.text import SOLVER, Findings, read_text
+from stagerun.tools.caffe.train_lines import train_lines
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -328,7 +328,7 @@ def test_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stagerun.caffe_import.disk.os.fsync", full)
+    monkeypatch.setattr("stagerun.tools.caffe.disk.os.fsync", full)
     result = run(str(folder), "--out", str(tmp_path / "out"), "--order", "init")
     assert result.exit_code == ExitCode.STORAGE and "No space left" in result.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["five"]

@@ -8,11 +8,11 @@ import pytest
 from caffe_folders import FIVE
 from click.testing import CliRunner, Result
 
-from stagerun.cli.main import main
-from stagerun.errors import ExitCode
-from stagerun.proto import caffe_pb2
+from stagerun.base.errors import ExitCode
+from stagerun.cli import main
+from stagerun.language import load
+from stagerun.language.proto import caffe_pb2
 from stagerun.schedule import make_knobs
-from stagerun.spec import load
 
 ROOT = Path(__file__).parents[2]
 SOLVERS = Path(__file__).parents[1] / "golden" / "lr" / "solvers"

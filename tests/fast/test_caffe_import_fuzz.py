@@ -9,10 +9,10 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stagerun.caffe_import.convert import Wanted, convert
-from stagerun.caffe_import.disk import CaffeFolder
-from stagerun.caffe_import.write import check_lines, folder_lines
-from stagerun.errors import RecipeError, StagerunError
+from stagerun.base.errors import RecipeError, StagerunError
+from stagerun.tools.caffe.convert import Wanted, convert
+from stagerun.tools.caffe.disk import CaffeFolder
+from stagerun.tools.caffe.write import check_lines, folder_lines
 
 FOLDERS = Path(__file__).parents[1] / "golden" / "caffe_import"
 # Folders without a large net, as file names and bytes.

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from stagerun import recipe
-from stagerun.caffe_import.train_lines import train_lines
-from stagerun.cli.main import main
-from stagerun.errors import ExitCode
+from stagerun.base import recipe
+from stagerun.base.errors import ExitCode
+from stagerun.cli import main
+from stagerun.language import load
 from stagerun.schedule import make_knobs
-from stagerun.spec import load
+from stagerun.tools.caffe.train_lines import train_lines
 
 NET = """name: "small"
 layer {

@@ -7,9 +7,9 @@ from click.testing import CliRunner
 from test_caffe_import_starts import here as here  # the fixture
 from test_caffe_import_starts import imported, run, solver, write
 
-from stagerun.caffe_import.train_lines import train_lines
-from stagerun.cli.main import main
-from stagerun.errors import ExitCode
+from stagerun.base.errors import ExitCode
+from stagerun.cli import main
+from stagerun.tools.caffe.train_lines import train_lines
 
 MAIN = "caffe train --solver=solver.prototxt"
 COLLAPSE = "caffe train --solver solver_collapse.prototxt --weights x/a_iter_8040.caffemodel"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.spec import canonical, load
+from stagerun.language import canonical, load
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parents[1] / "golden" / "canonical"

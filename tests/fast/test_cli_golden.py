@@ -7,7 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from stagerun.cli.main import main
+from stagerun.cli import main
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parents[1] / "golden"

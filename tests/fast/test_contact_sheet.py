@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import ImageFont
 
-from stagerun.cli.data_show import ShowOptions, _show
-from stagerun.cli.main import main
+from stagerun.base.errors import StorageError
+from stagerun.cli import main
 from stagerun.data import datum, index, indexing
 from stagerun.data.bad_records import BadRecords
 from stagerun.data.jpeg import Rectangle
@@ -21,12 +21,12 @@ from stagerun.data.loader import Loader
 from stagerun.data.loaders import training_loader
 from stagerun.data.records import LmdbSource
 from stagerun.data.write import write_lmdb
-from stagerun.errors import StorageError
-from stagerun.proto import caffe_pb2
-from stagerun.spec import load
+from stagerun.language import load
+from stagerun.language.proto import caffe_pb2
 from stagerun.store import write as store_write
 from stagerun.tools.data import contact_sheet
 from stagerun.tools.data.contact_sheet import Tile, as_trained, columns_of, sheet
+from stagerun.tools.data.show import ShowOptions, _show
 
 SCHEDULE = """
 name: "colours"

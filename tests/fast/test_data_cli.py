@@ -17,12 +17,12 @@ import small
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from stagerun.cli import data_progress
-from stagerun.cli.main import main
+from stagerun.cli import main
+from stagerun.command import progress
 from stagerun.data import index
-from stagerun.lmdb_file import SIDE_FILE
-from stagerun.proto.caffe_pb2 import Datum
+from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.system.files import hint_for
+from stagerun.system.lmdb_file import SIDE_FILE
 from stagerun.tools.data import engine, prepare
 from stagerun.tools.data.images import ImportOptions, ImportWork
 from stagerun.tools.data.partial import REPORT, Partial
@@ -374,8 +374,8 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(data_progress.time, "monotonic", lambda: now)
-    with data_progress.Shown("import") as shown:
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with progress.Shown("import") as shown:
         for done in range(1000, 6000):  # an earlier process made 1000
             shown.progress(done, 101_000)
             now += 0.01
@@ -389,8 +389,8 @@ def test_bytes_and_what_others_do_are_told_apart(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(data_progress.time, "monotonic", lambda: now)
-    with data_progress.Shown("copying to /x [b] {y}", data_progress.BYTES) as shown:
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with progress.Shown("copying to /x [b] {y}", progress.BYTES) as shown:
         shown.progress(0, 10**9, "another process has copied")
         now += 20
         shown.progress(5 * 10**8, 10**9, "another process has copied")
@@ -405,9 +405,9 @@ def test_bytes_and_what_others_do_are_told_apart(
 
 def test_a_bar_takes_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal; braces and brackets in a folder's name are no markup."""
-    monkeypatch.setattr(data_progress, "Terminal", lambda stderr: Console(file=written, force_terminal=True, width=200))
+    monkeypatch.setattr(progress, "Terminal", lambda stderr: Console(file=written, force_terminal=True, width=200))
     written = io.StringIO()
-    with data_progress.Shown("copying to /x [b] {y}", data_progress.BYTES) as shown:
+    with progress.Shown("copying to /x [b] {y}", progress.BYTES) as shown:
         shown.progress(5 * 10**8, 10**9, "another process has copied")
         shown.say("said [b]")
     text = written.getvalue()

@@ -7,10 +7,10 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stagerun.base.errors import DataError
 from stagerun.data.datum import Fields, OtherChannels, _parse_usual, decode, parse, picture_of
 from stagerun.data.jpeg import Rectangle
-from stagerun.errors import DataError
-from stagerun.proto.caffe_pb2 import Datum
+from stagerun.language.proto.caffe_pb2 import Datum
 
 RNG = np.random.default_rng(0)
 PHOTO = cv2.GaussianBlur(RNG.integers(0, 256, (60, 90, 3), np.uint8), (9, 9), 0)

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stagerun.base.errors import DataError, PeerError
 from stagerun.data.records import LmdbSource
-from stagerun.errors import DataError, PeerError
-from stagerun.lmdb_file import SIDE_FILE
-from stagerun.proto.caffe_pb2 import Datum
+from stagerun.language.proto.caffe_pb2 import Datum
+from stagerun.system.lmdb_file import SIDE_FILE
 from stagerun.tools.data import fashion
 from stagerun.tools.data.fashion import Unavailable
 from stagerun.tools.data.sources import idx

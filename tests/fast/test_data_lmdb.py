@@ -10,13 +10,13 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from stagerun.base.errors import DataError, StorageError
 from stagerun.data import index
 from stagerun.data.indexing import build
 from stagerun.data.records import LmdbSource, Room
 from stagerun.data.write import write_lmdb
-from stagerun.errors import DataError, StorageError
-from stagerun.lmdb_file import check_file
-from stagerun.proto.caffe_pb2 import Datum
+from stagerun.language.proto.caffe_pb2 import Datum
+from stagerun.system.lmdb_file import check_file
 
 VALUES = [bytes([i % 251]) * (100 + i) for i in range(300)]
 

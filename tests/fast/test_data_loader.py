@@ -10,12 +10,12 @@ import cv2
 import numpy as np
 import pytest
 
-from stagerun import order
+from stagerun.base import order
+from stagerun.base.errors import DataError
+from stagerun.base.recipe import Transform
 from stagerun.data.loader import Batch, Loader
 from stagerun.data.records import ListRecords, spread
-from stagerun.errors import DataError
-from stagerun.proto.caffe_pb2 import Datum
-from stagerun.recipe import Transform
+from stagerun.language.proto.caffe_pb2 import Datum
 
 CROP = Transform(pad=2, crop_size=28, mirror=True)
 

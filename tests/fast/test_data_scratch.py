@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from stagerun.base.errors import DataError, PermissionDenied, StagerunError, StorageError
 from stagerun.data.records import LmdbSource
 from stagerun.data.scratch import (
     Copy,
@@ -30,8 +31,7 @@ from stagerun.data.scratch import (
     unstage,
 )
 from stagerun.data.write import write_lmdb
-from stagerun.errors import DataError, PermissionDenied, StagerunError, StorageError
-from stagerun.lmdb_file import SIDE_FILE
+from stagerun.system.lmdb_file import SIDE_FILE
 
 BLOCK = 1 << 16
 HOME = f"stagerun-{os.getuid()}"

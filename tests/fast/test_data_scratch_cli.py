@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from stagerun.cli.main import main
+from stagerun.cli import main
 from stagerun.data.scratch import look, stage
 
 HOME = f"stagerun-{os.getuid()}"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from stagerun.base.errors import DataError, StorageError
 from stagerun.data.records import Room, SwitchingRecords
 from stagerun.data.scratch import Copy, How, Original, look, stage
 from stagerun.data.write import write_lmdb
-from stagerun.errors import DataError, StorageError
 
 RECORDS = 300
 VALUES = [i.to_bytes(4, "little") * 700 for i in range(RECORDS)]

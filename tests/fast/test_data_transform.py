@@ -9,13 +9,13 @@ import cv2
 import numpy as np
 import pytest
 
-from stagerun import order
+from stagerun.base import order
+from stagerun.base.errors import DataError
+from stagerun.base.recipe import InterpMode, PadMode, RandomAspectRatio, RandomResize, RandomResizedCrop, Transform
 from stagerun.data import transform
 from stagerun.data.jpeg import Rectangle
 from stagerun.data.pixels import Draw, apply
 from stagerun.data.transform import draw
-from stagerun.errors import DataError
-from stagerun.recipe import InterpMode, PadMode, RandomAspectRatio, RandomResize, RandomResizedCrop, Transform
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "data"
 

@@ -9,13 +9,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from stagerun import store
-from stagerun.cli.diff import compare
-from stagerun.cli.main import main
-from stagerun.plan.difference import Difference, FieldDifference, difference
-from stagerun.recipe import Schedule
-from stagerun.spec import canonical, read
-from stagerun.spec.stored import read_recipe
+from stagerun.base.recipe import Schedule
+from stagerun.cli import main
+from stagerun.language import canonical, read
+from stagerun.language.stored import read_recipe
 from stagerun.store.layout import MANIFEST, snapshots_folder
+from stagerun.tools.diff.command import compare
+from stagerun.tools.diff.difference import Difference, FieldDifference, difference
 
 SCHEDULE = """
 name: "tree"

@@ -9,16 +9,16 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stagerun.cli.explain import explain_text
-from stagerun.cli.main import main
-from stagerun.errors import UsageError
+from stagerun.base.errors import UsageError
+from stagerun.cli import main
+from stagerun.language import load
+from stagerun.language.proto import stagerun_pb2
+from stagerun.language.values import identity, leaves
+from stagerun.manual import fields as topics
 from stagerun.manual import pages
-from stagerun.proto import stagerun_pb2
-from stagerun.spec import load
-from stagerun.spec import manual as topics
-from stagerun.spec.history import history
-from stagerun.spec.manual import help_text
-from stagerun.spec.values import identity, leaves
+from stagerun.manual.fields import help_text
+from stagerun.tools.explain.command import explain_text
+from stagerun.tools.explain.history import history
 
 SCHEDULE = """name: "layers"
 model { name: "resnet_small" num_classes: 10 }
@@ -436,7 +436,7 @@ def test_pictures_of_a_page_are_shown_by_caption_and_path() -> None:
 
 def test_a_page_is_laid_out_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the marks of Markdown; each line fits."""
-    monkeypatch.setattr("stagerun.cli.help.width_of", lambda stream: 80)
+    monkeypatch.setattr("stagerun.manual.command.width_of", lambda stream: 80)
     monkeypatch.setenv("COLUMNS", "80")
     for page in pages.PAGES:
         shown = CliRunner().invoke(main, ["help", page])

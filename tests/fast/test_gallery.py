@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.plan.lint import lint, problems
-from stagerun.recipe import EnsembleRule, MomentumForm, Solver, ZeroGamma
+from stagerun.base.recipe import EnsembleRule, MomentumForm, Solver, ZeroGamma
+from stagerun.language import load
 from stagerun.schedule import make_knobs
-from stagerun.spec import load
+from stagerun.tools.lint import lint, problems
 
 SOLVERS = Path(__file__).parents[2] / "solvers"
 GALLERY = sorted(path.name for path in SOLVERS.iterdir())

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.errors import RecipeError, UsageError
+from stagerun.base.errors import RecipeError, UsageError
 from stagerun.launch.hostfile import Host, parse_file, parse_list, read_hosts, workers
 
 

@@ -9,9 +9,13 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagerun import units
-from stagerun.cli.main import main
-from stagerun.events import Event, RunStarted, SnapshotWritten, StageFinished, StageStarted, Tested
+from stagerun.base import units
+from stagerun.base.events import Event, RunStarted, SnapshotWritten, StageFinished, StageStarted, Tested
+from stagerun.base.recipe import Schedule
+from stagerun.base.snapshots import Inventory, SnapshotRef
+from stagerun.base.text import duration
+from stagerun.cli import main
+from stagerun.language import load, read
 from stagerun.plan import make_plan
 from stagerun.plan.budget import MOST, Budget, budget, render_budget
 from stagerun.plan.hours import (
@@ -27,10 +31,6 @@ from stagerun.plan.hours import (
     seconds_at,
     spent,
 )
-from stagerun.recipe import Schedule
-from stagerun.snapshots import Inventory, SnapshotRef
-from stagerun.spec import load, read
-from stagerun.text import duration
 
 PUBLISHED = str(Path(__file__).parents[2] / "solvers" / "resnet50_72ep")
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stagerun import order
+from stagerun.base import order
+from stagerun.base.errors import DataError, ResumeRefused, UsageError
 from stagerun.data import datum, index
 from stagerun.data.indexing import build
 from stagerun.data.records import LmdbSource
-from stagerun.errors import DataError, ResumeRefused, UsageError
-from stagerun.lmdb_file import SIDE_FILE
-from stagerun.proto.caffe_pb2 import Datum
+from stagerun.language.proto.caffe_pb2 import Datum
+from stagerun.system.lmdb_file import SIDE_FILE
 from stagerun.tools.data import engine
 from stagerun.tools.data.engine import Job, Result, run
 from stagerun.tools.data.images import ImportOptions, ImportWork

@@ -10,11 +10,11 @@ from typing import Any
 import lmdb
 import pytest
 
+from stagerun.base.errors import DataError, FolderInUseError, PermissionDenied, ResumeRefused, StorageError
 from stagerun.data import index
 from stagerun.data.rows import look
-from stagerun.errors import DataError, FolderInUseError, PermissionDenied, ResumeRefused, StorageError
-from stagerun.lmdb_file import SIDE_FILE
-from stagerun.proto.caffe_pb2 import Datum
+from stagerun.language.proto.caffe_pb2 import Datum
+from stagerun.system.lmdb_file import SIDE_FILE
 from stagerun.tools.data import engine
 from stagerun.tools.data.engine import Job, Made, Result, run
 from stagerun.tools.data.partial import REPORT, Journal, Note

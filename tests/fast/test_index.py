@@ -16,6 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stagerun.base.errors import DataError, PermissionDenied, StorageError
+from stagerun.base.recipe import InterpMode, RandomResize, Transform
+from stagerun.base.snapshots import same_set
 from stagerun.data import index, lmdb_offsets
 from stagerun.data.datum import decode
 from stagerun.data.index import load, save
@@ -23,11 +26,8 @@ from stagerun.data.indexing import build, build_with
 from stagerun.data.lmdb_offsets import offsets_of
 from stagerun.data.loaders import RectangularLoader
 from stagerun.data.records import LmdbSource
-from stagerun.errors import DataError, PermissionDenied, StorageError
-from stagerun.lmdb_file import set_of
-from stagerun.proto.caffe_pb2 import Datum
-from stagerun.recipe import InterpMode, RandomResize, Transform
-from stagerun.snapshots import same_set
+from stagerun.language.proto.caffe_pb2 import Datum
+from stagerun.system.lmdb_file import set_of
 from stagerun.tools.data.inspect import describe, verify
 
 RECTANGULAR = Transform(

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jpeg_pictures import END, FRAME, INTERVAL, SAMPLINGS, SCAN, by_pillow, changed, jpeg, whole
 
+from stagerun.base.errors import DataError, UsageError
 from stagerun.data.jpeg import Decoder, Rectangle, choice, is_complete, make_decoder, read_header, slices, tiers
 from stagerun.data.jpeg.decoder import Request, Scratch
-from stagerun.errors import DataError, UsageError
 
 NAMES = ("compiled", "turbojpeg", "simplejpeg", "opencv")
 DECODERS = {state.name: make_decoder(state.name) for state in tiers() if state.available}

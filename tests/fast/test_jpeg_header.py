@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from jpeg_pictures import END, FRAME, SCAN, by_pillow, changed, jpeg
 
+from stagerun.base.errors import DataError
 from stagerun.data.jpeg import MAX_PIXELS, is_complete, read_header
-from stagerun.errors import DataError
 
 PHOTO = jpeg(60, 90, interval=2)
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from jpeg_pictures import SAMPLINGS, SCAN, by_pillow, changed, jpeg, whole
 
+from stagerun.base.errors import DataError, UsageError
 from stagerun.data.jpeg import choice, read_header, slices
-from stagerun.errors import DataError, UsageError
 from stagerun.tools.data.prepare import can_prepare, prepare
 
 needs_library = pytest.mark.skipif(bool(can_prepare()), reason=can_prepare())

@@ -1,4 +1,5 @@
-"""Imports go downward only, by the table below; torch stays above the floors that a login node uses."""
+"""The map of the house. Two rules: the trunk never imports a tool; a tool imports the trunk, and another tool only by an entry below.
+Torch stays out of what a login node uses."""
 
 import ast
 from collections.abc import Iterator
@@ -8,38 +9,41 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2] / "stagerun"
 
-# A package imports from lower floors only. `errors` is below the other values, since spans and problems are part of them,
-# `text` too, since a manifest and a plan print sizes alike. `spec` stands above `schedule`, so that a new learning-rate
-# policy is one class and one row there, and `check` knows its fields from it.
-FLOORS = [
-    {"errors", "manual", "nodelist", "text", "units", "knobs", "proto", "signals"},
-    {"system"},
-    {"world", "events", "pulse", "topology", "spans", "recipe", "snapshots", "lmdb_file"},
-    {"schedule", "order", "pace", "logged", "binding"},
-    {"spec"},
-    {"plan", "store", "data", "caffe_import"},
-    {
-        "models",
-        "comm",
-        "preflight",
-        "drawing",
-    },  # preflight has no torch: what starts workers compares facts before it needs it
-    {"engine"},
-    {"report", "launch"},
-    {"watch"},  # it leaves its reports in the launcher's folder
-    {"train"},  # the only one that imports plan, store, data and engine
-    {"tools"},  # beside the run: only the commands import these
-    {"cli"},
-]
-FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
-TORCH = {"models", "comm", "engine", "train"}
-# Functions that start workers may import it: by then they are wanted.
-TORCH_INSIDE_FUNCTIONS = {"launch", "cli"}
-NOT_FROM_ENGINE = {"plan", "store", "data", "report", "cli", "launch", "train", "spec"}
+# From values that know nothing to the run. A folder imports from those before it only. `schedule` comes before `language`: a new
+# learning-rate policy is one class and one row there, and the language knows its fields from it.
+TRUNK = (
+    "base", "system", "schedule", "language", "command", "plan", "drawing", "store", "data",
+    "models", "comm", "engine", "launch", "train", "manual", "cli",
+)  # fmt: skip
+TOOLS = {
+    "bench", "caffe", "new", "plan", "data", "diff", "explain", "lint", "preflight", "rehearse", "report", "retry", "slurm", "status",
+    "topology", "verify_resume", "weights",
+}  # fmt: skip
+# (tool, what it imports of another tool), with the reason.
+TOOL_IMPORTS_TOOL = {
+    ("plan", "tools.lint"),  # `check --lint`
+    ("new", "tools.plan.check"),  # a new schedule is checked
+    ("diff", "tools.plan.plot"),  # `diff --plot` draws two plans
+    ("verify_resume", "tools.report.read_log"),  # its verdict compares logs
+    # Pictures are read, cut and shown as the LMDBs' are.
+    ("weights", "tools.data.contact_sheet"),
+    ("weights", "tools.data.images"),
+    ("weights", "tools.data.pictures"),
+    ("weights", "tools.data.sources.folder"),
+    ("weights", "tools.data.sources.items"),
+}
+# The engine gets values and yields events: it knows no files, no plan and no snapshots.
+NOT_FROM_ENGINE = {"language", "plan", "store", "data", "launch", "train"}
+
+# Who may import torch: anywhere, or inside functions that start workers, which want it by then.
+TORCH = {"models", "comm", "engine", "train", "tools.bench", "tools.rehearse", "tools.weights", "tools.preflight"}
+TORCH_INSIDE_FUNCTIONS = {"launch", "tools.plan"}
+# What click loads for one line of help or a mistake in the arguments; and everything outside TORCH besides.
+COMMANDS = ("command", "commands")
 
 
 class Import(NamedTuple):
-    module: str  # dotted; of `from stagerun import order` stagerun.order
+    module: str  # dotted; of `from stagerun.base import order` stagerun.base.order
     inside: bool  # a function
     place: str
 
@@ -70,7 +74,8 @@ def imports(path: Path) -> tuple[Import, ...]:
                 base = node.module
             for alias in node.names:
                 whole = f"{base}.{alias.name}".removeprefix(".")
-                yield Import(whole if not base or base == "stagerun" or whole in files() else base, inside, place)
+                part_of_it = not base or whole in files() or base in ("stagerun", "stagerun.tools")
+                yield Import(whole if part_of_it else base, inside, place)
         within = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for child in ast.iter_child_nodes(node):
             yield from walk(child, within)
@@ -78,48 +83,77 @@ def imports(path: Path) -> tuple[Import, ...]:
     return tuple(walk(ast.parse(path.read_text()), False))
 
 
-def part(module: str) -> str:
-    """The part of the house that a module belongs to; "" for the package itself, `__main__`, and what is not ours."""
-    words = module.split(".")
-    return words[1] if words[0] == "stagerun" and len(words) > 1 and words[1] not in ("__main__", "__version__") else ""
+def folder(module: str) -> str:
+    """`plan`, or `tools.plot`; "" for the package itself, `tools`, `__main__`, and what is not ours."""
+    ours, *words = module.split(".")
+    if ours != "stagerun" or not words or words[0].startswith("__") or words == ["tools"]:
+        return ""
+    return ".".join(words[:2]) if words[0] == "tools" else words[0]
 
 
-def closure(module: str) -> set[str]:
-    """What is loaded with a module: itself, and what it and those import outside of functions."""
-    loaded, todo = set(), [module]
+def edges() -> Iterator[tuple[str, str, Import]]:
+    """(folder, another folder, an import of it)."""
+    for module, path in files().items():
+        for one in imports(path):
+            if (own := folder(module)) and (other := folder(one.module)) and other != own:
+                yield own, other, one
+
+
+@cache
+def loaded_by(module: str) -> frozenset[str]:
+    """The module itself, and what it and those import outside of functions."""
+    loaded: set[str] = set()
+    todo = [module]
     while todo:
         one = todo.pop()
         if one not in loaded:
             loaded.add(one)
             todo += [i.module for i in imports(files()[one]) if not i.inside] if one in files() else []
             todo += [one.rpartition(".")[0]] if "." in one else []
-    return loaded
+    return frozenset(loaded)
 
 
-def test_imports_go_downward() -> None:
-    assert {part(module) for module in files()} - {""} == set(FLOOR), "every part has a floor"
+def test_every_folder_is_on_the_map_and_says_what_lives_there() -> None:
+    assert {folder(module) for module in files()} - {""} == set(TRUNK) | {f"tools.{name}" for name in TOOLS}
+    packages = [m for m, path in files().items() if path.name == "__init__.py"]
+    assert [m for m in packages if not ast.get_docstring(ast.parse(files()[m].read_text()))] == []
+
+
+def test_the_trunk_imports_downward_and_never_a_tool() -> None:
     wrong = [
-        f"{one.place}: {own} imports {other}, which is not below it"
-        for module, path in files().items()
-        for one in imports(path)
-        if (own := part(module)) and (other := part(one.module)) and other != own
-        if FLOOR[other] >= FLOOR[own] or (own == "engine" and other in NOT_FROM_ENGINE)
+        f"{one.place}: {own} imports {other}"
+        for own, other, one in edges()
+        if own in TRUNK
+        if other not in TRUNK
+        or TRUNK.index(other) >= TRUNK.index(own)
+        or (own == "engine" and other in NOT_FROM_ENGINE)
     ]
     assert wrong == []
 
 
-def test_torch_stays_upstairs() -> None:
-    """The second half holds what a command loads before it is known which one it is, and what any part below does."""
+def test_a_tool_imports_the_trunk_and_another_tool_by_an_entry_only() -> None:
+    used = {(own, one.module): one.place for own, other, one in edges() if own not in TRUNK and other not in TRUNK}
+    allowed = {(f"tools.{tool}", f"stagerun.{other}") for tool, other in TOOL_IMPORTS_TOOL}
+    assert {edge: place for edge, place in used.items() if edge not in allowed} == {}
+    assert allowed <= used.keys(), "an entry that nothing uses"
+    # Commands are found by their names in a table, so that no other is loaded with one.
+    assert [one.place for own, other, one in edges() if other == "cli"] == []
+
+
+def test_a_login_node_needs_no_torch() -> None:
+    torch = {"torch", "torchvision"}
     wrong = [
         f"{one.place}: {own} imports {one.module}"
         for module, path in files().items()
         for one in imports(path)
-        if one.module.split(".")[0] in ("torch", "torchvision") and (own := part(module)) not in TORCH
+        if one.module.partition(".")[0] in torch and (own := folder(module)) not in TORCH
         if not (one.inside and own in TORCH_INSIDE_FUNCTIONS)
     ]
     assert wrong == []
-    assert [m for m in files() if part(m) not in TORCH and closure(m) & {"torch", "torchvision"}] == []
+    light = [m for m in files() if folder(m) not in TORCH or m.rpartition(".")[2] in COMMANDS]
+    assert [m for m in light if loaded_by(m) & torch] == []
 
 
 def test_the_language_needs_no_arrays() -> None:
-    assert not {name.partition(".")[0] for name in closure("stagerun.spec")} & {"numpy", "lmdb", "cv2"}
+    assert "stagerun.language" in files()
+    assert not {name.partition(".")[0] for name in loaded_by("stagerun.language")} & {"numpy", "lmdb", "cv2"}

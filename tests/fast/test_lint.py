@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from stagerun import spec
-from stagerun.cli.main import main
-from stagerun.plan.lint import RULES, lint, problems
-from stagerun.plan.lint.finding import comments_of
-from stagerun.recipe import Schedule
+from stagerun import language
+from stagerun.base.recipe import Schedule
+from stagerun.cli import main
+from stagerun.tools.lint import RULES, lint, problems
+from stagerun.tools.lint.finding import comments_of
 
 SOLVERS = Path(__file__).parents[2] / "solvers"
 
@@ -37,7 +37,7 @@ LARGE_B = B.replace("0.05", "0.8")
 
 def read(schedule: str = SCHEDULE, a: str = A, b: str = B, changes: tuple[str, ...] = (), **more: str) -> Schedule:
     texts = {"schedule.prototxt": schedule, "a.prototxt": a, "b.prototxt": b}
-    return spec.read(texts | {f"{n}.prototxt": t for n, t in more.items()}, "/runs/small", changes)
+    return language.read(texts | {f"{n}.prototxt": t for n, t in more.items()}, "/runs/small", changes)
 
 
 def found(**texts: object) -> list[str]:
@@ -324,7 +324,7 @@ def test_a_long_list_in_a_comment_is_read_in_time_in_proportion(tmp_path: Path) 
 
 @pytest.mark.parametrize("folder", sorted(p.name for p in SOLVERS.iterdir() if (p / "schedule.prototxt").exists()))
 def test_what_comes_with_stagerun_is_clean(folder: str) -> None:
-    schedule = spec.load(SOLVERS / folder)
+    schedule = language.load(SOLVERS / folder)
     assert [p.render() for p in problems(schedule, lint(schedule))] == []
 
 

@@ -7,12 +7,12 @@ import cv2
 import numpy as np
 import pytest
 
+from stagerun.base.errors import DataError
+from stagerun.base.recipe import Transform
 from stagerun.data.bad_records import Bad, BadRecords, Undecodable, allowed, check
 from stagerun.data.loader import Loader
 from stagerun.data.records import ListRecords
-from stagerun.errors import DataError
-from stagerun.proto.caffe_pb2 import Datum
-from stagerun.recipe import Transform
+from stagerun.language.proto.caffe_pb2 import Datum
 
 N = 3000
 

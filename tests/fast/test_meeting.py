@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from stagerun.errors import PeerError
-from stagerun.launch import kin, meeting
+from stagerun.base.errors import PeerError
+from stagerun.launch import ancestors, meeting
 from stagerun.launch.addresses import Interface, by_default
 from stagerun.launch.meeting import Card, agree, choose, job_number, meet, place_note, port_of
 from stagerun.system.process import Process
-from stagerun.world import World
+from stagerun.system.world import World
 
 ALONE = ("10.1.0.1/24",)
 
@@ -144,12 +144,12 @@ def test_a_worker_that_is_not_told_its_place_on_its_host(monkeypatch: pytest.Mon
 
 def test_a_share_of_what_the_job_has_of_a_shared_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """srun's daemon may use all of it."""
-    monkeypatch.setattr(kin, "launcher", lambda: Process(7, "slurmstepd", "S", 1, 0))
-    monkeypatch.setattr(kin.os, "sched_getaffinity", lambda pid: set(range(64 if pid else 2)))
+    monkeypatch.setattr(ancestors, "launcher", lambda: Process(7, "slurmstepd", "S", 1, 0))
+    monkeypatch.setattr(ancestors.os, "sched_getaffinity", lambda pid: set(range(64 if pid else 2)))
     monkeypatch.delenv("SLURM_CPUS_ON_NODE", raising=False)
-    assert "2 of the 32 processors" in kin.bound_note(2, "srun")
+    assert "2 of the 32 processors" in ancestors.bound_note(2, "srun")
     monkeypatch.setenv("SLURM_CPUS_ON_NODE", "4")
-    assert kin.bound_note(2, "srun") == "" and "32" in kin.bound_note(2, "Open MPI's mpirun")
+    assert ancestors.bound_note(2, "srun") == "" and "32" in ancestors.bound_note(2, "Open MPI's mpirun")
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ import made_images
 import pytest
 from click.testing import CliRunner
 
-from stagerun.cli.main import main
-from stagerun.cli.new import gallery
+from stagerun.base.errors import RecipeError
+from stagerun.base.recipe import Schedule
+from stagerun.cli import main
 from stagerun.data.index import load as load_index
-from stagerun.errors import RecipeError
-from stagerun.plan.lint import lint
-from stagerun.recipe import Schedule
-from stagerun.spec import load, read
-from stagerun.spec.fitted import Images, fitted
+from stagerun.language import load, read
+from stagerun.tools.lint import lint
+from stagerun.tools.new.command import gallery
+from stagerun.tools.new.fitted import Images, fitted
 
 ROOT = Path(__file__).parents[2]
 # As many as ImageNet's are too few for no batch of the gallery.

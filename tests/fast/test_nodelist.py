@@ -2,7 +2,7 @@
 
 import pytest
 
-from stagerun.nodelist import expand, per_node
+from stagerun.system.nodelist import expand, per_node
 
 
 @pytest.mark.parametrize(

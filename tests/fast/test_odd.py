@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from stagerun.base.errors import DataError
 from stagerun.data.datum import decode
 from stagerun.data.headers import orientation
-from stagerun.errors import DataError
-from stagerun.proto.caffe_pb2 import Datum
+from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.tools.data.odd import ODDITIES, REASONS, BadImage, judge, look
 
 BGR = cv2.resize(np.random.default_rng(3).integers(0, 255, (7, 9, 3), dtype=np.uint8), (60, 40))

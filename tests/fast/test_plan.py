@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from stagerun.errors import RecipeError, ResumeRefused
+from stagerun.base.errors import RecipeError, ResumeRefused
+from stagerun.base.recipe import Schedule
+from stagerun.base.snapshots import Inventory, SnapshotRef
+from stagerun.language import read
 from stagerun.plan import Plan, PlannedStage, State, make_plan, require_fresh
 from stagerun.plan.render import render_text
-from stagerun.recipe import Schedule
-from stagerun.snapshots import Inventory, SnapshotRef
-from stagerun.spec import read
 
 SCHEDULE = """
 name: "tree"

@@ -3,12 +3,12 @@
 import pytest
 from test_plan import SCHEDULE, STAGES, schedule
 
+from stagerun.base.recipe import ChannelOrder, PadMode, Transform
+from stagerun.base.snapshots import Inventory
 from stagerun.plan import make_plan
 from stagerun.plan.described import augmentation_changes
 from stagerun.plan.hazards import notes
 from stagerun.plan.render import render_text
-from stagerun.recipe import ChannelOrder, PadMode, Transform
-from stagerun.snapshots import Inventory
 
 WITH_VAL = SCHEDULE.replace("images: 1000 }", 'images: 1000 } val { source: "/d/val" images: 100 }')
 TRAIN = "transform_param { channel_order: RGB mean_value: [124, 117, 104] std_value: 58 scale: 0.5 crop_size: 28 }\n"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from stagerun.cli.main import main
+from stagerun.cli import main
+from stagerun.language import load
 from stagerun.schedule import learning_rate
-from stagerun.spec import load
 
 SCHEDULE = str(Path(__file__).parents[2] / "solvers" / "resnet50_72ep")
 

@@ -7,10 +7,10 @@ import made_schedules
 import pytest
 from made_schedules import schedule, stage
 
-from stagerun.plan.picture import Kind, Picture, StagePicture, Unit, make_picture
-from stagerun.recipe import CropSizeRamp, Curve, DecayFrom, Knot, Schedule, Transform
+from stagerun.base.recipe import CropSizeRamp, Curve, DecayFrom, Knot, Schedule, Transform
+from stagerun.drawing.picture import Kind, Picture, StagePicture, Unit, make_picture
+from stagerun.language import load
 from stagerun.schedule import learning_rate, make_knobs
-from stagerun.spec import load
 
 SOLVERS = Path(__file__).parents[2] / "solvers"
 

@@ -9,10 +9,10 @@ import pytest
 import small
 from click.testing import CliRunner, Result
 
-from stagerun.cli.main import main
-from stagerun.cli.plot import SETTLED, TERMINAL, PlotOptions, Seen, changes, look_at, watch
-from stagerun.errors import RecipeError, StorageError
-from stagerun.plan.picture import Unit
+from stagerun.base.errors import RecipeError, StorageError
+from stagerun.cli import main
+from stagerun.drawing.picture import Unit
+from stagerun.tools.plan.plot import SETTLED, TERMINAL, PlotOptions, Seen, changes, look_at, watch
 
 WORD = "learning rate over epochs"
 
@@ -126,7 +126,7 @@ def test_a_disk_that_is_full_speaks_of_plot(folder: Path, tmp_path: Path, monkey
     def full(disk: object, path: Path, data: bytes) -> None:
         raise StorageError(f"can't write {path.name}", "give another output folder with --out")
 
-    monkeypatch.setattr("stagerun.cli.plot.write_atomic", full)
+    monkeypatch.setattr("stagerun.tools.plan.plot.write_atomic", full)
     said = plan(folder, "--plot", tmp_path / "x.svg", code=74).stderr
     assert "can't write x.svg\n  hint: give --plot another file" in said and "--out" not in said
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from test_plan_trees import inventory, on_disk, planned, shown, snapshot, states
 
-from stagerun.cli.plan import remarks
+from stagerun.base.recipe import Schedule
+from stagerun.base.snapshots import SnapshotRef
+from stagerun.language import read
 from stagerun.plan import State, make_plan
 from stagerun.plan.counting import names_of, under
-from stagerun.recipe import Schedule
-from stagerun.snapshots import SnapshotRef
-from stagerun.spec import read
+from stagerun.tools.plan.command import remarks
 from stagerun.train.keeper import Keeper
 
 HEAD = """

@@ -3,12 +3,12 @@
 import pytest
 from test_plan import SCHEDULE, schedule
 
+from stagerun.base.recipe import Schedule
+from stagerun.base.snapshots import Inventory
 from stagerun.plan import make_plan
 from stagerun.plan.hazards import notes
 from stagerun.plan.render import render_text
-from stagerun.recipe import Schedule
 from stagerun.schedule import POLICIES, SOLVER_TYPES, own_fields
-from stagerun.snapshots import Inventory
 
 START = 'base_lr: 0.1 lr_policy: "poly" power: 1 max_iter: 2000'
 ADAM = 'type: "Adam" momentum: 0.9'

@@ -10,16 +10,16 @@ import made_schedules
 import pytest
 from made_schedules import schedule, stage
 
-from stagerun.cli.diff import Found, Side, overlay
+from stagerun.base.recipe import Schedule, Stage
 from stagerun.drawing import figure, html
 from stagerun.drawing.bands import bands, factor_text, jumps, mark_labels, not_shown, short_number
 from stagerun.drawing.colours import CURVES, DARK, OVER, SOFT, strokes
+from stagerun.drawing.picture import Picture, Unit, make_picture
 from stagerun.drawing.scale import labels, make_scale, round_steps
 from stagerun.drawing.terminal import COLOURS, ascii_only, draw
-from stagerun.plan.difference import difference
-from stagerun.plan.picture import Picture, Unit, make_picture
-from stagerun.recipe import Schedule, Stage
 from stagerun.schedule import make_knobs
+from stagerun.tools.diff.command import Found, Side, overlay
+from stagerun.tools.diff.difference import difference
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "plots"
 BRANCHES = make_picture(made_schedules.branches())

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from stagerun.data.scratch import look, stage
 from stagerun.data.scratch.layout import held
-from stagerun.lmdb_file import Glance, glance
-from stagerun.preflight import machine
-from stagerun.preflight.compare import Finding, differences, odd_ones, troubles, unlike, worst
-from stagerun.preflight.facts import (
+from stagerun.language import load
+from stagerun.launch.compare import Finding, differences, odd_ones, troubles, unlike, worst
+from stagerun.launch.facts import (
     Facts,
     Images,
     Place,
@@ -28,9 +27,10 @@ from stagerun.preflight.facts import (
     scratch_room,
     settings_digest,
 )
-from stagerun.preflight.machine import arithmetic, gpus, memory_bytes, processor
-from stagerun.preflight.page import HostTimes, Link, Measured, bits, page, rounds, verdicts
-from stagerun.spec import load
+from stagerun.system import machine
+from stagerun.system.lmdb_file import Glance, glance
+from stagerun.system.machine import arithmetic, gpus, memory_bytes, processor
+from stagerun.tools.preflight.page import HostTimes, Link, Measured, bits, page, rounds, verdicts
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "preflight"
 SEEN = Glance(records=60000, size=47_000_000, fingerprint="a" * 64, ends="1" * 32)

@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from stagerun.cli.main import main
+from stagerun.base.errors import DataError, UsageError
+from stagerun.cli import main
 from stagerun.data import index, jpeg
 from stagerun.data.indexing import build
-from stagerun.errors import DataError, UsageError
-from stagerun.lmdb_file import set_of
-from stagerun.proto.caffe_pb2 import Datum
+from stagerun.language.proto.caffe_pb2 import Datum
+from stagerun.system.lmdb_file import set_of
 from stagerun.tools.data import prepare as preparing
 from stagerun.tools.data.engine import Job, Result, run
 from stagerun.tools.data.partial import REPORT

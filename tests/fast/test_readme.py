@@ -14,8 +14,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from stagerun.cli.main import COMMANDS, main
-from stagerun.errors import EXIT_MEANINGS
+from stagerun.base.errors import EXIT_MEANINGS
+from stagerun.cli import COMMANDS, main
 from stagerun.manual.pages import FOLDER, PAGES
 
 ROOT = Path(__file__).parents[2]

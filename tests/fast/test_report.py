@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from stagerun import events
-from stagerun.errors import PermissionDenied, StorageError
-from stagerun.events import (
+from stagerun.base import events
+from stagerun.base.errors import PermissionDenied, StorageError
+from stagerun.base.events import (
     Event,
     Iterated,
     Note,
@@ -25,12 +25,12 @@ from stagerun.events import (
     StageStarted,
     Stopped,
 )
-from stagerun.pace import live_line, strip
-from stagerun.report.caffe_log import CaffeLog
-from stagerun.report.console import Console
-from stagerun.report.jsonl import JsonLines
-from stagerun.report.results import results_table
-from stagerun.text import columns, duration, size
+from stagerun.base.pace import live_line, strip
+from stagerun.base.text import columns, duration, size
+from stagerun.train.logs.caffe_log import CaffeLog
+from stagerun.train.logs.console import Console
+from stagerun.train.logs.jsonl import JsonLines
+from stagerun.train.logs.results import results_table
 
 PARENTS = {"init": None, "collapse": "init"}
 

@@ -18,10 +18,10 @@ from log_help import (
     trained,
 )
 
-from stagerun.events import Note, RunFinished, SnapshotFailed, SnapshotWritten, Stopped
+from stagerun.base.events import Note, RunFinished, SnapshotFailed, SnapshotWritten, Stopped
 from stagerun.plan import Plan
-from stagerun.report.caffe_log import CaffeLog
-from stagerun.report.course import course, ends
+from stagerun.train.logs.caffe_log import CaffeLog
+from stagerun.train.logs.course import course, ends
 
 
 def test_the_legs_of_a_tree() -> None:

@@ -8,10 +8,10 @@ import pytest
 from made_up_runs import BATCH, STAGES, Story, killed_and_resumed, report, rows, three_seeds
 
 from stagerun import store
-from stagerun.events import Failed, Iterated, RunFinished, StageFinished, Stopped
-from stagerun.report.jsonl import JsonLines
-from stagerun.report.read_log import Updates, read_log
-from stagerun.report.replay import history
+from stagerun.base.events import Failed, Iterated, RunFinished, StageFinished, Stopped
+from stagerun.tools.report.read_log import Updates, read_log
+from stagerun.tools.report.replay import history
+from stagerun.train.logs.jsonl import JsonLines
 
 
 @pytest.fixture

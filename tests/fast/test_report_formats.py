@@ -193,7 +193,7 @@ def test_three_long_runs_give_a_small_page(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_thinning_loses_no_peak_of_the_learning_rate() -> None:
-    from stagerun.report.read_log import Columns, Updates, chunk_size
+    from stagerun.tools.report.read_log import Columns, Updates, chunk_size
 
     n = range(1, 2001)
     rates = [5.0 if i == 777 else 0.1 for i in n]

@@ -24,14 +24,14 @@ from log_help import (
 )
 
 from stagerun import store
-from stagerun.cli.commands_run import RunOptions
-from stagerun.errors import StorageError, UsageError
-from stagerun.events import Event, StageFinished
+from stagerun.base.errors import StorageError, UsageError
+from stagerun.base.events import Event, StageFinished
 from stagerun.plan import Plan
-from stagerun.report.course import course
-from stagerun.report.dawnbench import DawnBench
-from stagerun.report.tensorboard import TensorBoard
-from stagerun.train.logs import LOGS, require_evaluation, require_packages
+from stagerun.train.command import RunOptions
+from stagerun.train.logs.course import course
+from stagerun.train.logs.dawnbench import DawnBench
+from stagerun.train.logs.table import LOGS, require_evaluation, require_packages
+from stagerun.train.logs.tensorboard import TensorBoard
 
 # -- DAWNBench
 

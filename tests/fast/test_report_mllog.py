@@ -21,10 +21,10 @@ from log_help import (
     where,
 )
 
-from stagerun.events import Event, RunFinished
+from stagerun.base.events import Event, RunFinished
 from stagerun.plan import Plan
-from stagerun.report.course import course
-from stagerun.report.mllog import MLLog, settings
+from stagerun.train.logs.course import course
+from stagerun.train.logs.mllog import MLLog, settings
 
 
 def mllog(out: Path, plan: Plan, *events: Event | Iterator[Event], warned: list[str] | None = None) -> None:

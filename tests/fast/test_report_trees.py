@@ -11,14 +11,14 @@ import pytest
 from made_up_runs import STAGES, Story, report, rows
 
 from stagerun import store
-from stagerun.cli.log_tail import read_last_life
-from stagerun.cli.output import Target
-from stagerun.cli.status import look
-from stagerun.cli.status_text import status_json, status_text
-from stagerun.events import EnsembleTested, PieceStarted, Retraced, RunFinished, StageStarted
+from stagerun.base.events import EnsembleTested, PieceStarted, Retraced, RunFinished, StageStarted
+from stagerun.language import read
 from stagerun.plan import make_plan
 from stagerun.plan.ensembles import made_from
-from stagerun.spec import read
+from stagerun.tools.status.command import status_json, status_text
+from stagerun.train.log_tail import read_last_life
+from stagerun.train.output import Target
+from stagerun.train.status import look
 
 TREE = {
     "main": (6, 0.1),

@@ -10,8 +10,8 @@ import pytest
 import tiny
 from click.testing import CliRunner
 
-from stagerun.cli.main import main
-from stagerun.launch.sbatch import Batch, clock, script
+from stagerun.cli import main
+from stagerun.tools.slurm.script import Batch, clock, script
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "sbatch"
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagerun import units
-from stagerun.recipe import Solver
+from stagerun.base import units
+from stagerun.base.recipe import Solver
+from stagerun.language import read
 from stagerun.schedule import POLICIES, make_knobs, policy_fields
-from stagerun.spec import read
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "lr"
 NAMES = sorted(p.stem for p in GOLDEN.glob("*.csv"))

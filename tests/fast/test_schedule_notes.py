@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from test_plan import schedule
 from test_spec_resolve import SCHEDULE, A, mutated, read
 
-from stagerun.errors import RecipeError
+from stagerun.base.errors import RecipeError
+from stagerun.base.snapshots import Inventory
 from stagerun.plan import make_plan
 from stagerun.plan.described import course
 from stagerun.plan.hazards import joints, notes, solver_changes
 from stagerun.plan.render import csv_rows, render_json, render_text
 from stagerun.schedule import CURVES, POLICIES, curve_fields, make_knobs, warm_up_end
-from stagerun.snapshots import Inventory
 
 END = "momentum: 0.9 weight_decay: 1e-4 max_iter: 20 base_lr: 0.1"
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagerun.recipe import DecayFrom, Knot, Solver
+from stagerun.base.recipe import DecayFrom, Knot, Solver
+from stagerun.language import read
 from stagerun.schedule import CURVES, POLICIES, learning_rate, make_knobs, own_fields
-from stagerun.spec import read
 
 # An independent computation has other roundings: relative to the rate, and just before zero to the largest one.
 CLOSE = {"rel": 1e-12, "abs": 1e-15}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.errors import DataError, PermissionDenied, RecipeError, StagerunError, StorageError, UsageError
+from stagerun.base.errors import DataError, PermissionDenied, RecipeError, StagerunError, StorageError, UsageError
 from stagerun.tools.data.sources import Source, SourceOptions, open_source
 
 NONE = SourceOptions()

@@ -9,7 +9,7 @@ from test_sources_pixels import idx
 from test_sources_records import BODIES, image, imagenet, packed, record
 from test_sources_tar import TRUTHS, put, tar, val
 
-from stagerun.errors import DataError, StagerunError
+from stagerun.base.errors import DataError, StagerunError
 from stagerun.tools.data.sources import SourceOptions, open_source
 
 SEEDS = {

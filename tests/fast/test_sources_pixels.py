@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stagerun.errors import DataError, StagerunError, UsageError
+from stagerun.base.errors import DataError, StagerunError, UsageError
 from stagerun.tools.data.sources import Pixels, Source, SourceOptions, open_source
 from stagerun.tools.data.sources.idx import read_idx
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagerun.errors import DataError, RecipeError, StagerunError, UsageError
-from stagerun.proto import tfexample_pb2
+from stagerun.base.errors import DataError, RecipeError, StagerunError, UsageError
+from stagerun.language.proto import tfexample_pb2
 from stagerun.tools.data.sources import Source, SourceOptions, items, open_source
 from stagerun.tools.data.sources.recordio import MAGIC
 from stagerun.tools.data.sources.tfrecord import crc32c, masked_crc

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.errors import DataError, RecipeError, StagerunError, UsageError
+from stagerun.base.errors import DataError, RecipeError, StagerunError, UsageError
 from stagerun.tools.data.sources import Source, SourceOptions, open_source
 from stagerun.tools.data.sources.tar import members
 

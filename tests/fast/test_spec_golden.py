@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.errors import RecipeError
-from stagerun.spec import read
+from stagerun.base.errors import RecipeError
+from stagerun.language import read
 
 FOLDER = Path(__file__).parents[1] / "golden" / "spec"
 CASES = sorted({p.stem for p in FOLDER.glob("*.prototxt")} | {p.name for p in FOLDER.iterdir() if p.is_dir()})

@@ -9,10 +9,10 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagerun.errors import Problems
-from stagerun.proto import stagerun_pb2
-from stagerun.spec.parse import LARGEST, MOST_MISTAKES, parse
-from stagerun.spec.tree import SCHEDULE, SOLVER, Block
+from stagerun.base.errors import Problems
+from stagerun.language.parse import LARGEST, MOST_MISTAKES, parse
+from stagerun.language.proto import stagerun_pb2
+from stagerun.language.tree import SCHEDULE, SOLVER, Block
 
 WORDS = [
     *("{", "}", "<", ">", "[", "]", ":", ";", ",", "#x\n", "\n", " ", "-", "$", "=", '"', "'"),

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagerun import recipe, spec
+from stagerun import language
+from stagerun.base import recipe
+from stagerun.base.errors import RecipeError, UsageError
 from stagerun.data.write import write_lmdb
-from stagerun.errors import RecipeError, UsageError
+from stagerun.language import ranges, tree
 from stagerun.schedule import learning_rate
-from stagerun.spec import ranges, tree
 
 SCHEDULE = """
 model { name: "resnet18" num_classes: 10 }
@@ -32,7 +33,7 @@ def read(
     schedule: str = SCHEDULE, a: str = A, b: str = B, changes: tuple[str, ...] = (), **more: str
 ) -> recipe.Schedule:
     texts = {"schedule.prototxt": schedule, "a.prototxt": a, "b.prototxt": b}
-    return spec.read(texts | {f"{n}.prototxt": t for n, t in more.items()}, "/runs/small", changes)
+    return language.read(texts | {f"{n}.prototxt": t for n, t in more.items()}, "/runs/small", changes)
 
 
 def messages(**texts: object) -> list[str]:
@@ -200,7 +201,7 @@ SAME = [
 @pytest.mark.parametrize("same", SAME)
 def test_identity_does_not_depend_on_how_it_is_written(same: dict[str, str]) -> None:
     assert read(**same).stage("a").identity == read().stage("a").identity  # type: ignore[arg-type]
-    assert spec.digest(read(**same)) == spec.digest(read())  # type: ignore[arg-type]
+    assert language.digest(read(**same)) == language.digest(read())  # type: ignore[arg-type]
 
 
 DIFFERENT = [
@@ -219,13 +220,13 @@ DIFFERENT = [
 def test_identity_shows_what_changed(change: dict[str, str], key: str) -> None:
     before, after = read().stage("a").identity, read(**change).stage("a").identity  # type: ignore[arg-type]
     assert before[key] != after[key]
-    assert spec.digest(read()) != spec.digest(read(**change))  # type: ignore[arg-type]
+    assert language.digest(read()) != language.digest(read(**change))  # type: ignore[arg-type]
 
 
 def test_digest_is_of_the_tree_and_not_of_names() -> None:
     renamed = SCHEDULE.replace('name: "a"', 'name: "z" solver: "a.prototxt"')
-    assert spec.digest(read(renamed)) == spec.digest(read())
-    assert spec.digest(read(SCHEDULE.replace('name: "b"', 'name: "b" from: ""'))) != spec.digest(read())
+    assert language.digest(read(renamed)) == language.digest(read())
+    assert language.digest(read(SCHEDULE.replace('name: "b"', 'name: "b" from: ""'))) != language.digest(read())
 
 
 def test_running_order() -> None:
@@ -237,8 +238,8 @@ def test_running_order() -> None:
 
 
 def test_canonical_text() -> None:
-    text = spec.canonical(read())
-    assert text == spec.canonical(read(a="# x\n" + A.replace("max_epoch: 2.5", "max_iter: 25")))
+    text = language.canonical(read())
+    assert text == language.canonical(read(a="# x\n" + A.replace("max_epoch: 2.5", "max_iter: 25")))
     assert text.count("\nstage {") == 2 and "    max_iter: 25\n" in text and "      crop_size: 24\n" in text
 
 
@@ -269,33 +270,33 @@ def test_load_reads_a_folder(tmp_path: Path) -> None:
     folder.mkdir()
     for name, text in (("schedule", SCHEDULE), ("a", A), ("b", B)):
         (folder / f"{name}.prototxt").write_text(text)
-    assert dataclasses.replace(spec.load(folder), files=()).stages[0].solver == read().stages[0].solver
+    assert dataclasses.replace(language.load(folder), files=()).stages[0].solver == read().stages[0].solver
     (folder / "b.prototxt").unlink()
     (folder / "b.prototxt").mkdir()
     with pytest.raises(RecipeError, match="1 mistake") as caught:
-        spec.load(folder)
+        language.load(folder)
     assert f"{folder}/b.prototxt: this is no regular file" in caught.value.render()
 
 
 def test_load_of_no_schedule(tmp_path: Path) -> None:
     for folder, message in ((tmp_path / "x", "no such folder"), (tmp_path, "no such file")):
         with pytest.raises(RecipeError) as caught:
-            spec.load(folder)
+            language.load(folder)
         assert message in caught.value.render()
     (tmp_path / "schedule.prototxt").write_text("")
     with pytest.raises(RecipeError, match="1 mistake") as caught:
-        spec.load(tmp_path / "schedule.prototxt")
+        language.load(tmp_path / "schedule.prototxt")
     assert f"hint: give {tmp_path}" in caught.value.render()
 
 
 def test_the_folders_name_must_do_as_the_schedules() -> None:
     with pytest.raises(RecipeError) as caught:
-        spec.read({"schedule.prototxt": SCHEDULE, "a.prototxt": A, "b.prototxt": B}, "/runs/my run")
+        language.read({"schedule.prototxt": SCHEDULE, "a.prototxt": A, "b.prototxt": B}, "/runs/my run")
     assert "`my run`" in caught.value.render()
 
 
 def test_the_published_recipe() -> None:
-    schedule = spec.load(Path(__file__).parents[2] / "solvers" / "resnet50_72ep")
+    schedule = language.load(Path(__file__).parents[2] / "solvers" / "resnet50_72ep")
     stages = {s.name: s.solver for s in schedule.stages}
     assert {n: s.max_iter for n, s in stages.items()} == {
         "init": 7800,
@@ -316,20 +317,20 @@ def test_the_published_recipe() -> None:
 
 @pytest.mark.parametrize("name", ["base_lr", "Solver.base_lr", "solver.base_lr"])
 def test_help(name: str) -> None:
-    assert spec.help_text(name) == (
+    assert language.help_text(name) == (
         "Solver.base_lr   number\n  Learning rate that the policy starts from. 0 or more. Required. Caffe's."
     )
 
 
 def test_help_of_messages_enums_and_mistakes() -> None:
-    assert "default: 0.5" in spec.help_text("min_area_ratio")
-    assert "transform_param" in spec.help_text("Solver") and "TransformParameter" in spec.help_text("")
-    assert "BF16" in spec.help_text("Precision") and "KEEP" in spec.help_text("Momentum")
-    assert "Model.name" in spec.help_text("name") and "StageEntry.name" in spec.help_text("name")
-    assert "makes no snapshot stale" in spec.help_text("display") and "stale" not in spec.help_text("momentum")
+    assert "default: 0.5" in language.help_text("min_area_ratio")
+    assert "transform_param" in language.help_text("Solver") and "TransformParameter" in language.help_text("")
+    assert "BF16" in language.help_text("Precision") and "KEEP" in language.help_text("Momentum")
+    assert "Model.name" in language.help_text("name") and "StageEntry.name" in language.help_text("name")
+    assert "makes no snapshot stale" in language.help_text("display") and "stale" not in language.help_text("momentum")
     for wrong, hint in (("base_ir", "base_lr"), ("Sollver", "Solver"), ("model.base_lr", ""), ("a.b.base_lr", "")):
         with pytest.raises(UsageError) as caught:
-            spec.help_text(wrong)
+            language.help_text(wrong)
         assert hint in caught.value.hint
 
 
@@ -395,7 +396,7 @@ def test_mutated_files_give_a_schedule_or_mistakes_with_places(
     else:
         for stage in found.stages:
             assert learning_rate(stage.solver)(stage.solver.max_iter - 1) >= 0
-        assert spec.canonical(found) and len(spec.digest(found)) == 64
+        assert language.canonical(found) and len(language.digest(found)) == 64
 
 
 UNCOUNTED = SCHEDULE.replace(" images: 1000", "").replace(" images: 200", "")
@@ -404,9 +405,9 @@ UNCOUNTED = SCHEDULE.replace(" images: 1000", "").replace(" images: 200", "")
 def test_images_that_are_not_written_are_those_of_the_lmdb() -> None:
     texts = {"schedule.prototxt": UNCOUNTED, "a.prototxt": A, "b.prototxt": B}
     counts = {"/runs/small/train": 1000, "/val": 200}
-    counted = spec.read(texts, "/runs/small", (), "", counts.__getitem__)
-    assert spec.canonical(counted) == spec.canonical(read())
-    assert spec.digest(counted) == spec.digest(read())
+    counted = language.read(texts, "/runs/small", (), "", counts.__getitem__)
+    assert language.canonical(counted) == language.canonical(read())
+    assert language.digest(counted) == language.digest(read())
     assert counted.stage("a").identity == read().stage("a").identity
     origin = counted.stage("a").origins["data.train.images"]
     assert (origin.text, origin.layer, origin.span) == ("1000", "LMDB", None)
@@ -417,7 +418,7 @@ def test_what_is_written_is_not_looked_up() -> None:
         raise AssertionError(path)
 
     texts = {"schedule.prototxt": SCHEDULE, "a.prototxt": A, "b.prototxt": B}
-    assert spec.read(texts, "/runs/small", (), "", never).data.train.images == 1000
+    assert language.read(texts, "/runs/small", (), "", never).data.train.images == 1000
 
 
 def test_where_there_is_no_lmdb_no_number_is_made_up(tmp_path: Path) -> None:
@@ -426,15 +427,15 @@ def test_where_there_is_no_lmdb_no_number_is_made_up(tmp_path: Path) -> None:
         (tmp_path / f"{name}.prototxt").write_text(text)
     write_lmdb(str(tmp_path / "train"), [b"a", b"b", b"c"])
     with pytest.raises(RecipeError) as caught:
-        spec.load(tmp_path)
+        language.load(tmp_path)
     (problem,) = caught.value.problems
     assert problem.message == "Source lacks `images`, and the LMDB can't be counted: /val: no such folder"
     assert problem.span.line == 3 and "write `images: N`" in problem.hint and not re.search("[0-9]", problem.hint)
-    assert spec.load(tmp_path, ["data.val.images=2"]).data.train.images == 3
+    assert language.load(tmp_path, ["data.val.images=2"]).data.train.images == 3
 
 
 def test_spare_classes_are_no_part_of_what_a_snapshot_is_made_from() -> None:
     spare = read(SCHEDULE.replace("num_classes: 10", "num_classes: 10 spare_classes: true"))
-    assert spare.model.spare_classes and spec.canonical(spare) == spec.canonical(read())
-    assert spec.digest(spare) == spec.digest(read())
+    assert spare.model.spare_classes and language.canonical(spare) == language.canonical(read())
+    assert language.digest(spare) == language.digest(read())
     assert [s.identity for s in spare.stages] == [s.identity for s in read().stages]

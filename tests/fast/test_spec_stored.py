@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stagerun import recipe
-from stagerun.errors import Span
-from stagerun.spec import canonical, load
-from stagerun.spec.stored import read_recipe
+from stagerun.base import recipe
+from stagerun.base.errors import Span
+from stagerun.language import canonical, load
+from stagerun.language.stored import read_recipe
 
 SOLVERS = Path(__file__).parents[2] / "solvers"
 SPAN = Span("x", 1, 1)

@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagerun import recipe, spec
-from stagerun.errors import RecipeError
+from stagerun import language
+from stagerun.base import recipe
+from stagerun.base.errors import RecipeError
+from stagerun.base.snapshots import Inventory
+from stagerun.language.stored import read_recipe
 from stagerun.plan import make_plan
-from stagerun.snapshots import Inventory
-from stagerun.spec.stored import read_recipe
 
 SHARED = """
 name: "tree"
@@ -22,7 +23,7 @@ COLLAPSE = 'base_lr: 0.1 lr_policy: "poly" power: 2 max_iter: 5 weight_decay: 1e
 
 def read(stages: str, changes: tuple[str, ...] = (), **more: str) -> recipe.Schedule:
     texts = {"schedule.prototxt": SHARED + stages, "main.prototxt": MAIN, "collapse.prototxt": COLLAPSE}
-    return spec.read(texts | {f"{n}.prototxt": t for n, t in more.items()}, "/runs/tree", changes)
+    return language.read(texts | {f"{n}.prototxt": t for n, t in more.items()}, "/runs/tree", changes)
 
 
 def tree(schedule: recipe.Schedule) -> dict[str, tuple[str | None, int | None]]:
@@ -41,7 +42,7 @@ def test_an_iteration_of_the_parent() -> None:
 def test_the_last_iteration_is_the_end() -> None:
     whole = read('stage { name: "main" } stage { name: "collapse" from: "main@20" }')
     assert tree(whole)["collapse"] == ("main", None)
-    assert spec.digest(whole) == spec.digest(read('stage { name: "main" } stage { name: "collapse" }'))
+    assert language.digest(whole) == language.digest(read('stage { name: "main" } stage { name: "collapse" }'))
 
 
 def test_several_parents_make_a_stage_each() -> None:
@@ -94,18 +95,18 @@ def test_a_stage_written_inside_the_schedule_is_the_one_in_a_file() -> None:
     inherit are as before."""
     assert INLINE != SWEEP
     inside, file = (
-        spec.read({"schedule.prototxt": SHARED + INLINE, "collapse.prototxt": COLLAPSE}, "/runs/tree"),
+        language.read({"schedule.prototxt": SHARED + INLINE, "collapse.prototxt": COLLAPSE}, "/runs/tree"),
         read(SWEEP),
     )
-    assert spec.canonical(inside) == spec.canonical(file) and spec.digest(inside) == spec.digest(file)
+    assert language.canonical(inside) == language.canonical(file) and language.digest(inside) == language.digest(file)
     assert [s.identity for s in inside.stages] == [s.identity for s in file.stages]
-    assert spec.stage_files(SHARED + INLINE) == ("collapse.prototxt",)
+    assert language.stage_files(SHARED + INLINE) == ("collapse.prototxt",)
     origins = inside.stage("main").origins
     assert {origins[f"solver.{name}"].layer for name in ("base_lr", "lr_policy", "max_iter")} == {"stage"}
     span = origins["solver.base_lr"].span
     assert span is not None and (span.path, span.line) == ("schedule.prototxt", SHARED.count("\n") + 1)
     assert origins["solver.batch_size"].layer == "schedule"
-    changed = spec.read(
+    changed = language.read(
         {"schedule.prototxt": SHARED + INLINE, "collapse.prototxt": COLLAPSE}, "/runs/tree", ["main.base_lr=0.7"]
     )
     assert changed.stage("main").solver.base_lr == 0.7
@@ -168,7 +169,7 @@ def test_below_what_is_not_enabled_nothing_is() -> None:
 
 def test_names_and_what_is_enabled_are_not_in_the_digest_and_the_iteration_is() -> None:
     def of(text: str) -> str:
-        return spec.digest(read('stage { name: "main" }' + text, other=COLLAPSE))
+        return language.digest(read('stage { name: "main" }' + text, other=COLLAPSE))
 
     one = of('stage { name: "collapse" from: "main@7" }')
     assert of('stage { name: "other" from: "main@7" enabled: false }') == one
@@ -179,13 +180,13 @@ def test_names_and_what_is_enabled_are_not_in_the_digest_and_the_iteration_is() 
 
 def test_what_is_stored_is_read_back() -> None:
     schedule = read(SWEEP.replace('from: "main@7"', 'from: "main@7" enabled: false'))
-    stored = read_recipe(spec.canonical(schedule))
+    stored = read_recipe(language.canonical(schedule))
     assert [(s.name, s.parent, s.parent_iter, s.enabled, s.group) for s in stored.stages] == [
         (s.name, s.parent, s.parent_iter, s.enabled, s.group) for s in schedule.stages
     ]
     older = "".join(
         line
-        for line in spec.canonical(schedule).splitlines(True)
+        for line in language.canonical(schedule).splitlines(True)
         if line.split(":")[0].strip() not in ("parent_iter", "enabled", "group")
     )
     assert read_recipe(older).stage("collapse_low").enabled

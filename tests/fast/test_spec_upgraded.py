@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.recipe import FROM_ITER
-from stagerun.spec import load, read
-from stagerun.spec.build import completed
+from stagerun.base.recipe import FROM_ITER
+from stagerun.language import load, read
+from stagerun.language.build import completed
 
 FOLDERS = sorted(p.parent for p in (Path(__file__).parents[2] / "solvers").glob("*/schedule.prototxt"))
 # Their defaults follow from other fields.

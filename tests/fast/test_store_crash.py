@@ -21,8 +21,8 @@ from disks import (
 )
 
 from stagerun import store
-from stagerun.errors import PermissionDenied, StorageError
-from stagerun.snapshots import SnapshotRef
+from stagerun.base.errors import PermissionDenied, StorageError
+from stagerun.base.snapshots import SnapshotRef
 from stagerun.store import Disk, Inventory, LocalDisk
 from stagerun.store import write as store_write
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from stagerun import store
-from stagerun.errors import ExitCode, PermissionDenied, ResumeRefused, StorageError
-from stagerun.snapshots import SnapshotRef
+from stagerun.base.errors import ExitCode, PermissionDenied, ResumeRefused, StorageError
+from stagerun.base.snapshots import SnapshotRef
 from stagerun.store import Damaged, LocalDisk
 from stagerun.store.manifest import encode, parse
 

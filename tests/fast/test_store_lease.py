@@ -14,7 +14,7 @@ import pytest
 from disks import HookedDisk, Killed, failing, killed
 
 from stagerun import store
-from stagerun.errors import ExitCode, FolderInUseError, PermissionDenied, StagerunError, StorageError
+from stagerun.base.errors import ExitCode, FolderInUseError, PermissionDenied, StagerunError, StorageError
 from stagerun.store import LocalDisk, Lock, lives
 from stagerun.store.lease import KEPT, Lease
 from stagerun.store.lives import Life

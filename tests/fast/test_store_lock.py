@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stagerun import store
-from stagerun.errors import FolderInUseError, StorageError
+from stagerun.base.errors import FolderInUseError, StorageError
 from stagerun.store import LocalDisk, Lock
 
 

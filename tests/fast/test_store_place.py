@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.cli.plan import place_remark
-from stagerun.cli.status_text import hosts_text
 from stagerun.store import local_kind, lost_with
 from stagerun.system.files import LOCAL, mounted
+from stagerun.tools.plan.command import place_remark
+from stagerun.tools.status.command import hosts_text
 
 MOUNTS = r"""
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw

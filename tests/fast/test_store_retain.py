@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagerun import store
-from stagerun.errors import StorageError
-from stagerun.snapshots import Inventory, SnapshotRef
+from stagerun.base.errors import StorageError
+from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.store import LocalDisk, Place
 from stagerun.store.layout import attempt_of, bad_name, is_leftover, temp_name, trash_name
 

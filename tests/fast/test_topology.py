@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.cli.topology import draw
-from stagerun.errors import RecipeError, UsageError
-from stagerun.topology.described import describe, parse
-from stagerun.topology.machine import Core, Gpu, Machine, Node, ranges, read
-from stagerun.topology.placing import make_plan
-from stagerun.topology.sharing import Found, choose, default_workers, share
+from stagerun.base.errors import RecipeError, UsageError
+from stagerun.launch.placing import make_plan
+from stagerun.launch.sharing import Found, choose, default_workers, share
+from stagerun.system.cores import Core, Gpu, Machine, Node, ranges, read
+from stagerun.tools.topology.command import draw
+from stagerun.tools.topology.described import describe, parse
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "topology"
 # Workers, and --comm-cores.

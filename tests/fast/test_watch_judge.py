@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from stagerun.pulse import Limits, Section
-from stagerun.watch.judge import SLOW, WINDOW, Compared, Seen, judge, quiet, stragglers, tick
-from stagerun.watch.process import shortened
+from stagerun.launch.watch.judge import SLOW, WINDOW, Compared, Seen, judge, quiet, stragglers, tick
+from stagerun.launch.watch.process import shortened
+from stagerun.system.pulse import Limits, Section
 
 ITERATION, EVALUATION, SAVE, START = Section.ITERATION, Section.EVALUATION, Section.SAVE, Section.START
 

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from stagerun.cli.shared_options import limits
-from stagerun.errors import UsageError
-from stagerun.pulse import SIZE, Beat, Limits, Pulse, Section, beating, read
+from stagerun.base.errors import UsageError
+from stagerun.command.shared import limits
+from stagerun.system.pulse import SIZE, Beat, Limits, Pulse, Section, beating, read
 
 
 class Clock:

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from stagerun import world
-from stagerun.errors import PeerError
-from stagerun.world import (
+from stagerun.base.errors import PeerError
+from stagerun.system import world
+from stagerun.system.world import (
     THREADS_GIVEN,
     World,
     default_threads,

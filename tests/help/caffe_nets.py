@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stagerun.language.proto import caffe_pb2
 from stagerun.models import BatchNorm2d
-from stagerun.proto import caffe_pb2
 
 # 0.95 in a float32 field, as in Caffe.
 FRACTION = float(np.float32(0.95))

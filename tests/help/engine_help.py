@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stagerun.base.knobs import Knobs
+from stagerun.base.recipe import Determinism, Precision, Solver, Transform
 from stagerun.comm import Comm, make_reducer, runs_of
 from stagerun.engine.images import Normalise
 from stagerun.engine.mixing import Mixing
 from stagerun.engine.state import TrainState, make_state, momentum
 from stagerun.engine.update import Arithmetic, Outcome, update
-from stagerun.knobs import Knobs
 from stagerun.models import BatchNorm2d
-from stagerun.recipe import Determinism, Precision, Solver, Transform
 
 CPU = torch.device("cpu")
 T = TypeVar("T")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from stagerun.events import Event, Iterated, RunStarted, StageFinished, StageStarted, Tested
+from stagerun.base.events import Event, Iterated, RunStarted, StageFinished, StageStarted, Tested
+from stagerun.base.snapshots import Inventory
+from stagerun.language import read
 from stagerun.plan import Plan, make_plan
-from stagerun.snapshots import Inventory
-from stagerun.spec import read
 
 SCHEDULE = """
 name: "tree"

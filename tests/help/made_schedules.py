@@ -1,7 +1,7 @@
 """Schedules made by hand for what is drawn of them: no files are read."""
 
-from stagerun.errors import Span
-from stagerun.recipe import Data, Model, Schedule, Solver, Source, Stage, Transform
+from stagerun.base.errors import Span
+from stagerun.base.recipe import Data, Model, Schedule, Solver, Source, Stage, Transform
 
 IMAGES = 1000
 

@@ -11,8 +11,7 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 from stagerun import store
-from stagerun.cli.main import main
-from stagerun.events import (
+from stagerun.base.events import (
     EnsembleTested,
     Event,
     Iterated,
@@ -23,6 +22,7 @@ from stagerun.events import (
     StageStarted,
     Tested,
 )
+from stagerun.cli import main
 
 STAGES = {"init": (6, 0.1), "cyc1": (4, 0.05), "collapse": (2, 0.01)}  # iterations, base_lr
 BATCH, IMAGES = 25, 100  # an epoch is 4 iterations

@@ -14,14 +14,14 @@ import tiny
 import torch
 from engine_help import ThreadComm, Threads
 
+from stagerun.base.events import Event, Iterated, NotFinite
 from stagerun.comm import SoloComm
 from stagerun.data.write import write_lmdb
-from stagerun.events import Event, Iterated, NotFinite
-from stagerun.proto import caffe_pb2
-from stagerun.spec import load
+from stagerun.language import load
+from stagerun.language.proto import caffe_pb2
+from stagerun.system.world import World
 from stagerun.train.keeper import Keeper
 from stagerun.train.walk import run
-from stagerun.world import World
 
 IMAGES, BATCH = 64, 8
 SCHEDULE = """

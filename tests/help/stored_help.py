@@ -7,13 +7,14 @@ import torch
 from click.testing import CliRunner, Result
 from torch import nn
 
-from stagerun import recipe, store
-from stagerun.cli.main import main
+from stagerun import store
+from stagerun.base import recipe
+from stagerun.cli import main
 from stagerun.data.write import write_lmdb
 from stagerun.engine.codec import encode
+from stagerun.language import canonical, load
+from stagerun.language.proto import caffe_pb2
 from stagerun.models import build
-from stagerun.proto import caffe_pb2
-from stagerun.spec import canonical, load
 from stagerun.train.progress import AVERAGE, MOMENTUM, RECIPE, STATE, WEIGHTS
 
 SCHEDULE = """name: "stored"

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from stagerun.data.write import write_lmdb
-from stagerun.proto import caffe_pb2
+from stagerun.language.proto import caffe_pb2
 
 STORED = Path(__file__).parents[1] / "golden" / "fashion_9664.npz"
 TRAIN_IMAGES, VAL_IMAGES = 600, 100

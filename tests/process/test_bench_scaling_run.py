@@ -8,7 +8,7 @@ import pytest
 import small
 import tiny
 
-from stagerun.spans import BACKWARD, REDUCTION, UPDATE
+from stagerun.base.spans import BACKWARD, REDUCTION, UPDATE
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from test_plots import other_data as other_data
 from test_plots import page as page
 from test_report_formats import three as three
 
-from stagerun.plan.picture import Unit
+from stagerun.drawing.picture import Unit
 from stagerun.schedule import make_knobs
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -19,15 +19,15 @@ import pytest
 import torch
 from engine_help import CPU, SOLVER, ConvNet, arithmetic, assert_same, cut, dataset, tensors
 
+from stagerun.base.errors import PeerError
+from stagerun.base.knobs import Knobs
+from stagerun.base.recipe import Determinism, Precision
 from stagerun.comm import Comm, SoloComm, TorchComm, elastic, make_reducer, reduce, runs_of
 from stagerun.comm.group import serve
 from stagerun.engine.codec import decode, encode
 from stagerun.engine.state import TrainState, make_state, momentum, restore, weights
 from stagerun.engine.update import update
-from stagerun.errors import PeerError
-from stagerun.knobs import Knobs
-from stagerun.recipe import Determinism, Precision
-from stagerun.world import World
+from stagerun.system.world import World
 
 FIXED, ELASTIC = Determinism.FIXED, Determinism.ELASTIC
 ITERATIONS, HALF, LOGICAL = 10, 5, 12

@@ -26,6 +26,7 @@ from test_import_engine import content as content
 from test_import_engine import expected as expected
 from test_import_engine import small_commits as small_commits
 
+from stagerun.base.errors import FolderInUseError
 from stagerun.data.scratch import (
     CopyStopped,
     How,
@@ -34,14 +35,13 @@ from stagerun.data.scratch import (
     unstage,
 )
 from stagerun.data.write import write_lmdb
-from stagerun.errors import FolderInUseError
-from stagerun.lmdb_file import SIDE_FILE
+from stagerun.system.lmdb_file import SIDE_FILE
 from stagerun.tools.data import fashion
 from stagerun.tools.data.partial import Partial
 
 SIGNALLED = """
 import os, sys
-from stagerun.cli.main import main
+from stagerun.cli import main
 from stagerun.data.importing import engine
 commits, number = map(int, sys.argv[1:3])
 sys.argv[:3] = ["stagerun"]
@@ -89,7 +89,7 @@ def test_killed_stopped_and_gone_on_with(tmp_path: Path) -> None:
 
 def test_without_a_folder_it_says_how_to_call_it() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "stagerun.data.fashion"],
+        [sys.executable, "-m", "stagerun.tools.data.fashion"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -105,7 +105,7 @@ def test_a_cut_off_lmdb_is_an_error_not_a_bus_error(tmp_path: Path, made: str) -
     program = (
         "import sys\n"
         "from stagerun.data.lmdb_source import LmdbSource\n"
-        "from stagerun.errors import DataError\n"
+        "from stagerun.base.errors import DataError\n"
         "for path in sys.argv[1:]:\n"
         "    try:\n"
         "        source = LmdbSource(path)\n"
@@ -146,7 +146,7 @@ def test_a_full_disk_is_a_storage_error(tmp_path: Path) -> None:
     program = (
         "import resource, sys\n"
         "from stagerun.data.write import write_lmdb\n"
-        "from stagerun.errors import StorageError\n"
+        "from stagerun.base.errors import StorageError\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
         "try:\n"
         "    write_lmdb(sys.argv[1], (bytes(5000) for _ in range(2000)))\n"

@@ -10,11 +10,11 @@ from test_diff import diff as diff
 from test_diff import schedule as schedule
 
 from stagerun import store
-from stagerun.cli.diff import compare, diff_text
-from stagerun.cli.main import main
+from stagerun.cli import main
+from stagerun.language import load
 from stagerun.plan.estimate import Cost, Figures
 from stagerun.plan.rehearsal import cost_key
-from stagerun.spec import load
+from stagerun.tools.diff.command import compare, diff_text
 from stagerun.train.results import write_figures
 
 

@@ -16,10 +16,10 @@ import torch
 from engine_help import CPU, SOLVER, ConvNet, assert_same, dataset, tensors, updates
 from torch import Tensor
 
+from stagerun.base.recipe import ParamRule, Precision
 from stagerun.comm import SoloComm
 from stagerun.engine.codec import decode, encode
 from stagerun.engine.state import Capture, TrainState, average, make_state, momentum, restore, weights
-from stagerun.recipe import ParamRule, Precision
 
 BATCHES = [dataset(8, seed=i) for i in range(7)]
 WITH_EMA = replace(SOLVER, ema_decay=0.8, ema_interval=2, param=(ParamRule(name="conv1.*", lr_mult=0),))

@@ -16,21 +16,21 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor, nn
 
-from stagerun.cli.main import main
+from stagerun.base.errors import ResumeRefused
+from stagerun.base.events import EnsembleTested, Note, RunFinished, StageStarted, Stopped
+from stagerun.base.recipe import Schedule
+from stagerun.cli import main
 from stagerun.comm import SoloComm
 from stagerun.data.loaders import training_loader
 from stagerun.data.records import LmdbSource
-from stagerun.errors import ResumeRefused
-from stagerun.events import EnsembleTested, Note, RunFinished, StageStarted, Stopped
+from stagerun.language import load
 from stagerun.models import BatchNorm2d
-from stagerun.recipe import Schedule
-from stagerun.report.caffe_log import CaffeLog
-from stagerun.report.course import course
-from stagerun.spec import load
+from stagerun.system.world import World
 from stagerun.train.keeper import Keeper, Selection
+from stagerun.train.logs.caffe_log import CaffeLog
+from stagerun.train.logs.course import course
 from stagerun.train.stored import load_network, open_snapshot
 from stagerun.train.walk import run
-from stagerun.world import World
 
 CPU = torch.device("cpu")
 # So that all stages look at the same pictures: `collapse` trains on images that are not cut.
@@ -252,8 +252,8 @@ def test_tensorboard_has_a_run_for_each(base: Path) -> None:
 
 
 def test_a_caffe_log_has_no_line_of_caffes_for_it(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from stagerun.base.snapshots import Inventory
     from stagerun.plan import make_plan
-    from stagerun.snapshots import Inventory
 
     plan = make_plan(load(base / "schedule"), Inventory())
     log = CaffeLog(course(plan), {}, {s.stage.name: s.stage.parent for s in plan.stages})

@@ -11,8 +11,8 @@ import tiny
 from disks import HookedDisk
 
 from stagerun import store
-from stagerun.errors import StorageError, UsageError
-from stagerun.store.fault_points import ERRORS, Fault, FaultyDisk, planned_fault
+from stagerun.base.errors import StorageError, UsageError
+from stagerun.store.faults import ERRORS, Fault, FaultyDisk, planned_fault
 
 
 @pytest.mark.parametrize("said", ["kill@17", "ENOSPC@1", "EIO@17+", "EROFS@2+"])

@@ -13,7 +13,7 @@ ALLOWED = {"click", "google", "stagerun"}
 PROGRAM = """
 import json, sys
 before = set(sys.modules)  # an editable install, coverage and the like load modules of their own at start
-from stagerun.cli.main import main
+from stagerun.cli import main
 try:
     main(sys.argv[1:])
 finally:

@@ -11,9 +11,9 @@ import processes
 import pytest
 import small
 
-from stagerun.cli.commands_run import RunOptions
+from stagerun.base.units import seconds
 from stagerun.system import process
-from stagerun.units import seconds
+from stagerun.train.command import RunOptions
 
 ROOT = Path(__file__).parents[2]
 

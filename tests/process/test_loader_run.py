@@ -8,7 +8,7 @@ import pytest
 import small
 import tiny
 
-from stagerun import order
+from stagerun.base import order
 from stagerun.data.records import LmdbSource
 from stagerun.data.write import write_lmdb
 

@@ -20,17 +20,19 @@ import pytest
 import small
 from click.testing import CliRunner
 
-from stagerun import events, logged, store
-from stagerun.cli import log_tail
-from stagerun.cli.log_tail import earlier_tests, read_last_life
-from stagerun.cli.main import main
-from stagerun.cli.output import Target
-from stagerun.cli.snapshots import list_snapshots
-from stagerun.cli.status import look
-from stagerun.cli.status_text import GOES_ON, status_text
-from stagerun.report.jsonl import JsonLines
-from stagerun.spec import load
+from stagerun import store
+from stagerun.base import events
+from stagerun.cli import main
+from stagerun.language import load
+from stagerun.store import logged
+from stagerun.tools.status.command import GOES_ON, status_text
+from stagerun.tools.status.snapshots import list_snapshots
+from stagerun.train import log_tail
 from stagerun.train.keeper import Keeper
+from stagerun.train.log_tail import earlier_tests, read_last_life
+from stagerun.train.logs.jsonl import JsonLines
+from stagerun.train.output import Target
+from stagerun.train.status import look
 
 LONG = 'base_lr: 0.05 lr_policy: "fixed" max_iter: 100000 snapshot: 10 test_interval: 15'
 KEPT = ("--set", "keep_snapshots=1000")  # so that a snapshot that is waited for stays
@@ -169,7 +171,7 @@ def test_looking_takes_no_torch_no_lock_and_changes_nothing(base: Path, tmp_path
     out = tmp_path / "out"
     shutil.copytree(base / "out", out)
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
-    program = """import json, sys; from stagerun.cli.main import main
+    program = """import json, sys; from stagerun.cli import main
 try: main()
 finally: print(json.dumps([m for m in sys.modules if m.split(".")[0] in ("torch", "rich", "numpy", "cv2", "lmdb")]))"""
     with store.Lock(out):

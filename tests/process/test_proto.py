@@ -1,4 +1,4 @@
-"""The committed stagerun/proto is what scripts/proto makes of protos/."""
+"""The committed stagerun/language/proto is what scripts/proto makes of protos/."""
 
 import importlib.util
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.proto import caffe_pb2, manual, stagerun_pb2
+from stagerun.language.proto import caffe_pb2, manual, stagerun_pb2
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,10 +14,10 @@ import pytest
 import small
 from click.testing import CliRunner
 
-from stagerun.cli.main import main
-from stagerun.cli.printed import Printed
-from stagerun.errors import UsageError
+from stagerun.base.errors import UsageError
+from stagerun.cli import main
 from stagerun.launch.hostfile import Host
+from stagerun.launch.printed import Printed
 from stagerun.launch.remote import Remote
 from stagerun.launch.ssh import BAD_STREAM, CANT_WRITE, MOST_BYTES, Bundle, Way, bundle, passed_on
 
@@ -139,7 +139,7 @@ def test_a_pause_of_the_launcher_is_nobody_elses_silence(tmp_path: Path, monkeyp
 
 def test_what_nobody_reads_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
-    monkeypatch.setattr("stagerun.cli.printed._MOST", 200_000)
+    monkeypatch.setattr("stagerun.launch.printed._MOST", 200_000)
     with open(writing, "w", encoding="ascii") as full, open(reading) as reader:
         monkeypatch.setattr("sys.stdout", full)
         monkeypatch.setattr("sys.stderr", full)

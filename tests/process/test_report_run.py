@@ -16,7 +16,7 @@ from test_report_formats import three as three
 
 def test_tables_need_neither_torch_nor_matplotlib(three: list[Path]) -> None:
     program = (
-        "import sys; from stagerun.cli.main import main\n"
+        "import sys; from stagerun.cli import main\n"
         "try: main()\nfinally: print([m for m in ('torch', 'matplotlib', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run(

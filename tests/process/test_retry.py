@@ -13,11 +13,11 @@ import processes
 import pytest
 import small
 
-from stagerun.cli import retry as retrying
-from stagerun.cli.commands_run import RunOptions
-from stagerun.cli.retry import Ended, RetryOptions, judge, retry_command
-from stagerun.errors import FolderInUseError, ResumeRefused, StorageError, UsageError
-from stagerun.launch.kin import to_be_told
+from stagerun.base.errors import FolderInUseError, ResumeRefused, StorageError, UsageError
+from stagerun.launch.ancestors import to_be_told
+from stagerun.tools.retry import command as retrying
+from stagerun.tools.retry.command import Ended, RetryOptions, judge, retry_command
+from stagerun.train.command import RunOptions
 
 
 @pytest.mark.parametrize(

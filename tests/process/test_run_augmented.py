@@ -11,12 +11,12 @@ import torch
 
 from stagerun.comm import SoloComm
 from stagerun.data.write import write_lmdb
-from stagerun.proto import caffe_pb2
-from stagerun.spec import load
+from stagerun.language import load
+from stagerun.language.proto import caffe_pb2
 from stagerun.store import LocalDisk, inventory
+from stagerun.system.world import World
 from stagerun.train.keeper import Keeper
 from stagerun.train.walk import run
-from stagerun.world import World
 
 SCHEDULE = """
 name: "augmented"

@@ -44,7 +44,7 @@ def test_a_run_prints_its_plan_its_progress_and_its_results(base: Path) -> None:
 def test_again_there_is_nothing_to_do_and_torch_is_not_loaded(base: Path) -> None:
     out = base / "straight1"
     before = mtimes(out, *small.STAGES)
-    program = "import sys; from stagerun.cli.main import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    program = "import sys; from stagerun.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program, "run", str(base / "schedule"), "--out", str(out)],
         capture_output=True, text=True, timeout=60,

@@ -14,7 +14,7 @@ import small
 import tiny
 from log_help import points, records, table, where
 
-from stagerun.train.logs import LOGS
+from stagerun.train.logs.table import LOGS
 
 TRUNK = ["0.933333", "1.866667", "2.8", "3.2"]  # epochs of the evaluations in init
 

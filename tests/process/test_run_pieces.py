@@ -10,8 +10,8 @@ import small
 import tiny
 from test_run_trees import ALONE, END, MAIN, command, go, ids, make_schedule, names, of
 
-from stagerun.errors import ResumeRefused
-from stagerun.events import StageStarted
+from stagerun.base.errors import ResumeRefused
+from stagerun.base.events import StageStarted
 
 C = 'stage { name: "c" from: "main@5" solver: "cut.prototxt" }\nstage { name: "on" from: "c" solver: "cut.prototxt" }\n'
 D = 'stage { name: "d" from: "main@5" solver: "cut.prototxt" }\n'

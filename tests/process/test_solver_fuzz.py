@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from test_spec_resolve import A, messages, read
 
+from stagerun.base.snapshots import Inventory
 from stagerun.plan import make_plan
-from stagerun.plan.lint import lint
 from stagerun.plan.render import render_text
-from stagerun.snapshots import Inventory
+from stagerun.tools.lint import lint
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "fuzz_solvers.py"
 

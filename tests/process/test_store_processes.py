@@ -35,9 +35,9 @@ from test_store_lease import out as out
 from test_store_lease import taken as taken
 
 from stagerun import store
-from stagerun.cli.status import _holder as status_holder
-from stagerun.errors import ExitCode, FolderInUseError, PermissionDenied
+from stagerun.base.errors import ExitCode, FolderInUseError, PermissionDenied
 from stagerun.store import LocalDisk, Lock, lives
+from stagerun.train.status import _holder as status_holder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -76,7 +76,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     script = textwrap.dedent(f"""
         import pathlib
         from stagerun import store
-        from stagerun.errors import StorageError
+        from stagerun.base.errors import StorageError
         disk, out = store.LocalDisk(), pathlib.Path({str(tmp_path)!r}) / "out"
         store.prepare(disk, out)
         def commit(iter, size):

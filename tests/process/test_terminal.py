@@ -17,8 +17,9 @@ import pytest
 import small
 from click.testing import CliRunner
 
-from stagerun import text
-from stagerun.cli import ending, main
+from stagerun import cli
+from stagerun.base import text
+from stagerun.command import ending
 
 ROOT = Path(__file__).parents[2]
 WIDTHS = (60, 80, 120)
@@ -56,10 +57,10 @@ COMMANDS = {
 def test_lines_fit_and_words_stay_whole(base: Path, monkeypatch: pytest.MonkeyPatch, command: str, width: int) -> None:
     monkeypatch.chdir(base)
     monkeypatch.setattr("time.time", lambda: 2e9)
-    into_a_pipe = CliRunner().invoke(main.main, COMMANDS[command]).output
-    for module in (ending, main):
+    into_a_pipe = CliRunner().invoke(cli.main, COMMANDS[command]).output
+    for module in (ending, cli):
         monkeypatch.setattr(module, "width_of", lambda stream: width)
-    seen = CliRunner().invoke(main.main, COMMANDS[command]).output
+    seen = CliRunner().invoke(cli.main, COMMANDS[command]).output
     for line in seen.splitlines():
         assert len(line) <= width or len(line.split()) <= 2, "too long, and there was a place to break it"
     lost = Counter(into_a_pipe.split()) - Counter(seen.split())
@@ -71,7 +72,7 @@ def test_lines_fit_and_words_stay_whole(base: Path, monkeypatch: pytest.MonkeyPa
 def test_a_caret_stays_below_its_place(base: Path, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.chdir(base)
     monkeypatch.setattr(ending, "width_of", lambda stream: width)
-    lines = CliRunner().invoke(main.main, ["check", "wrong"]).output.splitlines()
+    lines = CliRunner().invoke(cli.main, ["check", "wrong"]).output.splitlines()
     (caret,) = [i for i, line in enumerate(lines) if line.strip(" ") == "^^^"]
     at = lines[caret].index("^")
     assert lines[caret - 1][at : at + 3] == "two" and lines[caret - 1].endswith("...")
@@ -187,8 +188,8 @@ def test_a_word_of_another_process_takes_the_place_of_the_live_line() -> None:
     """Of the other ranks, of the monitors, of a signal's handler: all of them write to the terminal that rank 0 draws in."""
     program = """import os, sys
 from stagerun import signals
-from stagerun.cli.ending import over_live_line, tell
-from stagerun.watch.process import _say
+from stagerun.command.ending import over_live_line, tell
+from stagerun.launch.watch.process import _say
 over_live_line()
 for say in (tell, lambda text: print(text, file=sys.stderr), signals.say, lambda text: _say(text + "\\n")):
     os.write(1, b"init 5 %  ####  1/20")

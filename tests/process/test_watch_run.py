@@ -17,7 +17,7 @@ import small
 from reliability import hangs
 
 from stagerun import store
-from stagerun.watch.process import Worker
+from stagerun.launch.watch.process import Worker
 
 HOST = socket.gethostname()
 # As long as a busy machine may take to import what an iteration needs.
@@ -94,7 +94,7 @@ def test_a_stopped_rank_is_named_and_nothing_is_left(base: Path, tmp_path: Path)
 
 WORKER = """
 import faulthandler, os, threading, time
-from stagerun.watch.process import STACK_SIGNAL
+from stagerun.launch.watch.process import STACK_SIGNAL
 stack = os.memfd_create("stack")
 faulthandler.register(STACK_SIGNAL, os.fdopen(stack, "wb", buffering=0), all_threads=True)
 def hangs_here():
@@ -154,9 +154,9 @@ import os, signal, sys, time
 if sys.argv[3] == "plain file":
     del os.memfd_create
 from pathlib import Path
-from stagerun.pulse import Limits, Section
-from stagerun.watch.worker import Monitored
-from stagerun.world import World
+from stagerun.system.pulse import Limits, Section
+from stagerun.launch.watch.worker import Monitored
+from stagerun.system.world import World
 rank, place, end = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[4]
 watch = Monitored(World(rank=rank, size=2, local_rank=rank, local_size=2), Limits({section: 3.0 for section in Section}), lambda text: print(text, flush=True))
 status = Path(f"/proc/{watch._process.pid}/status").read_text().split("SigBlk:")[1].split()[0]

@@ -18,8 +18,8 @@ import tiny
 from reliability.trial import Scenario, Trial
 
 from stagerun import store
-from stagerun.snapshots import SnapshotRef
-from stagerun.spec import load
+from stagerun.base.snapshots import SnapshotRef
+from stagerun.language import load
 from stagerun.train.keeper import Keeper
 from stagerun.train.stored import most_bytes
 

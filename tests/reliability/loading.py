@@ -24,16 +24,16 @@ from click.testing import CliRunner
 from reliability import forging
 
 import stagerun
-from stagerun import recipe
-from stagerun.cli.main import main as command
+from stagerun.base import recipe
+from stagerun.base.errors import StagerunError
+from stagerun.cli import main as command
 from stagerun.comm import SoloComm
-from stagerun.errors import StagerunError
-from stagerun.spec import load
+from stagerun.language import load
+from stagerun.system.world import World
 from stagerun.train.keeper import Keeper
 from stagerun.train.start import restored
 from stagerun.train.stored import most_bytes, require_buildable
 from stagerun.train.worker import StageRun, Step, Worker
-from stagerun.world import World
 
 NEVER = {
     "pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty",

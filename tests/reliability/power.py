@@ -19,7 +19,7 @@ from disks import Folder, HookedDisk, Killed, ModelDisk, killed
 from reliability.trial import Scenario, Trial
 
 from stagerun import store
-from stagerun.snapshots import SnapshotRef
+from stagerun.base.snapshots import SnapshotRef
 
 OUT = Path("/runs/out")
 RESULT = OUT / "results" / "r.json"

@@ -19,7 +19,7 @@ from pathlib import Path
 from reliability.trial import Scenario, Trial
 
 from stagerun import store
-from stagerun.errors import StagerunError
+from stagerun.base.errors import StagerunError
 
 # Those by which something on a disk is changed or looked at. Not every machine has all (aarch64 has no `mkdir`, `rename`, `open`).
 CALLS = (

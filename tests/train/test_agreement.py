@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from engine_help import ThreadComm, Threads
 
-from stagerun.errors import StagerunError
-from stagerun.lmdb_file import Glance
-from stagerun.preflight.facts import Facts, Images, host_facts
+from stagerun.base.errors import StagerunError
+from stagerun.launch.facts import Facts, Images, host_facts
+from stagerun.system.lmdb_file import Glance
 from stagerun.train.agreement import ToldByAnother, _agree, _names
 
 HERE = host_facts(None)

@@ -17,15 +17,15 @@ from test_sources import NONE as NONE
 from test_sources import items as items
 from test_sources import write as write
 
-from stagerun import recipe
-from stagerun.caffe_import.net import PLAIN_LAYERS, State, layers_in, parameter_prefix, recognise, shapes, text_of
-from stagerun.caffe_import.text import NET, Findings, read_text
-from stagerun.cli.data_show import _show
-from stagerun.cli.rehearsing import room
-from stagerun.spec import load
+from stagerun.base import recipe
+from stagerun.language import load
 from stagerun.system import host
 from stagerun.system.host import Roots, whole_memory
+from stagerun.tools.caffe.net import PLAIN_LAYERS, State, layers_in, parameter_prefix, recognise, shapes, text_of
+from stagerun.tools.caffe.text import NET, Findings, read_text
+from stagerun.tools.data.show import _show
 from stagerun.tools.data.sources import open_source
+from stagerun.tools.rehearse.command import room
 
 
 def test_parameters_of_the_known_network_are_named_as_in_torch() -> None:

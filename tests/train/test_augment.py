@@ -9,12 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from stagerun import order
+from stagerun.base import order
+from stagerun.base.order import Purpose
+from stagerun.base.recipe import ColorJitter, RandAugment, Transform
 from stagerun.engine import augment
 from stagerun.engine.augment import OPERATIONS, TRIVIAL_BINS, Augment, magnitudes, make_augment, operate
 from stagerun.models.vision import torchvision_part
-from stagerun.order import Purpose
-from stagerun.recipe import ColorJitter, RandAugment, Transform
 
 transforms = torchvision_part("torchvision.transforms")
 autoaugment = torchvision_part("torchvision.transforms.autoaugment")

@@ -11,19 +11,19 @@ import small
 import tiny
 import torch
 
-from stagerun import order
+from stagerun.base import order
+from stagerun.base.errors import DataError
+from stagerun.base.recipe import Data, OnBadRecord, Source
 from stagerun.comm import SoloComm
 from stagerun.data.bad_records import Bad
 from stagerun.data.records import LmdbSource
 from stagerun.data.write import write_lmdb
-from stagerun.errors import DataError
-from stagerun.recipe import Data, OnBadRecord, Source
-from stagerun.spec import load
+from stagerun.language import load
+from stagerun.system.world import World
 from stagerun.train.images import Replacing
 from stagerun.train.keeper import Keeper
 from stagerun.train.progress import STATE, progress_of
 from stagerun.train.walk import run
-from stagerun.world import World
 
 SEED = 1
 # 7 iterations of 16 images: of each the first worker of two has the first 8. One record of the 600 may be bad.

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from stagerun.base.recipe import Model
 from stagerun.models import build
 from stagerun.models.resnet import BlurConv2d, BlurMaxPool2d
 from stagerun.models.vision import torchvision_models
-from stagerun.recipe import Model
 
 TAPS = torch.tensor([[1.0, 2, 1], [2, 4, 2], [1, 2, 1]], dtype=torch.float64) / 16
 

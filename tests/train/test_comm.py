@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from stagerun.base.errors import PeerError
+from stagerun.base.recipe import Determinism
 from stagerun.comm import SoloComm, elastic, make_reducer, reduce, runs_of
 from stagerun.comm.elastic import TreeReducer, additions, cover, depth, is_node, push, split
 from stagerun.comm.reduce import FlatReducer, SoloReducer
 from stagerun.engine.state import make_state
-from stagerun.errors import PeerError
-from stagerun.recipe import Determinism
 
 WORK = st.integers(1, 200).flatmap(lambda total: st.tuples(st.just(total), st.integers(1, total)))
 

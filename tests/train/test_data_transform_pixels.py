@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_data_transform import SOURCE, golden_draw, golden_rows
 
+from stagerun.base.recipe import InterpMode, PadMode
 from stagerun.data import pixels
 from stagerun.data.datum import Image
 from stagerun.data.jpeg import Rectangle
 from stagerun.data.pixels import Draw, apply, finish, region, shrink
 from stagerun.models.vision import torchvision_models
-from stagerun.recipe import InterpMode, PadMode
 
 
 def noise(height: int, width: int, channels: int, seed: int = 0) -> Image:

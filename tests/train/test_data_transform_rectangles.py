@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagerun import order
+from stagerun.base import order
+from stagerun.base.recipe import RandomResizedCrop
 from stagerun.data import transform
 from stagerun.data.jpeg import Rectangle
 from stagerun.models.vision import torchvision_models
-from stagerun.recipe import RandomResizedCrop
 
 N = 20_000
 

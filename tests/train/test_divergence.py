@@ -14,12 +14,12 @@ from nan_help import lives, make_data, make_schedule, same
 from processes import content
 
 from stagerun import store
+from stagerun.base.errors import Diverged, ExitCode, PeerError, StagerunError
+from stagerun.base.events import Event, Iterated, Note, NotFinite, RunFinished
+from stagerun.base.recipe import Precision
 from stagerun.comm import SoloComm
 from stagerun.engine.codec import digest, digest_and_look
 from stagerun.engine.state import Capture, TrainState, average, digests, make_state, momentum, weights
-from stagerun.errors import Diverged, ExitCode, PeerError, StagerunError
-from stagerun.events import Event, Iterated, Note, NotFinite, RunFinished
-from stagerun.recipe import Precision
 from stagerun.train import stage, walk
 from stagerun.train.agreement import different
 
@@ -242,7 +242,7 @@ def test_what_a_lost_peer_keeps_from_being_compared_is_saved(
 # On the path of a process before anything else: after its third update rank 1 flips a bit, once in all lives.
 HOOK = """
 import os, sys
-if os.environ.get("RANK") == "1" and "stagerun.watch.monitor" not in sys.orig_argv:
+if os.environ.get("RANK") == "1" and "stagerun.launch.watch.monitor" not in sys.orig_argv:
     import torch
     import stagerun.engine.loop as loop
     inner = loop.update

@@ -7,13 +7,13 @@ import pytest
 import torch
 from engine_help import CPU, SOLVER, ConvNet, arithmetic, cut, dataset
 
+from stagerun.base.knobs import Knobs
+from stagerun.base.recipe import ChannelOrder, Determinism, Precision, Transform
 from stagerun.comm import SoloComm, make_reducer
 from stagerun.engine.evaluate import evaluate
 from stagerun.engine.images import Normalise, cut_out, inside
 from stagerun.engine.state import make_state
 from stagerun.engine.update import update
-from stagerun.knobs import Knobs
-from stagerun.recipe import ChannelOrder, Determinism, Precision, Transform
 from stagerun.train.finish import _as_code as as_code
 
 MEAN, STD = (103.5, 116.25, 123.75), (57.375, 57.12, 58.395)

@@ -9,15 +9,15 @@ import torch
 from engine_help import CPU, SOLVER, Batch, ConvNet, Linear, Threads, arithmetic, assert_same, cut, dataset, tensors
 from torch import nn
 
+from stagerun.base.errors import Diverged
+from stagerun.base.events import Iterated, SnapshotDue, Stopped, TestDue
+from stagerun.base.knobs import Knobs
+from stagerun.base.recipe import Determinism, Precision, Transform
 from stagerun.comm import SoloComm, make_reducer, runs_of
 from stagerun.engine.evaluate import Score, evaluate
 from stagerun.engine.images import Normalise
 from stagerun.engine.loop import StageLoop, due, train
 from stagerun.engine.state import make_state
-from stagerun.errors import Diverged
-from stagerun.events import Iterated, SnapshotDue, Stopped, TestDue
-from stagerun.knobs import Knobs
-from stagerun.recipe import Determinism, Precision, Transform
 
 
 def stage_loop(comm=None, **changes) -> StageLoop:

@@ -9,14 +9,14 @@ import torch
 from engine_help import CPU, SOLVER, ConvNet, assert_same, dataset, tensors, updates
 from torch import nn
 
+from stagerun.base.knobs import Knobs
+from stagerun.base.recipe import MomentumForm, ParamKind, ParamRule, Solver
 from stagerun.comm import SoloComm
 from stagerun.engine.codec import decode, encode
 from stagerun.engine.parameters import Parameter
 from stagerun.engine.solvers import UPDATES, make_update
 from stagerun.engine.state import make_state, momentum, restore, slots, weights
 from stagerun.engine.update import clip
-from stagerun.knobs import Knobs
-from stagerun.recipe import MomentumForm, ParamKind, ParamRule, Solver
 from stagerun.schedule import SOLVER_TYPES, slots_of
 
 ITERATIONS = 20

@@ -14,12 +14,12 @@ from engine_help import CPU, SOLVER, ConvNet, assert_same, dataset, tensors, upd
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stagerun.base.errors import PermissionDenied
+from stagerun.base.recipe import Precision, Transform
 from stagerun.comm import SoloComm
 from stagerun.engine.codec import decode, encode
 from stagerun.engine.images import Normalise
 from stagerun.engine.state import Capture, make_state, momentum, restore, weights
-from stagerun.errors import PermissionDenied
-from stagerun.recipe import Precision, Transform
 
 FP32 = replace(SOLVER, precision=Precision.FP32)
 

@@ -21,13 +21,13 @@ from engine_help import (
 )
 from torch import nn
 
+from stagerun.base.errors import StagerunError
+from stagerun.base.recipe import Determinism, Model, ParamKind, ParamRule, Precision
 from stagerun.comm import SoloComm, make_reducer
 from stagerun.engine.parameters import idle_rules, kind_of, multipliers, trained_parameters
 from stagerun.engine.state import make_state
 from stagerun.engine.update import update
-from stagerun.errors import StagerunError
 from stagerun.models import BatchNorm2d, build
-from stagerun.recipe import Determinism, Model, ParamKind, ParamRule, Precision
 
 FIXED, ELASTIC = Determinism.FIXED, Determinism.ELASTIC
 BIAS = ParamRule(kind=ParamKind.BIAS, lr_mult=2, decay_mult=0)

@@ -16,6 +16,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from stagerun import store
+from stagerun.base.errors import RecipeError
+from stagerun.base.events import EnsembleTested, Event, RunStarted, StageStarted
+from stagerun.base.recipe import EnsembleRule, Precision, Schedule
 from stagerun.comm import Comm, SoloComm, runs_of
 from stagerun.engine.averages import BatchStatistics
 from stagerun.engine.ensemble import (
@@ -30,9 +33,8 @@ from stagerun.engine.ensemble import (
 )
 from stagerun.engine.evaluate import score
 from stagerun.engine.images import Normalise
-from stagerun.errors import RecipeError
-from stagerun.events import EnsembleTested, Event, RunStarted, StageStarted
-from stagerun.logged import ensemble_of
+from stagerun.language import canonical
+from stagerun.language.stored import read_recipe
 from stagerun.plan import make_plan
 from stagerun.plan.ensembles import (
     EnsembleState,
@@ -43,11 +45,9 @@ from stagerun.plan.ensembles import (
     plan_ensembles,
 )
 from stagerun.plan.hours import Hours, Speed, Spent, render_hours
-from stagerun.recipe import EnsembleRule, Precision, Schedule
-from stagerun.report.read_log import Log
-from stagerun.report.replay import history
-from stagerun.spec import canonical
-from stagerun.spec.stored import read_recipe
+from stagerun.store.logged import ensemble_of
+from stagerun.tools.report.read_log import Log
+from stagerun.tools.report.replay import history
 from stagerun.train import results
 
 # ---- the mean of answers

@@ -7,11 +7,11 @@ import torch
 from engine_help import Threads
 from test_plan_trees import SCHEDULE, inventory, on_disk, schedule
 
+from stagerun.base.errors import ResumeRefused
+from stagerun.base.recipe import Determinism, Schedule
 from stagerun.comm import Comm, SoloComm, layout_of, make_reducer
 from stagerun.engine.device import RECORDED_SINCE, environment
-from stagerun.errors import ResumeRefused
 from stagerun.plan import Plan, make_plan
-from stagerun.recipe import Determinism, Schedule
 from stagerun.train.environment import environment_of, require_same
 
 CPU = torch.device("cpu")

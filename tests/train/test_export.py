@@ -17,12 +17,13 @@ from safetensors.torch import load_file
 from stored_help import stagerun
 from torch import nn
 
-from stagerun import recipe, store
-from stagerun.cli import export as exporting
+from stagerun import store
+from stagerun.base import recipe
 from stagerun.engine.images import Normalise
 from stagerun.models.vision import torchvision_models
 from stagerun.store import LocalDisk
-from stagerun.train.exporting import in_torchvision
+from stagerun.tools.weights import export as exporting
+from stagerun.tools.weights.exporting import in_torchvision
 from stagerun.train.stored import load_network, open_snapshot
 
 COLOUR = "transform_param { crop_size: 40 mean_value: 104 mean_value: 117 mean_value: 124 scale: 0.017 }"

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
+from stagerun.base.recipe import Filler, Model, VarianceNorm
+from stagerun.language.networks import FILLER_FIELDS
 from stagerun.models import build
 from stagerun.models.layers import FILLERS, fan, fill
-from stagerun.recipe import Filler, Model, VarianceNorm
-from stagerun.spec.networks import FILLER_FIELDS
 
 N = 40_000
 CONV = torch.Size((50, 8, 10, 10))  # 50 outputs, 8 inputs, 10x10: 40,000 weights

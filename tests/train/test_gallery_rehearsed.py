@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-import stagerun.train.rehearse as rehearsing
+import stagerun.tools.rehearse.measure as rehearsing
+from stagerun.base.recipe import Schedule
 from stagerun.comm import SoloComm
-from stagerun.recipe import Schedule
-from stagerun.spec import load
-from stagerun.train.rehearse import Rehearsal, rehearse
-from stagerun.world import World
+from stagerun.language import load
+from stagerun.system.world import World
+from stagerun.tools.rehearse.measure import Rehearsal, rehearse
 
 SOLVERS = Path(__file__).parents[2] / "solvers"
 SIDE = 64

@@ -14,14 +14,14 @@ import pytest
 import torch
 from caffe_nets import GOLDEN, BNNet, LeNet, expected, history, load
 
+from stagerun.base.events import Iterated
+from stagerun.base.knobs import Knobs
+from stagerun.base.recipe import Determinism, ParamKind, ParamRule, Precision, Solver, Transform
 from stagerun.comm import SoloComm, make_reducer
 from stagerun.engine.images import Normalise
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import make_state
 from stagerun.engine.update import Arithmetic
-from stagerun.events import Iterated
-from stagerun.knobs import Knobs
-from stagerun.recipe import Determinism, ParamKind, ParamRule, Precision, Solver, Transform
 from stagerun.schedule import make_knobs
 
 CPU = torch.device("cpu")
@@ -175,7 +175,7 @@ def test_end_to_end_with_the_learning_rate_of_the_solver_file(name, fashion):
 
 
 def test_golden_runs_tell_caffes_momentum_from_torchs(fashion):
-    from stagerun.recipe import MomentumForm
+    from stagerun.base.recipe import MomentumForm
 
     name = "lenet_lrjump"
     solver = replace(RUNS[name][2], momentum_form=MomentumForm.TORCH)

@@ -8,12 +8,12 @@ from shutil import copytree
 import pytest
 from engine_help import ThreadComm, Threads
 
+from stagerun.base.errors import DataError, PeerError
+from stagerun.base.recipe import Data, ScratchFrom, Source
 from stagerun.data.scratch import Original, blocks, layout, look, serving, stage
 from stagerun.data.scratch.sharing import Phase
 from stagerun.data.write import write_lmdb
-from stagerun.errors import DataError, PeerError
-from stagerun.pulse import Pulse
-from stagerun.recipe import Data, ScratchFrom, Source
+from stagerun.system.pulse import Pulse
 from stagerun.train import copying, handing_on
 from stagerun.train.copying import Copying
 from stagerun.train.handing_on import HandingOn

@@ -21,15 +21,16 @@ import torch
 from reliability import forging, hostile
 from reliability.flips import Half
 
-from stagerun import recipe, store
-from stagerun.cli.output import newest_snapshot
+from stagerun import store
+from stagerun.base import recipe
+from stagerun.base.errors import ResumeRefused
+from stagerun.base.snapshots import SnapshotRef
 from stagerun.engine.codec import decode
 from stagerun.engine.state import restore
-from stagerun.errors import ResumeRefused
-from stagerun.snapshots import SnapshotRef
-from stagerun.spec.networks import NETWORKS
+from stagerun.language.networks import NETWORKS
 from stagerun.store.manifest import MAX_BYTES, MAX_INTEGER
 from stagerun.train.keeper import Keeper
+from stagerun.train.output import newest_snapshot
 from stagerun.train.progress import STATE, WEIGHTS, Progress, progress_of
 from stagerun.train.stored import elements, most_bytes, require_buildable
 

@@ -17,17 +17,8 @@ import tiny
 from engine_help import CPU
 from test_spec_resolve import A, messages, read
 
-from stagerun.data.loader import Batch, Loader
-from stagerun.data.loaders import training_loader
-from stagerun.data.pictures import Decoded
-from stagerun.data.records import ListRecords
-from stagerun.engine.feed import Resident
-from stagerun.errors import DataError, RecipeError
-from stagerun.plan import make_plan
-from stagerun.plan.rehearsal import cost_key, rehearsal, synthetic_images
-from stagerun.plan.render import render_text
-from stagerun.proto.caffe_pb2 import Datum
-from stagerun.recipe import (
+from stagerun.base.errors import DataError, RecipeError
+from stagerun.base.recipe import (
     CropSizeRamp,
     InterpMode,
     RandomAspectRatio,
@@ -37,8 +28,17 @@ from stagerun.recipe import (
     Solver,
     Transform,
 )
+from stagerun.base.snapshots import Inventory
+from stagerun.data.loader import Batch, Loader
+from stagerun.data.loaders import training_loader
+from stagerun.data.pictures import Decoded
+from stagerun.data.records import ListRecords
+from stagerun.engine.feed import Resident
+from stagerun.language.proto.caffe_pb2 import Datum
+from stagerun.plan import make_plan
+from stagerun.plan.rehearsal import cost_key, rehearsal, synthetic_images
+from stagerun.plan.render import render_text
 from stagerun.schedule.image_size import at_largest, crop_size, epoch_images, ramped
-from stagerun.snapshots import Inventory
 from stagerun.train import resident as runner
 
 IMAGES, HEIGHT, WIDTH = 30, 40, 52
@@ -385,7 +385,7 @@ def test_compiled_too(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_the_sizes_are_those_of_the_plan(folder: Path) -> None:
-    from stagerun.spec import load
+    from stagerun.language import load
 
     schedule: Schedule = load(folder / "schedule")
     solver = schedule.stage("b").solver

@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 import torch
 
+from stagerun.base.errors import DataError
+from stagerun.base.recipe import Cache, Data, InterpMode, Model, RandomResizedCrop, Schedule, Source, Transform
 from stagerun.data import pictures, pixels, records
 from stagerun.data.jpeg import decoder
 from stagerun.data.loader import Loader
 from stagerun.data.pictures import Decoded, make_memory
 from stagerun.data.pixels import Draw, finish
 from stagerun.data.records import ListRecords, Room
-from stagerun.errors import DataError
-from stagerun.proto.caffe_pb2 import Datum
-from stagerun.recipe import Cache, Data, InterpMode, Model, RandomResizedCrop, Schedule, Source, Transform
+from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.train.images import Images, default_loader_threads
 
 

@@ -10,6 +10,9 @@ import small
 import tiny
 import torch
 
+from stagerun.base.errors import DataError, Span
+from stagerun.base.events import Tested
+from stagerun.base.recipe import InterpMode, RandomResize, Solver, Stage, Transform
 from stagerun.comm import SoloComm
 from stagerun.data import loaders
 from stagerun.data.index import Facts, Index, save
@@ -18,15 +21,12 @@ from stagerun.data.loader import Job
 from stagerun.data.loaders import RectangularLoader, centre, crop_of, evenly
 from stagerun.data.records import LmdbSource
 from stagerun.data.write import write_lmdb
-from stagerun.errors import DataError, Span
-from stagerun.events import Tested
-from stagerun.proto.caffe_pb2 import Datum
-from stagerun.recipe import InterpMode, RandomResize, Solver, Stage, Transform
-from stagerun.spec import load
+from stagerun.language import load
+from stagerun.language.proto.caffe_pb2 import Datum
+from stagerun.system.world import World
 from stagerun.train import images
 from stagerun.train.keeper import Keeper
 from stagerun.train.walk import run
-from stagerun.world import World
 
 SIZES = [
     (60, 90),

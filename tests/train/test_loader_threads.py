@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from stagerun.base.recipe import RandomResizedCrop, Transform
 from stagerun.data import jpeg
 from stagerun.data.loader import Batch, Loader
 from stagerun.data.pictures import Decoded
 from stagerun.data.records import LmdbSource
 from stagerun.data.stream import CHUNK, Buffers, Stream
 from stagerun.data.write import write_lmdb
-from stagerun.proto.caffe_pb2 import Datum
-from stagerun.recipe import RandomResizedCrop, Transform
+from stagerun.language.proto.caffe_pb2 import Datum
 
 TIERS = [tier.name for tier in jpeg.tiers() if tier.available]
 IMAGES = 23

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from engine_help import SOLVER, ConvNet, Threads, assert_same, cut, dataset, tensors, updates
 
+from stagerun.base.recipe import Determinism
 from stagerun.comm import SoloComm
 from stagerun.engine.mixing import Box, Mixed, Mixing, Mixture, blend, placed, rectangle, training_loss
 from stagerun.engine.state import momentum, restore, weights
-from stagerun.recipe import Determinism
 
 CPU = torch.device("cpu")
 BIG = 1_000_000  # pixels of a side: the area of a box then says what was drawn

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from stagerun.base.recipe import Model, ZeroGamma
 from stagerun.models import BatchNorm2d, build
 from stagerun.models.vision import torchvision_models
-from stagerun.recipe import Model, ZeroGamma
 
 
 def parameters(model: nn.Module) -> int:

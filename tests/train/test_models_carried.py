@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from on_meta import on_meta
 from torch import nn
 
+from stagerun.base.recipe import Filler, Model
 from stagerun.models import BatchNorm2d, build
-from stagerun.recipe import Filler, Model
 
 # (classes, side of the images, parameters)
 PUBLISHED = {

@@ -7,15 +7,15 @@ import torch
 from engine_help import CPU, KNOBS, SOLVER, arithmetic, cut, dataset, tensors
 from on_meta import on_meta
 
+from stagerun.base.errors import UsageError
+from stagerun.base.recipe import Determinism, Model, ParamKind, Precision
 from stagerun.comm import SoloComm, make_reducer
 from stagerun.engine.evaluate import evaluate
 from stagerun.engine.images import Normalise
 from stagerun.engine.parameters import kind_of
 from stagerun.engine.state import TrainState, make_state
 from stagerun.engine.update import Outcome, update
-from stagerun.errors import UsageError
 from stagerun.models import BatchNorm2d, build
-from stagerun.recipe import Determinism, Model, ParamKind, Precision
 
 CLASSES = 3
 

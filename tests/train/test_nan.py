@@ -30,26 +30,26 @@ from test_engine_loop import device_batches, stage_loop
 from test_plan import finished, inventory, schedule, snapshot
 from torch import Tensor
 
-from stagerun.cli.main import main
+from stagerun.base.errors import Diverged
+from stagerun.base.events import Event, Iterated, NotFinite, Stopped
+from stagerun.base.knobs import Knobs
+from stagerun.base.recipe import Determinism, OnNan, Precision
+from stagerun.base.snapshots import SnapshotRef, how_far
+from stagerun.cli import main
 from stagerun.comm import SoloComm, make_reducer
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import TrainState, average, make_state
 from stagerun.engine.update import Outcome, update
-from stagerun.errors import Diverged
-from stagerun.events import Event, Iterated, NotFinite, Stopped
-from stagerun.knobs import Knobs
-from stagerun.logged import event_of
 from stagerun.plan import State, make_plan
 from stagerun.plan.counting import place, targets
 from stagerun.plan.hazards import notes
-from stagerun.recipe import Determinism, OnNan, Precision
-from stagerun.report.caffe_log import CaffeLog
-from stagerun.report.console import Console
-from stagerun.report.course import course
-from stagerun.report.read_log import Log
-from stagerun.report.replay import history
-from stagerun.report.results import failed_line, results_table
-from stagerun.snapshots import SnapshotRef, how_far
+from stagerun.store.logged import event_of
+from stagerun.tools.report.read_log import Log
+from stagerun.tools.report.replay import history
+from stagerun.train.logs.caffe_log import CaffeLog
+from stagerun.train.logs.console import Console
+from stagerun.train.logs.course import course
+from stagerun.train.logs.results import failed_line, results_table
 
 CONV = replace(SOLVER, batch_size=24, device_batch_size=4, ema_decay=0.9)
 

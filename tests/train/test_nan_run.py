@@ -16,9 +16,8 @@ from nan_help import lives, make_data, make_schedule, same
 from processes import ends
 
 from stagerun import store
-from stagerun.cli.main import main
-from stagerun.errors import Diverged
-from stagerun.events import (
+from stagerun.base.errors import Diverged
+from stagerun.base.events import (
     Event,
     Iterated,
     Note,
@@ -29,8 +28,9 @@ from stagerun.events import (
     StageFinished,
     Stopped,
 )
+from stagerun.cli import main
+from stagerun.language import load
 from stagerun.plan import make_plan
-from stagerun.spec import load
 from stagerun.train import stage
 
 SKIP = "on_nan: SKIP snapshot: 4"

@@ -5,13 +5,13 @@ import torch
 from on_meta import on_meta
 from torch import nn
 
-from stagerun.errors import UsageError
+from stagerun.base.errors import UsageError
+from stagerun.base.recipe import Model
+from stagerun.language.networks import NETWORKS, PLAIN, TORCHVISION
+from stagerun.language.proto.manual import COMMENTS
 from stagerun.models import MODELS, BatchNorm2d, build
 from stagerun.models.catalog import ARGUMENTS, FIRST_FILLS, _of_channels, family
 from stagerun.models.vision import torchvision_models
-from stagerun.proto.manual import COMMENTS
-from stagerun.recipe import Model
-from stagerun.spec.networks import NETWORKS, PLAIN, TORCHVISION
 
 # One of each family and of what is known of it; the rest is left to scripts/test-slow where a test computes something.
 SAMPLE = {(family(name), NETWORKS[name]): name for name in reversed(NETWORKS)}.values()

@@ -12,14 +12,14 @@ from click.testing import Result
 from disks import HookedDisk, ModelDisk
 
 from stagerun import store
-from stagerun.cli import snapshot_changes as tending
+from stagerun.base.errors import FolderInUseError, PermissionDenied, StagerunError, StorageError
+from stagerun.base.events import Note, SnapshotFailed, SnapshotWritten
+from stagerun.base.recipe import Schedule
+from stagerun.base.snapshots import SnapshotRef
 from stagerun.engine.state import make_state
-from stagerun.errors import FolderInUseError, PermissionDenied, StagerunError, StorageError
-from stagerun.events import Note, SnapshotFailed, SnapshotWritten
-from stagerun.recipe import Schedule
-from stagerun.snapshots import SnapshotRef
-from stagerun.spec import load
+from stagerun.language import load
 from stagerun.store import LocalDisk
+from stagerun.tools.status import snapshot_changes as tending
 from stagerun.train.keeper import Keeper, Lineage
 from stagerun.train.progress import Progress
 from stagerun.train.snapshotter import Snapshotter

@@ -9,10 +9,10 @@ import torch
 from engine_help import Threads
 from test_topology import machine
 
-from stagerun.events import Note
+from stagerun.base.events import Note
+from stagerun.system.world import THREADS_GIVEN, World
 from stagerun.train import join as placing
 from stagerun.train.join import Wish, place
-from stagerun.world import THREADS_GIVEN, World
 
 CPU = torch.device("cpu")
 

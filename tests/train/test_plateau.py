@@ -13,19 +13,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagerun import spec
+from stagerun import language
+from stagerun.base.events import Event, Iterated, Note, StageFinished
+from stagerun.base.recipe import Schedule, Solver
+from stagerun.base.snapshots import Inventory
 from stagerun.comm import SoloComm
-from stagerun.events import Event, Iterated, Note, StageFinished
 from stagerun.plan import make_plan
 from stagerun.plan.hazards import notes
 from stagerun.plan.render import csv_rows
-from stagerun.recipe import Schedule, Solver
 from stagerun.schedule import make_knobs
 from stagerun.schedule.plateau import FRESH, follow
-from stagerun.snapshots import Inventory
+from stagerun.system.world import World
 from stagerun.train import walk
 from stagerun.train.keeper import Keeper
-from stagerun.world import World
 
 WINDOWS = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
 
@@ -87,7 +87,7 @@ def test_the_plan_shows_the_rate_before_any_drop_and_says_so() -> None:
     texts["schedule.prototxt"] += 'stage { name: "a" } stage { name: "b" }'
     texts["a.prototxt"] = PLATEAU
     texts["b.prototxt"] = 'base_lr: 0.02 lr_policy: "poly" power: 1 max_iter: 3'
-    schedule = spec.read(texts, "/tiny")
+    schedule = language.read(texts, "/tiny")
     rows = [row.split(",") for row in "".join(csv_rows(make_plan(schedule, Inventory()))).splitlines()]
     assert [float(row[3]) for row in rows if row[0] == "a"] == [0.05] + [0.1] * 12
     said = notes(schedule, schedule.stage("a"))
@@ -140,7 +140,7 @@ def events(schedule: Schedule, out: Path, stop_after: int) -> list[Event]:
 def whole(base: Path) -> list[Event]:
     """An uninterrupted run of one worker, in base/whole."""
     torch.set_num_threads(1)
-    return events(spec.load(base / "schedule"), base / "whole", 1000)
+    return events(language.load(base / "schedule"), base / "whole", 1000)
 
 
 def drops(seen: list[Event]) -> list[str]:
@@ -150,7 +150,7 @@ def drops(seen: list[Event]) -> list[str]:
 def test_stopped_after_every_fourth_update_it_drops_where_it_would_have(
     base: Path, whole: list[Event], tmp_path: Path
 ) -> None:
-    schedule, lives = spec.load(base / "schedule"), []
+    schedule, lives = language.load(base / "schedule"), []
     while not any(isinstance(e, StageFinished) for e in lives):
         lives += events(schedule, tmp_path / "parts", 4)
     rates = [(e.iter, e.lr, e.loss) for e in whole if isinstance(e, Iterated)]

@@ -11,7 +11,7 @@ import stored_help
 from PIL import Image
 
 from stagerun.data import index, indexing
-from stagerun.report import confusion
+from stagerun.tools.weights import confusion
 from stagerun.train.stored import load_network, open_snapshot
 
 MODEL = 'name: "resnet_small" num_classes: 10 channels: 1'
@@ -94,10 +94,10 @@ def test_the_files_of_per_class(files: Path, snapshot: Path, tmp_path: Path) -> 
 
 def test_answers_of_rectangles_go_by_their_record(tmp_path: Path) -> None:
     """They are evaluated in the order of their shapes."""
-    from stagerun.cli.eval import Answers
     from stagerun.engine.device import choose_device
+    from stagerun.system.world import World
+    from stagerun.tools.weights.evaluate import Answers
     from stagerun.train.evaluating import Wanted, score
-    from stagerun.world import World
 
     shapes = [(30, 60), (60, 30), (40, 44), (33, 50)]
     made = []

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from test_cli_golden import ROOT
 from test_rehearse import TREE, figures
 
-from stagerun import units
-from stagerun.cli.main import main
-from stagerun.cli.plan import _pieces
+from stagerun.base import units
+from stagerun.base.recipe import Model, Precision
+from stagerun.cli import main
 from stagerun.comm import pieces_of
 from stagerun.comm.reduce import FlatReducer
 from stagerun.models import build
@@ -26,7 +26,7 @@ from stagerun.plan.prediction import (
     ring,
     step,
 )
-from stagerun.recipe import Model, Precision
+from stagerun.tools.plan.command import _pieces
 
 
 def test_ring_in_numbers():

@@ -12,13 +12,13 @@ import tiny
 import torch
 from test_plan_trees import SCHEDULE, inventory, on_disk, schedule, snapshot
 
+from stagerun.base.errors import ResumeRefused
+from stagerun.base.events import Note
+from stagerun.base.recipe import Determinism, Ensemble, Schedule
+from stagerun.base.snapshots import TRAINING_SET, SnapshotRef, same_set
 from stagerun.comm import runs_of
 from stagerun.engine.device import differences, environment
-from stagerun.errors import ResumeRefused
-from stagerun.events import Note
 from stagerun.plan import Plan, State, make_plan, require_fresh
-from stagerun.recipe import Determinism, Ensemble, Schedule
-from stagerun.snapshots import TRAINING_SET, SnapshotRef, same_set
 from stagerun.train.environment import environment_of, promise, promise_of_ensemble, require_exact
 from stagerun.train.stage import requests
 

@@ -12,10 +12,13 @@ import pytest
 import small
 from test_plan import finished, inventory, schedule
 
+from stagerun.base.events import Iterated, RunStarted, StageStarted, Tested
+from stagerun.base.recipe import Cache, CropSizeRamp, ParamRule, Schedule
+from stagerun.base.snapshots import Inventory
 from stagerun.data.loader import Loader
 from stagerun.data.records import LmdbSource
 from stagerun.data.synthetic import write_synthetic
-from stagerun.events import Iterated, RunStarted, StageStarted, Tested
+from stagerun.language import load
 from stagerun.plan import make_plan
 from stagerun.plan.estimate import (
     Cost,
@@ -30,10 +33,7 @@ from stagerun.plan.estimate import (
     times,
 )
 from stagerun.plan.rehearsal import Synthetic, cost_key, rehearsal, synthetic_images
-from stagerun.recipe import Cache, CropSizeRamp, ParamRule, Schedule
-from stagerun.snapshots import Inventory
-from stagerun.spec import load
-from stagerun.train.rehearse import LEAST_ITERS, Observer, Rehearsal, costs, first_life
+from stagerun.tools.rehearse.measure import LEAST_ITERS, Observer, Rehearsal, costs, first_life
 
 SOLVERS = Path(__file__).parents[2] / "solvers"
 TREE = schedule(

@@ -15,19 +15,10 @@ import small
 import torch
 from engine_help import CPU, SOLVER
 
-from stagerun import order
-from stagerun.comm import SoloComm
-from stagerun.data import transform
-from stagerun.data.loader import Batch, Loader
-from stagerun.data.records import ListRecords
-from stagerun.data.transform import draw_places, only_places
-from stagerun.data.write import write_lmdb
-from stagerun.engine.feed import Resident, read_all
-from stagerun.engine.images import Normalise
-from stagerun.errors import DataError, UsageError
-from stagerun.events import Note
-from stagerun.proto import caffe_pb2
-from stagerun.recipe import (
+from stagerun.base import order
+from stagerun.base.errors import DataError, UsageError
+from stagerun.base.events import Note
+from stagerun.base.recipe import (
     Cache,
     ChannelOrder,
     ColorJitter,
@@ -39,6 +30,15 @@ from stagerun.recipe import (
     RandomResizedCrop,
     Transform,
 )
+from stagerun.comm import SoloComm
+from stagerun.data import transform
+from stagerun.data.loader import Batch, Loader
+from stagerun.data.records import ListRecords
+from stagerun.data.transform import draw_places, only_places
+from stagerun.data.write import write_lmdb
+from stagerun.engine.feed import Resident, read_all
+from stagerun.engine.images import Normalise
+from stagerun.language.proto import caffe_pb2
 from stagerun.train import resident as runner
 
 RECORDS, HEIGHT, WIDTH = 37, 14, 18
@@ -291,7 +291,7 @@ def pretend(run):
     worker.device = SimpleNamespace(type="cuda")
     return keep(SimpleNamespace(stage=run.stage, worker=worker))
 stage.keep = pretend
-from stagerun.cli.main import main
+from stagerun.cli import main
 main()
 """
 

@@ -16,23 +16,23 @@ import small
 import torch
 
 from stagerun import store
-from stagerun.cli.commands_run import RunOptions
-from stagerun.cli.output import Target
-from stagerun.cli.status import look
-from stagerun.cli.status_text import status_text
+from stagerun.base.errors import ExitCode, FolderInUseError, ResumeRefused
+from stagerun.base.events import Event, SnapshotFailed, SnapshotWritten
+from stagerun.base.recipe import Determinism, Schedule
 from stagerun.comm import SoloComm
-from stagerun.errors import ExitCode, FolderInUseError, ResumeRefused
-from stagerun.events import Event, SnapshotFailed, SnapshotWritten
-from stagerun.recipe import Determinism, Schedule
-from stagerun.spec import load
+from stagerun.language import load
 from stagerun.store import lease, lives, write
 from stagerun.store.lives import Life
 from stagerun.system.process import Identity
+from stagerun.system.world import World
+from stagerun.tools.status.command import status_text
+from stagerun.train.command import RunOptions
 from stagerun.train.keeper import Keeper, Lineage
+from stagerun.train.output import Target
 from stagerun.train.progress import Progress
 from stagerun.train.results import LIMIT, standing
+from stagerun.train.status import look
 from stagerun.train.walk import run
-from stagerun.world import World
 
 DISK = store.LocalDisk()
 NODE7 = Identity("node7", "another boot", "pid:[1]", 12, 34)
@@ -154,7 +154,7 @@ def test_killed_processes_are_lives_and_the_command_refuses_before_it_starts_a_w
     base: Path, schedule: Schedule, tmp_path: Path
 ) -> None:
     script = """import os, signal, sys; from pathlib import Path
-from stagerun.train.keeper import Keeper; from stagerun.spec import load
+from stagerun.train.keeper import Keeper; from stagerun.language import load
 Keeper(load(sys.argv[1], ()), Path(sys.argv[2])).open(); os.kill(os.getpid(), signal.SIGKILL)"""
     for _ in range(LIMIT):
         killed = subprocess.run([sys.executable, "-c", script, base / "schedule", tmp_path], timeout=60)

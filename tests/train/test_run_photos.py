@@ -11,9 +11,9 @@ import small
 from click.testing import CliRunner
 from safetensors.numpy import load_file
 
-from stagerun.cli.main import main
-from stagerun.errors import DataError, RecipeError
-from stagerun.spec import canonical, load
+from stagerun.base.errors import DataError, RecipeError
+from stagerun.cli import main
+from stagerun.language import canonical, load
 from stagerun.train.images import preflight
 
 SCHEDULE = """

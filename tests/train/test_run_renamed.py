@@ -9,7 +9,7 @@ import tiny
 from test_run_trees import ALONE, END, by_stage, command, go, ids, make_schedule, mtimes, names, of
 
 from stagerun import store
-from stagerun.events import EnsembleTested, Iterated, PieceStarted, StageFinished, StageStarted
+from stagerun.base.events import EnsembleTested, Iterated, PieceStarted, StageFinished, StageStarted
 
 MAIN = 'stage { name: "main" }\n'
 ONE = 'stage { name: "cut" from: "main@3" }\n'

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.errors import StorageError
-from stagerun.events import EnsembleTested, StageFinished
-from stagerun.logged import result_of
-from stagerun.snapshots import SnapshotRef
+from stagerun.base.errors import StorageError
+from stagerun.base.events import EnsembleTested, StageFinished
+from stagerun.base.snapshots import SnapshotRef
 from stagerun.store import LocalDisk
+from stagerun.store.logged import result_of
 from stagerun.train import results
 from stagerun.train.finish import finite
 

@@ -17,11 +17,8 @@ import torch
 from click.testing import CliRunner
 
 from stagerun import store
-from stagerun.cli.main import main
-from stagerun.comm import SoloComm
-from stagerun.engine.codec import decode
-from stagerun.errors import UsageError
-from stagerun.events import (
+from stagerun.base.errors import UsageError
+from stagerun.base.events import (
     Event,
     Iterated,
     PieceStarted,
@@ -32,11 +29,14 @@ from stagerun.events import (
     Stopped,
     Tested,
 )
-from stagerun.spec import load
+from stagerun.cli import main
+from stagerun.comm import SoloComm
+from stagerun.engine.codec import decode
+from stagerun.language import load
+from stagerun.system.world import World
 from stagerun.train.keeper import Keeper, Selection
 from stagerun.train.progress import WEIGHTS
 from stagerun.train.walk import run
-from stagerun.world import World
 
 CPU = torch.device("cpu")
 MAIN = 'stage { name: "main" }\n'
@@ -349,8 +349,8 @@ def test_two_workers_train_a_piece_and_are_killed_in_it(base: Path, tmp_path: Pa
 
 
 def test_events_are_read_back(base: Path, tmp_path: Path) -> None:
-    from stagerun.logged import event_of
-    from stagerun.report.jsonl import JsonLines
+    from stagerun.store.logged import event_of
+    from stagerun.train.logs.jsonl import JsonLines
 
     events: list[Event] = [
         PieceStarted(

@@ -7,19 +7,19 @@ import pytest
 import tiny
 import torch
 
-from stagerun import spec
+from stagerun import language
+from stagerun.base.events import Iterated, StageFinished
+from stagerun.base.recipe import Schedule
+from stagerun.base.snapshots import Inventory
 from stagerun.comm import SoloComm
-from stagerun.events import Iterated, StageFinished
 from stagerun.plan import make_plan
 from stagerun.plan.rehearsal import rehearsal
 from stagerun.plan.render import csv_rows, render_text
-from stagerun.recipe import Schedule
-from stagerun.report.results import results_table
 from stagerun.schedule import make_knobs
-from stagerun.snapshots import Inventory
+from stagerun.system.world import World
 from stagerun.train import walk
 from stagerun.train.keeper import Keeper
-from stagerun.world import World
+from stagerun.train.logs.results import results_table
 
 STAGES = {
     "cycle": """base_lr: 0.2 base_lr_batch: 64 lr_policy: "one_cycle" start_lr: 0.02 peak_iter: 2 max_iter: 5
@@ -42,7 +42,7 @@ def schedule(tmp_path_factory: pytest.TempPathFactory) -> Schedule:
     (base / "schedule").mkdir()
     for name, content in files.items():
         (base / "schedule" / f"{name}.prototxt").write_text(content)
-    return spec.load(base / "schedule")
+    return language.load(base / "schedule")
 
 
 def test_the_log_is_the_plan(schedule: Schedule, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_rehearsal_has_a_rate_everywhere(schedule: Schedule, iters: int) -> No
     momentum: 0.5 momentum_policy {{ policy: "poly" power: 0.5 }} weight_decay: 1 weight_decay_policy {{ policy: "linear" }}"""
     files = dict(schedule.files)
     text = next(t for path, t in files.items() if path.endswith("schedule.prototxt"))
-    for policy in spec.ranges.CHOICES["Solver.lr_policy"]:
+    for policy in language.ranges.CHOICES["Solver.lr_policy"]:
         for start in (
             "",
             "warmup_iter: 100",
@@ -89,7 +89,7 @@ def test_a_rehearsal_has_a_rate_everywhere(schedule: Schedule, iters: int) -> No
             "warmup_iter: 40 decay_from: WARMUP_END",
         ):
             made = shapes.format(start, policy)
-            whole = spec.read({"schedule.prototxt": text, "cycle.prototxt": made, "fall.prototxt": made}, "/x")
+            whole = language.read({"schedule.prototxt": text, "cycle.prototxt": made, "fall.prototxt": made}, "/x")
             for stage in rehearsal(whole, iters, 1, 1).stages:
                 knobs = make_knobs(stage.solver)
                 seen = [knobs(i) for i in range(stage.solver.max_iter)]

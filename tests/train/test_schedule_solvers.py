@@ -8,10 +8,10 @@ import torch
 from test_engine_solvers import EVERY, ITERATIONS, PARAMETERS, RESTATED, Array, distance, gradient, moving, shown, start
 from torch import nn
 
+from stagerun.base.knobs import Knobs
+from stagerun.base.recipe import Solver
 from stagerun.engine.parameters import Parameter
 from stagerun.engine.solvers import make_update
-from stagerun.knobs import Knobs
-from stagerun.recipe import Solver
 
 
 def knobs(i: int) -> Knobs:

@@ -16,19 +16,19 @@ import pytest
 import small
 import torch
 
+from stagerun.base.errors import DataError, PeerError, StagerunError, StorageError
+from stagerun.base.events import Event, Iterated, Note, RunFinished, Stopped
+from stagerun.base.recipe import Data
 from stagerun.comm import SoloComm
 from stagerun.data.scratch import look, unstage
-from stagerun.errors import DataError, PeerError, StagerunError, StorageError
-from stagerun.events import Event, Iterated, Note, RunFinished, Stopped
-from stagerun.pulse import Pulse
-from stagerun.recipe import Data
-from stagerun.spec import load
+from stagerun.language import load
+from stagerun.system.pulse import Pulse
+from stagerun.system.world import World
 from stagerun.train.agreement import ToldByAnother
 from stagerun.train.copying import Copying, Status, Told, as_notes, progress_text
 from stagerun.train.images import preflight
 from stagerun.train.keeper import Keeper
 from stagerun.train.walk import run
-from stagerun.world import World
 
 HOME = f"stagerun-{os.getuid()}"
 

@@ -10,12 +10,12 @@ import torch
 from engine_help import SOLVER, ConvNet, dataset, updates
 from safetensors.torch import save
 
+from stagerun.base.errors import Diverged, StorageError
+from stagerun.base.events import Note, SnapshotFailed, SnapshotWritten
+from stagerun.base.recipe import Precision
+from stagerun.base.snapshots import SnapshotRef
 from stagerun.comm import SoloComm
 from stagerun.engine.state import TrainState, momentum, weights
-from stagerun.errors import Diverged, StorageError
-from stagerun.events import Note, SnapshotFailed, SnapshotWritten
-from stagerun.recipe import Precision
-from stagerun.snapshots import SnapshotRef
 from stagerun.train.keeper import Keeper, Lineage
 from stagerun.train.progress import MOMENTUM, WEIGHTS, Progress
 from stagerun.train.snapshotter import PATIENCE, Snapshotter

@@ -7,12 +7,24 @@ import torch
 from engine_help import CPU, SOLVER, ConvNet, assert_same, tensors
 from test_engine_loop import device_batches, go, short, stage_loop
 
+from stagerun.base.recipe import Determinism
+from stagerun.base.spans import (
+    BACKWARD,
+    DATA,
+    FORWARD,
+    PARTS,
+    REDUCTION,
+    UPDATE,
+    WAIT,
+    Span,
+    Spans,
+    overlap,
+    seconds_of,
+)
 from stagerun.comm import SoloComm, make_reducer
 from stagerun.engine.state import make_state
 from stagerun.engine.timed import timed_train
-from stagerun.recipe import Determinism
-from stagerun.report.trace import RankSpans, chrome_trace, profile_line
-from stagerun.spans import BACKWARD, DATA, FORWARD, PARTS, REDUCTION, UPDATE, WAIT, Span, Spans, overlap, seconds_of
+from stagerun.train.trace import RankSpans, chrome_trace, profile_line
 
 
 class Clock:

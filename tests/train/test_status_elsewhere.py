@@ -8,8 +8,8 @@ from engine_help import ThreadComm, Threads
 from test_store_lease import NODE7, NODE8, taken
 
 from stagerun import store
-from stagerun.cli import status
 from stagerun.store.lease import Lease
+from stagerun.train import status
 from stagerun.train.agreement import only_here
 
 

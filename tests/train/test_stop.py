@@ -15,25 +15,25 @@ import torch
 from engine_help import CPU, KNOBS, SOLVER, ConvNet, Threads, arithmetic, assert_same, cut, dataset, tensors
 
 from stagerun import __main__ as entry
-from stagerun import signals
+from stagerun.base.errors import ExitCode, StorageError
+from stagerun.base.events import Event, Iterated, RunFinished, Stopped
+from stagerun.base.recipe import Determinism
 from stagerun.comm import Comm, SoloComm, make_reducer, runs_of
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import TrainState, make_state
 from stagerun.engine.update import Outcome, Pace, hopeless, update
-from stagerun.errors import ExitCode, StorageError
-from stagerun.events import Event, Iterated, RunFinished, Stopped
+from stagerun.language import load
 from stagerun.launch import StopRequest, folder, run_workers
 from stagerun.launch.folder import Report
 from stagerun.launch.local import verdict
 from stagerun.launch.stopping import Relay, least_before
-from stagerun.pulse import Section
-from stagerun.recipe import Determinism
-from stagerun.spec import load
+from stagerun.system import signals
+from stagerun.system.pulse import Section
+from stagerun.system.world import World
 from stagerun.train.join import join
 from stagerun.train.keeper import Keeper
 from stagerun.train.walk import run
 from stagerun.train.worker import Grace, Stopping
-from stagerun.world import World
 
 NEVER = lambda done: False  # noqa: E731
 NOTHING_BEGUN = folder.nothing_begun(ExitCode.SAVED)

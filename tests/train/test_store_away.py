@@ -11,13 +11,13 @@ import torch
 from test_pins import commit, keeper, names, schedule
 
 from stagerun import store
+from stagerun.base.errors import ResumeRefused, StorageError
+from stagerun.base.snapshots import SnapshotRef
 from stagerun.comm import SoloComm
 from stagerun.engine.device import environment
-from stagerun.errors import ResumeRefused, StorageError
+from stagerun.language import load
 from stagerun.plan import State
-from stagerun.snapshots import SnapshotRef
-from stagerun.spec import load
-from stagerun.store.fault_points import Fault, FaultyDisk
+from stagerun.store.faults import Fault, FaultyDisk
 from stagerun.train.environment import environment_of, other_machines
 from stagerun.train.keeper import Keeper
 

@@ -15,15 +15,8 @@ import small
 import tiny
 from click.testing import CliRunner
 
-from stagerun.cli import verify_resume as verifying
-from stagerun.cli.log_tail import Tail
-from stagerun.cli.main import main
-from stagerun.cli.throw_away import claim
-from stagerun.cli.verdict import Ends, Lived, VerifyOptions, as_record, render
-from stagerun.cli.victim import KILLS, STOP, Stroke, strokes
-from stagerun.data.write import write_lmdb
-from stagerun.errors import FolderInUseError, UsageError
-from stagerun.events import (
+from stagerun.base.errors import FolderInUseError, UsageError
+from stagerun.base.events import (
     Event,
     Iterated,
     Note,
@@ -34,11 +27,18 @@ from stagerun.events import (
     StageStarted,
     Tested,
 )
-from stagerun.plan.interruption import Compared, Course, compare_logs, course_of, promises, went_on
+from stagerun.cli import main
+from stagerun.data.write import write_lmdb
+from stagerun.language import load
+from stagerun.language.proto import caffe_pb2
 from stagerun.plan.rehearsal import enough_logical_workers, interruptible
-from stagerun.proto import caffe_pb2
-from stagerun.spec import load
 from stagerun.store import lock
+from stagerun.store.throw_away import claim
+from stagerun.tools.verify_resume import command as verifying
+from stagerun.tools.verify_resume.interruption import Compared, Course, compare_logs, course_of, promises, went_on
+from stagerun.tools.verify_resume.verdict import Ends, Lived, VerifyOptions, as_record, render
+from stagerun.tools.verify_resume.victim import KILLS, STOP, Stroke, strokes
+from stagerun.train.log_tail import Tail
 
 
 def words(schedule: Path, out: Path, *more: object) -> list[str]:

@@ -12,14 +12,14 @@ import torch
 
 from stagerun.engine.device import synchronize
 from stagerun.launch import StopRequest
-from stagerun.pulse import Limits, Pulse, Section
+from stagerun.launch.watch import hub as hubs
+from stagerun.launch.watch.hub import Hub
+from stagerun.launch.watch.judge import Ending, Seen
+from stagerun.launch.watch.process import Setup
+from stagerun.launch.watch.spoke import Spoke
+from stagerun.system.pulse import Limits, Pulse, Section
+from stagerun.system.world import World
 from stagerun.train.join import join
-from stagerun.watch import hub as hubs
-from stagerun.watch.hub import Hub
-from stagerun.watch.judge import Ending, Seen
-from stagerun.watch.process import Setup
-from stagerun.watch.spoke import Spoke
-from stagerun.world import World
 
 PLACE = {"token": "a" * 32, "name": "node0"}
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
+from stagerun.base.errors import StagerunError, UsageError, listing, nearest
 from stagerun.data.jpeg.decoder import Decoder, Request, by_opencv
 from stagerun.data.jpeg.header import read_header
 from stagerun.data.jpeg.slices import SimpleDecoder
 from stagerun.data.jpeg.turbo import ENVIRONMENT, HINT, Library, TurboDecoder, candidates, load
-from stagerun.errors import StagerunError, UsageError, listing, nearest
 
 
 @dataclass(frozen=True, slots=True)

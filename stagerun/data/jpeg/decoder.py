@@ -19,8 +19,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from stagerun.base.errors import DataError
 from stagerun.data.jpeg.header import Buffer, Header, Reach, as_bytes
-from stagerun.errors import DataError
 
 Pixels = NDArray[np.uint8]
 

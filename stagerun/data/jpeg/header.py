@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.errors import DataError
+from stagerun.base.errors import DataError
 
 Buffer = bytes | bytearray | memoryview | NDArray[np.uint8]
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from stagerun.base.errors import DataError, PermissionDenied, StorageError
 from stagerun.data.scratch.layout import BLOCK, JOURNAL, CopyStopped, Original, SourceChanged, blocks_in
 from stagerun.data.scratch.serving import Lost
 from stagerun.data.scratch.sharing import Block, Share
-from stagerun.errors import DataError, PermissionDenied, StorageError
-from stagerun.lmdb_file import reading
+from stagerun.system.lmdb_file import reading
 
 _PIECE = 1 << 22
 # Blocks on their way at once: a file server gives one reader a part of what it has.

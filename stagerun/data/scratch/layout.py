@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stagerun.errors import DataError, PermissionDenied, StorageError
-from stagerun.lmdb_file import BY_SCHEDULE, SIDE_FILE, check_file, data_file, ends_of, reading
+from stagerun.base.errors import DataError, PermissionDenied, StorageError
 from stagerun.system.files import private_folder, sync_folder
+from stagerun.system.lmdb_file import BY_SCHEDULE, SIDE_FILE, check_file, data_file, ends_of, reading
 
 # Between two looks at a lock that another process has: no one waits inside the kernel, where a request to stop isn't heard.
 _PAUSE_S = 0.1

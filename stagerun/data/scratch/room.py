@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stagerun.base.errors import StorageError
+from stagerun.base.text import size
 from stagerun.data.scratch.layout import (
     PARTIAL,
     Found,
@@ -23,8 +25,6 @@ from stagerun.data.scratch.layout import (
     write_manifest,
     writing,
 )
-from stagerun.errors import StorageError
-from stagerun.text import size
 
 
 def free_bytes(home: Path) -> int:

@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from stagerun.base.text import count
+from stagerun.base.text import size as size_text
 from stagerun.data.scratch.layout import CopyStopped, Original, blocks_in, suspect
 from stagerun.data.scratch.serving import Lost, Neighbour, Place, Server
-from stagerun.text import count
-from stagerun.text import size as size_text
 
 # -- Where the nodes of a job get their copies from: all from the source, or each a share of it, which it hands on.
 

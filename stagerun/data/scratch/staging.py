@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import stagerun
+from stagerun.base.errors import StorageError
 from stagerun.data.scratch.blocks import BlockCopy, Progress, Tally, known_blocks, worth_keeping
 from stagerun.data.scratch.layout import (
     DATA,
@@ -37,9 +38,8 @@ from stagerun.data.scratch.layout import (
 )
 from stagerun.data.scratch.room import take_room
 from stagerun.data.scratch.sharing import Exchange, Share
-from stagerun.errors import StorageError
-from stagerun.lmdb_file import SIDE_FILE, reading
 from stagerun.system.files import sync_folder
+from stagerun.system.lmdb_file import SIDE_FILE, reading
 
 GIGABYTE = 10**9
 

@@ -15,14 +15,14 @@ from typing import Any, Protocol
 import cv2
 import lmdb
 
+from stagerun.base.errors import DataError, ResumeRefused
+from stagerun.base.text import count, first
 from stagerun.data.index import digest_of, save
 from stagerun.data.indexing import in_order
 from stagerun.data.lmdb_offsets import offsets_of
 from stagerun.data.rows import LEFT_OUT, Look, Rows, Statistics, index_of
 from stagerun.data.write import writing
-from stagerun.errors import DataError, ResumeRefused
-from stagerun.lmdb_file import check_file
-from stagerun.text import count, first
+from stagerun.system.lmdb_file import check_file
 from stagerun.tools.data import report
 from stagerun.tools.data.partial import REPORT, Journal, Note, Partial, entry
 

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from stagerun.base.errors import DataError, PeerError, PermissionDenied, StagerunError, StorageError
 from stagerun.data.index import save
 from stagerun.data.indexing import build
 from stagerun.data.records import LmdbSource
-from stagerun.errors import DataError, PeerError, PermissionDenied, StagerunError, StorageError
 from stagerun.tools.data.sources.idx import import_idx, read_idx
 
 Say = Callable[[str], None]

@@ -17,14 +17,14 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import ImageColor
 
-from stagerun import order
+from stagerun.base import order
+from stagerun.base.errors import DataError, UsageError
+from stagerun.base.recipe import InterpMode
 from stagerun.data import jpeg, pixels
 from stagerun.data.datum import Image, raw_datum
 from stagerun.data.pixels import Draw
 from stagerun.data.rows import Statistics, look
-from stagerun.errors import DataError, UsageError
-from stagerun.proto import caffe_pb2
-from stagerun.recipe import InterpMode
+from stagerun.language.proto import caffe_pb2
 from stagerun.tools.data import odd
 from stagerun.tools.data.engine import Made
 from stagerun.tools.data.partial import Note

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from stagerun.base.errors import DataError, StorageError
 from stagerun.data import jpeg
 from stagerun.data.index import Index, digest_of, fingerprint_of, foreign_record, is_stale, load_unsampled, read
 from stagerun.data.indexing import in_order
 from stagerun.data.lmdb_offsets import Offsets, offsets_in, printable
 from stagerun.data.records import LmdbSource, spread
 from stagerun.data.rows import ROW, Rows, decode_any, is_prepared, kinds_of, look, parse
-from stagerun.errors import DataError, StorageError
-from stagerun.lmdb_file import open_file, reading
+from stagerun.system.lmdb_file import open_file, reading
 
 SAMPLES = 500
 

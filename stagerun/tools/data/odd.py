@@ -24,9 +24,9 @@ from PIL.PpmImagePlugin import PpmImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
+from stagerun.base.errors import DataError, listing
 from stagerun.data import jpeg
 from stagerun.data.headers import Header, family, png_chunks, read_header
-from stagerun.errors import DataError, listing
 
 ODDITIES = {
     "CMYK": "a JPEG in CMYK or YCCK: B, G, R as OpenCV makes them, encoded again as JPEG of quality 95, 4:4:4",

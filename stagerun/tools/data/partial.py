@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stagerun.base.errors import DataError, FolderInUseError, ResumeRefused, StorageError
 from stagerun.data.rows import ROW, Rows
-from stagerun.errors import DataError, FolderInUseError, ResumeRefused, StorageError
-from stagerun.lmdb_file import SIDE_FILE
 from stagerun.system.files import open_lock, sync_folder
 from stagerun.system.host import host_name
+from stagerun.system.lmdb_file import SIDE_FILE
 from stagerun.system.process import gone
 
 ROWS, NOTES = "rows2", "notes.jsonl"

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from stagerun.base.errors import DataError, UsageError
 from stagerun.data.index import digest_of
 from stagerun.data.jpeg.choice import picture, turbojpeg
 from stagerun.data.jpeg.header import SAMPLINGS, Header, Reach, is_complete, read_header
@@ -27,9 +28,8 @@ from stagerun.data.jpeg.turbo import COPY_NONE, OPTIMIZE, RESTART_BLOCKS, TRANSF
 from stagerun.data.lmdb_offsets import offsets_of, printable
 from stagerun.data.records import LmdbSource
 from stagerun.data.rows import Statistics, look, parse
-from stagerun.errors import DataError, UsageError
-from stagerun.lmdb_file import set_of
-from stagerun.proto import caffe_pb2
+from stagerun.language.proto import caffe_pb2
+from stagerun.system.lmdb_file import set_of
 from stagerun.tools.data.engine import Made
 from stagerun.tools.data.partial import Note
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from stagerun.errors import DataError
-from stagerun.text import count
+from stagerun.base.errors import DataError
+from stagerun.base.text import count
 from stagerun.tools.data.partial import REPORT, Note
 from stagerun.tools.data.sources.items import regular
 

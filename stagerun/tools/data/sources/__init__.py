@@ -15,7 +15,7 @@ anything, or follows a name out of an archive.
 import os
 from collections.abc import Callable
 
-from stagerun.errors import DataError, UsageError, listing, nearest
+from stagerun.base.errors import DataError, UsageError, listing, nearest
 from stagerun.tools.data.sources import cifar, folder, idx, recordio, tar, tfrecord
 from stagerun.tools.data.sources.items import (
     FORMATS,

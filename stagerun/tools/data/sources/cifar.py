@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.errors import DataError, UsageError
+from stagerun.base.errors import DataError, UsageError
 from stagerun.tools.data.sources.items import (
     DAMAGED,
     Item,

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.errors import DataError, UsageError
-from stagerun.text import count
+from stagerun.base.errors import DataError, UsageError
+from stagerun.base.text import count
 from stagerun.tools.data.sources.items import (
     IMAGE_SUFFIXES,
     LARGEST_LABEL,

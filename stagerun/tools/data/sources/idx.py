@@ -12,9 +12,9 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from stagerun.base.errors import DataError, UsageError
 from stagerun.data.datum import raw_datum
 from stagerun.data.write import write_lmdb
-from stagerun.errors import DataError, UsageError
 from stagerun.tools.data.sources.items import DAMAGED, Item, Pixels, SourceOptions, signature, unzipped
 
 _UNSIGNED_BYTE = 0x08

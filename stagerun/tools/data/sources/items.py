@@ -16,7 +16,7 @@ from typing import BinaryIO, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.errors import DataError, PermissionDenied, StorageError, UsageError
+from stagerun.base.errors import DataError, PermissionDenied, StorageError, UsageError
 
 FORMATS = ("folder", "list", "imagenet", "cifar", "idx", "tfrecord", "recordio")
 SPLITS = ("train", "val", "test")

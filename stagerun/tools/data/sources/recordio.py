@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from stagerun.errors import DataError
+from stagerun.base.errors import DataError
 from stagerun.tools.data.sources.items import DAMAGED, LARGEST_FILE, LARGEST_LABEL, Archive, Archived, Names, read_text
 from stagerun.tools.data.sources.truth import Mistakes, lines
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.errors import DataError, UsageError
+from stagerun.base.errors import DataError, UsageError
 from stagerun.tools.data.sources.folder import Files, check_classes, classes_and_labels, flat_images, is_image
 from stagerun.tools.data.sources.items import DAMAGED, LARGEST_FILE, Archive, Archived, Names, SourceOptions
 from stagerun.tools.data.sources.truth import read_synsets, read_truth

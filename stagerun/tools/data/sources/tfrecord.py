@@ -22,8 +22,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from stagerun.errors import DataError
-from stagerun.proto import tfexample_pb2
+from stagerun.base.errors import DataError
+from stagerun.language.proto import tfexample_pb2
 from stagerun.tools.data.sources.items import (
     DAMAGED,
     LARGEST_FILE,

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from stagerun.errors import DataError, Problem, RecipeError, Span
+from stagerun.base.errors import DataError, Problem, RecipeError, Span
 from stagerun.tools.data.sources.items import LARGEST_LABEL, read_text
 
 MOST_MISTAKES = 20
