@@ -1,6 +1,6 @@
 """The resolved schedule, as frozen values: every default applied, every duration in iterations.
 
-Made by `spec.resolve` alone; read by everything else. The meaning, unit and range of a field stand in
+Made by `language.resolve` alone; read by everything else. The meaning, unit and range of a field stand in
 `protos/stagerun.proto`, where the field has the same name; here only what differs is said. No I/O, stdlib only.
 """
 
@@ -123,7 +123,7 @@ class Model:
     name: str
     num_classes: int
     channels: int = 3
-    moving_average_fraction: float = 0.9  # of most networks, eps too; `spec.networks` has those of each
+    moving_average_fraction: float = 0.9  # of most networks, eps too; `language.networks` has those of each
     eps: float = 1e-5
     zero_gamma: ZeroGamma = ZeroGamma.AS_PUBLISHED
     fc_weight_filler: Filler | None = None

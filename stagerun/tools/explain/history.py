@@ -120,7 +120,7 @@ def _block(block: Block) -> str:
 
 
 def _of_stage(node: Node, root: Block, file: Block, changes: Sequence[override.Override]) -> Iterator[_Layer]:
-    """In the order of `spec.layers`: of what one layer says, what is inside a message comes on top of the message."""
+    """In the order of `language.layers`: of what one layer says, what is inside a message comes on top of the message."""
     for block in root.blocks("solver"):
         yield _Layer("schedule", block)
     shared = [
