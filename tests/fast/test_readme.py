@@ -1,6 +1,6 @@
 """README.md and the manual show what is there: commands, options, files, outputs; and they can be read.
 
-`git show COMMIT:README.md | python tests/test_readme.py` counts what this file forbids, in another version of a page.
+`git show COMMIT:README.md | python tests/fast/test_readme.py` counts what this file forbids, in another version of a page.
 """
 
 import re
@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from test_layers import TOOLS, TRUNK
 
 from stagerun.base.errors import EXIT_MEANINGS
 from stagerun.cli import COMMANDS, main
@@ -114,6 +115,25 @@ def test_links_files_and_pictures_are_there(page: str) -> None:
     assert set(re.findall(r"\]\[(\w+)\]", text)) == set(re.findall(r"^\[(\w+)\]: https://", text, re.M))
     for named in set(re.findall(r"scripts/[a-z-]+|tests/[\w/]+\.\w+|solvers/[a-z0-9_]+(?=[/`])", text)):
         assert (ROOT / named).exists(), named
+
+
+@pages
+def test_modules_are_there(page: str) -> None:
+    """Named from the package or the root, or by their file's name alone. `train.py` is timm's."""
+    there = {
+        path.relative_to(ROOT).as_posix() for folder in ("stagerun", "tests") for path in (ROOT / folder).rglob("*.py")
+    }
+    for named in set(re.findall(r"`([\w/]+\.py)\b", TEXTS[page])):
+        assert named == "train.py" or "NAME" in named or any(f"/{path}".endswith(f"/{named}") for path in there), named
+
+
+def test_the_map_has_every_folder_and_every_tool() -> None:
+    internals, readme = TEXTS["internals"], TEXTS["README"]
+    assert tuple(re.findall(r"^\| `(\w+)(?:/|\.py)` \|", internals, re.M)) == TRUNK
+    listed = re.search(r"`tools/` has a folder for each tool beside the run: ([^.]*)\.", internals)
+    assert listed and set(re.split(r",\s+", listed[1])) == TOOLS
+    contributing = readme[readme.index("## Contributing") :]
+    assert {*re.findall(r"^    (\w+)/ ", contributing, re.M), "comm", "engine", "cli"} == {*TRUNK, "tools"}
 
 
 @pages
