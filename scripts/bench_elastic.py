@@ -32,12 +32,12 @@ class Training:
 
     def work(self, count: int, comm: Comm, counts: bool = True) -> None:
         comm.barrier()
-        begun, updating = time.perf_counter(), 0.0
+        started, updating = time.perf_counter(), 0.0
         for _ in range(count):
             updating += next(self._events).update_seconds
         comm.barrier()
         if counts:
-            self.steps.append((time.perf_counter() - begun) / count)
+            self.steps.append((time.perf_counter() - started) / count)
             self.updates.append(updating / count)
 
 

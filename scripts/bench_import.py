@@ -34,9 +34,9 @@ def class_folders(photos: Path, images: int, folder: Path) -> Path:
 def imported(source: Path, out: Path, threads: int) -> float:
     """Seconds that an import takes, from the command to its end."""
     command = [sys.executable, "-m", "stagerun", "data", "import", str(source), str(out), "--threads", str(threads)]
-    begun = time.perf_counter()
+    started = time.perf_counter()
     subprocess.run(command, check=True, capture_output=True)
-    taken = time.perf_counter() - begun
+    taken = time.perf_counter() - started
     shutil.rmtree(out)
     return taken
 

@@ -197,7 +197,7 @@ def cold(setting: Setting, rounds: int, folder: Path) -> None:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(fd)
             keys = [records.key(i) for i in wanted]
-            begun = time.perf_counter()
+            started = time.perf_counter()
             if name == "stagerun":
                 for at in range(0, len(wanted), 8):
                     records.expect(wanted[:40] if at == 0 else wanted[at + 32 : at + 40])
@@ -208,7 +208,7 @@ def cold(setting: Setting, rounds: int, folder: Path) -> None:
                     for key in keys:
                         bytes(txn.get(key))
             if n:  # the first round is for warming up
-                times[name].append((time.perf_counter() - begun) / len(wanted) * 1e6)
+                times[name].append((time.perf_counter() - started) / len(wanted) * 1e6)
     for name, taken in times.items():
         print(f"cold, shuffled, {name}: {statistics.median(taken):.0f} us a record")
     print(f"lmdb / stagerun: {ratio(times['lmdb'], times['stagerun'])}")
@@ -221,16 +221,16 @@ def orders(count: int, images: int = 10**9) -> None:
         "from stagerun import order\n"
         f"count, images, step = {count}, {images}, {BATCH}\n"
         "order.indices(1, images, 0, step, True)\n"
-        "before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()\n"
+        "before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()\n"
         "for at in range(0, count, step): order.indices(1, images, at * 7 % images, step, True)\n"
-        "taken = time.process_time() - begun\n"
+        "taken = time.process_time() - started\n"
         "print(taken / count * 1e9, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     nanoseconds, kilobytes = map(float, done.stdout.split())
-    begun = time.process_time()
+    started = time.process_time()
     order.indices(1, images, 0, 1 << 20, True)
-    large = (time.process_time() - begun) / (1 << 20) * 1e9
+    large = (time.process_time() - started) / (1 << 20) * 1e9
     print(
         f"order of {images:,} images: {nanoseconds:.0f} ns a position in batches of {BATCH}, {large:.0f} ns in one piece of a "
         f"million; memory grew by {kilobytes:.0f} kB over {count:,} positions"
@@ -250,16 +250,16 @@ def waiting(setting: Setting, steps: int) -> None:
             loader = our_loader(setting, None, False, 1)
             with loader.stream((n * 16, 16) for n in range(1 << 40)) as batches:
                 while True:
-                    begun = time.perf_counter()
+                    started = time.perf_counter()
                     batch = next(batches)
-                    waited += time.perf_counter() - begun
+                    waited += time.perf_counter() - started
                     yield batch
 
     train = bench_step.ours(case, Timed())  # type: ignore[arg-type]
     train(3)
-    waited, begun = 0.0, time.perf_counter()
+    waited, started = 0.0, time.perf_counter()
     train(steps)
-    taken = time.perf_counter() - begun
+    taken = time.perf_counter() - started
     print(
         f"ResNet-50, batch 16, {steps} steps: {1000 * taken / steps:.0f} ms a step, of which {1e6 * waited / steps:.0f} us "
         f"({100 * waited / taken:.3f} %) wait for images"

@@ -44,7 +44,7 @@ class Times:
 
     @contextlib.contextmanager
     def of(self, part: str, more: bool = False) -> Iterator[None]:
-        """`more`: of the snapshot whose part was begun already."""
+        """`more`: adds to the part of the snapshot that was counted last."""
         wall, cpu = time.perf_counter(), time.process_time()
         yield
         taken = 1000 * (time.perf_counter() - wall), 1000 * (time.process_time() - cpu)

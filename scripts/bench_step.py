@@ -196,10 +196,10 @@ def settle(device: torch.device, ours: bool) -> None:
 
 def seconds(steps: Callable[[int], None], count: int, device: torch.device) -> float:
     synchronize(device)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     steps(count)
     synchronize(device)
-    return (time.perf_counter() - begun) / count
+    return (time.perf_counter() - started) / count
 
 
 def compare(case: Case, pairs: int, count: int) -> None:

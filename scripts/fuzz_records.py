@@ -163,7 +163,7 @@ def record(whole: list[bytes], seed: int, number: int) -> bytes:
 
 
 def child(seed: int, first: int, last: int) -> None:
-    """Tells each record's number before it begins, and its counts at the end, on stdout."""
+    """Prints each record's number before it starts, and the counts at the end."""
     whole, tiers = whole_records(), [tier.name for tier in jpeg.tiers() if tier.available]
     counts: Counter[str] = Counter()
     value = [whole[0]]
@@ -177,7 +177,7 @@ def child(seed: int, first: int, last: int) -> None:
         for param in TRANSFORMS
         for channels in ((1, 3) if param.random_resized_crop is None else (3,))
     ]
-    for one in loaders:  # what is loaded or compiled at first use is no part of a record's memory
+    for one in loaders:  # what is loaded or compiled at first use doesn't count as a record's memory
         with suppress(DataError):
             one.batch(0, 1)
     for number in fuzz_children.numbers(first, last):

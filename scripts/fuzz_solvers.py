@@ -273,7 +273,7 @@ def check_place(problem: Problem, folder: Path) -> None:
 
 
 def child(seed: int, first: int, last: int) -> None:
-    """Tells each folder's number before it begins, and the counts at the end, on stdout."""
+    """Prints each folder's number before it starts, and the counts at the end."""
     whole = whole_folders()
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="fuzz-solvers-") as name:

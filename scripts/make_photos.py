@@ -53,7 +53,7 @@ def packages(folder: Path, debs: Path | None) -> Path:
     for name in PACKAGES:
         found = sorted(debs.glob(f"{name}_*.deb"))
         if not found:
-            sys.exit(f"there is no {name}_*.deb in {debs}")
+            sys.exit(f"{debs} has no {name}_*.deb")
         subprocess.run(["dpkg-deb", "-x", str(found[-1]), str(partial)], check=True)
     partial.rename(unpacked)
     return unpacked
