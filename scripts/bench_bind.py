@@ -1,8 +1,8 @@
-"""What it does to a training step that workers are bound to cores: one with `run --bind cores` against one with `--bind none`.
+"""What binding workers to cores does to a training step: one with `run --bind cores` against one with `--bind none`.
 
 The workers are processes of this machine that meet over gloo, as in `scripts/bench elastic`. In the same processes the same network is
-trained in turn in blocks of a few steps, bound and unbound, and each pair of blocks gives one ratio (below 1: bound is faster). Of use on
-an otherwise idle machine alone: a bound worker can't get out of the way of another program.
+trained in turn in blocks of a few steps, bound and unbound, and each pair of blocks gives one ratio (below 1: bound is faster). This needs
+an otherwise idle machine: a bound worker can't get out of the way of another program.
 """
 
 import argparse

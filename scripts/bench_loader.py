@@ -1,9 +1,9 @@
-"""Images per second of a processor: stagerun's loader against what one would use else, on the same JPEGs.
+"""Images per second of a processor: stagerun's loader against the usual ones, on the same JPEGs.
 
 Each side turns the same photographs into uint8 batches of 64: a rectangle as torchvision's RandomResizedCrop draws it, resized to
 224 x 224, flipped half of the time. Each is a process of its own; they take turns in blocks of a few seconds, and each round gives
-one ratio per pair, so that a machine whose speed drifts slows all. Counted is the processor time, user and system, of the whole tree
-of processes from one moment of rest to the next. Printed: the medians, and the median and quartiles of the ratios.
+one ratio per pair, so that a machine whose speed drifts slows all. It counts the processor time, user and system, of the whole tree
+of processes from one moment of rest to the next. It prints the medians, and the median and quartiles of the ratios.
 
   stagerun       its loader on an LMDB, by each way of decoding asked for, on files as they are (plain) and after
                  `stagerun data prepare`

@@ -3,8 +3,8 @@
 The workers are processes that meet over gloo: on this machine, or, with --rank, one on each host (start the same command there with
 MASTER_ADDR and MASTER_PORT set). In the same processes every way trains the same network on the same images, in turn in blocks of a few
 steps, and each pair of blocks gives one ratio, so that a machine whose speed drifts slows both. A step is forward, backward and the sum of
-the gradients over the workers; there is no update, which both would do alike. Printed: median time of a step, and of that what comes
-after backward (the exposed part of the reduction), what this worker's processors worked, and the median and quartiles of the ratios of
+the gradients over the workers, without the update, which is the same in both. It prints the median time of a step, the part of it
+after backward (the exposed part of the reduction), this worker's processor time, and the median and quartiles of the ratios of
 the first way's times to those of each. Processor time is the steadier one on a machine that others use. `gradients`: a digest of those
 of the first step, and whether the last step's, in the same process, are the same.
 

@@ -1,9 +1,9 @@
 """What a snapshot costs: stagerun's, part by part, against torch.save and fsync of the same state.
 
-The state is a network's with momentum (ResNet-50: 205 MB). Both save it in turn to new files in one folder, and delete them. Of
-stagerun training stands still for `copy` and `check` alone; the rest, reading every byte back from the disk among it, is done by a thread
-of its own. With several workers it stands still for `copy and digest` on rank 0, and meanwhile for `digest and check` on the others, and
-for one sum of some bytes. Of a plain torch.save it stands still for all. Printed: median and quartiles of the time on the clock and of processor
+The state is a network's with momentum (ResNet-50: 205 MB). Both save it in turn to new files in one folder, and delete them. With
+stagerun, training waits only for `copy` and `check`; a thread does the rest, such as reading every byte back from the disk.
+With several workers it waits for `copy and digest` on rank 0, meanwhile for `digest and check` on the others, and
+for one sum of a few bytes. With a plain torch.save it waits for everything. It prints the median and quartiles of the time on the clock and of processor
 time, in milliseconds; what that is of one snapshot a minute; and the ratios of the pairs. Then the time of a training step while
 snapshots are written one after the other, against that of one without, in blocks that take turns.
 """

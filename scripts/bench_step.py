@@ -3,7 +3,7 @@
 Both train the same network on the same batches, which lie in memory as bytes, with the same settings: SGD with momentum 0.9 and
 weight decay, channels_last, one worker; on a GPU both are fed through the same prefetcher, and stagerun alone asks for deterministic
 algorithms, as it does when it trains. They take turns in blocks of a few steps, and each pair of blocks gives one
-ratio, so that a machine whose speed drifts slows both. Printed: median time of a step for each, and the median, the
+ratio, so that a machine whose speed drifts slows both. It prints the median time of a step for each, and the median, the
 quartiles and the range of the ratios (below 1: stagerun is faster).
 """
 
