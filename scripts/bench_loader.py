@@ -218,7 +218,7 @@ def orders(count: int, images: int = 10**9) -> None:
     """Time and memory of the order of `count` positions in an epoch of a billion images, a batch after the other."""
     program = (
         "import resource, sys, time\n"
-        "from stagerun import order\n"
+        "from stagerun.base import order\n"
         f"count, images, step = {count}, {images}, {BATCH}\n"
         "order.indices(1, images, 0, step, True)\n"
         "before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()\n"

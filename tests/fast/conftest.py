@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,9 +29,10 @@ sys.meta_path.insert(0, NoTorch)  # type: ignore[arg-type]
 sys.addaudithook(_no_process)
 
 
-def _watched() -> Iterator[None]:
+def _watched(node: pytest.Item | pytest.Collector) -> Iterator[None]:
+    """pytest calls these hooks for other folders' tests, too."""
     global watching
-    watching = True
+    watching = Path(__file__).parent in node.path.parents
     try:
         return (yield)
     finally:
@@ -39,9 +41,9 @@ def _watched() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
-    return (yield from _watched())
+    return (yield from _watched(collector))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    return (yield from _watched())
+    return (yield from _watched(item))

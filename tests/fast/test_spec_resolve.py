@@ -13,6 +13,7 @@ from stagerun.base import recipe
 from stagerun.base.errors import RecipeError, UsageError
 from stagerun.data.write import write_lmdb
 from stagerun.language import ranges, tree
+from stagerun.manual import fields
 from stagerun.schedule import learning_rate
 
 SCHEDULE = """
@@ -317,20 +318,20 @@ def test_the_published_recipe() -> None:
 
 @pytest.mark.parametrize("name", ["base_lr", "Solver.base_lr", "solver.base_lr"])
 def test_help(name: str) -> None:
-    assert language.help_text(name) == (
+    assert fields.help_text(name) == (
         "Solver.base_lr   number\n  Learning rate that the policy starts from. 0 or more. Required. Caffe's."
     )
 
 
 def test_help_of_messages_enums_and_mistakes() -> None:
-    assert "default: 0.5" in language.help_text("min_area_ratio")
-    assert "transform_param" in language.help_text("Solver") and "TransformParameter" in language.help_text("")
-    assert "BF16" in language.help_text("Precision") and "KEEP" in language.help_text("Momentum")
-    assert "Model.name" in language.help_text("name") and "StageEntry.name" in language.help_text("name")
-    assert "makes no snapshot stale" in language.help_text("display") and "stale" not in language.help_text("momentum")
+    assert "default: 0.5" in fields.help_text("min_area_ratio")
+    assert "transform_param" in fields.help_text("Solver") and "TransformParameter" in fields.help_text("")
+    assert "BF16" in fields.help_text("Precision") and "KEEP" in fields.help_text("Momentum")
+    assert "Model.name" in fields.help_text("name") and "StageEntry.name" in fields.help_text("name")
+    assert "makes no snapshot stale" in fields.help_text("display") and "stale" not in fields.help_text("momentum")
     for wrong, hint in (("base_ir", "base_lr"), ("Sollver", "Solver"), ("model.base_lr", ""), ("a.b.base_lr", "")):
         with pytest.raises(UsageError) as caught:
-            language.help_text(wrong)
+            fields.help_text(wrong)
         assert hint in caught.value.hint
 
 

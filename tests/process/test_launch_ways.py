@@ -32,7 +32,7 @@ print(local.run_workers([{out!r}], 2, 1, grace=60.0))
 WORKER = """
 import os, signal, sys, time
 from pathlib import Path
-from stagerun import signals
+from stagerun.system import signals
 from stagerun.launch.folder import enter, report
 out, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 heard = []
