@@ -95,7 +95,7 @@ class Way:
             self.exposed.append(exposed / count)
 
     def digest(self) -> str:
-        """Of the gradients."""
+        """The digest of the gradients."""
         found = hashlib.sha256()
         for p in self.parameters:
             assert p.grad is not None

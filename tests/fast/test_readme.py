@@ -141,6 +141,18 @@ def test_sentences_are_short_and_plain(page: str) -> None:
     assert long_sentences(TEXTS[page]) == [] and forbidden(TEXTS[page]) == []
 
 
+def test_scripts_solver_files_and_changelog_are_plain_too() -> None:
+    files = [ROOT / "CHANGELOG.md", *(ROOT / "scripts").iterdir(), *(ROOT / "solvers").rglob("*.prototxt")]
+    words = re.compile(rf"\b({'|'.join(WORDS)})\b")
+    assert {path.name: found for path in files if path.is_file() and (found := words.findall(path.read_text()))} == {}
+
+
+def test_ci_runs_the_whole_suite_and_readme_names_both_ways() -> None:
+    assert "scripts/test --all" in (ROOT / ".ci" / "run").read_text().splitlines()
+    contributing = TEXTS["README"][TEXTS["README"].index("## Contributing") :]
+    assert re.search(r"^    scripts/test +#", contributing, re.M) and "\n    scripts/test --all " in contributing
+
+
 def test_readme_is_short_and_pages_and_pictures_are_all_used() -> None:
     assert len(TEXTS["README"].splitlines()) < 200
     assert {path.stem for path in FOLDER.glob("*.md")} == set(PAGES)
