@@ -296,7 +296,7 @@ class WholeFile:
     """A small text file. Rank 0 only. It is written aside and renamed, so that readers and killed runs see the old lines or the new, none cut
     short, and lines that a resumed run makes void can go.
 
-    `lines`: what it holds. A log that can't be written is not a reason to lose training: `warn` hears of the first failure,
+    `lines`: what it holds. A log that can't be written is not a reason to lose training: `warn` reports the first failure,
     and the next write tries again, with all lines. PermissionDenied, StorageError if an old file can't be read.
     """
 
@@ -326,7 +326,7 @@ class WholeFile:
         self.lines = list(lines)
 
     def left_out(self, count: int) -> None:
-        """Tells of lines that were read and mean nothing here."""
+        """Warns of lines that were read and mean nothing here."""
         if count:
             lines = "line that is not its own" if count == 1 else "lines that are not its own"
             self.warn(f"warning: {self.path} holds {count} {lines}, left out from now on")

@@ -107,7 +107,7 @@ _NVIDIA = "driver/nvidia/gpus"
 
 
 def read(root: Path = Path("/"), environment: Mapping[str, str] | None = None) -> Machine:
-    """What /sys and /proc under `root` tell of the machine and of this process. `environment`: where CUDA_VISIBLE_DEVICES is
+    """The machine and this process, as /sys and /proc under `root` show them. `environment`: where CUDA_VISIBLE_DEVICES is
     looked for. What isn't reported is taken to be simple: no SMT, one socket, one node."""
     system = root / "sys/devices/system"
     online = _list(system / "cpu/online")
@@ -168,9 +168,9 @@ def _slow(root: Path, online: Sequence[int]) -> set[int]:
     if atom:
         return atom if atom < set(online) else set()
     files = {cpu: root / f"sys/devices/system/cpu/cpu{cpu}/cpu_capacity" for cpu in online}
-    told = {cpu: value for cpu, file in files.items() if (value := _number(file)) is not None}
+    known = {cpu: value for cpu, file in files.items() if (value := _number(file)) is not None}
     # Favoured cores of one kind differ by some hundredths.
-    return {cpu for cpu, value in told.items() if value < 0.85 * max(told.values())}
+    return {cpu for cpu, value in known.items() if value < 0.85 * max(known.values())}
 
 
 def _gpus(root: Path) -> Iterator[tuple[str, Gpu]]:
@@ -181,11 +181,11 @@ def _gpus(root: Path) -> Iterator[tuple[str, Gpu]]:
     except OSError:
         return
     for number, place in enumerate(places):
-        told = dict(line.split(":", 1) for line in lines(folder / place / "information") if ":" in line)
+        facts = dict(line.split(":", 1) for line in lines(folder / place / "information") if ":" in line)
         node = _number(root / "sys/bus/pci/devices" / place.lower() / "numa_node")
-        name = told.get("Model", "").strip()
-        # The kernel writes -1 where the firmware doesn't tell, as in most virtual machines.
-        yield told.get("GPU UUID", "").strip(), Gpu(number, node if node is not None and node >= 0 else None, name)
+        name = facts.get("Model", "").strip()
+        # The kernel writes -1 where the firmware doesn't say, as in most virtual machines.
+        yield facts.get("GPU UUID", "").strip(), Gpu(number, node if node is not None and node >= 0 else None, name)
 
 
 def _visible(found: Iterator[tuple[str, Gpu]], chosen: str | None) -> tuple[Gpu, ...]:

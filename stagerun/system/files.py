@@ -100,7 +100,7 @@ def open_lock(path: Path) -> int:
     return fd
 
 
-# As the kernel names them. Of all others (nfs, lustre, gpfs, beegfs, ceph, fuse of any kind ...) nothing is claimed.
+# As the kernel names them. Nothing is claimed of any other (nfs, lustre, gpfs, beegfs, ceph, fuse of any kind ...).
 LOCAL = frozenset(
     {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs"}
 )
@@ -110,7 +110,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 def local_kind(path: Path, mounts: str | None = None) -> str:
     """The kind of file system that `path` is, or would be made, on, where it is a host's own; '' where it isn't, or can't be known.
-    `mounts` as of `mounted`."""
+    `mounts`: as for `mounted`."""
     kind, _ = mounted(path, mounts)
     return kind if kind in LOCAL else ""
 

@@ -70,7 +70,7 @@ def whole_memory(roots: Roots | None = None) -> int:
 
 
 def _memory_left(version: int, folder: Path) -> int | None:
-    """None where there is no limit, or no group."""
+    """None without a limit, or without a group."""
     limit_file, used_file, cache = _MEMORY[version]
     limit, used = _number(folder / limit_file), _number(folder / used_file)
     if limit is None or used is None:
@@ -128,14 +128,14 @@ def _upwards(mount: Path, path: str) -> Iterator[Path]:
 
 
 def _number(file: Path) -> int | None:
-    """None for `max`, and where there is no such file. (Version 1 shows "no limit" as a number beyond any machine's memory.)"""
+    """None for `max`, and for a file that isn't there. (Version 1 shows "no limit" as a number beyond any machine's memory.)"""
     text = lines(file)
     return int(text[0]) if text and text[0].isdigit() else None
 
 
 def lines(file: Path) -> list[str]:
-    """No line where there is no such file."""
+    """Empty for a file that isn't there."""
     try:
         return file.read_text().splitlines()
-    except OSError:  # another kernel, or another version of control groups: there is nothing to know
+    except OSError:  # another kernel, or another version of control groups: nothing can be known
         return []

@@ -51,7 +51,7 @@ def read_as(kind: type[T], value: object) -> T:
 
 
 class _OtherKind(ValueError):
-    """The value is not of the type; whose it is, is added by the object that it is in."""
+    """The value is not of the type. The object that holds it adds the field's name."""
 
 
 @functools.cache

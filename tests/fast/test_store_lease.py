@@ -265,7 +265,7 @@ def test_a_stop_is_answered_while_it_waits(out: Path) -> None:
     taken(out, NODE7)
     clock = Clock()
     second = lease(out, clock=clock)
-    with pytest.raises(StagerunError, match="nothing was begun") as caught:
+    with pytest.raises(StagerunError, match="nothing was started") as caught:
         second.wait(True, lambda text: None, lambda: clock.now >= 1003)
     assert caught.value.exit_code == ExitCode.SAVED and clock.now < 1005
     assert os.listdir(out / "lives") == ["a0001.json"]

@@ -111,7 +111,7 @@ def test_a_run_says_what_is_to_come(tmp_path: Path) -> None:
     schedule = small.make_schedule(tmp_path / "schedule", tmp_path / "data")
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     wrong = small.run(schedule, tmp_path / "out", env={**env, "STAGERUN_FAULT": "ENOSPC"})
-    assert wrong.returncode == 64 and "STAGERUN_FAULT=ENOSPC is no fault" in wrong.stderr
+    assert wrong.returncode == 64 and "STAGERUN_FAULT=ENOSPC is not a fault" in wrong.stderr
     assert not (tmp_path / "out").exists()
     full = small.run(schedule, tmp_path / "out", env={**env, "STAGERUN_FAULT": "ENOSPC@40+"})
     assert full.returncode == 74

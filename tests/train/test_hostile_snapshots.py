@@ -302,7 +302,7 @@ def test_a_whole_number_of_the_identity_that_is_none(snapshot: Path) -> None:
     assert ref.whole("solver.max_iter", 0) == 3 and ref.whole("nothing", 7) == 7
     for text in ("x", "-1", "9" * 5000, "٣", ""):
         wrong = SnapshotRef(name="n", stage="s", iter=1, attempt=1, id="", parent="", identity={"f": text})
-        with pytest.raises(ResumeRefused, match="no whole number"):
+        with pytest.raises(ResumeRefused, match="not a whole number"):
             wrong.whole("f", 0)
 
 
