@@ -18,12 +18,12 @@ Should the manifest's own sync be lost all the same, or any byte change later, s
 import contextlib
 import errno
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from stagerun.base.errors import PermissionDenied, StagerunError, StorageError
+from stagerun.base.errors import StagerunError, StorageError
 from stagerun.base.snapshots import SnapshotRef
-from stagerun.store.disk import Disk, LocalDisk, delete, make_folder, rename, was_renamed
+from stagerun.store.disk import Disk, delete, make_folder, rename, was_renamed
 from stagerun.store.errors import Damaged, not_as_written, reporting, storage_failure
 from stagerun.store.layout import MANIFEST, Place, snapshot_name, snapshots_folder, temp_name
 from stagerun.store.manifest import FileEntry, Manifest, check_names, encode
@@ -264,69 +264,3 @@ def _discard(disk: Disk, temp: Path) -> None:
     """Deletes what was started, as far as the disk lets it; `sweep` deletes the rest."""
     with contextlib.suppress(OSError):
         delete(disk, temp)
-
-
-@contextlib.contextmanager
-def writing(file: str | Path, hint: str = "") -> Iterator[None]:
-    """PermissionDenied or StorageError, which name the file, for what goes wrong inside."""
-    try:
-        yield
-    except PermissionError as error:
-        raise PermissionDenied(f"may not write {file}", hint) from error
-    except OSError as error:
-        raise StorageError(f"can't write {file}: {error.strerror}", hint) from error
-
-
-def require_writable(file: str) -> None:
-    """Before the work whose result goes there. What it holds stays: should the work come to nothing, that is better than nothing.
-    PermissionDenied, StorageError."""
-    with writing(file):
-        open(file, "ab").close()
-
-
-def write_output(path: Path, data: bytes) -> None:
-    """A file that the user asked for, old bytes or new; its folder is made. PermissionDenied, StorageError."""
-    try:
-        write_atomic(LocalDisk(), path, data)
-    except (StorageError, PermissionDenied) as error:
-        raise type(error)(error.message, "choose another place with --output") from error
-
-
-class WholeFile:
-    """A small text file. Rank 0 only. It is written aside and renamed, so that readers and killed runs see the old lines or the new, none cut
-    short, and lines that a resumed run makes void can go.
-
-    `lines`: what it holds. A log that can't be written is not a reason to lose training: `warn` reports the first failure,
-    and the next write tries again, with all lines. PermissionDenied, StorageError if an old file can't be read.
-    """
-
-    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
-        self.path, self.warn, self._warned = path, warn, False
-        try:
-            self.lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        except FileNotFoundError:
-            self.lines = []
-        except PermissionError as error:
-            raise PermissionDenied(f"{path} may not be read", "give another output folder with --out") from error
-        except OSError as error:
-            raise StorageError(f"can't read {path}: {error.strerror}", "check the disk") from error
-
-    def write(self, lines: Sequence[str]) -> None:
-        if list(lines) == self.lines:
-            return
-        try:
-            write_atomic(LocalDisk(), self.path, "".join(f"{line}\n" for line in lines).encode())
-        except StagerunError as error:
-            if not self._warned:
-                self._warned = True
-                self.warn(
-                    f"warning: {self.path} can't be written: {error.message}; training goes on without its new lines"
-                )
-            return
-        self.lines = list(lines)
-
-    def left_out(self, count: int) -> None:
-        """Warns of lines that were read and mean nothing here."""
-        if count:
-            lines = "line that is not its own" if count == 1 else "lines that are not its own"
-            self.warn(f"warning: {self.path} holds {count} {lines}, left out from now on")
