@@ -25,8 +25,8 @@ from stagerun.base.errors import StagerunError, StorageError
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.store.disk import Disk, delete, make_folder, rename, was_renamed
 from stagerun.store.errors import Damaged, not_as_written, reporting, storage_failure
-from stagerun.store.layout import MANIFEST, Place, snapshot_name, snapshots_folder, temp_name
-from stagerun.store.manifest import FileEntry, Manifest, check_names, encode
+from stagerun.store.layout import MANIFEST, snapshot_name, snapshots_folder, temp_name
+from stagerun.store.manifest import FileEntry, Manifest, Metadata, check_names, encode, manifest_of
 from stagerun.store.read import inspect
 
 Blob = bytes | bytearray | memoryview
@@ -67,31 +67,21 @@ def lost_with(out: Path, kind: str, host: str) -> str:
 def commit(
     disk: Disk,
     out: Path,
+    metadata: Metadata,
     *,
-    stage: str,
-    iter: int,
-    attempt: int,
     files: Mapping[str, Blob],
     content: Collection[str],
-    parent: str = "",
-    identity: Mapping[str, str],
-    environment: Mapping[str, str],
-    id_stage: str = "",
-    serial: int = 0,
-    skipped: int = 0,
-    began_empty: bool = False,
     require_held: Callable[[], None] = lambda: None,
 ) -> SnapshotRef:
     """Writes a snapshot; when it returns, the snapshot is complete, on the disk, and was looked at again.
 
-    `files` are contiguous bytes by name (letters, digits, `.`, `_`, `-`); `content` names those that make up the id, in
-    which the stage is called `id_stage` if that is given. For rank 0, holding the lock; it may run in a thread of its own, one at a
-    time. StorageError or PermissionDenied if it can't be written, and what `require_held` raises (FolderInUseError): what was there
-    before is unharmed, and what was started is deleted where that is possible. A snapshot is never overwritten: StorageError if one
-    of that name is there, whatever state it is in.
+    `files` are contiguous bytes by name (letters, digits, `.`, `_`, `-`); `content` names those that make up the id. For rank 0,
+    holding the lock; it may run in a thread of its own, one at a time. StorageError or PermissionDenied if it can't be written, and
+    what `require_held` raises (FolderInUseError): what was there before is unharmed, and what was started is deleted where that is
+    possible. A snapshot is never overwritten: StorageError if one of that name is there, whatever state it is in.
     """
     check_names(files, content)
-    name, root = snapshot_name(stage, iter, attempt), snapshots_folder(out)
+    name, root = snapshot_name(*metadata.place), snapshots_folder(out)
     _require_new(disk, root, name)
     temp = root / temp_name(name)
     blobs = {file: memoryview(blob).cast("B") for file, blob in files.items()}
@@ -102,18 +92,7 @@ def commit(
         for file, blob in blobs.items():
             writing = f"write {file} of snapshot {name}"
             entries[file] = _write(disk, temp / file, blob)
-        manifest = Manifest(
-            place=Place(stage, iter, attempt),
-            parent=parent,
-            identity=dict(identity),
-            environment=dict(environment),
-            files=entries,
-            content=tuple(sorted(content)),
-            id_stage=id_stage if id_stage != stage else "",
-            serial=serial,
-            skipped=skipped,
-            began_empty=began_empty,
-        )
+        manifest = manifest_of(metadata, entries, content)
         writing = f"write {MANIFEST} of snapshot {name}"
         _write(disk, temp / MANIFEST, memoryview(encode(manifest)))
         disk.sync_folder(temp)

@@ -65,9 +65,13 @@ def files(out: Path) -> dict[str, bytes]:
 def commit(out: Path, held: Lease, iter: int = 100, disk: store.Disk | None = None, attempt: int | None = None) -> str:
     attempt = attempt or max(lives.attempts_of_lives(LocalDisk(), out))
     return store.commit(
-        disk or LocalDisk(), out, stage="cyc1", iter=iter, attempt=attempt, files={"w": b"w" * 100}, content=("w",),
-        identity={}, environment={}, require_held=held.require_held,
-    ).name  # fmt: skip
+        disk or LocalDisk(),
+        out,
+        store.Metadata(place=store.Place("cyc1", iter, attempt), parent="", identity={}, environment={}),
+        files={"w": b"w" * 100},
+        content=("w",),
+        require_held=held.require_held,
+    ).name
 
 
 @pytest.fixture

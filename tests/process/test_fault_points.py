@@ -50,7 +50,11 @@ def test_mistakes(said: str, hint: str) -> None:
 def commit(disk: store.Disk, out: Path, iter: int) -> None:
     files = {"model": b"m" * 1000}
     store.commit(
-        disk, out, stage="a", iter=iter, attempt=1, files=files, content=["model"], identity={}, environment={}
+        disk,
+        out,
+        store.Metadata(place=store.Place("a", iter, 1), parent="", identity={}, environment={}),
+        files=files,
+        content=["model"],
     )
 
 
