@@ -105,7 +105,11 @@ def save_ours(disk: store.LocalDisk, out: Path, capture: Capture, iter: int) -> 
     model, optim, _ = capture.files()
     files = {"model.safetensors": model, "optim.safetensors": optim}
     return store.commit(
-        disk, out, stage="bench", iter=iter, attempt=1, files=files, content=tuple(files), identity={}, environment={}
+        disk,
+        out,
+        store.Metadata(place=store.Place("bench", iter, 1), parent="", identity={}, environment={}),
+        files=files,
+        content=tuple(files),
     )
 
 

@@ -241,7 +241,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The run ends in an error. `text` is '' where another worker tells it; a killed run leaves no such line."""
+    """The run ends in an error. `text` is '' where another worker reports it; a killed run leaves no such line."""
 
     code: int  # errors.ExitCode
     text: str
@@ -257,7 +257,7 @@ class RunFinished:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexed:
     """In log.jsonl alone, every few thousand lines: from byte `since` to this line all lines are Iterated or Retraced, except for those
-    that begin at `lines`. Who needs few lines of a long log skips the rest."""
+    that begin at `lines`. A reader that needs few lines of a long log skips the rest."""
 
     since: int
     lines: tuple[int, ...]

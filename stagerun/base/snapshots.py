@@ -49,8 +49,8 @@ class SnapshotRef:
         text = self.identity.get(field, str(default))
         if not text.isascii() or not text.isdigit() or len(text) > 18:
             raise ResumeRefused(
-                f"snapshot {self.name} says that {field} was {text[:40]!r}, which is no whole number",
-                "no run has written that: take the snapshot away, or choose another folder with --out",
+                f"snapshot {self.name} says that {field} was {text[:40]!r}, which is not a whole number",
+                "no run writes that: take the snapshot away, or choose another folder with --out",
             )
         return int(text)
 

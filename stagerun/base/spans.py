@@ -15,7 +15,7 @@ class Span:
     """Seconds of CLOCK_MONOTONIC. `iter`: updates done when its iteration began."""
 
     name: str
-    begun: float
+    started: float
     ended: float
     iter: int
     bytes: int = 0  # of a reduction
@@ -23,7 +23,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        return self.ended - self.begun
+        return self.ended - self.started
 
 
 class Spans:
@@ -35,14 +35,14 @@ class Spans:
         self.on = True  # else nothing is added
         self.stage, self.iter = "", 0
 
-    def add(self, name: str, begun: float, ended: float, size: int = 0) -> None:
+    def add(self, name: str, started: float, ended: float, size: int = 0) -> None:
         if self.on:
-            self.found.append(Span(name, begun, ended, self.iter, size, self.stage))
+            self.found.append(Span(name, started, ended, self.iter, size, self.stage))
 
     def reduction(self, size: int) -> Callable[[], None]:
         """A piece of `size` bytes leaves; the answer is called when its sum is there."""
-        begun, iter, stage = self.clock(), self.iter, self.stage
-        return lambda: self.found.append(Span(REDUCTION, begun, self.clock(), iter, size, stage))
+        started, iter, stage = self.clock(), self.iter, self.stage
+        return lambda: self.found.append(Span(REDUCTION, started, self.clock(), iter, size, stage))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +63,8 @@ class Overlap:
 
 def overlap(spans: Iterable[Span]) -> Overlap:
     spans = list(spans)
-    backward = _union([(s.begun, s.ended) for s in spans if s.name == BACKWARD])
-    sending = _union([(s.begun, s.ended) for s in spans if s.name == REDUCTION])
+    backward = _union([(s.started, s.ended) for s in spans if s.name == BACKWARD])
+    sending = _union([(s.started, s.ended) for s in spans if s.name == REDUCTION])
     return Overlap(
         iterations=len({(s.stage, s.iter) for s in spans}),
         backward=_length(backward),
@@ -85,13 +85,13 @@ def seconds_of(spans: Iterable[Span]) -> dict[str, float]:
 def _union(stretches: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """The same points in time, as stretches that don't touch."""
     found: list[tuple[float, float]] = []
-    for begun, ended in sorted(stretches):
-        if found and begun <= found[-1][1]:
+    for started, ended in sorted(stretches):
+        if found and started <= found[-1][1]:
             found[-1] = found[-1][0], max(found[-1][1], ended)
         else:
-            found.append((begun, ended))
+            found.append((started, ended))
     return found
 
 
 def _length(stretches: Iterable[tuple[float, float]]) -> float:
-    return sum(ended - begun for begun, ended in stretches)
+    return sum(ended - started for started, ended in stretches)

@@ -84,7 +84,7 @@ class SoloComm:
 
     rank = 0
     size = 1
-    pulse = Pulse()  # that nobody reads
+    pulse = Pulse()  # that no one reads
     spans: Spans | None = None
 
     def __init__(self, pulse: Pulse | None = None) -> None:

@@ -36,8 +36,8 @@ class BatchStatistics:
 
     @torch.no_grad()
     def forget(self) -> None:
-        """After an iteration that failed: a forward pass adds its statistics to 0 times the last ones, and 0 times infinity is no
-        number."""
+        """After an iteration that failed: a forward pass adds its statistics to 0 times the last ones, and 0 times infinity is
+        not a number."""
         self.batch.zero_()
 
     @torch.no_grad()

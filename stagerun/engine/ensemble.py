@@ -1,4 +1,4 @@
-"""Several trained networks as one: the mean of what they answer, or of their weights."""
+"""Several trained networks as one: the mean of their answers, or of their weights."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,7 +84,7 @@ class WeightMean:
             elif tensor.is_floating_point():
                 self._sums[name] += tensor
             elif name not in self._statistics and not torch.equal(self._sums[name], tensor):
-                raise ValueError(f"`{name}` is of whole numbers, of which there is no mean, and differs")
+                raise ValueError(f"`{name}` holds whole numbers, which have no mean, and differs")
 
     def mean(self) -> dict[str, Tensor]:
         """float64, but for whole numbers. BatchNorm's statistics are the mean of statistics, not those of the mean."""

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
-    """A batch whose images and labels are on the device, or on their way there until `copied`. Fields as of `Batch`."""
+    """A batch whose images and labels are on the device, or on their way there until `copied`. Fields as in `Batch`."""
 
     images: Tensor
     labels: Tensor
@@ -108,7 +108,7 @@ def feed(batches: Iterator[Batch], device: torch.device) -> Iterator[Iterator[Ba
 @dataclass(frozen=True, slots=True)
 class Cut:
     """What a batch is made of: n images by their numbers, and of each the rectangle of height x width at top, left of the image
-    with `pad` pixels around it, mirrored where `mirror` says so. int64[n] and bool[n]; the rest as of `Batch`."""
+    with `pad` pixels around it, mirrored where `mirror` says so. int64[n] and bool[n]; the rest as in `Batch`."""
 
     indices: NDArray[np.int64]
     top: NDArray[np.int64]

@@ -65,18 +65,18 @@ def train(
     """
     pace = Pace()
     while state.iter < loop.max_iter:
-        begun, before = time.monotonic(), state.plateau
+        started, before = time.monotonic(), state.plateau
         pieces = ((worker, next(batches), worker == loop.run[-1]) for worker in loop.run)
 
-        def too_late(done: int, begun: float = begun) -> bool:
-            return hopeless(left(), done, len(loop.run), time.monotonic() - begun, pace.usual)
+        def too_late(done: int, started: float = started) -> bool:
+            return hopeless(left(), done, len(loop.run), time.monotonic() - started, pace.usual)
 
         outcome, knobs = _update(loop, state, pieces, reducer, stop, too_late)
         if outcome.broken_off:
-            reason = "asked to stop; what was begun of the next iteration was broken off"
+            reason = "asked to stop; the next iteration had started and was broken off"
             yield Stopped(stage=loop.stage, iter=state.iter, reason=reason)
             return
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - started
         pace.add(seconds)
         failed = _failed(loop, state, outcome.wrong, knobs, seconds, state.iter) if outcome.wrong else None
         if failed is None:

@@ -123,7 +123,7 @@ def _log_gamma(numbers: _Numbers, alpha: float, which: int) -> tuple[float, floa
             v = (1 + c * normal) ** 3
             if v > 0 and math.log(_open(u)) < normal * normal / 2 + d * (1 - v + math.log(v)):
                 return math.log(d) + math.log(v), boost
-    raise AssertionError  # there is no last number
+    raise AssertionError  # the numbers never end
 
 
 def _open(number: int) -> float:

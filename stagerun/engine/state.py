@@ -69,7 +69,7 @@ def _give_cache() -> None:
         folder = Path(tempfile.gettempdir()) / f"stagerun-compiled-{os.getuid()}"
         private_folder(folder, "compiled kernels", instead)
     except OSError as error:
-        raise StorageError(f"there is no folder for compiled code: {error.strerror}", instead) from None
+        raise StorageError(f"can't make a folder for compiled code: {error.strerror}", instead) from None
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 

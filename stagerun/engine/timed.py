@@ -56,8 +56,8 @@ class _Joints:
 
     def part(self, name: str) -> None:
         """The part that ends here."""
-        begun, self.last = self.last, self.now()
-        self.spans.add(name, begun, self.last)
+        started, self.last = self.last, self.now()
+        self.spans.add(name, started, self.last)
 
     def batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for batch in batches:

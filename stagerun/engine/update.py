@@ -82,7 +82,7 @@ def update(
         with explained(len(batch.labels)):
             reducer.add(loss / how.logical_workers, worker, tail, last)
     synchronize(how.normalise.device)
-    begun = time.monotonic()
+    started = time.monotonic()
     total = reducer.finish()
     gradients = {p.name: p.tensor.grad for p in state.solver.parameters if p.tensor.grad is not None}
     norm = global_norm(list(gradients.values()))
@@ -91,7 +91,7 @@ def update(
     loss_sum, stopping, size, moved = looked_at.tolist()
     loss_mean = loss_sum / how.logical_workers
     if stopping >= BROKEN_OFF:
-        return Outcome(loss_mean, True, time.monotonic() - begun, broken_off=True)
+        return Outcome(loss_mean, True, time.monotonic() - started, broken_off=True)
     wrong = _wrong(loss_mean, size, gradients, moved)
     if not wrong:
         now = knobs if isinstance(knobs, Knobs) else knobs(loss_mean)
@@ -109,7 +109,7 @@ def update(
             state.average.follow(state.iter)
     else:
         statistics.forget()
-    return Outcome(loss_mean, stopping > 0, time.monotonic() - begun, wrong)
+    return Outcome(loss_mean, stopping > 0, time.monotonic() - started, wrong)
 
 
 def _wrong(loss: float, norm: float, gradients: dict[str, Tensor], moved: float) -> str:

@@ -19,7 +19,7 @@ from stagerun.data.scratch.room import free_bytes, idle_now, missing
 from stagerun.language import canonical, load
 from stagerun.system import machine
 from stagerun.system.files import LOCAL, mounted
-from stagerun.system.host import host_name
+from stagerun.system.host import host_name, lines, meminfo
 from stagerun.system.lmdb_file import Glance, glance
 
 
@@ -226,7 +226,7 @@ def host_facts(
     """The facts of this host for the schedule in `folder`, with the changes of `--set`. No torch; nothing is left on any disk. What is
     wrong is in `troubles`; nothing is raised. `out`: `--out`. `writes`: rank 0 will be here, who writes to the output
     folder. `folder` None: of the machine alone."""
-    model, flags, instruction_set = machine.processor(machine.read("/proc/cpuinfo"))
+    model, flags, instruction_set = machine.processor(lines(machine.CPUINFO))
     gpus, driver = machine.gpus()
     troubles: list[Trouble] = []
     found = Facts(
@@ -237,7 +237,7 @@ def host_facts(
         instruction_set=instruction_set,
         flags=flags,
         cores=len(os.sched_getaffinity(0)),
-        memory=machine.memory_bytes(machine.read("/proc/meminfo")),
+        memory=meminfo(Path("/proc/meminfo"), "MemTotal") or 0,
         gpus=gpus,
         driver=driver,
         files={},

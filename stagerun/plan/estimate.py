@@ -49,15 +49,6 @@ class Figures:
     log_bytes: float  # per iteration
 
 
-def figures_from(record: Mapping[str, object]) -> Figures:
-    """The inverse of dataclasses.asdict. TypeError, KeyError for what was written by another version."""
-    costs = record["costs"]
-    if not isinstance(costs, list | tuple):
-        raise TypeError("costs")
-    made = tuple(Cost(**{**c, "stages": tuple(c["stages"])}) for c in costs)
-    return Figures(**{**record, "costs": made})  # type: ignore[arg-type]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTime:
     """Seconds of what is left of one stage. `passes`: forward passes of the busiest worker per iteration."""

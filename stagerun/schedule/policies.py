@@ -111,7 +111,7 @@ class Poly:
 class PolyCyc:
     """base_lr * (1 - iter / lr_iter) ^ power, where the stage usually ends before lr_iter
 
-    Beyond lr_iter the base is negative: an even power rises again, an odd one is below zero, a broken one is no number
+    Beyond lr_iter the base is negative: an even power rises again, an odd one is below zero, a broken one gives no number
     (ValueError).
 
     >>> PolyCyc(1.0, 2.0, 20)(10)

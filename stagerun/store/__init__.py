@@ -21,6 +21,7 @@ from stagerun.store.layout import Place, lives_folder, parse_name, snapshot_name
 from stagerun.store.lease import SILENT_S, Lease, last_word, require_free
 from stagerun.store.lives import Life, last_lives
 from stagerun.store.lock import Holder, Lock, holder
+from stagerun.store.manifest import Metadata
 from stagerun.store.read import (
     answers_now,
     aside,
@@ -51,6 +52,7 @@ __all__ = [
     "Life",
     "LocalDisk",
     "Lock",
+    "Metadata",
     "Place",
     "SnapshotRef",
     "TooLarge",

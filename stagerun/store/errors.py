@@ -1,4 +1,4 @@
-"""What the operating system says went wrong, as errors that tell the user what to do."""
+"""What the operating system says went wrong, as errors that say what to do."""
 
 import errno
 import os
@@ -71,7 +71,7 @@ class TooLarge(Damaged):
 def only_one(error: Damaged) -> StorageError:
     """Where the disk fails at a snapshot without which a stage would be trained from its start."""
     return StorageError(
-        f"can't read snapshot {error.name}, and there is no other of its stage that can be read: {error.reason}",
+        f"can't read snapshot {error.name}, and no other of its stage can be read: {error.reason}",
         "see that the disk is well (dmesg) and run the same command again; move the snapshot away to train without it",
     )
 

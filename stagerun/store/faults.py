@@ -9,7 +9,7 @@ Rank 0 alone reads and writes the output folder, through `Disk`; each method of 
 in the life of the process. A write that a fault meets puts half of its bytes down. What fails from a call on: `ENOSPC` and
 `EDQUOT` whatever needs space, `EROFS` whatever changes anything, `EIO` and `ESTALE` everything.
 
-The lock, the beats of the lease, log.jsonl and reading results are no part of it, and without the variable none of this is in the way.
+The lock, the beats of the lease, log.jsonl and reading results are not part of it, and without the variable none of this is in the way.
 """
 
 import errno
@@ -78,11 +78,11 @@ def planned_fault(environment: Mapping[str, str] = os.environ) -> Fault | None:
         f"{', '.join(known)}"
     )
     if match is None:
-        raise UsageError(f"{VARIABLE}={said} is no fault", usual)
+        raise UsageError(f"{VARIABLE}={said} is not a fault", usual)
     last = int(match["last"]) if match["last"] else None
     fault = Fault(match["what"], int(match["call"]), bool(match["on"]), last)
     if fault.what not in known:
-        raise UsageError(f"{VARIABLE}={said}: there is no fault `{fault.what}`", nearest(fault.what, known) or usual)
+        raise UsageError(f"{VARIABLE}={said}: no fault is called `{fault.what}`", nearest(fault.what, known) or usual)
     if last is not None and last < fault.call:
         raise UsageError(f"{VARIABLE}={said} ends before it begins", usual)
     if (fault.on or last is not None) and fault.what == KILL:

@@ -2,7 +2,7 @@
 
 `Lock` decides between the processes of one kernel, and of all hosts where the file system carries locks to them; but not every
 one does, and a server may give up the lock of a host it has lost sight of, whose run goes on. So each process life has an
-attempt, above all before it, and a file that it writes anew every BEAT_S seconds. Who finds the newest life without an end
+attempt, above all before it, and a file that it writes anew every BEAT_S seconds. A run that finds the newest life without an end
 watches its beat, for SILENT_BEATS of them by its own monotonic clock: no clock of one host is compared with another's. If it
 moves, the folder is in use. If not, the next attempt begins, and the one before may write no more: `require_held`, asked right
 before a snapshot gets its name, before anything is deleted and before a result is written, says so.
@@ -117,7 +117,7 @@ class Lease:
         self._watch(seen, locked, stop)
 
     def take(self, newest: str, above: Iterable[int]) -> int:
-        """Begins a life, after `wait`; its attempt, higher than those of `above` and of all lives. `newest` as in Life.
+        """Starts a life, after `wait`, and returns its attempt, higher than those of `above` and of all lives. `newest` as in Life.
 
         FolderInUseError if another run is faster; StorageError, PermissionDenied.
         """
@@ -195,7 +195,7 @@ class Lease:
             before = self._clock()
             self._pause(self.beat_s / LOOKS_PER_BEAT)
             if stop():
-                raise StoppedWaiting(f"stopped while it was looked whether {first} still lives; nothing was begun")
+                raise StoppedWaiting(f"stopped while waiting to see whether {first} is alive; nothing was started")
             # Before the look, which so comes after that time.
             silent = silent_for + min(self._clock() - before, self.beat_s) >= SILENT_BEATS * self.beat_s
             seen = newest_life(self.disk, self.out)
@@ -282,7 +282,7 @@ class Lease:
 
 
 def require_free(disk: Disk, out: Path, locked: bool = True) -> None:
-    """For what changes a folder, under `Lock`, without beginning a life. FolderInUseError if a run holds it, or one elsewhere may,
+    """For what changes a folder, under `Lock`, without starting a life. FolderInUseError if a run holds it, or one elsewhere may,
     which can't be known without waiting; StorageError, PermissionDenied. `locked` as in `Lease.wait`."""
     seen = newest_life(disk, out)
     if seen is None or Lease(disk, out, disk).is_over(seen, locked):
@@ -294,7 +294,7 @@ def require_free(disk: Disk, out: Path, locked: bool = True) -> None:
 
 
 def last_word(disk: Disk, out: Path) -> tuple[Holder, bool] | None:
-    """Whom the newest life is of, if it has not ended, and whether it is known to live: it runs on this machine. Not whose lock
+    """The process of the newest life, if it has not ended, and whether it is known to live: it runs on this machine. Not whose lock
     the kernel has given up. For a look without waiting, which changes nothing; StorageError, PermissionDenied."""
     seen = newest_life(disk, out)
     if seen is None or _ended(seen):

@@ -9,7 +9,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from stagerun.base.errors import ResumeRefused
 from stagerun.base.snapshots import SnapshotRef
@@ -34,20 +34,26 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """`content` names the files that make up `id`; the rest may say when and where, and train to the same bits. `id_stage` is the
-    stage's name in `id` where the stage had another when it began; '' else. `serial`, `skipped` and `began_empty` as in SnapshotRef."""
+class Metadata:
+    """What is known about a snapshot besides its files. `id_stage` is the stage's name in its id where the stage had another when it began;
+    '' else. The others as in SnapshotRef."""
 
     place: Place
     parent: str
     identity: Mapping[str, str]
     environment: Mapping[str, str]
-    files: Mapping[str, FileEntry]
-    content: tuple[str, ...]
     id_stage: str = ""
     serial: int = 0
     skipped: int = 0
     began_empty: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest(Metadata):
+    """`content` names the files that make up `id`; the rest may say when and where, and train to the same bits."""
+
+    files: Mapping[str, FileEntry]
+    content: tuple[str, ...]
 
     @property
     def id(self) -> str:
@@ -72,6 +78,14 @@ class Manifest:
             skipped=self.skipped,
             began_empty=self.began_empty,
         )
+
+
+def manifest_of(metadata: Metadata, files: Mapping[str, FileEntry], content: Collection[str]) -> Manifest:
+    known = {field.name: getattr(metadata, field.name) for field in fields(metadata)}
+    if metadata.id_stage == metadata.place.stage:
+        known["id_stage"] = ""
+    maps = {name: dict(known[name]) for name in ("identity", "environment")}
+    return Manifest(**known | maps, files=files, content=tuple(sorted(content)))
 
 
 def check_names(files: Collection[str], content: Collection[str]) -> None:

@@ -115,7 +115,7 @@ def pins(disk: Disk, out: Path) -> frozenset[str]:
 
 
 def pin(disk: Disk, out: Path, name: str) -> bool:
-    """Pins a snapshot that was there when the caller looked. False if it was deleted meanwhile: then there is no pin.
+    """Pins a snapshot that was there when the caller looked. False if it was deleted meanwhile: then no pin is left.
 
     Needs no lock. StorageError, PermissionDenied.
     """

@@ -18,15 +18,15 @@ Should the manifest's own sync be lost all the same, or any byte change later, s
 import contextlib
 import errno
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from stagerun.base.errors import PermissionDenied, StagerunError, StorageError
+from stagerun.base.errors import StagerunError, StorageError
 from stagerun.base.snapshots import SnapshotRef
-from stagerun.store.disk import Disk, LocalDisk, delete, make_folder, rename, was_renamed
+from stagerun.store.disk import Disk, delete, make_folder, rename, was_renamed
 from stagerun.store.errors import Damaged, not_as_written, reporting, storage_failure
-from stagerun.store.layout import MANIFEST, Place, snapshot_name, snapshots_folder, temp_name
-from stagerun.store.manifest import FileEntry, Manifest, check_names, encode
+from stagerun.store.layout import MANIFEST, snapshot_name, snapshots_folder, temp_name
+from stagerun.store.manifest import FileEntry, Manifest, Metadata, check_names, encode, manifest_of
 from stagerun.store.read import inspect
 
 Blob = bytes | bytearray | memoryview
@@ -67,31 +67,21 @@ def lost_with(out: Path, kind: str, host: str) -> str:
 def commit(
     disk: Disk,
     out: Path,
+    metadata: Metadata,
     *,
-    stage: str,
-    iter: int,
-    attempt: int,
     files: Mapping[str, Blob],
     content: Collection[str],
-    parent: str = "",
-    identity: Mapping[str, str],
-    environment: Mapping[str, str],
-    id_stage: str = "",
-    serial: int = 0,
-    skipped: int = 0,
-    began_empty: bool = False,
     require_held: Callable[[], None] = lambda: None,
 ) -> SnapshotRef:
     """Writes a snapshot; when it returns, the snapshot is complete, on the disk, and was looked at again.
 
-    `files` are contiguous bytes by name (letters, digits, `.`, `_`, `-`); `content` names those that make up the id, in
-    which the stage is called `id_stage` if that is given. For rank 0, holding the lock; it may run in a thread of its own, one at a
-    time. StorageError or PermissionDenied if it can't be written, and what `require_held` raises (FolderInUseError): what was there
-    before is unharmed, and what was started is deleted where that is possible. A snapshot is never overwritten: StorageError if one
-    of that name is there, whatever state it is in.
+    `files` are contiguous bytes by name (letters, digits, `.`, `_`, `-`); `content` names those that make up the id. For rank 0,
+    holding the lock; it may run in a thread of its own, one at a time. StorageError or PermissionDenied if it can't be written, and
+    what `require_held` raises (FolderInUseError): what was there before is unharmed, and what was started is deleted where that is
+    possible. A snapshot is never overwritten: StorageError if one of that name is there, whatever state it is in.
     """
     check_names(files, content)
-    name, root = snapshot_name(stage, iter, attempt), snapshots_folder(out)
+    name, root = snapshot_name(*metadata.place), snapshots_folder(out)
     _require_new(disk, root, name)
     temp = root / temp_name(name)
     blobs = {file: memoryview(blob).cast("B") for file, blob in files.items()}
@@ -102,18 +92,7 @@ def commit(
         for file, blob in blobs.items():
             writing = f"write {file} of snapshot {name}"
             entries[file] = _write(disk, temp / file, blob)
-        manifest = Manifest(
-            place=Place(stage, iter, attempt),
-            parent=parent,
-            identity=dict(identity),
-            environment=dict(environment),
-            files=entries,
-            content=tuple(sorted(content)),
-            id_stage=id_stage if id_stage != stage else "",
-            serial=serial,
-            skipped=skipped,
-            began_empty=began_empty,
-        )
+        manifest = manifest_of(metadata, entries, content)
         writing = f"write {MANIFEST} of snapshot {name}"
         _write(disk, temp / MANIFEST, memoryview(encode(manifest)))
         disk.sync_folder(temp)
@@ -264,69 +243,3 @@ def _discard(disk: Disk, temp: Path) -> None:
     """Deletes what was started, as far as the disk lets it; `sweep` deletes the rest."""
     with contextlib.suppress(OSError):
         delete(disk, temp)
-
-
-@contextlib.contextmanager
-def writing(file: str | Path, hint: str = "") -> Iterator[None]:
-    """PermissionDenied or StorageError, which name the file, for what goes wrong inside."""
-    try:
-        yield
-    except PermissionError as error:
-        raise PermissionDenied(f"may not write {file}", hint) from error
-    except OSError as error:
-        raise StorageError(f"can't write {file}: {error.strerror}", hint) from error
-
-
-def require_writable(file: str) -> None:
-    """Before the work whose result goes there. What it holds stays: should the work come to nothing, that is better than nothing.
-    PermissionDenied, StorageError."""
-    with writing(file):
-        open(file, "ab").close()
-
-
-def write_output(path: Path, data: bytes) -> None:
-    """A file that the user asked for, old bytes or new; its folder is made. PermissionDenied, StorageError."""
-    try:
-        write_atomic(LocalDisk(), path, data)
-    except (StorageError, PermissionDenied) as error:
-        raise type(error)(error.message, "choose another place with --output") from error
-
-
-class WholeFile:
-    """A small text file. Rank 0 only. It is written aside and renamed, so that readers and killed runs see the old lines or the new, none cut
-    short, and lines that a resumed run makes void can go.
-
-    `lines`: what it holds. A log that can't be written is not a reason to lose training: `warn` hears of the first failure,
-    and the next write tries again, with all lines. PermissionDenied, StorageError if an old file can't be read.
-    """
-
-    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
-        self.path, self.warn, self._warned = path, warn, False
-        try:
-            self.lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        except FileNotFoundError:
-            self.lines = []
-        except PermissionError as error:
-            raise PermissionDenied(f"{path} may not be read", "give another output folder with --out") from error
-        except OSError as error:
-            raise StorageError(f"can't read {path}: {error.strerror}", "check the disk") from error
-
-    def write(self, lines: Sequence[str]) -> None:
-        if list(lines) == self.lines:
-            return
-        try:
-            write_atomic(LocalDisk(), self.path, "".join(f"{line}\n" for line in lines).encode())
-        except StagerunError as error:
-            if not self._warned:
-                self._warned = True
-                self.warn(
-                    f"warning: {self.path} can't be written: {error.message}; training goes on without its new lines"
-                )
-            return
-        self.lines = list(lines)
-
-    def left_out(self, count: int) -> None:
-        """Tells of lines that were read and mean nothing here."""
-        if count:
-            lines = "line that is not its own" if count == 1 else "lines that are not its own"
-            self.warn(f"warning: {self.path} holds {count} {lines}, left out from now on")

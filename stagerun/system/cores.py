@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stagerun.system.host import Roots, cpu_quota, lines
+from stagerun.system.host import Roots, cpu_quota, lines, meminfo, nvidia_gpus
 
 # More than Linux has numbers for.
 _MOST_CPUS = 1 << 16
@@ -103,11 +103,9 @@ def numbers(text: str) -> list[int]:
 
 # -- as Linux shows it
 
-_NVIDIA = "driver/nvidia/gpus"
-
 
 def read(root: Path = Path("/"), environment: Mapping[str, str] | None = None) -> Machine:
-    """What /sys and /proc under `root` tell of the machine and of this process. `environment`: where CUDA_VISIBLE_DEVICES is
+    """The machine and this process, as /sys and /proc under `root` show them. `environment`: where CUDA_VISIBLE_DEVICES is
     looked for. What isn't reported is taken to be simple: no SMT, one socket, one node."""
     system = root / "sys/devices/system"
     online = _list(system / "cpu/online")
@@ -148,17 +146,8 @@ def _nodes(folder: Path) -> tuple[dict[int, int], list[Node]]:
     nodes = []
     for number in _list(folder / "online"):
         node_of |= dict.fromkeys(_list(folder / f"node{number}/cpulist"), number)
-        nodes.append(Node(number, _memory(folder / f"node{number}/meminfo")))
+        nodes.append(Node(number, meminfo(folder / f"node{number}/meminfo", "MemTotal") or 0))
     return node_of, nodes
-
-
-def _memory(file: Path) -> int:
-    """`Node 0 MemTotal:  97511432 kB`"""
-    for line in lines(file):
-        words = line.split()
-        if "MemTotal:" in words:
-            return int(words[-2]) * 1024
-    return 0
 
 
 def _slow(root: Path, online: Sequence[int]) -> set[int]:
@@ -168,24 +157,18 @@ def _slow(root: Path, online: Sequence[int]) -> set[int]:
     if atom:
         return atom if atom < set(online) else set()
     files = {cpu: root / f"sys/devices/system/cpu/cpu{cpu}/cpu_capacity" for cpu in online}
-    told = {cpu: value for cpu, file in files.items() if (value := _number(file)) is not None}
+    known = {cpu: value for cpu, file in files.items() if (value := _number(file)) is not None}
     # Favoured cores of one kind differ by some hundredths.
-    return {cpu for cpu, value in told.items() if value < 0.85 * max(told.values())}
+    return {cpu for cpu, value in known.items() if value < 0.85 * max(known.values())}
 
 
 def _gpus(root: Path) -> Iterator[tuple[str, Gpu]]:
     """(UUID, GPU) in the order of their places on the bus, from Nvidia's driver."""
-    folder = root / "proc" / _NVIDIA
-    try:
-        places = sorted(entry.name for entry in folder.iterdir())
-    except OSError:
-        return
-    for number, place in enumerate(places):
-        told = dict(line.split(":", 1) for line in lines(folder / place / "information") if ":" in line)
+    for number, (place, facts) in enumerate(nvidia_gpus(root / "proc")):
         node = _number(root / "sys/bus/pci/devices" / place.lower() / "numa_node")
-        name = told.get("Model", "").strip()
-        # The kernel writes -1 where the firmware doesn't tell, as in most virtual machines.
-        yield told.get("GPU UUID", "").strip(), Gpu(number, node if node is not None and node >= 0 else None, name)
+        # The kernel writes -1 where the firmware doesn't say, as in most virtual machines.
+        node = node if node is not None and node >= 0 else None
+        yield facts.get("GPU UUID", ""), Gpu(number, node, facts.get("Model", ""))
 
 
 def _visible(found: Iterator[tuple[str, Gpu]], chosen: str | None) -> tuple[Gpu, ...]:

@@ -6,9 +6,10 @@ import os
 import re
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from stagerun.base.errors import PermissionDenied
+from stagerun.base.errors import PermissionDenied, StorageError
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -34,19 +35,58 @@ def hint_for(error: Exception) -> str:
     return next((hint for number, hint in _HINTS.items() if os.strerror(number) in str(error)), _OTHER)
 
 
-def write_whole(path: Path, data: bytes, sync: bool = True) -> None:
-    """Writes a small file, over an old one if there is one: readers see the old bytes or the new. With `sync` they are on the disk, under
-    this name, when it returns. OSError."""
+def write_whole(path: Path, data: bytes, sync: bool = True, aside: Path | None = None) -> None:
+    """Writes a file, over an old one if there is one: readers see the old bytes or the new. With `sync` they are on the disk, under this
+    name, when it returns. `aside`: what it is called until then, where someone clears away what a killed process leaves. OSError."""
     # A name of its own for each call: a handler that ends a process may interrupt it while it writes the same file.
-    aside = path.with_name(f".{path.name}-{os.getpid()}-{time.monotonic_ns()}")
-    with open(aside, "wb") as file:
-        file.write(data)
-        file.flush()
-        if sync:
-            os.fsync(file.fileno())
-    aside.rename(path)
+    aside = aside or path.with_name(f".{path.name}-{os.getpid()}-{time.monotonic_ns()}")
+    try:
+        with open(aside, "wb") as file:
+            file.write(data)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        _rename(aside, path, data)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
     if sync:
         sync_folder(path.parent)
+
+
+def _rename(aside: Path, path: Path, data: bytes) -> None:
+    """NFS sends a request again when the answer is lost, and the second one doesn't find what the first one has renamed."""
+    try:
+        aside.rename(path)
+    except FileNotFoundError:
+        if aside.exists() or path.read_bytes() != data:
+            raise
+
+
+@contextlib.contextmanager
+def writing(file: str | Path, hint: str = "") -> Iterator[None]:
+    """PermissionDenied or StorageError, which name the file, for what goes wrong inside."""
+    try:
+        yield
+    except PermissionError as error:
+        raise PermissionDenied(f"may not write {file}", hint) from error
+    except OSError as error:
+        raise StorageError(f"can't write {file}: {error.strerror}", hint) from error
+
+
+def require_writable(file: str | Path) -> None:
+    """Before the work whose result goes there. What it holds stays: should the work come to nothing, that is better than nothing.
+    PermissionDenied, StorageError."""
+    with writing(file):
+        open(file, "ab").close()
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """A file that the user asked for, old bytes or new; its folder is made. PermissionDenied, StorageError."""
+    with writing(path, "choose another place with --output"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, data)
 
 
 def sync_folder(folder: Path) -> None:
@@ -100,7 +140,7 @@ def open_lock(path: Path) -> int:
     return fd
 
 
-# As the kernel names them. Of all others (nfs, lustre, gpfs, beegfs, ceph, fuse of any kind ...) nothing is claimed.
+# As the kernel names them. Nothing is claimed of any other (nfs, lustre, gpfs, beegfs, ceph, fuse of any kind ...).
 LOCAL = frozenset(
     {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs"}
 )
@@ -110,7 +150,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 def local_kind(path: Path, mounts: str | None = None) -> str:
     """The kind of file system that `path` is, or would be made, on, where it is a host's own; '' where it isn't, or can't be known.
-    `mounts` as of `mounted`."""
+    `mounts`: as for `mounted`."""
     kind, _ = mounted(path, mounts)
     return kind if kind in LOCAL else ""
 

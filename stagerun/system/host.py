@@ -7,7 +7,7 @@ Linux: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst, schedul
 import math
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,9 +54,8 @@ def available_memory(roots: Roots | None = None) -> int:
     group, and every group above leave free."""
     roots = roots or Roots()
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for line in lines(roots.proc / "meminfo"):
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
+    available = meminfo(roots.proc / "meminfo", "MemAvailable")
+    free = free if available is None else available
     left = (_memory_left(version, folder) for version, folder in groups(roots, "memory"))
     return max(0, min([free, *(found for found in left if found is not None)]))
 
@@ -69,8 +68,34 @@ def whole_memory(roots: Roots | None = None) -> int:
     return min([machine, *(limit for limit in limits if limit is not None)])
 
 
+def meminfo(file: Path, name: str) -> int | None:
+    """Bytes of an entry of /proc/meminfo, or of a NUMA node's: `MemTotal:  97511432 kB`, `Node 0 MemTotal:  97511432 kB`. None if the file
+    doesn't have it."""
+    for line in lines(file):
+        label, _, value = line.partition(":")
+        if label.split()[-1:] == [name]:
+            return int(value.split()[0]) * 1024
+    return None
+
+
+def nvidia_gpus(proc: Path) -> list[tuple[str, dict[str, str]]]:
+    """(place on the bus, what Nvidia's driver says) for each GPU, in the order of their places: [] without the driver."""
+    folder = proc / "driver/nvidia/gpus"
+    try:
+        places = sorted(entry.name for entry in folder.iterdir())
+    except OSError:
+        return []
+    return [(place, pairs(lines(folder / place / "information"))) for place in places]
+
+
+def pairs(text: Iterable[str]) -> dict[str, str]:
+    """Lines of `name : value`, as in /proc; of several with a name the first one."""
+    split = [line.partition(":") for line in text if ":" in line]
+    return {name.strip(): value.strip() for name, _, value in reversed(split)}
+
+
 def _memory_left(version: int, folder: Path) -> int | None:
-    """None where there is no limit, or no group."""
+    """None without a limit, or without a group."""
     limit_file, used_file, cache = _MEMORY[version]
     limit, used = _number(folder / limit_file), _number(folder / used_file)
     if limit is None or used is None:
@@ -128,14 +153,14 @@ def _upwards(mount: Path, path: str) -> Iterator[Path]:
 
 
 def _number(file: Path) -> int | None:
-    """None for `max`, and where there is no such file. (Version 1 shows "no limit" as a number beyond any machine's memory.)"""
+    """None for `max`, and for a file that isn't there. (Version 1 shows "no limit" as a number beyond any machine's memory.)"""
     text = lines(file)
     return int(text[0]) if text and text[0].isdigit() else None
 
 
 def lines(file: Path) -> list[str]:
-    """No line where there is no such file."""
+    """Empty for a file that isn't there."""
     try:
-        return file.read_text().splitlines()
-    except OSError:  # another kernel, or another version of control groups: there is nothing to know
+        return file.read_text(errors="replace").splitlines()
+    except OSError:  # another kernel, or another version of control groups: nothing can be known
         return []

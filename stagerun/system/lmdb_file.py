@@ -38,7 +38,7 @@ BY_SCHEDULE = "check `source` under `data` in schedule.prototxt"
 
 
 def data_file(path: str, hint: str = BY_COMMAND) -> Path:
-    """The file data.mdb of an LMDB's folder. DataError, with the hint, if there is no such folder or file."""
+    """The file data.mdb of an LMDB's folder. DataError, with the hint, if either is missing."""
     folder = Path(path)
     try:
         if folder.is_file():
@@ -46,7 +46,7 @@ def data_file(path: str, hint: str = BY_COMMAND) -> Path:
         if not folder.is_dir():
             raise DataError(f"{path}: no such folder", hint)
         if not (folder / "data.mdb").is_file():
-            raise DataError(f"{path}: not an LMDB: there is no data.mdb in it", hint)
+            raise DataError(f"{path}: not an LMDB: it holds no data.mdb", hint)
     except PermissionError:
         raise PermissionDenied(f"{path}: may not be read", "ask its owner for read permission") from None
     except OSError as error:  # a name that is too long, or a file server that doesn't answer
@@ -116,7 +116,7 @@ def side_facts(folder: str, meta: Meta) -> Mapping[str, Any]:
 
 
 def class_names(folder: str) -> tuple[str, ...]:
-    """The classes that the side file names, by label; () where they aren't known, or there is no LMDB."""
+    """The classes that the side file names, by label; () where they aren't known, or the LMDB is missing."""
     with suppress(StagerunError):
         fd, meta = open_file(folder)
         os.close(fd)

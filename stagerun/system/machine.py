@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 import stagerun
+from stagerun.system.host import lines, nvidia_gpus, pairs
 
 # The packages whose versions are compared between hosts.
 PACKAGES = ("torch", "torchvision", "numpy", "protobuf", "lmdb", "safetensors", "xxhash", "opencv-python-headless")
@@ -22,6 +23,9 @@ _FLAGS = (
 )
 # What torch's own AVX512 loops need; else they are its AVX2 loops, which need AVX2 and FMA (ATen/native/DispatchStub.cpp).
 _AVX512 = {"avx512f", "avx512dq", "avx512bw", "avx512vl", "fma"}
+
+# What the kernel says of each processor.
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def versions() -> dict[str, str]:
@@ -48,9 +52,9 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-def processor(text: str) -> tuple[str, tuple[str, ...], str]:
-    """(model, flags that matter, instruction set of torch's own loops) of /proc/cpuinfo's text."""
-    said = dict(reversed([_pair(line) for line in text.splitlines() if ":" in line]))  # of the first processor
+def processor(text: Iterable[str]) -> tuple[str, tuple[str, ...], str]:
+    """(model, flags that matter, instruction set of torch's own loops) of /proc/cpuinfo's lines."""
+    said = pairs(text)  # of the first processor
     flags = set(said.get("flags", said.get("Features", "")).split())
     model = said.get("model name") or said.get("Hardware") or platform.machine()
     if flags >= _AVX512:
@@ -66,8 +70,8 @@ def processor(text: str) -> tuple[str, tuple[str, ...], str]:
 def arithmetic() -> dict[str, str]:
     """What torch's libraries choose their kernels by: the processor and its flags, and the environment variables that steer them; one that
     can't be read is "unknown". MKL looks at vendor and model, too."""
-    text = read("/proc/cpuinfo")
-    said = dict(reversed([_pair(line) for line in text.splitlines() if ":" in line]))
+    text = lines(CPUINFO)
+    said = pairs(text)
     model, flags, _ = processor(text)
     names = (("vendor_id", "CPU implementer"), ("cpu family", "CPU architecture"), ("model", "CPU part"))
     number = "/".join(next((said[name] for name in pair if name in said), "?") for pair in names)
@@ -86,37 +90,13 @@ def _steers(name: str) -> bool:
     return name in ("OMP_DYNAMIC", "OMP_SCHEDULE", "OMP_THREAD_LIMIT", "OMP_MAX_ACTIVE_LEVELS", "OMP_NESTED")
 
 
-def _pair(line: str) -> tuple[str, str]:
-    name, _, value = line.partition(":")
-    return name.strip(), value.strip()
-
-
-def memory_bytes(text: str) -> int:
-    """MemTotal of /proc/meminfo's text; 0 where it doesn't say."""
-    for line in text.splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def gpus(root: Path = Path("/proc/driver/nvidia")) -> tuple[tuple[str, ...], str]:
+def gpus(proc: Path = Path("/proc")) -> tuple[tuple[str, ...], str]:
     """(names of the GPUs, version of the driver) as Nvidia's driver reports them; ((), '') without it."""
-    names = []
-    for file in sorted(root.glob("gpus/*/information")):
-        said = dict(_pair(line) for line in read(file).splitlines() if ":" in line)
-        names.append(said.get("Model", "unknown"))
-    first = read(root / "version").partition("\n")[0]
-    return tuple(names), _driver(first.split())
+    names = tuple(said.get("Model", "unknown") for _, said in nvidia_gpus(proc))
+    first = next(iter(lines(proc / "driver/nvidia/version")), "")
+    return names, _driver(first.split())
 
 
 def _driver(words: Iterable[str]) -> str:
     """`550.54.15` of `NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue ...`."""
     return next((word for word in words if word[0].isdigit() and "." in word), "")
-
-
-def read(path: Path | str) -> str:
-    """A file of /proc; '' where there is none."""
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""

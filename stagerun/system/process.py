@@ -28,7 +28,7 @@ class Process:
 
 
 def look(pid: int) -> Process | None:
-    """None if there is no such process, or no /proc. One that has ended and was not waited for yet is there, in state Z."""
+    """None if the process, or /proc, isn't there. A process that has ended and was not waited for yet is found, in state Z."""
     try:
         line = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")
     except OSError:

@@ -166,14 +166,14 @@ class Pulse:
         in some seconds, is not progress of the copy: only the time that it took doesn't count."""
         before, moved, waited, fresh = self._section, self._moved, self._waited, self._fresh
         self.enter(section)
-        begun = self._moved
+        entered = self._moved
         try:
             yield
         finally:
             self.enter(before)
             self._waited, self._fresh = waited, fresh
             if before is Section.COPY:
-                self._moved += moved - begun
+                self._moved += moved - entered
                 self._write()
 
     @contextmanager

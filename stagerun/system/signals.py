@@ -82,7 +82,7 @@ def release() -> None:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Around imports that start threads: these inherit that the stop signals are blocked, as of `block`. The kernel hands a signal to
+    """Around imports that start threads: these inherit the stop signals blocked, as `block` does it. The kernel hands a signal to
     any thread that lets it through, so one of a library would take what another one waits for. What comes meanwhile comes after."""
     block()
     try:

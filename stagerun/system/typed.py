@@ -1,7 +1,7 @@
 """JSON that comes from outside, read as dataclasses: each value is checked against the type of its field.
 
-Known are str, bool, int (a count: from 0 to what 64 bits hold), float (a finite number), lists, tuples, mappings from names,
-dataclasses, and each of them with `| None`.
+Known are str, bool, int (a count: from 0 to what 64 bits hold), Signed (an int that may be below 0), float (a finite number), lists,
+tuples, mappings from names, dataclasses, and each of them with `| None`.
 """
 
 import collections.abc
@@ -12,11 +12,13 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 T = TypeVar("T")
 
 MAX_INTEGER = 2**63 - 1
+
+Signed = Annotated[int, "from -MAX_INTEGER"]
 
 
 def json_object(text: bytes, once: bool = False) -> dict[str, object]:
@@ -46,12 +48,15 @@ def _no_number(word: str) -> object:
 def read_as(kind: type[T], value: object) -> T:
     """The dataclass `kind` from a JSON object. Names that it doesn't know are passed over: a newer version's. ValueError with the name of a
     field that is missing and has no default, or is of another type."""
-    found: T = _reader(typing.cast(Any, kind))(value)
+    try:
+        found: T = _reader(typing.cast(Any, kind))(value)
+    except _OtherKind:
+        raise ValueError("not an object") from None
     return found
 
 
 class _OtherKind(ValueError):
-    """The value is not of the type; whose it is, is added by the object that it is in."""
+    """The value is not of the type. The object that holds it adds the field's name."""
 
 
 @functools.cache
@@ -61,7 +66,7 @@ def _reader(kind: Any) -> Callable[[object], Any]:
     if is_dataclass(kind):
         return _object(kind)
     if hasattr(kind, "_fields"):  # a NamedTuple, written as a list
-        hints = typing.get_type_hints(kind)
+        hints = typing.get_type_hints(kind, include_extras=True)
         return lambda value: kind(*_row([_reader(hints[name]) for name in kind._fields], value))
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     readers = [_reader(one) for one in inner if one not in (type(None), ...)]
@@ -81,7 +86,7 @@ def _row(readers: Sequence[Callable[[object], Any]], value: object) -> tuple[Any
 
 
 def _object(kind: Any) -> Callable[[object], Any]:
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     known = [
         (f.name, _reader(hints[f.name]), f.default is MISSING and f.default_factory is MISSING) for f in fields(kind)
     ]
@@ -111,8 +116,9 @@ def _flag(value: object) -> bool:
     return _of(bool, value)
 
 
-def _count(value: object) -> int:
-    if type(value) is not int or not 0 <= value <= MAX_INTEGER:  # a bool is an int to isinstance
+def count(value: object, least: int = 0) -> int:
+    """ValueError for what is not an integer from `least` to MAX_INTEGER."""
+    if type(value) is not int or not least <= value <= MAX_INTEGER:  # a bool is an int to isinstance
         raise _OtherKind
     return value
 
@@ -133,6 +139,7 @@ def number(value: object) -> float:
 _PLAIN: Mapping[Any, Callable[[object], Any]] = {
     str: functools.partial(_of, str),
     bool: _flag,
-    int: _count,
+    int: count,
+    Signed: functools.partial(count, least=-MAX_INTEGER),
     float: number,
 }

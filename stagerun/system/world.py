@@ -9,7 +9,7 @@ from stagerun.base.errors import PeerError
 from stagerun.system.host import cpu_quota, evenly
 from stagerun.system.nodelist import per_node
 
-# Threads of a worker that somebody chose, as our launcher passes them to its workers; empty: no one did.
+# Threads of a worker that someone chose, as our launcher passes them to its workers; empty: no one did.
 THREADS_GIVEN = "STAGERUN_THREADS_GIVEN"
 
 
@@ -131,7 +131,7 @@ def default_threads(workers: int) -> int:
 
 
 def given_threads() -> int | None:
-    """The threads of a worker that somebody chose: whoever started our launcher, or this process. None: no one did."""
+    """The threads of a worker that someone chose: whoever started our launcher, or this process. None: no one did."""
     return _said(THREADS_GIVEN if THREADS_GIVEN in os.environ else "OMP_NUM_THREADS")
 
 
@@ -143,7 +143,7 @@ def give_threads(threads: int | None) -> None:
 
 @contextmanager
 def giving_threads(threads: int | None, workers: int) -> Iterator[int]:
-    """The threads of each of `workers` that this process starts meanwhile: `threads`, or as of `default_threads`. As of `give_threads`;
+    """The threads of each of `workers` that this process starts meanwhile: `threads`, or those of `default_threads`. As `give_threads`;
     and afterwards OMP_NUM_THREADS says what it said before, since our launcher's word is not a user's choice in the next life of a job."""
     said = os.environ.get("OMP_NUM_THREADS")
     give_threads(threads)

@@ -3,7 +3,6 @@ schedule and images, see the same output folder, and still hold the same state."
 
 import hashlib
 import json
-import socket
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from stagerun.comm import Comm, gather_json
 from stagerun.engine.codec import combined
 from stagerun.launch.compare import Finding, differences, stagerun_of, unlike, worst
 from stagerun.launch.facts import Facts, Trouble, from_json, host_facts, image_facts, settings_digest, with_settings
+from stagerun.system.host import host_name
 from stagerun.system.machine import code_digest, version
 from stagerun.system.world import World
 
@@ -69,7 +69,7 @@ def everyone(comm: Comm, do: Callable[[], _T]) -> _T:
         done = do()
     except StagerunError as error:
         mine = error
-    host = socket.gethostname()
+    host = host_name()
     status = {"code": int(mine.exit_code), "text": mine.render(), "host": host} if mine else {"code": 0}
     failed = [(rank, s) for rank, s in enumerate(gather_json(comm, status)) if s["code"]]
     if not failed:
@@ -91,7 +91,7 @@ def anyone(comm: Comm, yes: bool) -> bool:
 
 def hosts_of(comm: Comm) -> list[str]:
     """By rank. Collective."""
-    return gather_json(comm, socket.gethostname())
+    return gather_json(comm, host_name())
 
 
 def only_here(comm: Comm, hosts: Sequence[str], out: str) -> str:
@@ -201,7 +201,7 @@ def compare(comm: Comm, where: str, digests: Mapping[str, int], good: bool = Tru
     if len(set(table[:-1].tolist())) == 1:
         return not table[-1], None
     try:
-        everybody = gather_json(comm, [socket.gethostname(), dict(digests)])
+        everybody = gather_json(comm, [host_name(), dict(digests)])
     except PeerError as gone:  # that they differ is known: not a state to save because a peer is lost
         return not table[-1], RanksDiffer(
             f"{where}: workers hold different bits, and one ended before it could say which: {gone.message}",

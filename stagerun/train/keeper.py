@@ -202,18 +202,18 @@ class Keeper:
         return store.commit(
             self.disk,
             self.out,
-            stage=lineage.stage.name,
-            iter=iter,
-            attempt=self.attempt,
-            parent=lineage.parent,
-            identity=lineage.stage.identity,
-            environment=lineage.environment,
+            store.Metadata(
+                place=store.Place(lineage.stage.name, iter, self.attempt),
+                parent=lineage.parent,
+                identity=lineage.stage.identity,
+                environment=lineage.environment,
+                id_stage=lineage.id_stage,
+                serial=self.serial,
+                skipped=lineage.skipped,
+                began_empty=self.began_empty,
+            ),
             files={**files, STATE: json.dumps(asdict(progress)).encode(), RECIPE: canonical(self.schedule).encode()},
             content=tuple(files),
-            id_stage=lineage.id_stage,
-            serial=self.serial,
-            skipped=lineage.skipped,
-            began_empty=self.began_empty,
             require_held=self.require_held,
         )
 

@@ -101,4 +101,4 @@ def _shift(first: dict[str, Any], other: dict[str, Any]) -> float:
 
 
 def _shifted(span: Span, seconds: float) -> Span:
-    return replace(span, begun=span.begun + seconds, ended=span.ended + seconds)
+    return replace(span, started=span.started + seconds, ended=span.ended + seconds)

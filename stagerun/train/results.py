@@ -16,10 +16,11 @@ from stagerun.language import canonical
 from stagerun.plan import Plan, PlannedStage, State
 from stagerun.plan.counting import other_set, tested_on
 from stagerun.plan.ensembles import EnsembleState, PlannedEnsemble, plan_ensembles
-from stagerun.plan.estimate import Figures, figures_from
+from stagerun.plan.estimate import Figures
 from stagerun.store.errors import reporting
 from stagerun.store.layout import results_folder
 from stagerun.store.logged import ensemble_of, result_of
+from stagerun.system.typed import json_object, read_as
 
 
 def path_of(out: Path, snapshot: str) -> Path:
@@ -136,8 +137,8 @@ def write_figures(disk: store.Disk, out: Path, figures: Figures) -> None:
 def read_figures(out: Path) -> Figures | None:
     """What the last rehearsal left; None if there was none, or another version's."""
     try:
-        return figures_from(json.loads(figures_file(out).read_bytes()))
-    except (OSError, ValueError, TypeError, KeyError):
+        return read_as(Figures, json_object(figures_file(out).read_bytes()))
+    except (OSError, ValueError):
         return None
 
 

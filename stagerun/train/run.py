@@ -11,7 +11,7 @@ from stagerun.base.events import Event, Failed, Note, Stopped
 from stagerun.comm import Comm
 from stagerun.launch import StopRequest
 from stagerun.launch.watch.worker import Monitored
-from stagerun.store.write import require_writable
+from stagerun.system.files import require_writable
 from stagerun.system.pulse import Section
 from stagerun.system.world import World
 from stagerun.train import results

@@ -25,17 +25,17 @@ class RankSpans:
 def chrome_trace(ranks: Sequence[RankSpans], about: dict[str, object]) -> str:
     """One process per rank, with a row for what it does and rows for what is on the network. The trace begins at 0. `about` goes with
     it."""
-    first = min((span.begun for rank in ranks for span in rank.spans), default=0.0)
+    first = min((span.started for rank in ranks for span in rank.spans), default=0.0)
     events: list[dict[str, object]] = []
     for rank in ranks:
         events.append(_name(rank.rank, "process_name", 0, f"rank {rank.rank} on {rank.host}"))
         events.append({"ph": "M", "name": "process_sort_index", "pid": rank.rank, "args": {"sort_index": rank.rank}})
         events.append(_name(rank.rank, "thread_name", _TRAINING, "training"))
         rows: list[float] = []  # when each row of the network is free again
-        for span in sorted(rank.spans, key=lambda s: (s.begun, -s.ended)):
+        for span in sorted(rank.spans, key=lambda s: (s.started, -s.ended)):
             row = _TRAINING
             if span.name == REDUCTION:
-                row = next((n for n, free in enumerate(rows) if free <= span.begun), len(rows))
+                row = next((n for n, free in enumerate(rows) if free <= span.started), len(rows))
                 if row == len(rows):
                     rows.append(0.0)
                     events.append(_name(rank.rank, "thread_name", _NETWORK + row, f"network {row + 1}"))
@@ -57,7 +57,7 @@ def _event(rank: int, row: int, span: Span, first: float) -> dict[str, object]:
         "cat": span.name,
         "pid": rank,
         "tid": row,
-        "ts": round(1e6 * (span.begun - first), 1),
+        "ts": round(1e6 * (span.started - first), 1),
         "dur": round(1e6 * span.seconds, 1),
         "args": arguments,
     }

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from stagerun.base.errors import StorageError
 from stagerun.base.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT
 from stagerun.cli import main
-from stagerun.store.write import require_writable
+from stagerun.system.files import require_writable
 from stagerun.tools.bench.report import Measured, Share, Turn, as_record, notes, render, rows, sharing
 
 

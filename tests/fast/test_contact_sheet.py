@@ -1,5 +1,6 @@
 """`stagerun data show`: the pictures on the sheet are the records, or what the loader gives a stage; mistakes are told."""
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import ImageFont
 
-from stagerun.base.errors import StorageError
 from stagerun.cli import main
 from stagerun.data import datum, index, indexing
 from stagerun.data.bad_records import BadRecords
@@ -23,7 +23,7 @@ from stagerun.data.records import LmdbSource
 from stagerun.data.write import write_lmdb
 from stagerun.language import load
 from stagerun.language.proto import caffe_pb2
-from stagerun.store import write as store_write
+from stagerun.system import files
 from stagerun.tools.data import contact_sheet
 from stagerun.tools.data.contact_sheet import Tile, as_trained, columns_of, sheet
 from stagerun.tools.data.show import ShowOptions, _show
@@ -289,16 +289,18 @@ def test_mistakes_are_told_before_anything_is_written(
     assert not path.exists()
 
 
-def test_a_sheet_that_cannot_be_written_is_told_of(lmdb: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sheet_that_cannot_be_written_is_reported(
+    lmdb: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for folder in (tmp_path / "nowhere", lmdb / "data.mdb"):
         shown = show(lmdb, "--output", folder / "sheet.png")
         assert shown.exit_code == 64 and f"there is no folder {folder}" in shown.output
     assert not (tmp_path / "nowhere").exists()
 
     def full(path: Path, data: bytes) -> None:
-        raise StorageError("no space")
+        raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(store_write, "write_atomic", lambda disk, path, data: full(path, data))
+    monkeypatch.setattr(files, "write_whole", full)
     shown = show(lmdb, "--output", tmp_path / "sheet.png")
     assert shown.exit_code == 74 and "choose another place with --output" in shown.output
 

@@ -245,9 +245,17 @@ def test_a_run_that_kept_a_changed_stage_is_what_that_was_trained_from(tmp_path:
     for clock, (name, of) in enumerate((("trunk", before), ("long", now))):
         stage = of.stage(name)
         ref = store.commit(
-            store.LocalDisk(), tmp_path, stage=name, iter=stage.solver.max_iter, attempt=1 + clock, parent="",
-            identity=stage.identity, environment={}, files={"recipe.prototxt": canonical(of).encode()}, content=("recipe.prototxt",),
-        )  # fmt: skip
+            store.LocalDisk(),
+            tmp_path,
+            store.Metadata(
+                place=store.Place(name, stage.solver.max_iter, 1 + clock),
+                parent="",
+                identity=stage.identity,
+                environment={},
+            ),
+            files={"recipe.prototxt": canonical(of).encode()},
+            content=("recipe.prototxt",),
+        )
         os.utime(snapshots_folder(tmp_path) / ref.name / MANIFEST, (clock, clock))
     assert diff(tmp_path, tmp_path).stdout.endswith("nothing differs\n")
     trained = compare(str(tmp_path), str(tmp_path)).a.schedule

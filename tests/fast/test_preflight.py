@@ -28,8 +28,9 @@ from stagerun.launch.facts import (
     settings_digest,
 )
 from stagerun.system import machine
+from stagerun.system.host import meminfo
 from stagerun.system.lmdb_file import Glance, glance
-from stagerun.system.machine import arithmetic, gpus, memory_bytes, processor
+from stagerun.system.machine import arithmetic, gpus, processor
 from stagerun.tools.preflight.page import HostTimes, Link, Measured, bits, page, rounds, verdicts
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "preflight"
@@ -179,16 +180,16 @@ flags\t\t: fpu
 
 def test_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
-    model, flags, instructions = processor(CPUINFO)
+    model, flags, instructions = processor(CPUINFO.splitlines())
     assert (model, flags, instructions) == (
         "Intel(R) Xeon(R) Gold 6148",
         ("avx2", "fma", "f16c", "avx512f", "avx512dq", "avx512bw", "avx512vl"),
         "AVX512",
     )
-    assert processor(CPUINFO.replace("avx512vl", ""))[2] == "AVX2"
-    assert processor("")[2] == "DEFAULT"
+    assert processor(CPUINFO.replace("avx512vl", "").splitlines())[2] == "AVX2"
+    assert processor([])[2] == "DEFAULT"
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
-    assert processor(CPUINFO)[2] == "AVX2 (ATEN_CPU_CAPABILITY)"
+    assert processor(CPUINFO.splitlines())[2] == "AVX2 (ATEN_CPU_CAPABILITY)"
 
 
 def test_what_kernels_are_chosen_by_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +197,8 @@ def test_what_kernels_are_chosen_by_is_named(monkeypatch: pytest.MonkeyPatch) ->
     for name in [n for n in os.environ if n.startswith(("MKL_", "ONEDNN_", "DNNL_", "OMP_"))]:
         monkeypatch.delenv(name)
     text = CPUINFO.replace("model name", "vendor_id : GenuineIntel\ncpu family : 6\nmodel : 85\nmodel name", 1)
-    monkeypatch.setattr(machine, "read", lambda path: text.replace("avx512vl", "avx512vl avx512_bf16 amx_tile"))
+    shown = text.replace("avx512vl", "avx512vl avx512_bf16 amx_tile").splitlines()
+    monkeypatch.setattr(machine, "lines", lambda path: shown)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # `threads`
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")  # `instruction set`
     monkeypatch.setenv("ONEDNN_VERBOSE", "1")
@@ -208,21 +210,28 @@ def test_what_kernels_are_chosen_by_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
     monkeypatch.setenv("MKL_CBWR", "AVX2,STRICT")
     assert arithmetic()["math settings"] == "MKL_CBWR='AVX2,STRICT' ONEDNN_DEFAULT_FPMATH_MODE='BF16'"
-    monkeypatch.setattr(machine, "read", lambda path: "")
+    monkeypatch.setattr(machine, "lines", lambda path: [])
     assert (arithmetic()["processor"], arithmetic()["processor flags"]) == ("unknown", "unknown")
 
 
-def test_gpus_are_those_that_the_driver_tells_of(tmp_path: Path) -> None:
+def test_gpus_are_those_that_the_driver_reports(tmp_path: Path) -> None:
     assert gpus(tmp_path) == ((), "")
     for number in range(2):
-        folder = tmp_path / "gpus" / f"0000:0{number}:00.0"
+        folder = tmp_path / "driver/nvidia/gpus" / f"0000:0{number}:00.0"
         folder.mkdir(parents=True)
         (folder / "information").write_text("Model: \t\t NVIDIA H200\nIRQ:   16\n")
-    (tmp_path / "version").write_text(
+    (tmp_path / "driver/nvidia/version").write_text(
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar\nGCC version:  gcc 12.2.0\n"
     )
     assert gpus(tmp_path) == (("NVIDIA H200", "NVIDIA H200"), "550.54.15")
-    assert memory_bytes("MemTotal:       2048 kB\nMemFree: 1 kB\n") == 2048 * 1024
+
+
+def test_memory_of_the_machine_and_of_a_node(tmp_path: Path) -> None:
+    file = tmp_path / "meminfo"
+    file.write_text("MemTotal:       2048 kB\nMemFree: 1 kB\n")
+    assert (meminfo(file, "MemTotal"), meminfo(file, "MemFree"), meminfo(file, "Mem")) == (2048 * 1024, 1024, None)
+    file.write_text("Node 0 MemTotal:       4096 kB\n")
+    assert meminfo(file, "MemTotal") == 4096 * 1024 and meminfo(tmp_path / "none", "MemTotal") is None
 
 
 def said(folder: Path, *overrides: str, out: str | None = None) -> Iterator[tuple[int, str]]:

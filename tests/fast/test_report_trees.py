@@ -177,10 +177,17 @@ stage { name: "main" } stage { name: "a" } stage { name: "b" from: "main" } ense
         for stage in schedule.stages:
             name = stage.name
             ref = store.commit(
-                disk, story.out, stage=name, iter=TREE[name][0], attempt=attempt, identity=stage.identity,
-                parent=story.ids[stage.parent] if stage.parent else "", environment={}, content=("a",),
+                disk,
+                story.out,
+                store.Metadata(
+                    place=store.Place(name, TREE[name][0], attempt),
+                    parent=story.ids[stage.parent] if stage.parent else "",
+                    identity=stage.identity,
+                    environment={},
+                ),
                 files={"a": f"{name}{attempt}".encode()},
-            )  # fmt: skip
+                content=("a",),
+            )
             story.ids[name], story.ends[name] = ref.id, ref.name
             story.top1[name] = ALONE[name] + 0.05 * (attempt - 1)
         story.results()

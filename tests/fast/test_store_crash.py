@@ -41,9 +41,17 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def commit(disk: Disk, out: Path, iter: int, attempt: int = 1) -> SnapshotRef:
     files = {name: data + (str(iter).encode() if data else b"") for name, data in FILES.items()}
     return store.commit(
-        disk, out, stage="cyc1", iter=iter, attempt=attempt, files=files, content=CONTENT, parent="p",
-        identity={"solver.base_lr": "1.6"}, environment={"torch": "2.13"},
-    )  # fmt: skip
+        disk,
+        out,
+        store.Metadata(
+            place=store.Place("cyc1", iter, attempt),
+            parent="p",
+            identity={"solver.base_lr": "1.6"},
+            environment={"torch": "2.13"},
+        ),
+        files=files,
+        content=CONTENT,
+    )
 
 
 def fresh_model(honest: bool = True) -> ModelDisk:

@@ -32,14 +32,14 @@ def commit(out: Path, iter: int, attempt: int = 1, **other: bytes) -> SnapshotRe
     return store.commit(
         DISK,
         out,
-        stage="cyc1",
-        iter=iter,
-        attempt=attempt,
+        store.Metadata(
+            place=store.Place("cyc1", iter, attempt),
+            parent="0" * 64,
+            identity={"solver.base_lr": "1.6", "model.name": "resnet50"},
+            environment={"torch": "2.13.0"},
+        ),
         files={**FILES, **other},
         content=CONTENT,
-        parent="0" * 64,
-        identity={"solver.base_lr": "1.6", "model.name": "resnet50"},
-        environment={"torch": "2.13.0"},
     )
 
 
@@ -111,7 +111,11 @@ def test_buffers_of_any_type_are_written_as_their_bytes(tmp_path: Path) -> None:
     numbers = memoryview(b"\x01\x00\x02\x00").cast("H")
     files = {"a": numbers, "b": bytearray(b"xy"), "c": b""}
     ref = store.commit(
-        DISK, tmp_path, stage="s", iter=0, attempt=0, files=files, content=["a"], identity={}, environment={}
+        DISK,
+        tmp_path,
+        store.Metadata(place=store.Place("s", 0, 0), parent="", identity={}, environment={}),
+        files=files,
+        content=["a"],
     )
     assert store.read(DISK, tmp_path, ref) == {"a": b"\x01\x00\x02\x00", "b": b"xy", "c": b""}
 
@@ -120,9 +124,12 @@ def test_snapshots_of_today_stay_readable(tmp_path: Path) -> None:
     """Format 1, byte for byte. A change here makes the snapshots of users unreadable: make it a new format."""
     store.prepare(DISK, tmp_path)
     ref = store.commit(
-        DISK, tmp_path, stage="s", iter=7, attempt=2, files={"m": b"abc"}, content=["m"], parent="p",
-        identity={"a": "é"}, environment={"torch": "2"},
-    )  # fmt: skip
+        DISK,
+        tmp_path,
+        store.Metadata(place=store.Place("s", 7, 2), parent="p", identity={"a": "é"}, environment={"torch": "2"}),
+        files={"m": b"abc"},
+        content=["m"],
+    )
     body = (
         '{\n "attempt": 2,\n "content": [\n  "m"\n ],\n "environment": {\n  "torch": "2"\n },\n "files": {\n  "m": {\n'
         '   "sha256": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",\n   "size": 3\n  }\n },\n'
@@ -400,7 +407,11 @@ def test_a_disk_that_writes_less_than_it_says_is_found_out(tmp_path: Path) -> No
     store.prepare(DISK, tmp_path)
     with pytest.raises(StorageError, match="safetensors has 10 bytes"):
         store.commit(
-            Losing(), tmp_path, stage="s", iter=1, attempt=1, files=FILES, content=CONTENT, identity={}, environment={}
+            Losing(),
+            tmp_path,
+            store.Metadata(place=store.Place("s", 1, 1), parent="", identity={}, environment={}),
+            files=FILES,
+            content=CONTENT,
         )
 
 
@@ -415,13 +426,9 @@ def test_another_run_without_a_lock_is_noticed(tmp_path: Path) -> None:
         store.commit(
             Racing(),
             tmp_path,
-            stage="cyc1",
-            iter=100,
-            attempt=1,
+            store.Metadata(place=store.Place("cyc1", 100, 1), parent="", identity={}, environment={}),
             files=FILES,
             content=CONTENT,
-            identity={},
-            environment={},
         )
     assert store.read(DISK, tmp_path, the_one(tmp_path))["model.safetensors"] == b"theirs"
 
@@ -433,7 +440,11 @@ def test_another_run_without_a_lock_is_noticed(tmp_path: Path) -> None:
 def test_names_that_no_file_of_a_snapshot_may_have(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="name"):
         store.commit(
-            DISK, tmp_path, stage="s", iter=0, attempt=0, files={name: b""}, content=[name], identity={}, environment={}
+            DISK,
+            tmp_path,
+            store.Metadata(place=store.Place("s", 0, 0), parent="", identity={}, environment={}),
+            files={name: b""},
+            content=[name],
         )
 
 

@@ -65,9 +65,13 @@ def files(out: Path) -> dict[str, bytes]:
 def commit(out: Path, held: Lease, iter: int = 100, disk: store.Disk | None = None, attempt: int | None = None) -> str:
     attempt = attempt or max(lives.attempts_of_lives(LocalDisk(), out))
     return store.commit(
-        disk or LocalDisk(), out, stage="cyc1", iter=iter, attempt=attempt, files={"w": b"w" * 100}, content=("w",),
-        identity={}, environment={}, require_held=held.require_held,
-    ).name  # fmt: skip
+        disk or LocalDisk(),
+        out,
+        store.Metadata(place=store.Place("cyc1", iter, attempt), parent="", identity={}, environment={}),
+        files={"w": b"w" * 100},
+        content=("w",),
+        require_held=held.require_held,
+    ).name
 
 
 @pytest.fixture
@@ -265,7 +269,7 @@ def test_a_stop_is_answered_while_it_waits(out: Path) -> None:
     taken(out, NODE7)
     clock = Clock()
     second = lease(out, clock=clock)
-    with pytest.raises(StagerunError, match="nothing was begun") as caught:
+    with pytest.raises(StagerunError, match="nothing was started") as caught:
         second.wait(True, lambda text: None, lambda: clock.now >= 1003)
     assert caught.value.exit_code == ExitCode.SAVED and clock.now < 1005
     assert os.listdir(out / "lives") == ["a0001.json"]

@@ -109,7 +109,11 @@ def test_to_keep_none_is_an_error() -> None:
 def commit(out: Path, stage: str, iter: int, attempt: int = 1) -> SnapshotRef:
     files = {"m": str(iter).encode()}
     return store.commit(
-        DISK, out, stage=stage, iter=iter, attempt=attempt, files=files, content=["m"], identity={}, environment={}
+        DISK,
+        out,
+        store.Metadata(place=store.Place(stage, iter, attempt), parent="", identity={}, environment={}),
+        files=files,
+        content=["m"],
     )
 
 

@@ -101,11 +101,17 @@ class Story:
         identity |= {k.replace("__", "."): v for k, v in self.recipe.items() if not k.startswith(("in_", "now_"))}
         identity |= {"solver.base_lr": self.recipe[f"in_{stage}"]} if f"in_{stage}" in self.recipe else {}
         ref = store.commit(
-            store.LocalDisk(), self.out, stage=stage, iter=iter, attempt=self.life,
-            parent=self.ids[parent] if parent else "", identity=identity,
-            environment={"torch": self.recipe.get("now_torch", "2.13"), "workers": str(self.workers)},
-            files={"a": weights.encode()}, content=("a",),
-        )  # fmt: skip
+            store.LocalDisk(),
+            self.out,
+            store.Metadata(
+                place=store.Place(stage, iter, self.life),
+                parent=self.ids[parent] if parent else "",
+                identity=identity,
+                environment={"torch": self.recipe.get("now_torch", "2.13"), "workers": str(self.workers)},
+            ),
+            files={"a": weights.encode()},
+            content=("a",),
+        )
         self.ends[f"{stage}@{iter}"], self.ids[f"{stage}@{iter}"] = ref.name, ref.id
         self.write(SnapshotWritten(stage=stage, iter=iter, name=ref.name, bytes=1, blocked_seconds=0, seconds=0.1))
         return ref.id

@@ -92,7 +92,15 @@ def make_snapshot(out: Path, schedule: recipe.Schedule, seed: int = 1, ema: int 
         files[AVERAGE] = encode({k: t for k, t in averaged.items() if t.is_floating_point()})
     store.prepare(disk, out)
     ref = store.commit(
-        disk, out, stage=stage.name, iter=iter, attempt=1, files=files, content=[n for n in files if "." in n],
-        identity=stage.identity, environment={"stagerun": "0.0.9"},
-    )  # fmt: skip
+        disk,
+        out,
+        store.Metadata(
+            place=store.Place(stage.name, iter, 1),
+            parent="",
+            identity=stage.identity,
+            environment={"stagerun": "0.0.9"},
+        ),
+        files=files,
+        content=[n for n in files if "." in n],
+    )
     return out / "snapshots" / ref.name

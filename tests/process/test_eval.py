@@ -298,9 +298,12 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     files = open_snapshot(stored_help.make_snapshot(tmp_path / "out", schedule)).files
     other = {**files, "recipe.prototxt": files["recipe.prototxt"].replace(b"num_classes: 10", b"num_classes: 11")}
     ref = store.commit(
-        store.LocalDisk(), tmp_path / "out", stage="only", iter=3, attempt=2, files=other,
-        content=["model.safetensors"], identity={}, environment={},
-    )  # fmt: skip
+        store.LocalDisk(),
+        tmp_path / "out",
+        store.Metadata(place=store.Place("only", 3, 2), parent="", identity={}, environment={}),
+        files=other,
+        content=["model.safetensors"],
+    )
     code, said = refused(tmp_path / "out" / "snapshots" / ref.name)
     assert code == 78 and "`fc.bias` is (10,) in the snapshot and (11,) in the model" in said
 

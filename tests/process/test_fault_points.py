@@ -50,7 +50,11 @@ def test_mistakes(said: str, hint: str) -> None:
 def commit(disk: store.Disk, out: Path, iter: int) -> None:
     files = {"model": b"m" * 1000}
     store.commit(
-        disk, out, stage="a", iter=iter, attempt=1, files=files, content=["model"], identity={}, environment={}
+        disk,
+        out,
+        store.Metadata(place=store.Place("a", iter, 1), parent="", identity={}, environment={}),
+        files=files,
+        content=["model"],
     )
 
 
@@ -111,7 +115,7 @@ def test_a_run_says_what_is_to_come(tmp_path: Path) -> None:
     schedule = small.make_schedule(tmp_path / "schedule", tmp_path / "data")
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     wrong = small.run(schedule, tmp_path / "out", env={**env, "STAGERUN_FAULT": "ENOSPC"})
-    assert wrong.returncode == 64 and "STAGERUN_FAULT=ENOSPC is no fault" in wrong.stderr
+    assert wrong.returncode == 64 and "STAGERUN_FAULT=ENOSPC is not a fault" in wrong.stderr
     assert not (tmp_path / "out").exists()
     full = small.run(schedule, tmp_path / "out", env={**env, "STAGERUN_FAULT": "ENOSPC@40+"})
     assert full.returncode == 74

@@ -80,8 +80,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
         disk, out = store.LocalDisk(), pathlib.Path({str(tmp_path)!r}) / "out"
         store.prepare(disk, out)
         def commit(iter, size):
-            return store.commit(disk, out, stage="s", iter=iter, attempt=1, files={{"model": bytes(size)}},
-                                content=["model"], identity={{}}, environment={{}})
+            about = store.Metadata(place=store.Place("s", iter, 1), parent="", identity={{}}, environment={{}})
+            return store.commit(disk, out, about, files={{"model": bytes(size)}}, content=["model"])
         first = commit(1, 900_000)
         for _ in range(3):
             try:
@@ -121,9 +121,9 @@ one.keep_beating()
 print(attempt, flush=True)
 sys.stdin.readline()
 try:
+    about = store.Metadata(place=store.Place("cyc1", 9, attempt), parent="", identity={}, environment={})
     store.commit(
-        store.LocalDisk(), out, stage="cyc1", iter=9, attempt=attempt, files={"w": b"w"}, content=("w",),
-        identity={}, environment={}, require_held=one.require_held,
+        store.LocalDisk(), out, about, files={"w": b"w"}, content=("w",), require_held=one.require_held
     )
 except Exception as error:
     print(type(error).__name__, error)

@@ -55,9 +55,12 @@ def content(iter: int) -> dict[str, bytes]:
 
 def commit(out: Path, iter: int, attempt: int = 1) -> None:
     store.commit(
-        store.LocalDisk(), out, stage="cyc1", iter=iter, attempt=attempt, files=content(iter), content=("model.safetensors",),
-        identity={}, environment={},
-    )  # fmt: skip
+        store.LocalDisk(),
+        out,
+        store.Metadata(place=store.Place("cyc1", iter, attempt), parent="", identity={}, environment={}),
+        files=content(iter),
+        content=("model.safetensors",),
+    )
 
 
 def work(out: Path) -> None:

@@ -186,9 +186,12 @@ def test_json_that_readers_read_differently_is_damage(snapshot: Path, text: byte
 def test_a_commit_of_too_many_files_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="65 files"):
         store.commit(
-            DISK, tmp_path, stage="s", iter=1, attempt=1, files={f"f{i}": b"" for i in range(65)}, content=["f1"],
-            identity={}, environment={},
-        )  # fmt: skip
+            DISK,
+            tmp_path,
+            store.Metadata(place=store.Place("s", 1, 1), parent="", identity={}, environment={}),
+            files={f"f{i}": b"" for i in range(65)},
+            content=["f1"],
+        )
 
 
 # ---- tensors
@@ -302,7 +305,7 @@ def test_a_whole_number_of_the_identity_that_is_none(snapshot: Path) -> None:
     assert ref.whole("solver.max_iter", 0) == 3 and ref.whole("nothing", 7) == 7
     for text in ("x", "-1", "9" * 5000, "٣", ""):
         wrong = SnapshotRef(name="n", stage="s", iter=1, attempt=1, id="", parent="", identity={"f": text})
-        with pytest.raises(ResumeRefused, match="no whole number"):
+        with pytest.raises(ResumeRefused, match="not a whole number"):
             wrong.whole("f", 0)
 
 
@@ -314,9 +317,14 @@ def test_what_is_newest_is_told_by_attempt_and_serial_whatever_the_clock_says(tm
 
     def commit(stage: str, attempt: int, serial: int, parent: str = "") -> SnapshotRef:
         return store.commit(
-            DISK, tmp_path, stage=stage, iter=1, attempt=attempt, files={"m": stage.encode()}, content=["m"],
-            identity={}, environment={}, parent=parent, serial=serial,
-        )  # fmt: skip
+            DISK,
+            tmp_path,
+            store.Metadata(
+                place=store.Place(stage, 1, attempt), parent=parent, identity={}, environment={}, serial=serial
+            ),
+            files={"m": stage.encode()},
+            content=["m"],
+        )
 
     first = commit("z", 1, 0)
     second = commit("y", 1, 0, first.id)  # of a version that did not count: it came of the first
@@ -334,7 +342,11 @@ def test_verifying_takes_little_memory_and_reads_every_byte(tmp_path: Path) -> N
     store.prepare(DISK, tmp_path)
     data = os.urandom(5_000_000)
     ref = store.commit(
-        DISK, tmp_path, stage="s", iter=1, attempt=1, files={"m": data}, content=["m"], identity={}, environment={}
+        DISK,
+        tmp_path,
+        store.Metadata(place=store.Place("s", 1, 1), parent="", identity={}, environment={}),
+        files={"m": data},
+        content=["m"],
     )
     store.verify(DISK, tmp_path, ref.name)
     path = tmp_path / "snapshots" / ref.name / "m"

@@ -396,9 +396,12 @@ def test_a_name_that_somebody_else_took_is_not_ours(tmp_path: Path) -> None:
 
     def write(on: object, serial: int) -> SnapshotRef:
         return store.commit(
-            on, out, stage="s", iter=1, attempt=1, files={"m": b"x"}, content=["m"], identity={}, environment={},  # type: ignore[arg-type]
-            serial=serial,
-        )  # fmt: skip
+            on,
+            out,
+            store.Metadata(place=store.Place("s", 1, 1), parent="", identity={}, environment={}, serial=serial),
+            files={"m": b"x"},
+            content=["m"],
+        )
 
     def before(call: int, name: str) -> None:
         if name == "rename":
@@ -422,9 +425,12 @@ def test_a_rename_that_failed_and_was_not_done_is_an_error(tmp_path: Path) -> No
 
     with pytest.raises(StorageError, match="its name"):
         store.commit(
-            HookedDisk(disk, before), out, stage="s", iter=1, attempt=1, files={"m": b"x"}, content=["m"],  # type: ignore[arg-type]
-            identity={}, environment={},
-        )  # fmt: skip
+            HookedDisk(disk, before),
+            out,
+            store.Metadata(place=store.Place("s", 1, 1), parent="", identity={}, environment={}),
+            files={"m": b"x"},
+            content=["m"],
+        )
     assert disk.names(out / "snapshots") == []
 
 
@@ -451,6 +457,9 @@ def test_a_rename_that_failed_on_a_disk_that_reads_nothing_says_what_failed(tmp_
 
     with pytest.raises(StorageError, match=r"its name.*Input/output error"):
         store.commit(
-            HookedDisk(LocalDisk(), after=after), tmp_path, stage="s", iter=1, attempt=1, files={"m": b"x"},  # type: ignore[arg-type]
-            content=["m"], identity={}, environment={},
-        )  # fmt: skip
+            HookedDisk(LocalDisk(), after=after),
+            tmp_path,
+            store.Metadata(place=store.Place("s", 1, 1), parent="", identity={}, environment={}),
+            files={"m": b"x"},
+            content=["m"],
+        )

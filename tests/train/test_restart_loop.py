@@ -102,7 +102,13 @@ def test_an_end_that_has_told_somebody_what_to_do_breaks_the_chain(
 
 
 def write_snapshot(out: Path, attempt: int) -> None:
-    store.commit(DISK, out, stage="init", iter=2, attempt=attempt, files={"w": b"w"}, content=("w",), identity={}, environment={})  # fmt: skip
+    store.commit(
+        DISK,
+        out,
+        store.Metadata(place=store.Place("init", 2, attempt), parent="", identity={}, environment={}),
+        files={"w": b"w"},
+        content=("w",),
+    )
 
 
 def test_any_progress_breaks_the_chain(schedule: Schedule, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_a_loop_that_is_looked_at_trains_to_the_same_bits_and_every_second_has_i
     assert {s.iter for s in found.found} == set(range(9)) and {s.stage for s in found.found} == {"cyc1"}
     one = [s.name for s in found.found if s.iter == 4]
     assert one == [*[DATA, FORWARD, BACKWARD] * len(loop.run), WAIT, UPDATE]
-    assert all(a.ended <= b.begun for a, b in itertools.pairwise(found.found))
+    assert all(a.ended <= b.started for a, b in itertools.pairwise(found.found))
     assert set(seconds_of(found.found)) == set(PARTS)
 
 

@@ -12,14 +12,14 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from stagerun.base.errors import DataError, PermissionDenied, StorageError
-from stagerun.system.files import private_folder, sync_folder
+from stagerun.system.files import private_folder, write_whole
 from stagerun.system.lmdb_file import BY_SCHEDULE, SIDE_FILE, check_file, data_file, ends_of, reading
+from stagerun.system.typed import Signed, json_object, read_as
 
 # Between two looks at a lock that another process has: no one waits inside the kernel, where a request to stop isn't heard.
 _PAUSE_S = 0.1
@@ -190,9 +190,9 @@ class Manifest:
 
     source: str  # real path of the LMDB's folder
     size: int  # of data.mdb
-    mtime_ns: int
+    mtime_ns: Signed
     blocks: tuple[str, ...] = ()  # sha256 in hex of each BLOCK bytes of data.mdb, the last one shorter
-    side: tuple[int, int] | None = None  # size and mtime_ns of the source's side file
+    side: tuple[int, Signed] | None = None  # size and mtime_ns of the source's side file
     made: str = ""  # date and time
     seconds: float = 0.0
     stagerun: str = ""
@@ -204,54 +204,40 @@ def blocks_in(size: int) -> int:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Whole or not at all. OSError."""
-    new = folder / f"{MANIFEST}.new"
-    with open(new, "w", encoding="ascii") as stream:
-        stream.write(json.dumps({"version": _VERSION, **asdict(manifest)}, indent=1))
-        stream.flush()
-        os.fsync(stream.fileno())
-    new.rename(folder / MANIFEST)
-    sync_folder(folder)
+    text = json.dumps({"version": _VERSION, **asdict(manifest)}, indent=1)
+    write_whole(folder / MANIFEST, text.encode(), aside=folder / f"{MANIFEST}.new")
 
 
 def read_manifest(folder: Path) -> Manifest | None:
     """None if there is none, or it isn't what `write_manifest` writes. OSError if the disk fails."""
-    said = _said(folder)
-    try:
-        side = said["side"]
-        manifest = Manifest(
-            source=str(said["source"]),
-            size=int(said["size"]),
-            mtime_ns=int(said["mtime_ns"]),
-            blocks=tuple(str(digest) for digest in said["blocks"]),
-            side=(int(side[0]), int(side[1])) if side is not None else None,
-            made=str(said["made"]),
-            seconds=float(said["seconds"]),
-            stagerun=str(said["stagerun"]),
-        )
-        known = said["version"] == _VERSION and len(manifest.blocks) in (0, blocks_in(manifest.size))
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError, OverflowError):
+    found = _json(folder)
+    if found.get("version") != _VERSION or not {field.name for field in fields(Manifest)} <= found.keys():
         return None
-    return manifest if known and manifest.size >= 0 else None
+    try:
+        manifest = read_as(Manifest, found)
+    except ValueError:
+        return None
+    return manifest if len(manifest.blocks) in (0, blocks_in(manifest.size)) else None
 
 
 def is_of_another_version(folder: Path) -> bool:
     """Whether its manifest is one that this version can't judge: what it says of the copy, and which files are its own."""
-    said = _said(folder)
-    return isinstance(said, dict) and isinstance(said.get("version"), int) and said["version"] != _VERSION
+    version = _json(folder).get("version")
+    return isinstance(version, int) and version != _VERSION
 
 
-def _said(folder: Path) -> Any:
-    """The manifest's JSON; None if there is none, or it is damaged. OSError."""
+def _json(folder: Path) -> Mapping[str, object]:
+    """What the manifest holds; nothing if it is missing or damaged. OSError."""
     try:
         fd = os.open(folder / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return {}
     with open(fd, "rb") as stream:
         data = stream.read(_MOST_MANIFEST_BYTES)
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        return None
+        return json_object(data)
+    except ValueError:
+        return {}
 
 
 @dataclass(frozen=True, slots=True)

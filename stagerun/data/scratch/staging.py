@@ -38,7 +38,7 @@ from stagerun.data.scratch.layout import (
 )
 from stagerun.data.scratch.room import take_room
 from stagerun.data.scratch.sharing import Exchange, Share
-from stagerun.system.files import sync_folder
+from stagerun.system.files import sync_folder, write_whole
 from stagerun.system.lmdb_file import SIDE_FILE, reading
 
 GIGABYTE = 10**9
@@ -283,10 +283,5 @@ def _mirror_side_file(folder: Path, original: Original) -> None:
             return
         data = stream.read()
     # Renamed over the old one, which those who have it mapped keep. It has a digest of its own, compared when it is loaded.
-    new = folder / f"{SIDE_FILE}.new"
-    with new.open("wb") as writer:
-        writer.write(data)
-        writer.flush()
-        os.fsync(writer.fileno())
-    new.rename(copy)
+    write_whole(copy, data, aside=folder / f"{SIDE_FILE}.new")
     write_manifest(folder, replace(manifest, side=side))

@@ -19,8 +19,8 @@ from stagerun.launch import StopRequest
 from stagerun.launch.work import say, start, work
 from stagerun.launch.workers import Job, Orders, Wish, check_short, joined
 from stagerun.plan.rehearsal import for_speed, synthetic_images
-from stagerun.store.write import require_writable
 from stagerun.system import signals
+from stagerun.system.files import require_writable
 from stagerun.system.world import World
 from stagerun.tools.bench.report import WARM_UP, Measured, Turn, as_record, render, rows, sharing
 

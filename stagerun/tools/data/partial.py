@@ -27,10 +27,11 @@ from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError, FolderInUseError, ResumeRefused, StorageError
 from stagerun.data.rows import ROW, Rows
-from stagerun.system.files import open_lock, sync_folder
+from stagerun.system.files import open_lock, sync_folder, write_whole
 from stagerun.system.host import host_name
 from stagerun.system.lmdb_file import SIDE_FILE
 from stagerun.system.process import gone
+from stagerun.system.typed import count, json_object, read_as
 
 ROWS, NOTES = "rows2", "notes.jsonl"
 OLD_ROWS = "rows"  # of an unfinished import by an older stagerun, whose rows were shorter; nothing goes on from them
@@ -117,14 +118,14 @@ class Journal:
         end = 0
         for line in _all(self._notes).splitlines(keepends=True):
             try:
-                said = json.loads(line)
-                note = Note(said["name"], said["what"], said["text"], said["bad"])
-            except (ValueError, KeyError, TypeError):
+                record = json_object(line)
+                at, note = count(record.get("at")), read_as(Note, record)
+            except ValueError:
                 break
             if not line.endswith(b"\n"):
                 break
             end += len(line)
-            found.append((said["at"], note, end))
+            found.append((at, note, end))
         return found
 
 
@@ -219,7 +220,7 @@ class Partial:
             self.clear()
         path = self.folder / IDENTITY
         try:
-            found = json.loads(path.read_bytes())
+            found = json_object(path.read_bytes())
         except FileNotFoundError:
             self.clear()
             self.lmdb.mkdir()
@@ -234,13 +235,7 @@ class Partial:
 
     def write(self, name: str, data: bytes) -> None:
         """A file, whole or not at all, and on disk."""
-        partial = self.folder / f"{name}.partial"
-        with partial.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.rename(self.folder / name)
-        sync_folder((self.folder / name).parent)
+        write_whole(self.folder / name, data, aside=self.folder / f"{name}.partial")
 
     def finish(self) -> None:
         """The LMDB's folder becomes OUT. FileExistsError if there is one by now that isn't empty."""

@@ -23,7 +23,7 @@ from stagerun.data.loaders import evaluation_loader, training_loader
 from stagerun.data.records import LmdbSource
 from stagerun.language import load
 from stagerun.plan import make_plan
-from stagerun.store.write import write_output
+from stagerun.system.files import write_output
 from stagerun.tools.data import contact_sheet
 from stagerun.tools.data.contact_sheet import Tile
 from stagerun.tools.data.pictures import classes_of, label_text, stored_tile

@@ -33,8 +33,8 @@ from stagerun.plan.estimate import snapshots_on_disk
 from stagerun.plan.prediction import Job, Link
 from stagerun.plan.render import csv_rows, render_json, render_text
 from stagerun.store import LocalDisk, inventory, local_kind, lost_with
-from stagerun.store.write import writing
 from stagerun.system import signals
+from stagerun.system.files import writing
 from stagerun.system.lmdb_file import with_sets
 from stagerun.tools.plan.check import missing_data
 from stagerun.train import results

@@ -17,7 +17,7 @@ from stagerun.command.ending import tell
 from stagerun.command.options import argument, command, flag, option
 from stagerun.language.build import completed
 from stagerun.plan.counting import under
-from stagerun.store.write import writing
+from stagerun.system.files import writing
 from stagerun.tools.report import compare_tables, tables
 from stagerun.tools.report.compare import groups, lead, title
 from stagerun.tools.report.curves import most

@@ -26,8 +26,8 @@ from stagerun.plan.budget import MOST
 from stagerun.plan.ensembles import ensembles_left
 from stagerun.store.disk import make_folder
 from stagerun.store.errors import reporting
-from stagerun.store.write import writing
 from stagerun.system import signals
+from stagerun.system.files import writing
 from stagerun.system.lmdb_file import with_sets
 from stagerun.system.process import program
 from stagerun.tools.slurm.script import Batch, log_file, most_grace, script

@@ -172,7 +172,7 @@ def _per_class(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Objects for JSON, and lines; with `output` the files NAME-confusion.csv, .png and NAME-mistakes.png."""
     from stagerun.data.records import LmdbSource
-    from stagerun.store.write import write_output
+    from stagerun.system.files import write_output
     from stagerun.tools.data.pictures import classes_of
     from stagerun.tools.weights import confusion
 

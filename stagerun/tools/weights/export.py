@@ -10,7 +10,7 @@ from stagerun.base.text import size
 from stagerun.command.ending import show
 from stagerun.command.options import argument, command, flag, option
 from stagerun.command.shared import Ema, OutOfName
-from stagerun.store.write import write_output
+from stagerun.system.files import write_output
 from stagerun.tools.weights.selection import choose_snapshot
 
 SUFFIX = {"safetensors": ".safetensors", "torch": ".pth", "onnx": ".onnx"}

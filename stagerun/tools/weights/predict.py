@@ -17,7 +17,7 @@ from stagerun.command.options import argument, command, option
 from stagerun.command.shared import Ema, ForwardBatch, Json, OutOfName, OwnThreads, Views
 from stagerun.data import datum
 from stagerun.data.records import ListRecords, LmdbSource
-from stagerun.store.write import write_output
+from stagerun.system.files import write_output
 from stagerun.tools.data.images import ImportOptions, ImportWork
 from stagerun.tools.data.pictures import ResizeOptions, class_names, classes_of
 from stagerun.tools.data.sources.folder import Files, files_below, is_image

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stagerun.base.events import Event, Iterated, StageFinished, StageStarted, Tested
-from stagerun.store.write import WholeFile
 from stagerun.train.logs.course import Leg, ends
+from stagerun.train.logs.whole_file import WholeFile
 
 HEADER = "epoch\thours\ttop1Accuracy\ttop5Accuracy"
 

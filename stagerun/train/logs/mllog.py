@@ -20,8 +20,8 @@ from typing import Any
 
 from stagerun.base.events import Event, Iterated, RunFinished, RunStarted, StageFinished, StageStarted, Tested
 from stagerun.base.recipe import DecayFrom, Schedule, Solver
-from stagerun.store.write import WholeFile
 from stagerun.train.logs.course import Leg
+from stagerun.train.logs.whole_file import WholeFile
 
 # -- what MLPerf calls the settings of a stage
 

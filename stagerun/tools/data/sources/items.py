@@ -4,7 +4,6 @@ import errno
 import gzip
 import hashlib
 import os
-import resource
 import stat
 import weakref
 from collections.abc import Iterable, Iterator
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError, PermissionDenied, StorageError, UsageError
+from stagerun.system.host import open_files
 
 FORMATS = ("folder", "list", "imagenet", "cifar", "idx", "tfrecord", "recordio")
 SPLITS = ("train", "val", "test")
@@ -250,17 +250,8 @@ def can_not_open(path: str, error: OSError) -> NoReturn:
 
 def may_keep_open(files: int) -> bool:
     """Whether so many may be open at once, beside the others of this process. Raises its own limit as far as that takes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = files + _OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return True
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        return False
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-    except (OSError, ValueError):  # a sandbox; no harm, they are opened one by one
-        return False
-    return True
+    return open_files(needed) >= needed  # if not, no harm: they are opened one by one
 
 
 @dataclass(frozen=True, slots=True)
