@@ -98,7 +98,7 @@ def scaled(rate: float, batch: int, base: int | None) -> float:
 
 
 def evaluation_transform(view: View) -> recipe.Transform:
-    """The transform of an evaluation; of one that has none of its own the training's, with nothing drawn at random, and
+    """The transform of an evaluation. Without one of its own it has the training's, with nothing drawn at random and
     crop_size from the start."""
     own = view.view("test_transform_param")
     if own is not None:

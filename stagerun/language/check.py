@@ -32,7 +32,7 @@ def check_local_rate(stage: str, view: View, problems: Problems) -> None:
 
 
 def check_regularisation(stage: str, view: View, problems: Problems) -> None:
-    """What is published of some types has the L2 term alone."""
+    """Some types were published with the L2 term alone."""
     kind = view.text("type")
     if kind is not None and schedule.SOLVER_TYPES[kind].l2_alone and view.text("regularization_type") == "L1":
         message = f"type `{kind}` has no form with `regularization_type` `L1`"
@@ -40,7 +40,7 @@ def check_regularisation(stage: str, view: View, problems: Problems) -> None:
 
 
 def check_carry(stage: str, view: View, parent: str, before: View, problems: Problems) -> None:
-    """Momentum can go on only where what is remembered means the same."""
+    """Momentum can carry over only where what is remembered means the same."""
     with contextlib.suppress(Doubtful):
         if view.inside("carry").text("momentum") != "KEEP":
             return
@@ -70,7 +70,7 @@ __all__ = ["Shared", "check_carry", "check_data", "check_required", "check_stage
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What a stage's settings are held against. None: not written; `doubtful` names what could not be read."""
+    """What a stage's settings are checked against. None: not written; `doubtful` names what could not be read."""
 
     channels: int | None
     has_val: bool | None
@@ -109,7 +109,7 @@ def _examples(kind: Descriptor, names: Iterable[str]) -> str:
 
 
 def check_data(schedule: View, problems: Problems) -> None:
-    """What is said of copies that are never made."""
+    """Reports settings for copies that are never made."""
     data = schedule.inside("data")
     with contextlib.suppress(Doubtful):
         for name in ("scratch_reserve", "scratch_copy", "scratch_from"):

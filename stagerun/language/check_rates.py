@@ -31,7 +31,7 @@ FACTORS = ("step", "exp", "multistep", "plateau", "exp_epoch")
 
 
 def check_learning_rate(stage: str, view: View, images: int | None, problems: Problems) -> None:
-    """Reports a rate that is below zero, infinite or no number; Doubtful if a field it needs could not be read. `images` (of an
+    """Reports a rate that is below zero, infinite or not a number; Doubtful if a field it needs could not be read. `images` (of an
     epoch) is None where it isn't known."""
     try:
         solver = _rate_settings(view, images)
@@ -57,7 +57,7 @@ def _impossible(value: Callable[[], float]) -> str:
     try:
         now = value()
     except (ValueError, ZeroDivisionError):
-        return "is no number"
+        return "is not a number"
     except OverflowError:
         now = math.inf
     if math.isinf(now):
@@ -78,7 +78,7 @@ def _rate_settings(view: View, images: int | None) -> recipe.Solver | None:
     policy = view.text("lr_policy")
     if policy is None or not all(view.has(name) for name in ("base_lr", "max_iter", "batch_size")):
         return None
-    # What the rate does not depend on is made up.
+    # Fields that the rate does not depend on get made-up values.
     solver = recipe.Solver(**rate_settings(view, images), device_batch_size=1, random_seed=0, test_batch_size=1)
     complete = all(getattr(solver, name) not in (None, ()) for name in schedule.policy_fields(policy))
     ordered = all(a < b for a, b in itertools.pairwise(solver.stepvalue))
