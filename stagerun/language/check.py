@@ -16,7 +16,7 @@ from stagerun.base.errors import Problems, listing
 from stagerun.base.recipe import MomentumForm
 from stagerun.language import layers, tree
 from stagerun.language.check_images import check_compiled, check_drawn, check_training, check_transform
-from stagerun.language.check_rates import FACTORS, check_curves, check_knots, check_learning_rate
+from stagerun.language.check_rates import check_curves, check_knots, check_learning_rate
 from stagerun.language.layers import higher
 from stagerun.language.proto import stagerun_pb2
 from stagerun.language.tree import Block
@@ -200,7 +200,7 @@ def _shape(name: str) -> str:
 
 def _gamma(stage: str, view: View, problems: Problems) -> None:
     policy, gamma = view.text("lr_policy"), view.number("gamma")
-    if policy in FACTORS and gamma is not None and gamma < 0:
+    if policy is not None and schedule.POLICIES[policy].factor and gamma is not None and gamma < 0:
         problems.add(view.place("gamma"), f"`gamma` of lr_policy `{policy}` must be at least 0, not {gamma}")
 
 
@@ -217,7 +217,8 @@ def _steps(stage: str, view: View, problems: Problems) -> None:
 
 def _peak(stage: str, view: View, problems: Problems) -> None:
     peak, length = view.whole("peak_iter"), view.whole("max_iter")
-    if view.text("lr_policy") != "one_cycle" or not peak or not length:
+    policy = view.text("lr_policy")
+    if policy is None or "peak_iter" not in schedule.own_fields(policy) or not peak or not length:
         return
     after = (view.whole("warmup_iter") or 0) if view.text("decay_from") == "WARMUP_END" else 0
     if peak < length - after:

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from stagerun.base.recipe import DecayFrom, OnNan, Schedule, Solver, Stage
 from stagerun.plan.described import course, image_notes, place, update_notes
-from stagerun.schedule import learning_rate, warm_up_end
+from stagerun.schedule import learning_rate, own_fields, warm_up_end
 
 # A learning rate that is off by more than this share, where one would expect it to go on, is a jump worth a note.
 JUMP = 0.05
@@ -165,9 +165,6 @@ def solver_changes(parent: Stage, stage: Stage) -> list[str]:
 
 # -- the part of its policy that a stage never reaches, and iterations beyond the policy's end
 
-# Policies that stay where they are after max_iter.
-ENDING = ("linear", "cosine", "one_minus_sqrt", "one_cycle")
-
 
 def reach_notes(stage: Stage) -> list[str]:
     """One sentence for each such hazard."""
@@ -176,7 +173,8 @@ def reach_notes(stage: Stage) -> list[str]:
         return [f"is warm-up from end to end: {solver.lr_policy} is never used{place(stage, 'solver.warmup_iter')}"]
     if solver.lr_policy in _FOUND_BY:
         return _FOUND_BY[solver.lr_policy](stage)
-    return _beyond_end(stage) if solver.lr_policy in ENDING else []
+    # A policy with an end stays there after max_iter.
+    return _beyond_end(stage) if "end_lr" in own_fields(solver.lr_policy) else []
 
 
 def _shift(stage: Stage) -> int:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from stagerun.base.errors import RecipeError, UsageError
 from stagerun.data.write import write_lmdb
 from stagerun.language import ranges, tree
 from stagerun.manual.fields import help_text
-from stagerun.schedule import learning_rate
+from stagerun.schedule import CURVES, POLICIES, learning_rate
 
 SCHEDULE = """
 model { name: "resnet18" num_classes: 10 }
@@ -321,6 +322,12 @@ def test_help(name: str) -> None:
     assert help_text(name) == (
         "Solver.base_lr   number\n  Learning rate that the policy starts from. 0 or more. Required. Caffe's."
     )
+
+
+@pytest.mark.parametrize(("field", "policies"), [("lr_policy", POLICIES), ("PolicyParameter.policy", CURVES)])
+def test_help_explains_every_policy(field: str, policies: Iterable[str]) -> None:
+    words = re.findall(r"\w+", help_text(field))
+    assert set(policies) <= set(words)
 
 
 def test_help_of_messages_enums_and_mistakes() -> None:
