@@ -127,11 +127,12 @@ def listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def duration(seconds: float) -> str:
-    """`42 s`, `3 min 05 s`, `2 h 07 min`, `3 d 04 h`."""
+def duration(seconds: float, short: str = "") -> str:
+    """`42 s`, `3 min 05 s`, `2 h 07 min`, `3 d 04 h`. `short` is the format below a minute: `.1f` for tenths, `.3g` for `0.0123 s`."""
     whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
+    text = format(seconds, short) if short else str(whole)
+    if float(text) < 60:
+        return f"{text} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     if whole < 86400:

@@ -30,7 +30,7 @@ class Printable:
     """A text stream that gets what a terminal may get: names, keys and messages come from files that others have made."""
 
     def __init__(self, stream: TextIO) -> None:
-        # Where rich looks: its own commands go there, and `report.console.Terminal` sees to its words.
+        # Where rich looks: its own commands go there, and `command.terminal.Terminal` sees to its words.
         self.rich_proxied_file = stream
         if not (stream.encoding or "utf-8").lower().startswith("utf") and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -94,7 +94,7 @@ def _under(stream: TextIO) -> TextIO:
 
 
 def show(text: str, marks: Mapping[str, str] | None = None) -> None:
-    """On stdout. On a terminal lines are folded and the strip of `marks` inside `text` is coloured. JSON is left as it is."""
+    """Prints on stdout. On a terminal lines are folded and the strip of `marks` inside `text` is coloured. JSON is left as it is."""
     coloured = False
     if not text.startswith("{"):
         text = wrapped(shown(text), width_of(sys.stdout))
@@ -105,14 +105,14 @@ def show(text: str, marks: Mapping[str, str] | None = None) -> None:
 
 
 def _in_colour(stream: TextIO) -> bool:
-    """As rich has it."""
+    """Whether to print in colour, by rich's rules."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
 
 
 def tell(text: str) -> None:
-    """On stderr. Where that is no longer read, the exit code still says it."""
+    """Prints on stderr. If that is closed, the exit code still says what happened."""
     if not text:
         return
     try:
@@ -126,7 +126,7 @@ def end_with(error: BaseException) -> NoReturn:
     if isinstance(error, KeyboardInterrupt):
         tell("interrupted")
         sys.exit(ExitCode.INTERRUPTED)
-    # All that is said on stderr goes through `tell`, and what is read and written through the error tree: these are stdout's.
+    # stderr is written through `tell`, and files through the error tree, so these errors are stdout's.
     if isinstance(error, BrokenPipeError):  # `stagerun plan ... | head`
         to_nowhere(sys.stdout)
         sys.exit(ExitCode.DONE)
@@ -139,7 +139,7 @@ def end_with(error: BaseException) -> NoReturn:
 
 
 def of_surroundings(error: BaseException) -> StagerunError | None:
-    """For an error that a limit of this shell or machine explains, one that names the limit, which torch's own doesn't."""
+    """An error that names the limit of this shell or machine behind `error`, which torch's own doesn't; None if there is none."""
     again = "and run the same command again"
     number, text = getattr(error, "errno", None), str(error)
     if number == errno.EMFILE or "Too many open files" in text:

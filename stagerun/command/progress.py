@@ -1,4 +1,4 @@
-"""How far a command over many images, or bytes, is: a bar on a terminal, else a line every ten seconds. On stderr."""
+"""How far a command over many images or bytes has come: a bar on a terminal, else a line every ten seconds. On stderr."""
 
 import os
 import time
@@ -16,7 +16,7 @@ _REDRAWN_EVERY_S = 0.1
 
 
 class Shown:
-    """A context manager; `progress` and `say` are what the work calls, one call at a time. `noun`: what is counted, or BYTES.
+    """A context manager; the work calls `progress` and `say`, one call at a time. `noun`: what is counted, or BYTES.
 
     The rate is that of this process: what an earlier one, or another, has done doesn't count.
     """
@@ -24,7 +24,7 @@ class Shown:
     def __init__(self, what: str, noun: str = "images") -> None:
         console = Terminal(stderr=True)
         self._what, self._noun = what, noun
-        self._begun: tuple[float, int] | None = None
+        self._first: tuple[float, int] | None = None
         self._next = 0.0
         self._bar: Progress | None = None
         if console.is_terminal:
@@ -45,12 +45,12 @@ class Shown:
             self._bar.stop()
 
     def progress(self, done: int, total: int, by: str = "") -> None:
-        """`by` others, if it is not this process that does it: `another process has copied`."""
+        """`by` names others, if another process does the work: `another process has copied`."""
         now = time.monotonic()
-        if self._begun is None:
+        if self._first is None:
             self._next = now + (_LINE_EVERY_S if self._bar is None else 0)
-        if self._begun is None or by:
-            self._begun = now, done
+        if self._first is None or by:
+            self._first = now, done
         if now < self._next:
             return
         text = f"{by} {self._of(done, total)}" if by else self._text(done, total, now)
@@ -68,22 +68,22 @@ class Shown:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def rate(self, done: int) -> str:
-        """`, 1480 images/s`, or '' where it is too soon to tell."""
-        if self._begun is None:
+        """`, 1480 images/s`, or '' where it is too soon to say."""
+        if self._first is None:
             return ""
-        begun, first = self._begun
-        seconds = time.monotonic() - begun
+        since, first = self._first
+        seconds = time.monotonic() - since
         if seconds <= 0.1 or done <= first:
             return ""
         each = (done - first) / seconds
         return f", {size(each)}/s" if self._noun == BYTES else f", {each:.0f} {self._noun}/s"
 
     def _text(self, done: int, total: int, now: float) -> str:
-        assert self._begun is not None
-        begun, first = self._begun
+        assert self._first is not None
+        since, first = self._first
         text = f"{self._of(done, total)}{self.rate(done)}"
-        if done > first and now - begun > 1:
-            text += f", {duration((total - done) * (now - begun) / (done - first))} left"
+        if done > first and now - since > 1:
+            text += f", {duration((total - done) * (now - since) / (done - first))} left"
         return text
 
     def _of(self, done: int, total: int) -> str:

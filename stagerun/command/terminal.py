@@ -10,7 +10,7 @@ from stagerun.base.text import shown
 
 
 class Terminal(RichConsole):
-    """rich's console, for words as of `cli.ending.Printable`."""
+    """rich's console, which cleans words as `ending.Printable` does."""
 
     def render(self, *args: Any, **kwargs: Any) -> Iterator[Segment]:
         for segment in super().render(*args, **kwargs):

@@ -196,7 +196,7 @@ def decode(
 
 
 def parse(record: bytes | memoryview) -> Fields:
-    """The fields of a Datum. DataError for what is none."""
+    """The fields of a Datum. DataError for anything else."""
     view = memoryview(record)
     if not len(view):
         raise DataError("the record is empty", "make the LMDB again from its source")

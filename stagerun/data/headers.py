@@ -45,7 +45,7 @@ def family(data: bytes) -> str:
 
 
 def read_header(data: bytes) -> Header:
-    """Unreadable if it is none, cut off, or of a kind that can't be used."""
+    """Unreadable if it isn't an image's, is cut off, or of a kind that can't be used."""
     name = family(data)
     readers = {"JPEG": _jpeg, "PNG": _png, "GIF": _gif, "BMP": _bmp, "WebP": _webp, "PPM": _ppm, "TIFF": _tiff}
     if name not in readers:
@@ -105,7 +105,7 @@ def png_chunks(data: bytes | memoryview) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _small_chunks(data: bytes) -> dict[bytes, bytes]:
-    """Nothing of the pixels."""
+    """The chunks without pixels."""
     found: dict[bytes, bytes] = {}
     for kind, at, length in png_chunks(data):
         if kind not in (b"IDAT", b"IEND"):

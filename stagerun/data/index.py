@@ -1,4 +1,4 @@
-"""The side file of an LMDB: what is known about each record, so that no one has to walk the LMDB to find it out.
+"""The side file of an LMDB: what is known about each record, so that the LMDB needn't be walked to find out.
 
     LMDB/data.mdb                       the records, Caffe's own format
     LMDB/stagerun-index.safetensors     this file: arrays with one row per record in key order, and facts as JSON

@@ -168,7 +168,7 @@ class Pictures:
         return picture, fields.label
 
     def draw(self, i: int, picture: Picture, numbers: UInt64 | None, param: Transform | None = None) -> Draw:
-        """What is done to record i's picture; `transform.draw`. `param` is the transform with another crop_size."""
+        """The draw for record i's picture; `transform.draw`. `param` is the transform with another crop_size."""
         try:
             return transform.draw(param or self._transform, numbers, picture.height, picture.width)
         except DataError as error:

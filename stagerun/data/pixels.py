@@ -162,8 +162,8 @@ def _resize(image: Image, size: tuple[int, int], mode: InterpMode, out: Image | 
 
 @functools.cache
 def _in_this_thread() -> None:
-    """OpenCV works in the thread that calls it: its own would be in the way of the loader's. Of the whole process, and only for
-    speed: the pixels are the same."""
+    """OpenCV works in the thread that calls it: its own would be in the way of the loader's. The setting is the whole process's, and only
+    for speed: the pixels are the same."""
     cv2.setNumThreads(0)
 
 

@@ -77,7 +77,7 @@ Stored: TypeAlias = Fields | caffe_pb2.Datum
 
 
 def parse(record: bytes) -> Fields:
-    """The Datum of a record. DataError without a place if it is none, holds no image, or has a label below 0."""
+    """The Datum of a record. DataError without a place if it isn't one, holds no image, or has a label below 0."""
     fields = datum.parse(record)
     if not len(fields.data):
         raise DataError("the Datum holds no image")

@@ -39,7 +39,7 @@ class Buffers:
 
     When is memory free? A new array is made over it each time it is lent. All that refers to the pixels refers to that array: a
     part of it (numpy lets a view of a view refer to the array that is first in line, and that is this one, as the memory
-    itself is no array), a memoryview, a tensor of `torch.from_numpy`, and what shares memory with these. So when the array is
+    itself is not an array), a memoryview, a tensor of `torch.from_numpy`, and what shares memory with these. So when the array is
     collected, and not before, no one can see the memory any more, and its callback puts it back. Counting references
     instead would have to know how many are the loader's own.
     """

@@ -1,6 +1,6 @@
 """The bands beneath the curve: what holds from where to where, in words. Pure.
 
-Every stage has its line (`Picture.lanes`); what is the same in all of them is said once.
+Every stage has its line (`Picture.lanes`); what is the same in all of them is shown once.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from stagerun.drawing.picture import Kind, Mark, Picture, Point, StagePicture, U
 
 # A setting that takes more values than this within a stage is shown by its first and last.
 MOST_RUNS = 12
-# Lines of labels above the curve; what is closer together has none.
+# Lines of labels above the curve; labels closer together are left out.
 MOST_ROWS = 6
 
 
@@ -224,7 +224,7 @@ def jumps(picture: Picture) -> list[str]:
 
 
 def not_shown(picture: Picture) -> list[str]:
-    """What is not drawn of each stage's learning rate, and how the second of two sides looks."""
+    """The parts of each stage's learning rate that are not drawn, and how the second of two sides looks."""
     found = []
     for stage in picture.stages:
         marked = sum(mark.kind is Kind.STEP for mark in stage.marks)

@@ -286,7 +286,7 @@ def _label_rows(picture: Picture, unit: Unit, room: Room) -> tuple[list[list[tup
     return [[(begin * room.inch, label) for begin, label in row] for row in rows], left_out
 
 
-# -- what is said beneath
+# -- the text beneath
 
 
 def _caption(picture: Picture, scale: Scale, shown: list[Band], left_out: int) -> list[str]:

@@ -197,7 +197,7 @@ def colour_style() -> str:
 
 
 def inline(svg: str, label: str) -> str:
-    """As it stands in a page: without prolog, namespaces and what a viewer of files wants; its colours are the page's."""
+    """As it stands in a page: without prolog, namespaces and what a file viewer needs; its colours are the page's."""
     svg = svg[svg.index("<svg ") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     # A viewer would show the title beside the values.

@@ -1,4 +1,4 @@
-"""A schedule as what is drawn of it, before anything draws it. Pure: every number is one that `make_knobs` gives the trainer.
+"""A schedule as a picture's data, before anything draws it. Pure: every number is one that `make_knobs` gives the trainer.
 
 A stage's place counts along its path from the root, over all that was trained before it: a branch begins where it leaves its
 parent. Stages that are not enabled have their place too.
@@ -23,7 +23,7 @@ STAIRS = 300
 
 
 class Kind(enum.Enum):
-    """What makes a learning rate go on elsewhere."""
+    """What makes a learning rate jump."""
 
     START = "start"  # of a stage that has a parent
     WARM_UP = "warm-up"  # its end
@@ -59,7 +59,7 @@ class Mark:
 
 
 def points_of(solver: Solver) -> tuple[tuple[Point, ...], list[Mark]]:
-    """What is kept of a stage's settings, and the steps of its learning rate."""
+    """The points that are kept of a stage's settings, and the steps of its learning rate."""
     knobs, last = make_knobs(solver), solver.max_iter - 1
     sizes = _sizes(solver, last)
     steps = list(_steps(lambda i: knobs(i).lr, last))
@@ -153,7 +153,7 @@ def _sizes(solver: Solver, last: int) -> dict[int, int | None]:
 
 __all__ = ["Kind", "Mark", "Picture", "Point", "StagePicture", "Unit", "make_picture"]
 
-# Of a stage's own steps so many are marked; a rate that falls each epoch has hundreds.
+# So many of a stage's own steps are marked; a rate that falls each epoch has hundreds.
 MOST_STEPS = 12
 
 
@@ -279,7 +279,7 @@ def _on(stage: StagePicture, parents: int | None) -> Iterator[int]:
 
 
 def _apart(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    # What touches is apart; a billionth is what the sums of two paths may differ by.
+    # Stages that touch don't overlap; a billionth is what the sums of two paths may differ by.
     gap = 1e-9 * max(one[1], other[1])
     return one[1] <= other[0] + gap or other[1] <= one[0] + gap
 

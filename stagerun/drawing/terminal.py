@@ -87,7 +87,7 @@ def _styles(picture: Picture, unit: Unit) -> dict[str, str]:
 
 
 def _branches(picture: Picture) -> list[str]:
-    """Those that leave their parent without a jump, of which nothing else is said."""
+    """Stages that leave their parent without a jump: no other label mentions them."""
     smooth = [stage for stage in picture.stages if stage.leaves_early and not stage.marks[0].jumps]
     return [f"LR {stage.name}: {leaves(stage)} without a jump, {_course(stage)}" for stage in smooth]
 

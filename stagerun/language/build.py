@@ -15,6 +15,7 @@ from stagerun.language.networks import NETWORKS, PLAIN
 from stagerun.language.tree import SCHEDULE, SOLVER, Block, Entry, is_message
 from stagerun.language.values import NONE, RATES
 from stagerun.language.view import View
+from stagerun.schedule import POLICIES, own_fields
 
 # Messages whose absence means something else than all of their defaults.
 OPTIONAL = {"test_transform_param"} | {
@@ -68,11 +69,11 @@ def solver(view: View, seed: int, images: int) -> recipe.Solver:
     )
 
 
-# The fields of Solver that a learning rate depends on.
-RATE_FIELDS = (
-    *("lr_policy", "max_iter", "power", "gamma", "stepsize", "stepvalue", "lr_iter", "warmup_iter", "decay_from"),
-    *("policy_start_iter", "peak_iter", "knot", "plateau_winsize", "average_loss"),
-)
+# The fields of Solver that a learning rate depends on, besides those of `_for_the_batch`.
+RATE_FIELDS = {
+    *("lr_policy", "max_iter", "warmup_iter", "decay_from", "policy_start_iter"),
+    *(name for policy in POLICIES for name in own_fields(policy) if name not in RATES),
+}
 
 
 def rate_settings(view: View, images: int | None) -> dict[str, Any]:
@@ -98,7 +99,7 @@ def scaled(rate: float, batch: int, base: int | None) -> float:
 
 
 def evaluation_transform(view: View) -> recipe.Transform:
-    """The transform of an evaluation; of one that has none of its own the training's, with nothing drawn at random, and
+    """The transform of an evaluation. Without one of its own it has the training's, with nothing drawn at random and
     crop_size from the start."""
     own = view.view("test_transform_param")
     if own is not None:

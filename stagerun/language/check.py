@@ -16,7 +16,7 @@ from stagerun.base.errors import Problems, listing
 from stagerun.base.recipe import MomentumForm
 from stagerun.language import layers, tree
 from stagerun.language.check_images import check_compiled, check_drawn, check_training, check_transform
-from stagerun.language.check_rates import FACTORS, check_curves, check_knots, check_learning_rate
+from stagerun.language.check_rates import check_curves, check_knots, check_learning_rate
 from stagerun.language.layers import higher
 from stagerun.language.proto import stagerun_pb2
 from stagerun.language.tree import Block
@@ -32,7 +32,7 @@ def check_local_rate(stage: str, view: View, problems: Problems) -> None:
 
 
 def check_regularisation(stage: str, view: View, problems: Problems) -> None:
-    """What is published of some types has the L2 term alone."""
+    """Some types were published with the L2 term alone."""
     kind = view.text("type")
     if kind is not None and schedule.SOLVER_TYPES[kind].l2_alone and view.text("regularization_type") == "L1":
         message = f"type `{kind}` has no form with `regularization_type` `L1`"
@@ -40,7 +40,7 @@ def check_regularisation(stage: str, view: View, problems: Problems) -> None:
 
 
 def check_carry(stage: str, view: View, parent: str, before: View, problems: Problems) -> None:
-    """Momentum can go on only where what is remembered means the same."""
+    """Momentum can carry over only where what is remembered means the same."""
     with contextlib.suppress(Doubtful):
         if view.inside("carry").text("momentum") != "KEEP":
             return
@@ -70,7 +70,7 @@ __all__ = ["Shared", "check_carry", "check_data", "check_required", "check_stage
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What a stage's settings are held against. None: not written; `doubtful` names what could not be read."""
+    """What a stage's settings are checked against. None: not written; `doubtful` names what could not be read."""
 
     channels: int | None
     has_val: bool | None
@@ -109,7 +109,7 @@ def _examples(kind: Descriptor, names: Iterable[str]) -> str:
 
 
 def check_data(schedule: View, problems: Problems) -> None:
-    """What is said of copies that are never made."""
+    """Reports settings for copies that are never made."""
     data = schedule.inside("data")
     with contextlib.suppress(Doubtful):
         for name in ("scratch_reserve", "scratch_copy", "scratch_from"):
@@ -200,7 +200,7 @@ def _shape(name: str) -> str:
 
 def _gamma(stage: str, view: View, problems: Problems) -> None:
     policy, gamma = view.text("lr_policy"), view.number("gamma")
-    if policy in FACTORS and gamma is not None and gamma < 0:
+    if policy is not None and schedule.POLICIES[policy].factor and gamma is not None and gamma < 0:
         problems.add(view.place("gamma"), f"`gamma` of lr_policy `{policy}` must be at least 0, not {gamma}")
 
 
@@ -217,7 +217,8 @@ def _steps(stage: str, view: View, problems: Problems) -> None:
 
 def _peak(stage: str, view: View, problems: Problems) -> None:
     peak, length = view.whole("peak_iter"), view.whole("max_iter")
-    if view.text("lr_policy") != "one_cycle" or not peak or not length:
+    policy = view.text("lr_policy")
+    if policy is None or "peak_iter" not in schedule.own_fields(policy) or not peak or not length:
         return
     after = (view.whole("warmup_iter") or 0) if view.text("decay_from") == "WARMUP_END" else 0
     if peak < length - after:

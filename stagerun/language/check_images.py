@@ -12,7 +12,7 @@ from stagerun.language.view import Doubtful, View
 
 # Ways to cut out a rectangle or to resize: a transform has one at most.
 GEOMETRIES = ("random_resize_param", "random_aspect_ratio_param", "random_resized_crop_param")
-# What needs colours, and how to tell that a transform has it.
+# What needs colours, and how to recognise it in a transform.
 COLOURED: dict[str, Callable[[View], bool]] = {
     "lighting_std": lambda view: bool(view.number("lighting_std")),
     "color_jitter_param": lambda view: view.has("color_jitter_param"),

@@ -13,25 +13,9 @@ from stagerun.language import tree, values
 from stagerun.language.build import rate_settings
 from stagerun.language.view import Doubtful, View
 
-# The field that makes a policy's learning rate impossible, where it is not base_lr.
-CULPRITS = {
-    "step": "gamma",
-    "exp": "gamma",
-    "multistep": "gamma",
-    "inv": "gamma",
-    "poly": "policy_start_iter",
-    "poly_cyc": "lr_iter",
-    "sigmoid": "gamma",
-    "plateau": "gamma",
-    "exp_epoch": "gamma",
-    "piecewise_linear": "knot",
-}
-# The policies whose gamma is a factor, and not a rate that may be below zero.
-FACTORS = ("step", "exp", "multistep", "plateau", "exp_epoch")
-
 
 def check_learning_rate(stage: str, view: View, images: int | None, problems: Problems) -> None:
-    """Reports a rate that is below zero, infinite or no number; Doubtful if a field it needs could not be read. `images` (of an
+    """Reports a rate that is below zero, infinite or not a number; Doubtful if a field it needs could not be read. `images` (of an
     epoch) is None where it isn't known."""
     try:
         solver = _rate_settings(view, images)
@@ -57,7 +41,7 @@ def _impossible(value: Callable[[], float]) -> str:
     try:
         now = value()
     except (ValueError, ZeroDivisionError):
-        return "is no number"
+        return "is not a number"
     except OverflowError:
         now = math.inf
     if math.isinf(now):
@@ -67,7 +51,7 @@ def _impossible(value: Callable[[], float]) -> str:
 
 def _culprit(solver: recipe.Solver, view: View) -> str:
     """The field to point at."""
-    for name in (CULPRITS.get(solver.lr_policy, "base_lr"), "base_lr"):
+    for name in (schedule.POLICIES[solver.lr_policy].suspect, "base_lr"):
         if name in view.block.entries:
             return name
     return "lr_policy"
@@ -78,13 +62,14 @@ def _rate_settings(view: View, images: int | None) -> recipe.Solver | None:
     policy = view.text("lr_policy")
     if policy is None or not all(view.has(name) for name in ("base_lr", "max_iter", "batch_size")):
         return None
-    # What the rate does not depend on is made up.
+    # Fields that the rate does not depend on get made-up values.
     solver = recipe.Solver(**rate_settings(view, images), device_batch_size=1, random_seed=0, test_batch_size=1)
     complete = all(getattr(solver, name) not in (None, ()) for name in schedule.policy_fields(policy))
     ordered = all(a < b for a, b in itertools.pairwise(solver.stepvalue))
     ordered &= all(a.iter <= b.iter for a, b in itertools.pairwise(solver.knot))
-    factor = not (policy in FACTORS and solver.gamma is not None and solver.gamma < 0)
-    cycle = solver.peak_iter is None or policy != "one_cycle" or solver.peak_iter < solver.max_iter - _own_start(solver)
+    factor = not (schedule.POLICIES[policy].factor and solver.gamma is not None and solver.gamma < 0)
+    peak = solver.peak_iter if "peak_iter" in schedule.own_fields(policy) else None
+    cycle = peak is None or peak < solver.max_iter - _own_start(solver)
     return solver if complete and ordered and factor and cycle else None
 
 
@@ -147,7 +132,7 @@ def check_curves(stage: str, view: View, images: int | None, problems: Problems)
             policy = message.text("policy") if message else None
             if message is not None and policy is not None:
                 _check_fields(policy, message, problems)
-                if policy == "piecewise_linear":
+                if "knot" in schedule.curve_fields(policy):
                     check_knots(message, f"{name}_policy", problems)
                 end = message.number("end_value") or 0.0
                 if name == "momentum" and end >= 1:
@@ -202,7 +187,7 @@ def _check_values(stage: str, name: str, view: View, message: View, images: int 
 
 def _complete(found: recipe.Curve, solver: recipe.Solver) -> bool:
     read = schedule.curve_fields(found.policy)
-    known = found.policy != "exp_epoch" or solver.epoch_iter is not None
+    known = "epoch_iter" not in schedule.policy_fields(found.policy) or solver.epoch_iter is not None
     places: Sequence[float] = [k.iter for k in found.knot]
     return known and all(getattr(found, n) not in (None, ()) for n in read) and places == sorted(places)
 
@@ -217,7 +202,8 @@ def _wrong(name: str, value: float, found: recipe.Curve, solver: recipe.Solver, 
 
 def _end_of(view: View, message: View, found: recipe.Curve, name: str) -> Span:
     """The field of the policy that says how far it goes."""
-    field = {"poly": "policy", "exp_epoch": "gamma", "piecewise_linear": "knot"}.get(found.policy, "end_value")
+    likely = (schedule.POLICIES[found.policy].suspect, "end_value")
+    field = next((name for name in likely if name in schedule.curve_fields(found.policy)), "policy")
     return message.place(field) if field in message.block.entries else view.place(f"{name}_policy")
 
 

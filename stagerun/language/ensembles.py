@@ -16,7 +16,7 @@ from stagerun.language.view import Doubtful, View
 
 
 def build(schedule: Block, order: Sequence[Node]) -> tuple[recipe.Ensemble, ...]:
-    """The ensembles of a schedule in which nothing is wrong; `order` are its stages in running order."""
+    """The ensembles of a valid schedule; `order` holds its stages in running order."""
     return tuple(_build(View(block), order) for block in schedule.blocks("ensemble"))
 
 
@@ -34,7 +34,7 @@ def _build(view: View, order: Sequence[Node]) -> recipe.Ensemble:
 
 
 def check(schedule: Block, found: Sequence[Node], settings: Mapping[str, Block], problems: Problems) -> None:
-    """`settings` are those of each stage, by name. What is missing in an ensemble is reported elsewhere."""
+    """`settings` are those of each stage, by name. Fields missing from an ensemble are reported elsewhere."""
     taken: dict[str, int] = {}
     for block in schedule.blocks("ensemble"):
         view, name = View(block), ""
@@ -86,7 +86,7 @@ def _meant(
             known = list(dict.fromkeys([*(n.name for n in found), *(n.group for n in found if n.group)]))
             hint = nearest(name, known) or (f"the stages are {listing(known, 'and')}" if known else "")
             if complete:
-                problems.add(value.span, f"member `{shown(name)}` of {label} is no stage", hint)
+                problems.add(value.span, f"member `{shown(name)}` of {label} is not a stage", hint)
         for stage in stages:
             if stage in where:
                 group = next((g for g in (name, str(where[stage].value)) if g != stage), None)
@@ -133,7 +133,7 @@ def _same_pictures(members: Sequence[tuple[str, Value]], settings: Mapping[str, 
 
 
 def _seen(block: Block) -> dict[str, object] | None:
-    """What a stage's pictures of an evaluation depend on, by field; None where that is not known, which was reported."""
+    """What the pictures of a stage's evaluation depend on, by field; None where that is unknown, which was reported."""
     missing = Problems()
     check_required(block, missing)
     if missing:

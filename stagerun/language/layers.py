@@ -1,7 +1,7 @@
 """Inheritance: what a stage's settings are, from the layers that set them. Pure.
 
 Layers are, from the lowest: `Schedule.solver`, `--set solver.FIELD=...`, the stage's own file or `solver_param`, its entry in `sweep`,
-`--set STAGE.FIELD=...`. A field that a layer sets replaces the inherited one whole. Of two fields that say the same
+`--set STAGE.FIELD=...`. A field that a layer sets replaces the inherited one whole. If two fields say the same
 thing in different units, the one in the higher layer replaces the other.
 """
 
@@ -78,7 +78,7 @@ def check_layers(layers: Sequence[Block], problems: Problems) -> None:
 def _check_clear(name: str, value: Value, layer: Block, below: Sequence[Block], problems: Problems) -> None:
     if name not in SOLVER.fields_by_name or name == "clear":
         problems.add(
-            value.span, f"`clear` names `{name}`, which is no field of Solver", nearest(name, SOLVER.fields_by_name)
+            value.span, f"`clear` names `{name}`, which is not a field of Solver", nearest(name, SOLVER.fields_by_name)
         )
     elif name in layer.entries:
         line = layer.entries[name].name.line

@@ -44,7 +44,7 @@ _TOKEN = re.compile(
 
 
 def tokens(text: str) -> list[Token]:
-    """All tokens of a text and an END after the last one. Any text has tokens; what they are worth, `parse` says."""
+    """All tokens of a text, and an END after the last one. Any text has tokens; `parse` says whether they make sense."""
     found = []
     lines = text.split("\n")
     for number, line in enumerate(lines, 1):
@@ -74,12 +74,12 @@ def unescape(text: str) -> bytes:
         octal, hexadecimal, short, long, other = match.groups()
         if other is not None:
             if other not in _ESCAPES:
-                raise ValueError(f"`\\{other}` is no escape sequence")
+                raise ValueError(f"`\\{other}` is not an escape sequence")
             code = _ESCAPES[other]
         elif short or long:
             code = int(short or long, 16)
             if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
-                raise ValueError(f"`{match.group()}` is no character")
+                raise ValueError(f"`{match.group()}` is not a character")
             return chr(code).encode().decode("latin-1")
         else:
             code = int(octal, 8) if octal else int(hexadecimal, 16)
@@ -91,7 +91,7 @@ def unescape(text: str) -> bytes:
     try:
         raw = text.encode().decode("latin-1")
     except UnicodeEncodeError:
-        raise ValueError("half of a surrogate pair is no character") from None
+        raise ValueError("half of a surrogate pair is not a character") from None
     return _ESCAPE.sub(replace, raw).encode("latin-1")
 
 
@@ -129,7 +129,7 @@ class WrongValue(Exception):
 
 
 def read(field: FieldDescriptor, token: Token) -> Scalar:
-    """The value of a whole number, number, BOOL or ENUM field. WrongValue if the token is none."""
+    """The value of a whole number, number, BOOL or ENUM field. WrongValue if the token doesn't have one."""
     if token.kind is Kind.STRING:
         inside = token.text.strip("\"'")
         raise WrongValue(
@@ -232,6 +232,6 @@ def _enum(field: FieldDescriptor, text: str) -> str:
 
 
 def shown(text: str) -> str:
-    """A piece of the file inside a message: what prints of it, and not without end."""
+    """A piece of the file for use in a message: only what prints, and shortened."""
     cut = text if len(text) <= 40 else text[:37] + "..."
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in cut)

@@ -1,7 +1,7 @@
 """`--set NAME=VALUE`: changes of single values, on the command line. Pure.
 
 NAME is a stage and a path inside its Solver (`collapse.max_epoch`, `collapse.transform_param.crop_size`), or a path
-inside Schedule (`seed`, `data.train.source`, `solver.batch_size`). VALUE is what would stand after the colon in a
+inside Schedule (`seed`, `data.train.source`, `solver.batch_size`). VALUE is what would follow the colon in a
 file; the quotes of a text may be left out. A path into a message changes that one field of it and leaves its others.
 Problems point into the argument: path `--set`, its line counts the arguments.
 """
@@ -94,7 +94,7 @@ def _follow(
                 span, "stages are added and named in schedule.prototxt", "`--set` changes fields: STAGE.FIELD=VALUE"
             )
         elif not last and not is_message(field):
-            problems.add(span, f"`{word}` is no message: nothing is inside it")
+            problems.add(span, f"`{word}` is not a message: it has no fields")
         elif not last and field.is_repeated:
             problems.add(span, f"`{word}` is a list of messages", f"give it whole: `{word}=[{{ ... }}]`")
         else:
@@ -145,7 +145,7 @@ def _value(line: int, column: int, text: str, field: FieldDescriptor, place: Spa
 
 
 def check_reached(changes: Sequence[Override], stages: Mapping[str, Block], problems: Problems) -> None:
-    """Reports each of the changes for all stages that reaches none. `stages` are their settings, merged, with durations as they
+    """Reports each change for all stages that reaches none. `stages` are their settings, merged, with durations as they
     are written. Where a stage's settings are not known for a mistake in them, it may be the one that is reached.
     """
     for change in changes:

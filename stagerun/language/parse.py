@@ -1,6 +1,6 @@
 """Protobuf text format -> Block, for the messages of a .proto, with every mistake of the file and every place.
 
-google.protobuf.text_format stops at the first mistake and keeps no places. This parser goes on at the next field. What
+google.protobuf.text_format stops at the first mistake and keeps no places. This parser continues at the next field. What
 it accepts means the same there; on top of what text_format refuses it refuses numbers that are not finite, NUL
 characters, bytes that are not UTF-8, escapes without a meaning, and files above LARGEST bytes. Pure.
 """
@@ -64,7 +64,7 @@ class Cursor:
         return f", not `{shown(self.token.text)}`"
 
     def starts_field(self) -> bool:
-        """Whether a name and what follows a name is next."""
+        """Whether a name comes next, followed by what may follow a name."""
         following = self.tokens[min(self.at + 1, len(self.tokens) - 1)]
         return self.token.kind is Kind.WORD and following.kind is Kind.MARK and following.text in (":", "{", "<", "=")
 
@@ -186,7 +186,7 @@ class Reader(Cursor):
     def __init__(self, path: str, found: list[Token], problems: Problems) -> None:
         super().__init__(path, found, problems)
         marks = [t.text for t in found if t.kind is Kind.MARK]
-        # How many messages are never closed: then a field that belongs one level up tells where the brace is missing.
+        # How many messages are never closed: then a field that belongs one level up shows where the brace is missing.
         self.unclosed = sum(m in "{<" for m in marks) - sum(m in "}>" for m in marks)
         self.around: list[Descriptor] = []  # the messages around the one that is read
         self.swallowed = False  # the end came inside of a message: what stands in it may belong outside

@@ -44,7 +44,7 @@ def read(
     shown: str = "",
     records: Records | None = None,
 ) -> recipe.Schedule:
-    """The schedule that the files say. RecipeError with all mistakes of all files.
+    """The schedule that the files describe. RecipeError with all mistakes of all files.
 
     `texts` has schedule.prototxt and the stages' files by their path below the folder (`stage_files` says which); a
     file that is not in it does not exist. `root` is the folder's absolute path, `shown` the same as the user wrote it,
@@ -179,7 +179,7 @@ def _settings(
         swept = [node.sweep] if node.sweep is not None else []
         stack = [inherited, files[node.name], *swept]
         merged = layers.merge(stack)
-        # Of a stage that one block makes several of: what is for all of them, then what is for this one.
+        # Where one block makes several stages: changes for all of them first, then those for this one.
         for own in ([c for c in changes if c.stage == name] for name in (node.group, node.name) if name is not None):
             stack += _as_layer(own)
             merged = _deep(layers.merge([merged, *_as_layer(own)]), own)
@@ -330,7 +330,7 @@ def _records(path: str) -> int:
 
 
 def look_at_classes(schedule: recipe.Schedule) -> Problem | None:
-    """As `classes_problem`, for the LMDBs that are on this machine."""
+    """`classes_problem` for the LMDBs that are on this machine."""
     paths = [source.path for source in (schedule.data.train, schedule.data.val) if source is not None]
     named = [(path, class_names(path)) for path in paths]
     return classes_problem(schedule, *max(named, key=lambda pair: len(pair[1])))
@@ -353,7 +353,7 @@ def _text(folder: str, name: str) -> Text:
     try:
         # Opening a FIFO would wait for a writer, and reading a device may never end.
         if not stat.S_ISREG(os.stat(path).st_mode):
-            return Unreadable("this is no regular file")
+            return Unreadable("this is not a regular file")
         with open(path, "rb") as file:
             return file.read(LARGEST + 1)
     except FileNotFoundError:

@@ -44,7 +44,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """What a stage starts from, as it is written: `parent` None for the seed, `place` None where nothing is written."""
+    """What a stage starts from, as written: `parent` None for the seed, `place` None where nothing is written."""
 
     parent: str | None
     iter: int | None = None
@@ -52,7 +52,7 @@ class _Start:
 
     @property
     def label(self) -> str:
-        """Its part of a stage's name."""
+        """The part of a stage's name that it makes."""
         if self.parent is None:
             return "seed"
         return self.parent if self.iter is None else f"{self.parent}_{self.iter}"
@@ -63,7 +63,7 @@ def nodes(schedule: Block, problems: Problems) -> list[Node]:
     schedule's folder, parents that are not stages, and more than MOST stages.
     """
     named = [b for b in schedule.blocks("stage") if "name" in b.entries]
-    # A stage whose name can't be read may be the one that another one means.
+    # A stage whose name can't be read may be the one that another stage names.
     complete = len(named) == len(list(schedule.blocks("stage"))) and "stage" not in schedule.doubtful
     found: list[Node] = []
     above: list[Node] = []
@@ -186,7 +186,7 @@ def _start(value: Value, name: str, problems: Problems) -> _Start:
         hint = f'write `from: "{parent}@7638"` for `{parent}` after 7638 of its iterations'
         if digits and not number:
             hint = f"`{parent}` at 0 is what `{parent}` itself starts from: write that"
-        problems.add(value.span, f"`{shown(digits)}` behind the `@` is no number of iterations, 1 or more", hint)
+        problems.add(value.span, f"`{shown(digits)}` behind the `@` is not a number of iterations, 1 or more", hint)
         return _Start(parent, None, value.span)
     return _Start(parent, int(number), value.span)
 
@@ -215,7 +215,7 @@ def _file(block: Block, name: str, problems: Problems) -> str | None:
     return normal
 
 
-# -- what all blocks come to
+# -- the stages of all blocks
 
 
 def _report_doubles(found: Sequence[Node], problems: Problems) -> None:
@@ -244,7 +244,7 @@ def _resolved(node: Node, found: Sequence[Node], names: Container[str], problems
         problems.add(node.parent_place, message, f'name one of them, `from: "{members[0]}"`, or several')
         return replace(node, parent=None)
     hint = nearest(node.parent, [other.name for other in found]) or _FRESH
-    message = f"stage `{node.group or node.name}` starts from `{shown(node.parent)}`, which is no stage"
+    message = f"stage `{node.group or node.name}` starts from `{shown(node.parent)}`, which is not a stage"
     problems.add(node.parent_place, message, hint)
     return node
 

@@ -30,7 +30,7 @@ class _Block:
 
 
 def read_recipe(text: str) -> recipe.Schedule:
-    """The schedule of which `text` is the canonical form. Its stages have no identity and no origins, and it no files.
+    """The schedule of which `text` is the canonical form. Its stages have no identity and no origins, and it has no files.
 
     A field that is not there, because an older stagerun wrote the text, has the dataclass's default. ValueError with the
     line if it is something else: an unknown field, a missing one without a default, a value of another type.
@@ -89,7 +89,7 @@ class _Reader:
                 return block
             mark = self.take()
             if name.kind is not Kind.WORD or mark.text not in (":", "{"):
-                raise ValueError(f"line {name.line}: `{lexer.shown(name.text)}` is no field")
+                raise ValueError(f"line {name.line}: `{lexer.shown(name.text)}` is not a field")
             block.fields.setdefault(name.text, []).append(
                 self.block(mark, depth + 1) if mark.text == "{" else self.take()
             )

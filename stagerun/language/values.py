@@ -40,7 +40,7 @@ _RENAMED = {
     "rand_augment": "rand_augment_param",
     "crop_size_ramp": "crop_size_ramp_param",
 }
-# Those that the language has in a message which the recipe does without.
+# Fields that the language has inside a message that the recipe doesn't have.
 _INSIDE = {
     "moving_average_fraction": "batch_norm_param.moving_average_fraction",
     "eps": "batch_norm_param.eps",
@@ -48,13 +48,13 @@ _INSIDE = {
     "carry_data": "carry.data",
     "interp_mode": "resize_param.interp_mode",
 }
-# What false and true are called there.
+# The language's words for false and true.
 _WORDS = {"carry_momentum": ("ZERO", "KEEP"), "carry_data": ("RESTART", "CONTINUE")}
 # Derived from others, or from where the folder lies: the language has no such field.
 _DERIVED = {"epoch_iter", "path"}
 # Not in the canonical text: where values came from, what was derived from the text as written, and what only `run` looks at.
 _NOT_STORED = {"files", "sets", "identity", "origins", "span", "spare_classes"}
-# What a field is where it isn't written: another one of its message.
+# Fields that default to another field of their message.
 _SAME_AS = {"max_size": "min_size", "test_batch_size": "device_batch_size"}
 
 

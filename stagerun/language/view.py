@@ -66,6 +66,6 @@ class View:
         return (View(b) for b in self.block.blocks(name))
 
     def place(self, name: str) -> Span:
-        """Where the value stands; of a field that is not written, where its block does."""
+        """The place of the value; if the field isn't written, that of its block."""
         entry = self.block.entries.get(name)
         return entry.place if entry else self.block.place

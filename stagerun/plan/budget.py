@@ -21,16 +21,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What an allocation of `seconds`, started now, comes to.
+    """How far an allocation of `seconds`, started now, gets.
 
     `stage` and `iter`: what it is at when the time is over, `last` being the updates that the stage is trained to; `testing`:
     all of them are done, and it is being evaluated; the ensembles are, where `stage` is ''. `epoch`: of the whole schedule,
     along the path of ancestors. `finished`: the stages that are done by then, of those that were not.
 
-    `saved_stage`, `saved_iter`: from where the same command goes on if the run is killed then, '' for the seed; told to stop a
-    little before, it goes on from `stop_iter` of the stage. `lost`: updates that a kill costs. `allocations` of that length it
-    takes in all when each is told to stop, `killed_allocations` when each is killed; None if it never ends, MOST + 1 for more
-    than MOST.
+    `saved_stage`, `saved_iter`: from where the same command continues if the run is killed then, '' for the seed. If it is asked to stop
+    a little before, it continues from `stop_iter` of the stage. `lost`: updates that a kill costs. `allocations`: how many of that
+    length it takes in all when each is asked to stop, `killed_allocations` when each is killed; None if it never ends, MOST + 1 for
+    more than MOST.
     """
 
     seconds: float
@@ -97,7 +97,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """How an allocation ends: what it is at, where it goes on after a stop, and after a kill."""
+    """How an allocation ends: where it is, and where the next one continues after a stop, and after a kill."""
 
     at: Place
     testing: bool
@@ -185,7 +185,7 @@ def _allocation(job: _Job, place: Place, seconds: float) -> _End | None:
 
 
 def _count(job: _Job, first: Place, seconds: float, killed: bool) -> int | None:
-    """How many allocations until all is done, each of which goes on where the last one was saved; None if one gets nowhere."""
+    """How many allocations until all is done, each continuing where the last one was saved; None if one gets nowhere."""
     place, number = first, 1
     while (end := _allocation(job, place, seconds)) is not None:
         then = end.saved if killed else end.stopped
@@ -200,7 +200,7 @@ def _count(job: _Job, first: Place, seconds: float, killed: bool) -> int | None:
 def render_budget(found: Budget) -> str:
     """Where an allocation of that length ends, and what follows."""
     if not found.total:
-        return "nothing is left that an allocation would be for"
+        return "nothing is left to do in an allocation"
     if found.done:
         return f"an allocation of {duration(found.seconds)} is enough: all is done after {duration(found.total)}"
     done = f", after {', '.join(found.finished)}" if found.finished else ""
@@ -212,13 +212,13 @@ def render_budget(found: Budget) -> str:
         lines = [f"{ends} {found.stage}, at iteration {found.iter} of {found.last} (epoch {found.epoch:.2f}){done}"]
         saved = f"{found.saved_stage} at {found.saved_iter}" if found.saved_stage else "the seed"
         lines.append(
-            f"  told to stop before (SIGTERM, SIGUSR1): saves {found.stage} at iteration {found.stop_iter}, and nothing is lost"
+            f"  asked to stop before (SIGTERM, SIGUSR1): saves {found.stage} at iteration {found.stop_iter}, and nothing is lost"
         )
         lines.append(
             f"  killed: the last snapshot by then is {saved}; {count(found.lost, 'iteration')}, "
             f"{duration(found.lost_seconds)}, are trained again"
             if found.saved_stage
-            else f"  killed: there is no snapshot by then; it begins again from the seed, {duration(found.lost_seconds)} lost"
+            else f"  killed: there is no snapshot by then; it starts again from the seed, {duration(found.lost_seconds)} lost"
         )
     return "\n".join([*lines, f"  {_allocations(found)}"])
 

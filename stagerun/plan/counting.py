@@ -27,7 +27,7 @@ class Source:
 def source_of(stage: Stage, parent: PlannedStage, usable: tuple[SnapshotRef, ...]) -> Source:
     """`usable` are the parent's snapshots that count.
 
-    Of several at one iteration (one was trained once more, elsewhere) the oldest is taken, so that all that start there start
+    If there are several at one iteration (one was trained again elsewhere), the oldest is taken, so that all that start there start
     from the same bits.
     """
     since = min((ref.attempt for ref in usable), default=0)
@@ -62,7 +62,7 @@ def counts(ref: SnapshotRef, stage: Stage, source: Source | None, inventory: Inv
 
 def of_these_images(refs: tuple[SnapshotRef, ...], stage: Stage, schedule: Schedule) -> tuple[SnapshotRef, ...]:
     """The snapshots that count for the stage, without those trained on other images than are there now, where one of them is its end.
-    A stage in its midst goes on with what is there, and `run` says that it is EQUIVALENT."""
+    A stage that is half trained continues with what is there, and `run` says that it is EQUIVALENT."""
     now, last = schedule.sets.get("train", ""), stage.solver.max_iter
 
     def other(ref: SnapshotRef) -> bool:
@@ -96,7 +96,7 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
 def why_stale(
     schedule: Schedule, stage: Stage, source: Source | None, own: tuple[SnapshotRef, ...], inventory: Inventory
 ) -> tuple[str, tuple[Change, ...]]:
-    """In words, and the fields that differ. `own` are the stage's snapshots, none of which counts."""
+    """The reason in words, and the fields that differ. `own` are the stage's snapshots, none of which counts."""
     newest = max(own, key=lambda ref: (ref.attempt, ref.iter))
     changed = changed_fields(newest, stage)
     changes = tuple(_change(field, newest, stage) for field in changed if field != FROM_ITER)
@@ -148,14 +148,14 @@ def _change(field: str, ref: SnapshotRef, stage: Stage) -> Change:
 def taken_over(stage: Stage, source: Source | None, inventory: Inventory, known: Collection[str]) -> Inventory:
     """The inventory in which `stage` has what counts for it of names that are not `known`: those of the schedule.
 
-    To be asked in running order, which makes the first of several stages that could have the same snapshots their owner.
-    A name that came to the stage's end is taken only where the stage has no end yet, its own first: of two stages that were
-    trained alike each finds its own. What is not an end may come from several names, since a stage can be renamed in its midst, and
+    Call it in running order, which makes the first of several stages that could have the same snapshots their owner.
+    A name that reached the stage's end is taken only if the stage has no end yet, its own name first: so two stages that were
+    trained alike each find their own. What is not an end may come from several names, since a stage can be renamed in its midst, and
     twice. Where the snapshot that it came from is gone, what is older than all that is left of the parent came from another
     one.
     """
     if source is not None and not source.at and source.parent.state not in (State.DONE, State.RESUME):
-        return inventory  # under a parent that is yet to be trained nothing tells one stage from another
+        return inventory  # under a parent that is not trained yet, one stage can't be distinguished from another
     length = stage.solver.max_iter
     ended = any(ref.iter == length for ref in inventory.of(stage.name) if counts(ref, stage, source, inventory))
     since = source.since if source is not None and not source.at else 0
@@ -189,7 +189,7 @@ def names_of(inventory: Inventory) -> dict[str, str]:
 
 
 def _of_others(inventory: Inventory, known: Collection[str]) -> dict[str, list[SnapshotRef]]:
-    """By name, the one that was started first coming first."""
+    """Snapshots by name; the name that was started first comes first."""
     found: dict[str, list[SnapshotRef]] = {}
     for ref in inventory.snapshots:  # oldest first
         if ref.stage not in known:

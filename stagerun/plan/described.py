@@ -1,4 +1,4 @@
-"""What moves the weights of a stage and what is done to its images: in a few words, and what of it deserves a look. Pure."""
+"""How a stage's weights are updated and its images transformed, in a few words, with notes on what deserves a look. Pure."""
 
 import enum
 import math
@@ -145,7 +145,7 @@ def _doubtful_values(stage: Stage) -> list[str]:
 
 # -- images
 
-# What turns pixels into the numbers that the network gets, and what counts where nothing is given.
+# The fields that turn pixels into the network's numbers, with the value that counts if none is given.
 _NUMBERS: dict[str, float | None] = {"channel_order": None, "mean_value": 0.0, "std_value": 1.0, "scale": None}
 
 

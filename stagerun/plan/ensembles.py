@@ -1,4 +1,4 @@
-"""Plan + what was evaluated -> for each ensemble whether it can be, or was. Pure."""
+"""Plan + results so far -> for each ensemble, whether it can be evaluated or already was. Pure."""
 
 import enum
 from collections.abc import Mapping, Sequence
@@ -100,7 +100,7 @@ def ensembles_left(
 def _left(schedule: Schedule, ensemble: Ensemble, speeds: Mapping[str, Speed]) -> Spent | None:
     """As if each member were evaluated by itself, which is too much where making the images takes the time."""
     found = [(schedule.stage(name).solver, speeds.get(name)) for name in ensemble.members]
-    # Of a stage with averaged weights `test` is two evaluations.
+    # With averaged weights, `test` covers two evaluations.
     tests = [speed.test / (1 if solver.ema_decay is None else 2) for solver, speed in found if speed is not None]
     if len(tests) < len(found):
         return None

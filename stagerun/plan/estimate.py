@@ -1,4 +1,4 @@
-"""What a schedule will take in time, disk and memory, from what a rehearsal measured. Pure."""
+"""Estimates a schedule's time, disk and memory from what a rehearsal measured. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -159,7 +159,7 @@ def mean(values: Sequence[float]) -> float:
 
 # -- as text
 
-# Fewer timed iterations than this are worth a word: the four warm ones of one stage.
+# Fewer timed iterations than this get a remark: the four warm ones of one stage.
 FEW = 4
 
 
@@ -185,11 +185,6 @@ class Need:
     enough: bool | None
 
 
-def seconds(value: float) -> str:
-    """`0.0123 s`, `12.3 s`: three digits below a minute."""
-    return f"{value:.3g} s" if value < 60 else duration(value)
-
-
 def render_times(plan: Plan, times: Mapping[str, StageTime | None]) -> str:
     """The table, one line per stage that is not done, and the total."""
     rows: list[Sequence[str]] = [
@@ -205,7 +200,7 @@ def render_times(plan: Plan, times: Mapping[str, StageTime | None]) -> str:
                 name,
                 str(time.iterations),
                 str(time.passes),
-                seconds(time.iteration),
+                duration(time.iteration, ".3g"),
                 f"{time.images_per_second:.3g}" if time.images_per_second < 100 else f"{time.images_per_second:.0f}",
                 duration(time.training),
                 duration(time.tests),

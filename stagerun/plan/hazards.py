@@ -1,11 +1,11 @@
-"""What is legal but worth a look in a stage: its learning rate, joints, update and images. Pure: numbers come from `schedule`."""
+"""Legal but suspicious settings of a stage: its learning rate, joints, update and images. Pure: numbers come from `schedule`."""
 
 from dataclasses import dataclass
 from fractions import Fraction
 
 from stagerun.base.recipe import DecayFrom, OnNan, Schedule, Solver, Stage
 from stagerun.plan.described import course, image_notes, place, update_notes
-from stagerun.schedule import learning_rate, warm_up_end
+from stagerun.schedule import learning_rate, own_fields, warm_up_end
 
 # A learning rate that is off by more than this share, where one would expect it to go on, is a jump worth a note.
 JUMP = 0.05
@@ -75,7 +75,7 @@ def _warmup_end(stage: Stage, solver: Solver, joint: Joint) -> list[str]:
 
 
 def _drops(stage: Stage, solver: Solver) -> str:
-    """What the plan can't show of a plateau."""
+    """What the plan can't show about a plateau."""
     most = len(solver.plateau_winsize)
     low = learning_rate(solver, most)(solver.max_iter - 1)
     times = "once" if most == 1 else f"up to {most} times"
@@ -163,20 +163,18 @@ def solver_changes(parent: Stage, stage: Stage) -> list[str]:
     return found
 
 
-# -- what of its policy a stage never gets to, and where it goes on beyond the policy's end
-
-# Policies that stay where they are after max_iter.
-ENDING = ("linear", "cosine", "one_minus_sqrt", "one_cycle")
+# -- the part of its policy that a stage never reaches, and iterations beyond the policy's end
 
 
 def reach_notes(stage: Stage) -> list[str]:
-    """One sentence for each such thing."""
+    """One sentence for each such hazard."""
     solver = stage.solver
     if warm_up_end(solver) == solver.max_iter:
         return [f"is warm-up from end to end: {solver.lr_policy} is never used{place(stage, 'solver.warmup_iter')}"]
     if solver.lr_policy in _FOUND_BY:
         return _FOUND_BY[solver.lr_policy](stage)
-    return _beyond_end(stage) if solver.lr_policy in ENDING else []
+    # A policy with an end stays there after max_iter.
+    return _beyond_end(stage) if "end_lr" in own_fields(solver.lr_policy) else []
 
 
 def _shift(stage: Stage) -> int:

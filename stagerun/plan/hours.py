@@ -10,8 +10,8 @@ from stagerun.base.text import columns, count, duration
 from stagerun.plan.plan import Plan, PlannedStage
 from stagerun.plan.rehearsal import cost_key
 
-# Of training on as many images: backward through a layer is two products of the size of the one forward, for the gradients of
-# its weights and of what it was given.
+# An evaluation's share of the time to train on as many images: backward through a layer takes two products of the size of the one
+# forward, for the gradients of its weights and of its input.
 EVALUATION_SHARE = 1 / 3
 
 
@@ -51,7 +51,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hours:
-    """How fast every stage goes, by name; those that are not in `speeds` are of a kind that nothing was measured of.
+    """How fast every stage goes, by name; for those that are not in `speeds` nothing was measured.
 
     `source` says where that is from, as the end of `4 h left ...`. `opening`: seconds of each process life before its first
     stage, the copying of images among them. `left_out` and `notes` are sentences.
@@ -62,7 +62,7 @@ class Hours:
     opening: float = 0.0
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    unknown: str = "is of a kind that was not measured"  # what is said of a stage that is not in `speeds`
+    unknown: str = "is of a kind that was not measured"  # the words for a stage that is not in `speeds`
 
 
 def spent(schedule: Schedule, stage: Stage, speed: Speed, first: int, last: int) -> Spent:
@@ -310,7 +310,7 @@ def _times(part: Spent, shown: Sequence[str]) -> list[str]:
 
 
 def hours_record(plan: Plan, hours: Hours, together: Mapping[str, Spent | None] | None = None) -> dict[str, object]:
-    """The same for `--json`, in seconds; a stage of which nothing is known has none."""
+    """The same for `--json`, in seconds; a stage that nothing is known about has none."""
     parts = {**left(plan, hours), **(together or {})}
     known = [part for part in parts.values() if part is not None]
     return {

@@ -112,8 +112,8 @@ def lost_points(
 
 
 def _like(again: PlannedStage, below: Iterable[SnapshotRef]) -> SnapshotRef | None:
-    """The snapshot that tells in what environment the stage was trained before. Of a stage of which nothing is left it may be
-    one of what came from it (`below`): if that was trained in the life in which the stage was started, so was all between."""
+    """The snapshot that shows in what environment the stage was trained before. If nothing of the stage is left, it may be
+    one of a stage that came from it (`below`): if that was trained in the life in which the stage was started, so was all between."""
     if again.until is not None:
         return again.like
     if again.state is State.RESUME:

@@ -86,14 +86,14 @@ def require_starts(plan: Plan, chosen: Collection[str]) -> None:
         asked = dict.fromkeys(s.name if s.group in alone else s.group or s.name for s in waiting)
         words = " ".join(f"--only {name}" for name in (*missing, *asked))
         raise UsageError(
-            f"stage `{first.name}` starts from `{label(first.parent or '', first.parent_iter)}`, of which there is no snapshot "
+            f"stage `{first.name}` starts from `{label(first.parent or '', first.parent_iter)}`, where there is no snapshot "
             "that counts, and which is left out",
             f"`{words}` trains {_what(plan, missing)} first",
         )
 
 
 def _what(plan: Plan, missing: Collection[str]) -> str:
-    """That which the stages named in `missing` are needed for: of those that are past it, no more than a stretch."""
+    """What `missing` stages would train: only a stretch of those that are already past it."""
     pieces = [piece for piece in plan.pieces if piece.stage.name in missing]
     if {piece.stage.name for piece in pieces} != set(missing):
         return "that"
@@ -223,23 +223,23 @@ def _plan_stage(
     usable = tuple(ref for ref in own if counts(ref, stage, source, inventory))
     usable = of_these_images(usable, stage, schedule)
     position, skipped = _position(stage, source), skipped_before(stage, source)
-    begun = PlannedStage(
+    planned = PlannedStage(
         stage=stage, state=State.FRESH, iter=0, position=position, skipped=skipped, skipped_before=skipped
     )
     if usable:
         # An end is an end, even if a stretch was trained once more elsewhere and left out images there.
         ends = [ref for ref in usable if ref.iter == stage.solver.max_iter]
-        return usable, _gone_on(begun, max(ends or usable, key=how_far), kept=False)
+        return usable, _gone_on(planned, max(ends or usable, key=how_far), kept=False)
     if stage.name in asked.keep and own:
         newest = max(own, key=lambda ref: (ref.attempt, ref.iter))
         same = completed(newest.identity)
         alike = [ref for ref in own if ref.parent == newest.parent and completed(ref.identity) == same]
-        return tuple(alike), _gone_on(begun, newest, kept=True)
+        return tuple(alike), _gone_on(planned, newest, kept=True)
     parent = source.parent if source is not None else None
-    begun = replace(begun, start=source.start if source is not None else None)
+    planned = replace(planned, start=source.start if source is not None else None)
     lost = _lost(stage, source)
     if not own:
-        return (), replace(begun, state=State.STALE, why=lost, lost=True) if lost else begun
+        return (), replace(planned, state=State.STALE, why=lost, lost=True) if lost else planned
     why, changes = why_stale(schedule, stage, source, own, inventory)
     # Below a stage that `redo` names but that is up to date again (the same command, typed a second time) only what is
     # stale because of it follows; a change of its own must be named, which other images are not.
@@ -253,7 +253,7 @@ def _plan_stage(
     if lost or (parent is not None and parent.state is State.STALE):
         redo = False  # there is nothing to start from
     return (), replace(
-        begun,
+        planned,
         state=State.FRESH if redo else State.STALE,
         changes=changes,
         why=f"trained again: {why}" if redo else lost or why,
@@ -262,16 +262,16 @@ def _plan_stage(
     )
 
 
-def _gone_on(begun: PlannedStage, newest: SnapshotRef, kept: bool) -> PlannedStage:
+def _gone_on(planned: PlannedStage, newest: SnapshotRef, kept: bool) -> PlannedStage:
     """The stage where its newest snapshot is where training has come to."""
-    length = begun.stage.solver.max_iter
+    length = planned.stage.solver.max_iter
     if kept:  # finished where it was to finish then
         length = min(length, newest.whole("solver.max_iter", length))
     done = newest.iter >= length
     why = ["kept as it is"] * kept if done else [f"from {newest.name}"]
     why += [f"trained as `{newest.trained_as}`"] * bool(newest.trained_as)
     return replace(
-        begun,
+        planned,
         state=State.DONE if done else State.RESUME,
         iter=newest.iter,
         skipped=newest.skipped,

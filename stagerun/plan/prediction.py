@@ -8,9 +8,9 @@ from stagerun.base.text import columns, count, size
 from stagerun.plan.estimate import Figures, pass_of, passes_of, speeds_of
 from stagerun.plan.hours import Hours, at_images_per_second, not_known
 
-# Of a pass, backward: through a layer it is two products of the size of the one forward.
+# Backward's share of a pass: through a layer it takes two products, each of the size of the one forward.
 BACKWARD_SHARE = 2 / 3
-# Of backward, how much is left when the first gradients leave: 0.84 in one profile (`run --profile`), of one iteration of `resnet18`.
+# How much of backward is left when the first gradients leave: 0.84 in one profile (`run --profile`) of one iteration of `resnet18`.
 # Where the last layer alone fills a piece, as in ResNet-50, it is more.
 OVERLAP = 0.84
 
@@ -149,7 +149,7 @@ def render_prediction(job: Job, found: Mapping[str, Predicted]) -> str:
             )
         )
     sent = dict.fromkeys(f"{size(p.bytes)} in {count(p.pieces, 'piece')}" for p in found.values())
-    head = f"{_place(job)}, predicted from {_told(job)}; summed in an iteration: {' or '.join(sent)}"
+    head = f"{_place(job)}, predicted from {_basis(job)}; summed in an iteration: {' or '.join(sent)}"
     return "\n".join([head, "", *columns(rows), *(f"note: {text}" for text in remarks(job))])
 
 
@@ -173,7 +173,7 @@ def remarks(job: Job) -> list[str]:
     return said
 
 
-def _told(job: Job) -> str:
+def _basis(job: Job) -> str:
     if job.images_per_second is not None:
         return f"{job.images_per_second:g} images/s of one worker alone"
     assert job.figures is not None

@@ -1,6 +1,6 @@
 """Iteration -> Knobs: the one function that plan, plot and the training loop call. Pure, stdlib only.
 
-A learning-rate policy is a frozen class in `policies` (Caffe's) or `shapes` (ours), and a row in `rates.POLICIES`.
+A learning-rate policy is a frozen class and a row of the table in `policies` (Caffe's) or `shapes` (ours), which says how to add one.
 """
 
 from stagerun.schedule.rates import (

@@ -11,29 +11,12 @@ from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import Curve, DecayFrom, MomentumForm, Solver
 from stagerun.schedule import policies, shapes
 from stagerun.schedule.plateau import Plateau
-from stagerun.schedule.policies import Policy, Shifted, WarmUp
+from stagerun.schedule.policies import Formula, Policy, Shifted, WarmUp
 
-# A new policy is a class and a row here.
-POLICIES: dict[str, type] = {
-    "fixed": policies.Fixed,
-    "step": policies.Step,
-    "exp": policies.Exp,
-    "inv": policies.Inv,
-    "multistep": policies.MultiStep,
-    "poly": policies.Poly,
-    "poly_cyc": policies.PolyCyc,
-    "sigmoid": policies.Sigmoid,
-    "plateau": Plateau,
-    "linear": shapes.Linear,
-    "cosine": shapes.Cosine,
-    "one_minus_sqrt": shapes.OneMinusSqrt,
-    "one_cycle": shapes.OneCycle,
-    "exp_epoch": shapes.ExpEpoch,
-    "piecewise_linear": shapes.PiecewiseLinear,
-}
+POLICIES: dict[str, type[Formula]] = {**policies.CAFFES, "plateau": Plateau, **shapes.SHAPES}
 # Those that momentum and weight_decay can follow, too.
-CURVES = ("linear", "cosine", "one_minus_sqrt", "poly", "exp_epoch", "piecewise_linear")
-# What a policy reads and no one writes for its sake.
+CURVES = tuple(name for name, kind in POLICIES.items() if kind.for_curves)
+# Fields that a policy reads and that are there in any case.
 GIVEN = ("base_lr", "max_iter", "epoch_iter")
 
 
@@ -113,8 +96,7 @@ def make_knobs(solver: Solver) -> KnobsAt:
 
 
 def _made(name: str, settings: Mapping[str, Any]) -> Policy:
-    policy: Policy = POLICIES[name](**settings)
-    return policy
+    return POLICIES[name](**settings)
 
 
 def _started(policy: Policy, solver: Solver) -> Policy:

@@ -225,7 +225,7 @@ def test_where_an_allocation_ends() -> None:
 def test_where_nothing_is_saved_it_goes_on_from_the_parent_or_the_seed() -> None:
     early = found(110 + 4)
     assert (early.stage, early.iter, early.saved_stage, early.lost) == ("trunk", 4, "", 4)
-    assert "begins again from the seed" in render_budget(early)
+    assert "starts again from the seed" in render_budget(early)
     child = found(100 + 44 + 10 + 7)
     assert (child.stage, child.iter, child.finished) == ("long", 7, ("trunk",))
     assert (child.saved_stage, child.saved_iter, child.lost) == ("trunk", 20, 7)

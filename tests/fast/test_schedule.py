@@ -20,7 +20,7 @@ SCHEDULE = """
 name: "golden" model { name: "resnet18" num_classes: 10 } data { train { source: "x" images: 1000 } }
 solver { batch_size: 1 device_batch_size: 1 } stage { name: "a" }
 """
-# What of Caffe's files is no field of stagerun's: the net, where to write, on what device.
+# What Caffe's files have and stagerun does not: the net, where to write, on what device.
 DROPPED = re.compile(r"^(net|snapshot_prefix|snapshot_after_train|solver_mode): .*$", re.M)
 FLOATS = re.compile(r"^(base_lr|power|gamma|warmup_start_lr|momentum|weight_decay): ([^ #\n]+)", re.M)
 

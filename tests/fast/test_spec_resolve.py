@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from stagerun.base import recipe
 from stagerun.base.errors import RecipeError, UsageError
 from stagerun.data.write import write_lmdb
 from stagerun.language import ranges, tree
-from stagerun.manual import fields
-from stagerun.schedule import learning_rate
+from stagerun.manual.fields import help_text
+from stagerun.schedule import CURVES, POLICIES, learning_rate
 
 SCHEDULE = """
 model { name: "resnet18" num_classes: 10 }
@@ -276,7 +277,7 @@ def test_load_reads_a_folder(tmp_path: Path) -> None:
     (folder / "b.prototxt").mkdir()
     with pytest.raises(RecipeError, match="1 mistake") as caught:
         language.load(folder)
-    assert f"{folder}/b.prototxt: this is no regular file" in caught.value.render()
+    assert f"{folder}/b.prototxt: this is not a regular file" in caught.value.render()
 
 
 def test_load_of_no_schedule(tmp_path: Path) -> None:
@@ -318,20 +319,26 @@ def test_the_published_recipe() -> None:
 
 @pytest.mark.parametrize("name", ["base_lr", "Solver.base_lr", "solver.base_lr"])
 def test_help(name: str) -> None:
-    assert fields.help_text(name) == (
+    assert help_text(name) == (
         "Solver.base_lr   number\n  Learning rate that the policy starts from. 0 or more. Required. Caffe's."
     )
 
 
+@pytest.mark.parametrize(("field", "policies"), [("lr_policy", POLICIES), ("PolicyParameter.policy", CURVES)])
+def test_help_explains_every_policy(field: str, policies: Iterable[str]) -> None:
+    words = re.findall(r"\w+", help_text(field))
+    assert set(policies) <= set(words)
+
+
 def test_help_of_messages_enums_and_mistakes() -> None:
-    assert "default: 0.5" in fields.help_text("min_area_ratio")
-    assert "transform_param" in fields.help_text("Solver") and "TransformParameter" in fields.help_text("")
-    assert "BF16" in fields.help_text("Precision") and "KEEP" in fields.help_text("Momentum")
-    assert "Model.name" in fields.help_text("name") and "StageEntry.name" in fields.help_text("name")
-    assert "makes no snapshot stale" in fields.help_text("display") and "stale" not in fields.help_text("momentum")
+    assert "default: 0.5" in help_text("min_area_ratio")
+    assert "transform_param" in help_text("Solver") and "TransformParameter" in help_text("")
+    assert "BF16" in help_text("Precision") and "KEEP" in help_text("Momentum")
+    assert "Model.name" in help_text("name") and "StageEntry.name" in help_text("name")
+    assert "makes no snapshot stale" in help_text("display") and "stale" not in help_text("momentum")
     for wrong, hint in (("base_ir", "base_lr"), ("Sollver", "Solver"), ("model.base_lr", ""), ("a.b.base_lr", "")):
         with pytest.raises(UsageError) as caught:
-            fields.help_text(wrong)
+            help_text(wrong)
         assert hint in caught.value.hint
 
 

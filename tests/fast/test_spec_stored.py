@@ -107,8 +107,8 @@ def test_a_field_that_an_older_stagerun_did_not_write_has_its_default() -> None:
         ("determinism: FIXED", "determinism: LOOSE", r"`determinism` can't be `LOOSE`"),
         ('name: "fashion_collapse"', "name: fashion_collapse", r"line 1: `name` can't be `fashion_collapse`"),
         ('name: "fashion_collapse"', 'name: "fashion\\q"', r"line 1: `name` can't be"),
-        ("model {", "model", r"line 3: `model` is no field"),
-        ("seed: 1", "seed:", r"line 3: `\{` is no field|`seed` can't be"),
+        ("model {", "model", r"line 3: `model` is not a field"),
+        ("seed: 1", "seed:", r"line 3: `\{` is not a field|`seed` can't be"),
     ],
 )
 def test_any_other_text_is_refused_with_its_line(before: str, after: str, message: str) -> None:

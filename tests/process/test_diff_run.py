@@ -59,7 +59,7 @@ def test_the_hours_of_what_is_left_are_those_of_the_run(finished: Path) -> None:
     # Told how fast, it is that; snapshots as they were here.
     told = json.loads(planned(finished, *longer, "--json", "--images-per-second", 100))["time"]["stages"][0]
     assert told["training"] == 1000 * 16 / 100 and told["snapshots"] == early["snapshots"]
-    assert "nothing is left that an allocation would be for" in planned(finished, "--budget", "1h")
+    assert "nothing is left to do in an allocation" in planned(finished, "--budget", "1h")
 
 
 def test_the_later_of_run_and_rehearsal_counts(finished: Path, tmp_path: Path) -> None:

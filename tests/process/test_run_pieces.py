@@ -40,7 +40,7 @@ def test_a_piece_by_another_number_of_workers_is_refused_before_it_makes_a_finis
     text = command("plan", by_two / "schedule", "--out", out)
     assert "  lost: main@5, from which c came; trained again it has the same bits only in the same environment" in text
     assert "as of main-00000008-a0001: device cpu" in text and "workers 2" in text
-    assert "`run` trains nothing before it is told what to do about c" in text
+    assert "`run` trains nothing until the command says what to do about c" in text
     (record,) = json.loads(command("plan", by_two / "schedule", "--out", out, "--json"))["lost"]
     assert (record["name"], record["iter"], record["children"], record["named"]) == ("main", 5, ["c"], [])
     assert record["like"] == "main-00000008-a0001" and record["environment"]["workers"] == "2"

@@ -34,4 +34,4 @@ def test_a_duration_in_epochs_may_be_a_float_of_c(number: str) -> None:
 
 def test_an_ensemble_of_a_schedule_without_stages() -> None:
     text = 'model { name: "resnet18" num_classes: 10 } data { train { source: "t" images: 9 } } ensemble { name: "e" members: "x" }'
-    assert "member `x` of ensemble `e` is no stage" in messages(schedule=text)
+    assert "member `x` of ensemble `e` is not a stage" in messages(schedule=text)

@@ -260,7 +260,7 @@ def test_what_the_commands_say(base: Path, out: Path, tmp_path: Path) -> None:
     total = next(line.split() for line in text.splitlines() if line.startswith("total "))
     assert total == ["total", "17", "0.45", "4", "to", "do"]
     assert text.splitlines()[0] == "tiny: 6 stages, 17 iterations, 0.45 epochs of 600 images"
-    assert "  again: 3 to 5, for late, of which there is no snapshot to start from" in text.splitlines()
+    assert "  again: 3 to 5, for late, because there is no snapshot there to start from" in text.splitlines()
     record = json.loads(command("plan", base / "schedule", "--out", out, "--json"))
     assert record["again"] == [{"name": "main", "iter": 3, "until": 5, "for": ["late"]}]
     assert [(s["from"], s["from_iter"], s["group"]) for s in record["stages"]][:2] == [
@@ -271,7 +271,7 @@ def test_what_the_commands_say(base: Path, out: Path, tmp_path: Path) -> None:
     assert "late" in text and "not chosen" in text
     refused = command("plan", base / "schedule", "--out", out, "--only", "late", code=64)
     assert (
-        "of which there is no snapshot that counts" in refused
+        "where there is no snapshot that counts" in refused
         and "`--only main --only late` trains that stretch of `main` alone, 3 to 5, first" in refused
     )
     done = command("run", base / "schedule", "--out", out, "--only", "end", *ALONE)

@@ -5,7 +5,7 @@ here uses, so the tier never changes a picture, only the time it takes. What a t
 whole picture, of which the part is cut out.
 
 Damage is judged alike by all tiers. In a file of one scan, libjpeg makes up the pixels of what is damaged, and goes on: they
-come out the same whether the rest is looked at or not, and damage outside the part is not noticed by anyone. In a file of
+come out the same whether the rest is looked at or not, and damage outside the part goes unnoticed. In a file of
 several scans each goes over the whole picture, and the libraries differ in when they give up: there OpenCV alone decides
 about a file that another one warns of. This is how they behave, not a law of the format: held against each other over 41,000
 damaged files (random bytes, markers, and stretches of other data, in all samplings; parts, shrunk parts and the whole).

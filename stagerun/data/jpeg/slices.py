@@ -52,7 +52,7 @@ class Window:
 
 
 def grid(header: Header) -> Grid | None:
-    """None if the segments make no grid, or there is one only."""
+    """None if the segments make no grid, or there is only one."""
     interval = header.restart_interval
     if not interval or header.reach is not Reach.PART:
         return None
@@ -154,8 +154,8 @@ def find_edges(source: Pixels, scan_at: int, wanted: int, count: int) -> NDArray
 
 # -- The tier of the required dependencies: simplejpeg, which decodes whole files, given smaller files.
 #
-# Of a file with restart markers, the segments around the part make a file of their own. Of any other, the rows below the part are left
-# out by a smaller height in the header: a scan runs from top to bottom, so libjpeg stops early and skips the rest.
+# In a file with restart markers, the segments around the part make a file of their own. In any other, a smaller height in the header
+# leaves out the rows below the part: a scan runs from top to bottom, so libjpeg stops early and skips the rest.
 
 # Reduced pictures of two scales of libjpeg may have one size, if this is all they have: which one is meant isn't sure.
 _TINY = 8

@@ -63,7 +63,7 @@ def known_blocks(folder: Path) -> dict[int, str]:
 class BlockCopy:
     """Brings `target` to the bytes of `original`. `known`: digests of blocks that may be there already.
 
-    With `beside` it is to disturb others on the machine as little as it can: one thread, at the lowest priority.
+    With `beside` it disturbs others on the machine as little as it can: one thread, at the lowest priority.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class BlockCopy:
 
     def _read_back(self, number: int, room: memoryview) -> str:
         """The digest of the block as the disk has it: the kernel is asked to forget its own copy first, which it does for
-        what is written and not mapped. What the drive itself still has in memory can't be told apart."""
+        what is written and not mapped. What the drive itself still has in memory can't be distinguished."""
         digest = hashlib.sha256()
         at, end = number * BLOCK, number * BLOCK + self._size(number)
         with contextlib.suppress(OSError):

@@ -136,7 +136,7 @@ class Making:
 
 
 def _offer(home: Path, wanted: Iterable[Original], todo: Sequence[Original], exchange: Exchange) -> None:
-    """Tells the other nodes what this one needs, and what it has."""
+    """Reports to the other nodes what this one needs, and what it has."""
     has = {}
     for original in wanted:
         manifest = read_manifest(home / original.name) if original not in todo else None

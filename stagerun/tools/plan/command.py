@@ -12,14 +12,15 @@ from stagerun.base.recipe import Determinism, Schedule
 from stagerun.base.snapshots import passed_over
 from stagerun.base.text import size
 from stagerun.command.ending import show
-from stagerun.command.link import Bandwidth, Latency
 from stagerun.command.options import command, flag, given, option
 from stagerun.command.shared import (
     FASTEST,
     SLOWEST,
+    Bandwidth,
     Duration,
     FiniteRange,
     Json,
+    Latency,
     PlannedOptions,
     PlotFile,
     Scale,

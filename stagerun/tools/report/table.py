@@ -41,11 +41,6 @@ def table_of(title: str, cells: Cells, items: Iterable[tuple[object, ...]], *not
     return Table(title, tuple(column for column, _ in cells), rows, notes)
 
 
-def short_time(seconds: float) -> str:
-    """`text.duration`, with a tenth below a minute: an epoch may take less than a second."""
-    return f"{seconds:.1f} s" if round(seconds, 1) < 60 else duration(seconds)
-
-
 def moment(time: float) -> str:
     try:
         return datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
@@ -65,7 +60,7 @@ WORDS: dict[str, Callable[[float], str]] = {
     "share": lambda v: f"{100 * v:.1f} %",
     "factor": lambda v: f"{v:.2f}",
     "speed": lambda v: f"{v:.0f}" if v >= 10 else f"{v:.2f}",
-    "time": short_time,
+    "time": lambda seconds: duration(seconds, ".1f"),  # an epoch may take less than a second
     "moment": moment,
 }
 
