@@ -9,7 +9,7 @@ import pytest
 
 HEAD = """
     import os, socket, subprocess, sys, threading
-    from stagerun import binding
+    from stagerun.system import binding
     from stagerun.launch.placing import Seat
     first, second = sorted(os.sched_getaffinity(0))[:2]
 
@@ -113,7 +113,7 @@ def test_two_jobs_on_the_same_cores() -> None:
     """The second is told, until the first has ended."""
     python("""
     binding._NAME = "\\0test-" + str(os.getpid()) + "-"
-    other = "from stagerun import binding; from stagerun.launch.placing import Seat; import sys;"
+    other = "from stagerun.system import binding; from stagerun.launch.placing import Seat; import sys;"
     other += "binding._NAME, binding._CLAIM_S = '\\\\0' + sys.argv[1], 0.0; first, second = map(int, sys.argv[2:]);"
     other += "print(binding.claim(Seat(0, (0,), 1, 0, frozenset({first}), frozenset({second}))))"
 

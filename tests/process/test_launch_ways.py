@@ -13,7 +13,7 @@ import small
 
 from stagerun.base.units import seconds
 from stagerun.system import process
-from stagerun.train.command import RunOptions
+from stagerun.train.options import RunOptions
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +32,7 @@ print(local.run_workers([{out!r}], 2, 1, grace=60.0))
 WORKER = """
 import os, signal, sys, time
 from pathlib import Path
-from stagerun import signals
+from stagerun.system import signals
 from stagerun.launch.folder import enter, report
 out, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 heard = []

@@ -115,7 +115,7 @@ def test_auto_binds_where_the_machine_is_the_jobs_own(schedule: Path, unbound: d
 @contextmanager
 def another_job() -> Iterator[None]:
     """That has said that it is bound to the first CPU."""
-    text = "from stagerun import binding; from stagerun.launch.placing import Seat; "
+    text = "from stagerun.system import binding; from stagerun.launch.placing import Seat; "
     text += f"print(binding.claim(Seat(0, (0,), 1, 0, frozenset({{{FIRST}}}), frozenset({{{FIRST}}}))), flush=True); input()"
     job = subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert job.stdout is not None and job.stdout.readline() == "True\n"

@@ -187,7 +187,7 @@ def test_a_run_at_a_terminal_and_what_it_says_when_it_goes_on(base: Path, tmp_pa
 def test_a_word_of_another_process_takes_the_place_of_the_live_line() -> None:
     """Of the other ranks, of the monitors, of a signal's handler: all of them write to the terminal that rank 0 draws in."""
     program = """import os, sys
-from stagerun import signals
+from stagerun.system import signals
 from stagerun.command.ending import over_live_line, tell
 from stagerun.launch.watch.process import _say
 over_live_line()
