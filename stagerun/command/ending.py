@@ -104,6 +104,14 @@ def show(text: str, marks: Mapping[str, str] | None = None) -> None:
     click.echo(text, _under(sys.stdout) if coloured else None, color=coloured or None)
 
 
+def say(text: str) -> None:
+    """Shows `text`. Where no one reads any more (`stagerun run ... | head`), training goes on all the same."""
+    try:
+        show(text)
+    except OSError:
+        to_nowhere(sys.stdout)
+
+
 def _in_colour(stream: TextIO) -> bool:
     """Whether to print in colour, by rich's rules."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown"):

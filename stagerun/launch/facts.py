@@ -88,7 +88,7 @@ def _nearest(path: Path) -> Path:
 
 
 def require_temporary() -> None:
-    """StorageError if there is no folder for temporary files that can be written to."""
+    """StorageError if no folder for temporary files can be written to."""
     try:
         folder = tempfile.gettempdir()
     except FileNotFoundError:
@@ -109,7 +109,7 @@ def _probe(folder: Path, hint: str) -> None:
 
 
 def scratch_room(data: Data) -> ScratchRoom:
-    """The room of `data.scratch`, without taking any. StorageError if there is no such folder, PermissionDenied; DataError if an LMDB isn't
+    """The room of `data.scratch`, without taking any. StorageError if the folder is missing, PermissionDenied; DataError if an LMDB isn't
     there whose copy isn't whole either."""
     assert data.scratch is not None
     sources = [data.train, *([data.val] if data.val else [])]
@@ -120,7 +120,7 @@ def scratch_room(data: Data) -> ScratchRoom:
     try:
         if home.is_dir():
             # Under the lock of whoever takes room, so that a job that starts does not find a copy in use that is only looked at here.
-            # While another holds it nothing is counted; if there is no lock yet, there is nothing to count.
+            # While another holds it nothing is counted; without a lock, there is nothing to count.
             lock = home / "lock"
             with held_now(lock) if lock.exists() else nullcontext(False) as ours:
                 for one in survey(home) if ours else ():

@@ -37,11 +37,11 @@ class Asked:
     at: float
 
 
-def nothing_begun(code: int) -> str:
+def nothing_started(code: int) -> str:
     """What a process says that is asked to stop at its beginning, and ends with `code`."""
     if code == ExitCode.SAVED:
-        return "stopped before anything was begun; run the same command again"
-    return "interrupted before anything was begun"
+        return "stopped before anything was started; run the same command again"
+    return "interrupted before anything was started"
 
 
 def folder(environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -161,5 +161,5 @@ def send(shared: Path, number: signal.Signals) -> None:
 
 
 def _put(path: Path, text: str) -> None:
-    """There is no such file, or all of it."""
+    """Writes the whole file, or nothing."""
     write_whole(path, text.encode(), sync=False)

@@ -1,29 +1,34 @@
 """`--hosts`: a job on several hosts, life after life. This process starts agents over ssh, compares what their hosts are, and decides
 what comes after each life; it trains nothing, and needs no torch."""
 
+import queue
+import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stagerun.base.errors import ExitCode, PeerError, UsageError
-from stagerun.base.text import count, duration
+from stagerun.base.text import count, duration, to_nowhere
 from stagerun.launch.compare import differences, troubles, worst
 from stagerun.launch.facts import Facts, from_json
 from stagerun.launch.hostfile import Host, read_hosts, workers
-from stagerun.launch.life import AGAIN, Again, Asking, Ended, Finish, LifeEnd, Lived, Policy, decide
 from stagerun.launch.options import RESTARTS, HostOptions
-from stagerun.launch.printed import Printed
-from stagerun.launch.remote import AGAIN_S, ANSWER_S, NOBODY, Each, Message, Probe, Remote
+from stagerun.launch.remote import AGAIN_S, ANSWER_S, NO_ONE, Each, Message, Probe, Remote
+from stagerun.launch.restarting import AGAIN, Again, Asking, Ended, Finish, LifeEnd, Lived, Policy, decide
 from stagerun.launch.ssh import Bundle
-from stagerun.launch.workers import Orders
+from stagerun.launch.start import Orders
 from stagerun.system import signals
 
 # How long a host that was lost may take to answer before another life begins without it, or all ends.
 _BACK_S, _NEEDED_S = 4.0, 20.0
 _LOOK_S = 600.0  # for the first host's look at the schedule, its images and the output folder
-_SAVED_S = 60.0  # beside the grace of workers that nobody hears any more
+_SAVED_S = 60.0  # beside the grace of workers that no one hears any more
+# Of what the hosts print: characters that no one has read yet, and a line; a longer one is cut.
+_MOST_UNREAD, _LONGEST_LINE = 16 << 20, 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ def on_hosts(task: Task, options: HostOptions) -> int:
         code, text = launch.run()
         launch.printed.say(text)
     finally:
-        if launch.begun:
+        if launch.started:
             signals.leave(code, "")
         launch.printed.close()
     return code
@@ -71,9 +76,9 @@ class _Launch:
         self.sees_out: frozenset[str] = frozenset()
         self.facts: dict[str, Facts] = {}
         self.restarts = 0
-        self.begun = False  # a life
+        self.started = False  # a life
         self.again = False  # one that followed upon the loss of a host
-        self.refused: dict[str, str] = {}  # hosts that came back as others than they were, and what was told of them
+        self.refused: dict[str, str] = {}  # hosts that came back as others than they were, and what was said of them
         self.fruitless: dict[str, int] = {}  # how often a host answered, and then did not come
         self.lost_at = 0.0
 
@@ -84,12 +89,12 @@ class _Launch:
                 wanted = names
                 try:
                     names, shares = self._gather(remote, names)
-                    if not self.begun and (done := self._look(remote, names, sum(shares.values()))) is not None:
+                    if not self.started and (done := self._look(remote, names, sum(shares.values()))) is not None:
                         return done
                     self._ask_who_sees(remote, names)
                     endpoint = self._endpoint(remote, names)
                 except _Lost as error:
-                    if not self.begun:
+                    if not self.started:
                         raise
                     names = wanted
                     end = LifeEnd(int(error.exit_code), error.render(), dict.fromkeys(error.hosts, ""), since)
@@ -116,7 +121,7 @@ class _Launch:
     ) -> tuple[LifeEnd, set[str]]:
         """A life, and the hosts that have come back meanwhile."""
         self.asking.install()
-        self.begun = True
+        self.started = True
         with self._probe([name for name in self.hosts if name not in names]) as probe:
 
             def come() -> str:
@@ -168,12 +173,12 @@ class _Launch:
         missing = [m for m in remote.receive(0.0) if m.kind in ("lost", "failed") and m.host not in answers]
         there = tuple(name for name in names if name in answers)
         self._same(answers)
-        for name in names if self.begun else ():
+        for name in names if self.started else ():
             self.fruitless[name] = 0 if name in answers else self.fruitless.get(name, 0) + 1
         self.printed.plain = (there or names)[0]
         facts = {name: _facts(name, answers[name]) for name in there}
         if self.task.survey is not None:
-            if code := self.task.survey(facts, {m.host: _told(m) for m in missing}):
+            if code := self.task.survey(facts, {m.host: _message_text(m) for m in missing}):
                 raise _Refused(code, "")
         elif missing:
             self._missing(missing, there, names)
@@ -188,8 +193,8 @@ class _Launch:
         return there, shares
 
     def _missing(self, missing: Sequence[Message], there: tuple[str, ...], names: tuple[str, ...]) -> None:
-        lines = [_told(m) for m in missing]
-        if names[0] not in there and not self.begun:
+        lines = [_message_text(m) for m in missing]
+        if names[0] not in there and not self.started:
             lines.append(f"{names[0]} stands first, so rank 0 and the output folder are to be there")
         elif len(there) >= self.policy.least and (names[0] in there or there[0] in self.sees_out):
             self.printed.say("\n".join([*lines, f"going on with {count(len(there), 'host')}"]))
@@ -210,7 +215,7 @@ class _Launch:
         remote: Remote,
         names: Sequence[str],
         question: str,
-        each: Each = NOBODY,
+        each: Each = NO_ONE,
         limit: float = ANSWER_S,
         **words: Any,
     ) -> dict[str, dict[str, Any]]:
@@ -223,7 +228,7 @@ class _Launch:
         found = [*troubles(facts), *differences(facts)]
         if code := worst(found):
             raise _Refused(code, "\n".join(one.render() for one in found))
-        if not self.begun:
+        if not self.started:
             self.printed.say("\n".join(one.render() for one in found))
 
     def _look(self, remote: Remote, names: tuple[str, ...], size: int) -> tuple[int, str] | None:
@@ -339,10 +344,92 @@ class _Refused(PeerError):
 
 
 def _why(messages: Sequence[Message], host: str) -> str:
-    told = [_told(m) for m in messages if m.kind in ("lost", "failed")]
-    return "\n".join(told) or f"{host} does not answer\n  hint: {AGAIN}"
+    lines = [_message_text(m) for m in messages if m.kind in ("lost", "failed")]
+    return "\n".join(lines) or f"{host} does not answer\n  hint: {AGAIN}"
 
 
-def _told(message: Message) -> str:
+def _message_text(message: Message) -> str:
     text = message.words["text"] if message.kind == "lost" else f"{message.host}: {message.words['text']}"
     return text + (f"\n  hint: {message.words['hint']}" if message.words.get("hint") else "")
+
+
+# -- what is printed
+
+
+class Printed:
+    """What is printed on the hosts, and said of them. `plain`: the host whose words come as they are, since rank 0 speaks for all; those of
+    others have the host's name before each line. A thread writes them: one that writes to `less`, or to a terminal after Ctrl-S,
+    waits for its reader, and hosts that hear nothing meanwhile would take the launcher for gone."""
+
+    def __init__(self) -> None:
+        self.plain = ""
+        self._unended: dict[tuple[str, str], str] = {}
+        self._texts: queue.Queue[tuple[str, str]] = queue.Queue()
+        self._size = self._dropped = 0
+        self._lock = threading.Lock()
+        with signals.held():
+            threading.Thread(target=self._write_all, name="printed", daemon=True).start()
+
+    def show(self, host: str, stream: str, text: str) -> None:
+        if host != self.plain:
+            *lines, rest = (self._unended.pop((host, stream), "") + text).split("\n")
+            if len(rest) > _LONGEST_LINE:
+                lines, rest = [*lines, rest], ""
+            self._unended[host, stream] = rest
+            text = "".join(f"{host}: {line}\n" for line in lines)
+        self._put(stream, text)
+
+    def say(self, text: str) -> None:
+        """The launcher's own words, on stderr."""
+        if text:
+            self._put("err", f"{text}\n")
+
+    def rest(self) -> None:
+        """Lines without an end."""
+        for (host, stream), text in self._unended.items():
+            if text:
+                self._put(stream, f"{host}: {text}\n")
+        self._unended.clear()
+
+    def close(self) -> None:
+        """Returns when all is written."""
+        self.rest()
+        self._tell_dropped()
+        self._texts.join()
+
+    def _put(self, stream: str, text: str) -> None:
+        with self._lock:
+            full = self._size + len(text) > _MOST_UNREAD
+        if full:
+            self._dropped += text.count("\n")
+            return
+        self._tell_dropped()
+        self._queue(stream, text)
+
+    def _queue(self, stream: str, text: str) -> None:
+        with self._lock:
+            self._size += len(text)
+        self._texts.put((stream, text))
+
+    def _tell_dropped(self) -> None:
+        if dropped := self._dropped:
+            self._dropped = 0
+            self._queue("err", f"{count(dropped, 'line')} left out here: no one read what is printed\n")
+
+    def _write_all(self) -> None:
+        while True:
+            stream, text = self._texts.get()
+            self._write(stream, text)
+            with self._lock:
+                self._size -= len(text)
+            self._texts.task_done()
+
+    def _write(self, stream: str, text: str) -> None:
+        to = sys.stdout if stream == "out" else sys.stderr
+        encoding = to.encoding or "utf-8"
+        try:
+            to.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            to.flush()
+        except OSError:  # no one reads any more; the run goes on
+            with suppress(OSError):
+                to_nowhere(to)

@@ -22,7 +22,7 @@ from typing import Any
 
 from stagerun.base.errors import ExitCode
 from stagerun.base.text import duration
-from stagerun.launch.folder import LAUNCHER_PID, REPORT_DIR, Report, lives, nothing_begun, reports, send, unwritable
+from stagerun.launch.folder import LAUNCHER_PID, REPORT_DIR, Report, lives, nothing_started, reports, send, unwritable
 from stagerun.launch.stopping import GRACE_S, Relay, least_before
 from stagerun.system import signals
 from stagerun.system.files import own_folder
@@ -49,7 +49,7 @@ def run_workers(
     `grace` seconds. `stopped`: the code of a stop before any worker has started. `saves`: rank 0 may have something to save
     when another fails, and is waited for as long. StorageError without a folder for temporary files.
     """
-    with begun(grace) as life:
+    with new_life(grace) as life:
         # All workers are here, so they meet on the loopback device, whatever this host's name resolves to.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         found, deaths = live(life, command, nproc, threads, saves)
@@ -80,7 +80,7 @@ class Life:
 
 
 @contextmanager
-def begun(grace: float) -> Iterator[Life]:
+def new_life(grace: float) -> Iterator[Life]:
     """The report folder, and signals passed on to the workers. Main thread. StorageError without a folder for temporary files."""
     signals.block()  # one that came in between would leave the folder behind; the relay answers it
     try:
@@ -272,8 +272,8 @@ def verdict(
         return worst.code, worst.text if same else "\n".join(f"rank {r.rank}: {r.text}" for r in telling)
     if any(r.rank == 0 for r in reports) and all(r.code == ExitCode.DONE for r in reports):
         return ExitCode.DONE, ""  # everything is on disk; what came then, a signal or a kill, was too late to matter
-    told = {r.rank for r in reports if r.code != ExitCode.DONE}
-    killed = {rank: code for rank, code in deaths.items() if code < 0 and rank not in told}
+    reported = {r.rank for r in reports if r.code != ExitCode.DONE}
+    killed = {rank: code for rank, code in deaths.items() if code < 0 and rank not in reported}
     if killed:
         # The agent ends those that are left with SIGTERM: another signal tells more.
         rank, code = min(killed.items(), key=lambda death: (death[1] == -signal.SIGTERM, death[0]))
@@ -294,7 +294,7 @@ def verdict(
     if peers:
         return ExitCode.PEER, peers[0].text
     if stopped in deaths.values() or (asked and not deaths):
-        return stopped, nothing_begun(stopped)
+        return stopped, nothing_started(stopped)
     return _said_nothing(deaths, hosts)
 
 

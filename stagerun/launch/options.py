@@ -79,7 +79,7 @@ class ReachOptions:
         if not words:
             raise UsageError("--ssh is empty", 'write the command, as in --ssh "ssh -F my_config"')
         if shutil.which(words[0]) is None:
-            raise UsageError(f"there is no command `{words[0]}` here", "install it, or name another with --ssh")
+            raise UsageError(f"command `{words[0]}` is not found here", "install it, or name another with --ssh")
         return Way(words, self.python or sys.executable, _here(), bundle)
 
 

@@ -1,6 +1,6 @@
 """The launcher's side: an agent on each of several hosts, over ssh, and what they say. No torch.
 
-A host is gone when its connection has ended, or nothing was heard of it for SILENCE_S. That is told once, as a message of the kind
+A host is gone when its connection has ended, or nothing was heard of it for SILENCE_S. It is reported once, as a message of the kind
 `lost`; its connection is closed then.
 """
 
@@ -46,7 +46,7 @@ class Message:
 
 Show = Callable[[str, str, str], None]
 Each = Mapping[str, Mapping[str, Any]]
-NOBODY: Each = {}
+NO_ONE: Each = {}
 
 
 class _Line:
@@ -190,13 +190,13 @@ class Remote:
         self,
         hosts: Sequence[str],
         question: str,
-        each: Each = NOBODY,
+        each: Each = NO_ONE,
         limit: float | None = None,
         waiting_for: Callable[[Sequence[str]], None] = lambda hosts: None,
         **words: Any,
     ) -> dict[str, dict[str, Any]]:
         """Everyone's answer, in their order; `each`: words of the question to one of them; who is left out was lost or failed, of which
-        `receive` tells next. `limit` as of `put`; `waiting_for` is told once, after a while, who has not answered yet."""
+        `receive` reports next. `limit` as of `put`; `waiting_for` is called once, after a while, with those that have not answered yet."""
         for host in hosts:
             self.put(host, question, limit, **words, **each.get(host, {}))
         say_at = time.monotonic() + _WAITING_S
@@ -299,7 +299,7 @@ class Remote:
         self._read_rest(one)
         text, hint = one.why(silent)
         if garbled:
-            text = f"{one.host.name} says `{garbled}`, which is no agent's word"
+            text = f"{one.host.name} says `{garbled}`, which no agent says"
             hint = "nothing that its shell reads at its start may print anything" if not one.heard else _OTHER
         one.leaving.clear()
         for stream in (one.process.stdin, one.process.stdout, one.process.stderr):

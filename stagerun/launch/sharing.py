@@ -20,6 +20,16 @@ BATCH_JOBS = tuple(_BATCH)
 
 
 @dataclass(frozen=True, slots=True)
+class Wish:
+    """How workers are to be bound to cores: `bound` None leaves it to the machine. `threads` of each; None: OMP_NUM_THREADS says it, or the
+    plan does."""
+
+    bound: bool | None = None
+    comm_cores: int | None = None
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     bind: bool
     why: str

@@ -113,7 +113,7 @@ def bundle(folder: str, schedule: str, code: bool) -> tuple[Bundle, str]:
     """The bundle, and the schedule's folder within the working directory. UsageError for one that is too large or can't be read."""
     if not folder.startswith(("/", "~/")):
         raise UsageError(
-            f"--sync {folder} is no whole path", "hosts have no current folder: begin with `/`, or with `~/`"
+            f"--sync {folder} is not an absolute path", "hosts have no current folder: begin with `/`, or with `~/`"
         )
     name = Path(schedule).resolve().name
     trees, place = {name: Path(schedule)}, ""
@@ -132,7 +132,9 @@ def _packed(trees: Mapping[str, Path]) -> bytes:
             for path in _files(tree):
                 try:
                     if not path.is_file() and path.exists():
-                        raise UsageError(f"--sync: {path} is no file", "keep pipes, sockets and devices elsewhere")
+                        raise UsageError(
+                            f"--sync: {path} is not a regular file", "keep pipes, sockets and devices elsewhere"
+                        )
                     with open(path, "rb") as file:
                         data = file.read(MOST_BYTES + 1)
                 except OSError as error:
@@ -156,7 +158,7 @@ def _files(tree: Path) -> Iterator[Path]:
 
 
 CONNECT_S = 10
-# What somebody else's configuration may say of these is overruled but by `--ssh "ssh -o ..."`: of two the first counts.
+# What another's configuration may say of these is overruled but by `--ssh "ssh -o ..."`: of two the first counts.
 _OPTIONS = {
     "BatchMode": "yes",
     "ConnectTimeout": str(CONNECT_S),
@@ -216,7 +218,7 @@ class Way:
         return shlex.join([*self.ssh, host.name])
 
     def why(self, host: Host, code: int | None, said: Sequence[str]) -> tuple[str, str]:
-        """Why there is no agent on a host, and a hint. `code`: the exit code of the command; None: it has not ended. `said`: the last
+        """Why a host has no agent, and a hint. `code`: the exit code of the command; None: it has not ended. `said`: the last
         lines of its stderr."""
         last = said[-1] if said else ""
         ssh = self.to(host)
@@ -250,7 +252,7 @@ class Way:
 def _or_a_file(host: Host) -> str:
     """`--hosts hosts`, where the file isn't there, is a list of one host."""
     alone = host.span is not None and host.span.path == "--hosts" and "," not in host.source
-    return f"; if a file was meant: there is no `{host.source}` in this folder" if alone else ""
+    return f"; if a file was meant: this folder has no `{host.source}`" if alone else ""
 
 
 def is_here(host: Host) -> bool:
@@ -260,7 +262,7 @@ def is_here(host: Host) -> bool:
 
 
 def passed_on() -> dict[str, str]:
-    """Of this process's environment, what the workers on other hosts get, too."""
+    """What the workers on other hosts get, too, of this process's environment."""
     return {
         name: value
         for name, value in os.environ.items()

@@ -22,7 +22,7 @@ from stagerun.launch.folder import (
     asked,
     enter,
     folder,
-    nothing_begun,
+    nothing_started,
     report,
     reports,
     send,
@@ -96,7 +96,7 @@ class Relay:
             elif self.asked is None:
                 self.ask(signal.Signals(number))
             elif number == signal.SIGINT and self._interrupts > 1:
-                # Somebody at the keyboard means it. The workers die with this process.
+                # Someone at the keyboard means it. The workers die with this process.
                 first = reports(self._folder, 1)
                 shutil.rmtree(self._folder, ignore_errors=True)
                 if first and first[0].code in (ExitCode.DONE, ExitCode.SAVED):  # all is on disk by then
@@ -145,7 +145,7 @@ def die_with_launcher() -> None:
 class StopRequest:
     """Whether this process was asked to stop: one of `stop_signals` sets it, and says so.
 
-    A second SIGINT ends the process at once: somebody at the keyboard means it. A second SIGTERM does not, because
+    A second SIGINT ends the process at once: someone at the keyboard means it. A second SIGTERM does not, because
     schedulers and torchrun's agent send several.
     """
 
@@ -158,7 +158,7 @@ class StopRequest:
         self._at = 0.0
         self._spoken = False
         self._interrupts = 0  # SIGINTs that came to this very process
-        self._nothing_begun: int | None = None  # the exit code, until something is started
+        self._nothing_started: int | None = None  # the exit code, until something is started
         self._settled: int | None = None  # the exit code, once all is done
 
     def __call__(self) -> bool:
@@ -171,25 +171,25 @@ class StopRequest:
             return None
         return self._at + least_before(self.grace) - time.monotonic()
 
-    def install(self, nothing_begun: int | None = None) -> None:
-        """Main thread. With an exit code for `nothing_begun` a signal ends the process with it, until `begin` is called. StorageError as
+    def install(self, nothing_started: int | None = None) -> None:
+        """Main thread. With an exit code for `nothing_started` a signal ends the process with it, until `begin` is called. StorageError as
         of `enter`."""
-        self._nothing_begun = nothing_begun
+        self._nothing_started = nothing_started
         for number in signals.stop_signals():
             signal.signal(number, self._handle)
         enter(rank_said())
-        if (told := asked()) is not None:
-            self._stop(told.signal)
+        if (request := asked()) is not None:
+            self._stop(request.signal)
         signals.release()
 
     def begin(self, when: Callable[[], str] | None = None) -> None:
         """From now on there is something to finish first. Whoever has started asks whether to stop. `when` says in the place of `after`
         when that will be, at the time of a signal."""
         self._when = when or self._when
-        self._nothing_begun = None
+        self._nothing_started = None
 
     def settle(self, code: int) -> None:
-        """What comes now is too late to change how this process ends: with `code`. But somebody at the keyboard may still mean it (a
+        """What comes now is too late to change how this process ends: with `code`. But someone at the keyboard may still mean it (a
         second SIGINT), where a disk hangs that is waited for."""
         self._settled = code
         interruptible = signal.SIGINT in signals.stop_signals()
@@ -244,13 +244,13 @@ class StopRequest:
             signals.end_at_once(ExitCode.INTERRUPTED, "ended without saving" if _speaks() else "")
 
     def _stop(self, number: signal.Signals) -> None:
-        if self._nothing_begun is not None:
-            self._leave(number, self._nothing_begun)
+        if self._nothing_started is not None:
+            self._leave(number, self._nothing_started)
         # The launcher passes every signal on as SIGTERM, and knows since when. Its word may come after a signal that was sent to all
         # processes alike.
-        told = asked()
-        if told is not None:
-            number, self._at = told.signal, told.at
+        request = asked()
+        if request is not None:
+            number, self._at = request.signal, request.at
         elif self.signal is None:
             self._at = time.monotonic()
         self.signal = self.signal or number
@@ -268,8 +268,8 @@ class StopRequest:
         if asked() is None and another_ended(rank):
             # The agent's signal: no one asked for a stop, and that worker's report tells why.
             signals.end_at_once(ExitCode.PEER, "")
-        told = report(rank, code, nothing_begun(code))
-        signals.end_at_once(code, "" if told or rank else f"{number.name}: {nothing_begun(code)}")
+        reported = report(rank, code, nothing_started(code))
+        signals.end_at_once(code, "" if reported or rank else f"{number.name}: {nothing_started(code)}")
 
 
 def _speaks() -> bool:

@@ -1,4 +1,4 @@
-"""What an agent tells of its host, and does there before workers are started."""
+"""What an agent says of its host, and does there before workers are started."""
 
 import contextlib
 import os
@@ -12,11 +12,11 @@ from stagerun.command.shared import output_folder
 from stagerun.language import load
 from stagerun.launch.agent import Agent
 from stagerun.launch.facts import host_facts
-from stagerun.launch.workers import devices
+from stagerun.launch.worker_count import devices
 from stagerun.system.host import host_name
 from stagerun.system.process import boot_id
-from stagerun.train.command import RunOptions
-from stagerun.train.prepare import look_first
+from stagerun.train.first_look import look_first
+from stagerun.train.options import RunOptions
 
 Question = dict[str, Any]
 _SEEN, _LEFT_S = ".seen-", 3600.0
@@ -55,7 +55,7 @@ def _look(question: Question) -> dict[str, Any]:
 
 
 def _mark(question: Question) -> dict[str, Any]:
-    """On the first host: `path` of a new file that whoever sees the output folder sees, until `unmark`. '': it can't be made, so nobody
+    """On the first host: `path` of a new file that whoever sees the output folder sees, until `unmark`. '': it can't be made, so no one
     will. Those of launchers that were killed in between go with the next one."""
     try:
         out = output_folder(load(question["folder"], question["overrides"]).name, question["out"])

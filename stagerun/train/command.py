@@ -1,133 +1,22 @@
-"""`stagerun run` on the command line."""
+"""`stagerun run` on the command line: this process is a worker, or starts them on this machine or on several hosts."""
 
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, replace
 
-import click
-
-from stagerun.base.recipe import Schedule
-from stagerun.command.options import arguments, command, flag, option
-from stagerun.command.shared import (
-    AUTO,
-    BIND,
-    CORES,
-    NONE,
-    WORKERS,
-    Duration,
-    Nproc,
-    PlannedOptions,
-    Threads,
-    output_folder,
-)
-from stagerun.launch import GRACE_S
+from stagerun import store
+from stagerun.base.errors import UsageError
+from stagerun.command.ending import over_live_line
+from stagerun.command.options import command
+from stagerun.command.shared import CORES, limits
+from stagerun.language import load
+from stagerun.launch import StopRequest
 from stagerun.launch.options import HostOptions, chosen_hosts
-from stagerun.launch.workers import Orders, Wish
-from stagerun.train.keeper import Selection
-from stagerun.train.logs.table import LOGS, SCREENS
-
-STOPPING = "Stopping and going on"
-LOGGED = "Logs"
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions(PlannedOptions):
-    nproc: Nproc = None
-    threads: Threads = None
-    bind: str = option(
-        "--bind",
-        "Put each worker on cores of its own, within one NUMA node, and its memory there; `stagerun topology` draws it. auto: where "
-        "the cores are known to be the job's own (some of a machine's CPUs, a whole one from Slurm, several hosts), or a machine has "
-        "several NUMA nodes; not where a worker is alone.",
-        title=WORKERS,
-        type=click.Choice(BIND),
-        default=AUTO,
-    )
-    comm_cores: int | None = option(
-        "--comm-cores N",
-        "With --bind cores: cores of each worker that are set apart for all that doesn't compute.  [default: one in 12, at most 4]",
-        title=WORKERS,
-        least=0,
-    )
-    grace: float | None = option(
-        "--grace TIME",
-        "From a signal to stop until the scheduler kills: an iteration that can't be finished and saved by then is broken off, "
-        "and nothing before it is lost.  [default: 10m]",
-        title=STOPPING,
-        type=Duration(least=1.0),
-        word="{:f}s".format,
-    )
-    timeouts: tuple[str, ...] = option(
-        "--timeout SECTION=TIME",
-        "End the run (69), naming the rank, when one has not moved for so long in a section: start (10m without it), copy (30m), "
-        "first_iteration (10m), iteration and evaluation (1m, or ten times the slowest step of late; with `compile` 10m), save (10m). "
-        "`off`: never, for a debugger. Repeatable.",
-        title=STOPPING,
-        default=(),
-    )
-    retry: bool = flag(
-        "--retry", "Go on though the last three runs ended without getting any further than they began.", title=STOPPING
-    )
-    exact: bool = flag(
-        "--require-bit-exact",
-        "Refuse (78) to go on where the same bits are not promised: with another torch build, processor, number of threads or "
-        "workers, or other training images; on a GPU always. Without it the run goes on, and says EQUIVALENT.",
-        title=STOPPING,
-    )
-    log_format: str = option(
-        "--log-format",
-        "What is printed: text for people, or Caffe's own lines, for parse_log and the plot scripts that read Caffe's "
-        "logs; `Iteration N` then counts through all stages in the order in which they run.",
-        title=LOGGED,
-        type=click.Choice(list(SCREENS)),
-        default="text",
-    )
-    log: tuple[str, ...] = option(
-        "--log",
-        "Write a log into the output folder as well. tensorboard: OUT/tensorboard, a run for each stage; needs the "
-        "package tensorboard. dawnbench: OUT/dawnbench.tsv, in a tree a file for each of its ends, with a row for each evaluation of "
-        "all images; its hours are those of training iterations alone, over all process lives. mllog: OUT/mllog.txt, MLPerf's :::MLLOG lines; their clock is the "
-        "wall's. Repeatable.",
-        title=LOGGED,
-        type=click.Choice(list(LOGS)),
-        multiple=True,
-        default=(),
-    )
-    profile: str | None = option(
-        "--profile FILE",
-        "Write a Chrome trace of some iterations (open it in ui.perfetto.dev): images, forward, backward, each piece of the gradients "
-        "on its way to the others, update, of all workers.",
-        title=LOGGED,
-    )
-    profile_iterations: int | None = option(
-        "--profile-iterations N",
-        "With --profile: how many, after the first three.  [default: 10]",
-        title=LOGGED,
-        least=1,
-    )
-
-    @property
-    def grace_s(self) -> float:
-        """Seconds from a signal to the end."""
-        return GRACE_S if self.grace is None else self.grace
-
-    @property
-    def selection(self) -> Selection:
-        return Selection(self.redo, self.keep, self.only, self.until)
-
-    @property
-    def wish(self) -> Wish:
-        return Wish({AUTO: None, CORES: True, NONE: False}[self.bind], self.comm_cores, self.threads)
-
-    @property
-    def orders(self) -> Orders:
-        return Orders(tuple(self.arguments()), self.threads, self.grace_s)
-
-    def output(self, schedule: Schedule) -> Path:
-        return output_folder(schedule.name, self.out)
-
-    def arguments(self) -> list[str]:
-        """The command line of a worker."""
-        return ["run", *arguments(self)]
+from stagerun.launch.start import Job, joined, start, work
+from stagerun.launch.watch.worker import Monitored
+from stagerun.launch.worker_count import check_workers, devices
+from stagerun.system.world import World
+from stagerun.train.first_look import look_first
+from stagerun.train.logs.table import require_evaluation, require_packages
+from stagerun.train.options import Cut, RunOptions
 
 
 @command(grouped=True)
@@ -137,6 +26,59 @@ def run(options: RunOptions, hosts: HostOptions) -> int:
     On this machine it starts --nproc workers itself, on others (--hosts) over ssh. Under mpirun, mpiexec, srun, torchrun or any launcher that sets
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, each process joins as one worker.
     """
-    from stagerun.train.prepare import run_command
+    others = chosen_hosts(hosts, options.nproc)
+    over_live_line()
+    _check(options)
+    if others is not None:
+        return _on_hosts(options, others)
+    job = job_of(options)
+    return work(job, options.orders) if joined(options.nproc) else _start(job, options)
 
-    return run_command(options, chosen_hosts(hosts, options.nproc))
+
+def _check(options: RunOptions) -> None:
+    """UsageError for options that don't go together, before anything is started."""
+    require_packages(options.log)
+    limits(options.timeouts)
+    if options.profile is None and options.profile_iterations is not None:
+        raise UsageError("--profile-iterations without --profile", "`--profile FILE` says where to write them")
+    if options.comm_cores is not None and options.bind != CORES:
+        hint = "it says how many cores of a worker are set apart"
+        raise UsageError(f"--comm-cores {options.comm_cores} without --bind cores", hint)
+    store.planned_fault()  # a mistake in it is reported here, too
+
+
+def job_of(options: RunOptions, cut: Cut | None = None) -> Job:
+    """What a worker of the run does."""
+
+    def job(world: World, stop: StopRequest, watch: Monitored | None) -> int:
+        from stagerun.train.run import train  # and with it torch
+
+        return train(options, world, stop, watch, cut)
+
+    return job
+
+
+def _start(job: Job, options: RunOptions) -> int:
+    schedule = load(options.folder, options.overrides)
+    nproc = options.nproc or devices(schedule)
+    done = look_first(options, schedule, nproc)
+    return done if done is not None else start(job, options.orders, nproc)
+
+
+def _on_hosts(options: RunOptions, hosts: HostOptions) -> int:
+    # Only here: it compares what data hosts see, and so loads numpy, whose threads others start with signals held.
+    from stagerun.launch.hosts import Task, on_hosts
+
+    schedule = load(options.folder, options.overrides)
+    require_evaluation(options.log, schedule)
+    bundle, folder = hosts.bundle(options.folder)
+    options = replace(options, folder=folder)
+    task = Task(
+        options.orders,
+        {"folder": folder, "overrides": options.overrides, "out": options.out},
+        lambda size: check_workers(schedule, size),
+        {"options": asdict(options)},
+        bundle,
+        again=() if options.retry else ("--retry",),
+    )
+    return on_hosts(task, hosts)

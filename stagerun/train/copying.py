@@ -41,7 +41,7 @@ class Status(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Outcome:
     """What one rank has to say: how many bytes it has copied itself, in how long, and how many of them other nodes handed on; or
     `text`."""
 
@@ -55,7 +55,7 @@ class Told:
 
 def progress_text(ranks: Sequence[tuple[str, Status, int, int]], scratch: str, elapsed: float) -> str:
     """`ranks`: (host, status, bytes done, bytes in all, 0 where that isn't known yet) of each rank."""
-    begun = f"copying the images to {scratch}"
+    head = f"copying the images to {scratch}"
     everybody = {host for host, *_ in ranks}
     copying = {host: (done, total) for host, status, done, total in ranks if status is Status.RUNNING and total}
     ended = {host for host, status, *_ in ranks if status is Status.DONE}  # with one rank of a node all of them
@@ -63,8 +63,8 @@ def progress_text(ranks: Sequence[tuple[str, Status, int, int]], scratch: str, e
         waiting = {host for host, status, _, total in ranks if status is Status.WAITING and total} - ended
         names = sorted(waiting)
         if names:
-            return f"{begun}: {_names(names)} wait{'s' if len(names) == 1 else ''} for a copy that another run makes"
-        return f"{begun}: {len(ended)} of {count(len(everybody), 'node')} done"
+            return f"{head}: {_names(names)} wait{'s' if len(names) == 1 else ''} for a copy that another run makes"
+        return f"{head}: {len(ended)} of {count(len(everybody), 'node')} done"
     share = {host: done / total for host, (done, total) in copying.items()}
     slowest = min(share, key=lambda host: (share[host], host))
     done, total = copying[slowest]
@@ -72,26 +72,26 @@ def progress_text(ranks: Sequence[tuple[str, Status, int, int]], scratch: str, e
     if done:
         text += f", {duration((total - done) * elapsed / done)} left"
     if len(everybody) == 1:
-        return f"{begun}: {text}"
+        return f"{head}: {text}"
     each = ""
     if len(copying) <= _MOST_NODES_NAMED:
         each = ": " + ", ".join(f"{host} {100 * share[host]:.0f} %" for host in sorted(share))
-    return f"{begun} of {len(copying)} of {count(len(everybody), 'node')}{each}; slowest {slowest}: {text}"
+    return f"{head} of {len(copying)} of {count(len(everybody), 'node')}{each}; slowest {slowest}: {text}"
 
 
-def as_notes(told: Sequence[Told], scratch: str, beside: bool) -> list[Note]:
+def as_notes(outcomes: Sequence[Outcome], scratch: str, beside: bool) -> list[Note]:
     """One note about all copies, and one for each thing else, with the nodes where it was so."""
     notes = []
-    done = [one for one in told if not one.text]
+    done = [one for one in outcomes if not one.text]
     if done:
         notes.append(Note(text=_ended(done, scratch) + (", and are read there from now on" if beside else "")))
-    for text, warning in dict.fromkeys((one.text, one.warning) for one in told if one.text):
-        hosts = list(dict.fromkeys(one.host for one in told if one.text == text))
+    for text, warning in dict.fromkeys((one.text, one.warning) for one in outcomes if one.text):
+        hosts = list(dict.fromkeys(one.host for one in outcomes if one.text == text))
         notes.append(Note(text=f"{_names(hosts)}: {text}", warning=warning))
     return notes
 
 
-def _ended(done: Sequence[Told], scratch: str) -> str:
+def _ended(done: Sequence[Outcome], scratch: str) -> str:
     hosts = {one.host for one in done}
     # Of a node's ranks one has copied.
     copied = {one.host: one for one in done if one.bytes}
@@ -218,7 +218,7 @@ class Copying:
         self._copier: Copier | None = None
         self._records: list[SwitchingRecords] = []
         self._told = False  # how the copying beside training ended was reported
-        self._said: set[tuple[str, str]] = set()  # (host, text) of what was told
+        self._said: set[tuple[str, str]] = set()  # (host, text) of what was reported
 
     def first(self, comm: Comm, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
         """Looks at the LMDBs and, unless they are to be copied beside training, has every node's copies made; True if asked to
@@ -244,19 +244,19 @@ class Copying:
         everyone(comm, lambda: _raise(copier.error))
         if stopped:
             return True
-        trouble = [Told(host=self._host, text=text) for text in handing.trouble()] if handing else []
+        trouble = [Outcome(host=self._host, text=text) for text in handing.trouble()] if handing else []
         handed = handing.exchange.handed if handing and handing.exchange else 0
-        told = self._results(handed) + trouble
-        if damaged and (yield from self._again(comm, stop, hosts, told)):
+        outcomes = self._results(handed) + trouble
+        if damaged and (yield from self._again(comm, stop, hosts, outcomes)):
             return True
-        yield from as_notes(_gathered(comm, told), copier.scratch, beside=False)
+        yield from as_notes(_gathered(comm, outcomes), copier.scratch, beside=False)
         self._compare(comm, hosts)
         return False
 
     def _again(
-        self, comm: Comm, stop: Callable[[], bool], hosts: Sequence[str], told: list[Told]
+        self, comm: Comm, stop: Callable[[], bool], hosts: Sequence[str], outcomes: list[Outcome]
     ) -> Generator[Note, None, bool]:
-        """Where a copy that a node had has become suspect it is mended, which goes into `told`; the others find theirs. As `first`."""
+        """Where a copy that a node had has become suspect it is mended, which goes into `outcomes`; the others find theirs. As `first`."""
         assert self._copier is not None
         before, self._copier = self._copier, Copier(self._originals, self._data)
         copier = self._copier
@@ -266,7 +266,7 @@ class Copying:
         finally:
             before.close()
         everyone(comm, lambda: _raise(copier.error))
-        told += [] if stopped else self._mended()
+        outcomes += [] if stopped else self._mended()
         return stopped
 
     def records(self) -> list[SwitchingRecords]:
@@ -293,9 +293,9 @@ class Copying:
         """What has happened on all nodes since the last call. Collective."""
         return self._notes(_gathered(comm, self._news()))
 
-    def _notes(self, told: list[Told]) -> list[Note]:
-        """Of a node's ranks, which all say how it went, the first one heard is passed on."""
-        new = [one for one in told if (one.host, one.text) not in self._said]
+    def _notes(self, outcomes: list[Outcome]) -> list[Note]:
+        """Passes on the first one heard of a node's ranks, which all say how it went."""
+        new = [one for one in outcomes if (one.host, one.text) not in self._said]
         self._said |= {(one.host, one.text) for one in new}
         return as_notes(new, str(self._data.scratch), beside=True)
 
@@ -319,7 +319,7 @@ class Copying:
 
         def same() -> None:
             for original in self._originals:
-                found = {host: str(told.get(original.name, "")) for host, told in zip(hosts, digests, strict=True)}
+                found = {host: str(own.get(original.name, "")) for host, own in zip(hosts, digests, strict=True)}
                 kinds = {digest for digest in found.values() if digest}
                 if len(kinds) > 1:
                     raise DataError(
@@ -328,10 +328,10 @@ class Copying:
 
         everyone(comm, same)
 
-    def _results(self, handed: int = 0) -> list[Told]:
+    def _results(self, handed: int = 0) -> list[Outcome]:
         assert self._copier is not None and self._copier.copies is not None
         copies = self._copier.copies
-        done = Told(
+        done = Outcome(
             host=self._host,
             bytes=sum(copy.bytes for copy in copies),
             seconds=sum(copy.seconds for copy in copies),
@@ -340,16 +340,16 @@ class Copying:
         removed = [
             f"removed {found.folder}, to make room: a copy of {found.manifest.source}" for found in self._copier.removed
         ]
-        return [done, *(Told(host=self._host, text=text, warning=False) for text in removed), *self._mended()]
+        return [done, *(Outcome(host=self._host, text=text, warning=False) for text in removed), *self._mended()]
 
-    def _mended(self) -> list[Told]:
+    def _mended(self) -> list[Outcome]:
         copies = self._copier.copies or () if self._copier is not None else ()
         return [
-            Told(host=self._host, text=f"{copy.path}: {copy.how.value}") for copy in copies if copy.how is How.MENDED
+            Outcome(host=self._host, text=f"{copy.path}: {copy.how.value}") for copy in copies if copy.how is How.MENDED
         ]
 
-    def _news(self) -> list[Told]:
-        copier, found = self._copier, list[Told]()
+    def _news(self) -> list[Outcome]:
+        copier, found = self._copier, list[Outcome]()
         beside = self._data.scratch_copy is ScratchCopy.BESIDE
         if beside and not self._told and copier is not None and not copier.is_alive():
             self._told = True
@@ -357,12 +357,12 @@ class Copying:
                 found += self._results()
             elif isinstance(copier.error, StagerunError):
                 text = f"the images are read where they are: {copier.error.message}"
-                found.append(Told(host=self._host, text=text))
+                found.append(Outcome(host=self._host, text=text))
             else:
                 _raise(copier.error)
         for records in self._records:
             while records.trouble:
-                found.append(Told(host=self._host, text=records.trouble.pop(0)))
+                found.append(Outcome(host=self._host, text=records.trouble.pop(0)))
         return found
 
 
@@ -371,8 +371,8 @@ def _raise(error: BaseException | None) -> None:
         raise error
 
 
-def _gathered(comm: Comm, mine: list[Told]) -> list[Told]:
-    return [Told(**one) for rank in gather_json(comm, [asdict(one) for one in mine]) for one in rank]
+def _gathered(comm: Comm, mine: list[Outcome]) -> list[Outcome]:
+    return [Outcome(**one) for rank in gather_json(comm, [asdict(one) for one in mine]) for one in rank]
 
 
 def _meet(
@@ -383,7 +383,7 @@ def _meet(
     One rank's error, or request, ends all. With `handing` one copier per node is started, and those of its other ranks when that is
     done: they find the copy.
     """
-    begun = time.monotonic()
+    began = time.monotonic()
     next_note, pause = _FIRST_NOTE_S, 0.02
     copied = -1
     if handing is None or handing.leader == comm.rank:
@@ -412,7 +412,7 @@ def _meet(
                 yield note
             if copier.ident is None and not copier.stopping and rows[handing.leader][0] == Status.DONE:
                 copier.start()
-        elapsed = time.monotonic() - begun
+        elapsed = time.monotonic() - began
         if comm.rank == 0 and elapsed > next_note:
             next_note = elapsed + min(_RARELY_S, max(_FIRST_NOTE_S, elapsed / 4))
             ranks = [(host, Status(row[0]), row[1], row[2]) for host, row in zip(hosts, rows, strict=True)]

@@ -30,7 +30,7 @@ from stagerun.train.agreement import rank0
 from stagerun.train.finish import finite
 from stagerun.train.images import evaluated
 from stagerun.train.results import write_ensemble
-from stagerun.train.start import arithmetic_of, hand_out, normalise_for
+from stagerun.train.stage_start import arithmetic_of, hand_out, normalise_for
 from stagerun.train.worker import Worker
 
 
@@ -61,7 +61,7 @@ def test_ensemble(run: EnsembleRun) -> Iterator[Event]:
 
     A kill leaves nothing of it, and it is evaluated anew. ResumeRefused for a snapshot of another network.
     """
-    begun = time.monotonic()
+    began = time.monotonic()
     size = min(stage.solver.test_batch_size for stage in run.stages)
     found: Score | None = None
     with explained(size, "test_batch_size"):
@@ -77,7 +77,7 @@ def test_ensemble(run: EnsembleRun) -> Iterator[Event]:
         reason = f"asked to stop; ensemble `{run.ensemble.name}` is left out"
         yield Stopped(stage=last.name, iter=last.solver.max_iter, reason=reason)
         return
-    yield _result(run, found, time.monotonic() - begun)
+    yield _result(run, found, time.monotonic() - began)
 
 
 def _member(run: EnsembleRun, number: int) -> Member:
@@ -146,7 +146,7 @@ def _take_statistics(run: EnsembleRun, model: nn.Module, statistics: BatchStatis
 
 
 def _score(run: EnsembleRun, members: Sequence[Member], size: int) -> Score | None:
-    """Of all images, `size` at a time. Collective; None if asked to stop."""
+    """All images, `size` at a time. Collective; None if asked to stop."""
     first = run.stages[0]
     stage = replace(first, solver=replace(first.solver, test_batch_size=size))
     loader = run.worker.images.test_loader(stage)

@@ -179,11 +179,11 @@ def _as_before(before: dict[str, str], now: dict[str, str], changed: list[str]) 
 
 def _options(schedule: Schedule, names: list[str]) -> Iterator[str]:
     """Names for an option: that of a block whose stages are all meant stands for them."""
-    told: set[str] = set()
+    named: set[str] = set()
     for name in names:
         group = schedule.stage(name).group
         members = [s.name for s in schedule.stages if s.group == group and s.enabled]
         word = group if group is not None and set(members) <= set(names) else name
-        if word not in told:
-            told.add(word)
+        if word not in named:
+            named.add(word)
             yield word

@@ -18,7 +18,7 @@ from stagerun.engine.evaluate import score as score_of
 from stagerun.engine.images import Batch, Normalise
 from stagerun.system.lmdb_file import data_file
 from stagerun.train.images import default_loader_threads
-from stagerun.train.start import normalise_for
+from stagerun.train.stage_start import normalise_for
 from stagerun.train.stored import Stored, load_network
 
 DATA_HINT = "name the folder of an LMDB with --data"

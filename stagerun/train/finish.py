@@ -26,13 +26,13 @@ from stagerun.system.pulse import Section, beating
 from stagerun.train.agreement import rank0
 from stagerun.train.images import evaluated
 from stagerun.train.results import write_result
-from stagerun.train.start import normalise_for
+from stagerun.train.stage_start import normalise_for
 from stagerun.train.worker import StageRun
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of the trained weights, and of the averaged ones where the stage has them."""
+    """The trained weights' score, and that of the averaged ones where the stage has them."""
 
     trained: Score
     ema: Score | None = None
@@ -56,7 +56,7 @@ def _test(run: StageRun, state: TrainState, test_iter: int | None, ema: bool) ->
     numbers = evaluated(run.stage, -(-images // size), test_iter)
     mine = runs_of(len(numbers), run.worker.comm.size)[run.worker.comm.rank]
     asked = ((first, min(size, images - first)) for first in (numbers[n] * size for n in mine))
-    begun = time.monotonic()
+    began = time.monotonic()
     # Nothing is yielded in here: whoever stops listening leaves the model with its own weights.
     weights = state.average.in_place() if ema and state.average is not None else nullcontext()
     too_large, pulse = explained(size, "test_batch_size"), run.worker.comm.pulse
@@ -86,7 +86,7 @@ def _test(run: StageRun, state: TrainState, test_iter: int | None, ema: bool) ->
             top1=score.top1,
             top5=score.top5,
             loss=score.loss,
-            seconds=time.monotonic() - begun,
+            seconds=time.monotonic() - began,
             ema=ema,
         )
     return score

@@ -69,11 +69,11 @@ class HandingOn:
                 mine = {"family": family, "address": address, "port": server.port, "names": self._names}
             except OSError:  # it has no address that others know: it reads from the source
                 pass
-        told = gather_json(comm, mine)
+        said = gather_json(comm, mine)
         # A copy's name has the path and time of its LMDB in it: who has these otherwise, as a file server that trains as well, could be
         # asked for nothing.
-        names = Counter(tuple(place["names"]) for place in told if place)
-        for rank, place in enumerate(told):
+        names = Counter(tuple(place["names"]) for place in said if place)
+        for rank, place in enumerate(said):
             if place and tuple(place["names"]) == names.most_common(1)[0][0]:
                 self._places[rank] = Place(self._hosts[rank], place["family"], place["address"], place["port"])
             elif rank in self.leaders:
@@ -123,10 +123,10 @@ class HandingOn:
     def trouble(self) -> list[str]:
         """What went wrong between this node and others, once each."""
         found = self.exchange.trouble if self.exchange is not None else []
-        told, found[:] = list(found), []
+        texts, found[:] = list(found), []
         if self.exchange is not None and self.exchange.needs and self.rank not in self._places:
-            told.append(f"{_UNLIKE} here than on other nodes: they are read from the source")
-        return told
+            texts.append(f"{_UNLIKE} here than on other nodes: they are read from the source")
+        return texts
 
     def close(self) -> None:
         if self.exchange is not None:

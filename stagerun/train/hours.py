@@ -27,7 +27,7 @@ from stagerun.plan.hours import (
 )
 from stagerun.plan.prediction import Job, hours_of, predict, prediction_record, render_prediction
 from stagerun.system.lmdb_file import data_file
-from stagerun.train.log_tail import Life, read_last_life
+from stagerun.train.log_file import Life, read_last_life
 from stagerun.train.output import LOG
 from stagerun.train.results import planned_ensembles, read_figures, results
 

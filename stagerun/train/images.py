@@ -46,17 +46,17 @@ class Replacing:
         """Whether this rank alone knows of more than there may be: all must stop, and `news_of_all` then raises."""
         return self.met is not None and self.met.too_many()
 
-    def recall(self, comm: Comm, told: Iterable[Iterable[int | str]], is_bad: Callable[[int], bool]) -> None:
+    def recall(self, comm: Comm, known: Iterable[Iterable[int | str]], is_bad: Callable[[int], bool]) -> None:
         """Counts those that a snapshot knows of and that still are bad: an LMDB can be mended. Collective.
 
-        `told` is rank 0's, as `known` gave it. DataError when they are too many.
+        `known` is rank 0's, as the method `known` gave it. DataError when they are too many.
         """
         met = self.met
         if met is None:
             return
 
         def count() -> None:
-            found = [Bad(int(index), int(position), str(text)) for index, position, text in told]
+            found = [Bad(int(index), int(position), str(text)) for index, position, text in known]
             met.learn([bad for bad in found if is_bad(bad.index)])
             check(met.all(), self._most)
 

@@ -22,9 +22,9 @@ from stagerun.engine.device import choose_device
 from stagerun.language import load
 from stagerun.launch import StopRequest
 from stagerun.launch.placing import Seat
-from stagerun.launch.sharing import Found, Share, share
+from stagerun.launch.sharing import Found, Share, Wish, share
 from stagerun.launch.watch.worker import Monitored
-from stagerun.launch.workers import Wish, check_workers
+from stagerun.launch.worker_count import check_workers
 from stagerun.system import binding
 from stagerun.system.cores import ranges, read
 from stagerun.system.host import host_name
@@ -111,7 +111,7 @@ def place(world: World, device: torch.device, comm: Comm, wish: Wish, watch: Mon
     assert mine.seat is not None
     outcomes = gather_json(comm, _bind(mine.seat, wish, watch, comm.size > 1))
     about = _about_threads(threads, given, shares, wish.threads is None and torchrun_chose())
-    return _told(ranks, shares, outcomes, about, wish)
+    return _note(ranks, shares, outcomes, about, wish)
 
 
 def _share(device: torch.device, ranks: Sequence[Found], rank: int, wish: Wish, threads: int | None) -> Share:
@@ -149,11 +149,11 @@ def _about_threads(
         return f"{text}, though OMP_NUM_THREADS isn't the same everywhere: --threads is", True
     cores = min(each["cores"] for each in shares)
     if torchrun and threads < cores:
-        return f"{text}, as torchrun says where nobody does: `--threads {cores}` has all these cores compute", True
+        return f"{text}, as torchrun says where no one does: `--threads {cores}` has all these cores compute", True
     return text, False
 
 
-def _told(
+def _note(
     ranks: Sequence[Found],
     shares: Sequence[dict[str, Any]],
     outcomes: Sequence[str],

@@ -141,7 +141,7 @@ class Keeper:
 
     def read(self, ref: SnapshotRef, most: Mapping[str, int] | None = None) -> dict[str, bytes] | None:
         """The verified files of a snapshot, or None: it was damaged, and is set aside now. So is one with a file larger than
-        `most` allows (`store.read`), and one whose state no run writes: somebody else has signed that.
+        `most` allows (`store.read`), and one whose state no run writes: someone else has signed that.
 
         StorageError where the disk fails and no other snapshot of its stage can be read: then it is the disk that must be mended.
         ResumeRefused for one that is too large because it is of another network.

@@ -25,7 +25,7 @@ from stagerun.plan.ensembles import EnsembleState
 from stagerun.store.layout import MANIFEST, snapshots_folder
 from stagerun.store.logged import event_of
 from stagerun.system.lmdb_file import with_sets
-from stagerun.train.log_tail import Life, earlier_tests, newest_start, started
+from stagerun.train.log_file import Life, earlier_tests, newest_start, started
 from stagerun.train.progress import MOST_RECIPE, RECIPE
 from stagerun.train.results import figures_file, planned_ensembles, read_ensemble, read_result
 
@@ -49,7 +49,7 @@ def find_target(folder: str, overrides: Sequence[str], out: str | None) -> Targe
     path = Path(folder)
     if not os.path.lexists(path):
         raise UsageError(
-            f"{folder}: there is no such folder",
+            f"{folder}: no such folder",
             "give a schedule's folder, or the output folder, which `run` makes when it starts",
         )
     if os.path.exists(path / SCHEDULE_FILE) or not os.path.isdir(path):
@@ -78,7 +78,7 @@ def is_schedule(folder: str) -> bool:
         return False
     if os.path.isdir(path):
         raise UsageError(
-            f"{folder} is neither a schedule's folder (there is no {SCHEDULE_FILE} in it) nor an LMDB's (no data.mdb)",
+            f"{folder} is neither a schedule's folder (it has no {SCHEDULE_FILE}) nor an LMDB's (no data.mdb)",
             _DATA_HINT,
         )
     if os.path.lexists(path):

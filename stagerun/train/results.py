@@ -31,7 +31,7 @@ MOST = 1_000_000  # bytes of a file; a run writes one thousand
 
 
 def _read(path: Path) -> bytes:
-    # The folder may be a link, which somebody made on purpose; the file may not.
+    # The folder may be a link, which someone made on purpose; the file may not.
     return store.LocalDisk().read(Path(os.path.realpath(path.parent)) / path.name, MOST)
 
 
@@ -144,7 +144,7 @@ def read_figures(out: Path) -> Figures | None:
 
 # -- a restart loop that gets nowhere
 
-# Lives without progress after which there is no point in another one; a fault that comes and goes seldom comes three times in a row.
+# Lives without progress after which another one has no point; a fault that comes and goes seldom comes three times in a row.
 LIMIT = 3
 
 # Ends that a launcher, a scheduler or a batch script answers with another start. Those with another code have said what a person must do.

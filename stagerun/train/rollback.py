@@ -23,7 +23,7 @@ from stagerun.plan.counting import place, targets
 from stagerun.system.pulse import Section
 from stagerun.train.agreement import rank0
 from stagerun.train.progress import progress_of
-from stagerun.train.start import parent_id
+from stagerun.train.stage_start import parent_id
 from stagerun.train.stored import most_bytes
 from stagerun.train.worker import LOSS_WINDOW, StageRun
 

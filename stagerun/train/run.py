@@ -1,14 +1,14 @@
 """`stagerun run` on one worker, whole: it meets the others, reads the schedule, finds its cores, opens the folder, and then runs stage
 after stage, to the exit code."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from stagerun.base.errors import ExitCode, FolderInUseError, PeerError, StagerunError
 from stagerun.base.events import Event, Failed, Note, Stopped
 from stagerun.comm import Comm
+from stagerun.command.ending import tell
 from stagerun.launch import StopRequest
 from stagerun.launch.watch.worker import Monitored
 from stagerun.system.files import require_writable
@@ -18,25 +18,22 @@ from stagerun.train import results
 from stagerun.train.agreement import rank0
 from stagerun.train.join import join, load_everywhere, place
 from stagerun.train.keeper import Keeper
-from stagerun.train.logs.jsonl import JsonLines
+from stagerun.train.log_file import JsonLines
 from stagerun.train.logs.table import LOGS, SCREENS, Opened, Sink, require_evaluation
+from stagerun.train.options import Cut, RunOptions
 from stagerun.train.profiling import Profile
 from stagerun.train.walk import run
 from stagerun.train.worker import Grace
-
-if TYPE_CHECKING:
-    from stagerun.train.prepare import Cut, RunOptions
 
 PROFILED = 10  # iterations of --profile
 
 
 def train(
-    options: "RunOptions",
+    options: RunOptions,
     world: World,
     stop: StopRequest,
     watch: Monitored | None,
-    say: Callable[[str], None],
-    cut: "Cut | None" = None,
+    cut: Cut | None = None,
 ) -> int:
     """The exit code. `cut` makes the run short, to try something."""
     device, comm = join(world, options.threads, stop, watch, patient=True)
@@ -45,7 +42,7 @@ def train(
     if cut is not None:
         schedule = cut.schedule(schedule)
     out, test_iter = options.output(schedule), cut.final_test_iter if cut is not None else None
-    keeper = Keeper(schedule, out, options.selection, options.retry, say, stop) if comm.rank == 0 else None
+    keeper = Keeper(schedule, out, options.selection, options.retry, tell, stop) if comm.rank == 0 else None
     with Output(options, comm, keeper, watch) as output:
         rank0(comm, output.open)
         profile = (
@@ -66,7 +63,7 @@ def train(
 class Output:
     """Where the events go: on rank 0 the screen and the logs of the folder that its keeper holds; on other ranks nowhere."""
 
-    def __init__(self, options: "RunOptions", comm: Comm, keeper: Keeper | None, watch: Monitored | None) -> None:
+    def __init__(self, options: RunOptions, comm: Comm, keeper: Keeper | None, watch: Monitored | None) -> None:
         self.options, self.comm, self.keeper, self.watch = options, comm, keeper, watch
         self.last: Event | None = None
         self._sinks: list[Sink] = []  # the screen first

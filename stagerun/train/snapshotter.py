@@ -35,7 +35,7 @@ class Snapshotter:
         self.slowest = 0.0  # seconds, of those written
         self.error: StagerunError | None = None
         self.newest: SnapshotRef | None = None
-        self.waited = self.told = 0.0  # seconds that training stood still since a snapshot was not on disk yet
+        self.waited = self.reported = 0.0  # seconds that training stood still since a snapshot was not on disk yet
 
     def start(
         self, iter: int, progress: Progress, agree: Callable[[Mapping[str, int]], bool] | None = None
@@ -45,9 +45,9 @@ class Snapshotter:
         `agree` is asked with the digests of the copy, where there are other ranks: it raises if they hold another state, and says
         whether it is finite. Diverged if a weight is not finite; StorageError after FAILURES_IN_A_ROW. Then `wait` says what became of it.
         """
-        begun = time.monotonic()
+        began = time.monotonic()
         events = self.wait()
-        events += self._slow(time.monotonic() - begun, iter)
+        events += self._slow(time.monotonic() - began, iter)
         if self.failures >= FAILURES_IN_A_ROW:
             assert self.error is not None
             self.done = events
@@ -70,7 +70,7 @@ class Snapshotter:
                 "lower base_lr, lengthen the warm-up or set clip_gradients; earlier snapshots are unharmed",
             )
         cpu = time.thread_time() - cpu
-        blocked = time.monotonic() - begun
+        blocked = time.monotonic() - began
         self.thread = threading.Thread(
             target=self._write, args=(iter, progress, blocked, cpu), name="snapshot", daemon=False
         )
@@ -80,9 +80,9 @@ class Snapshotter:
     def _slow(self, waited: float, iter: int) -> list[SnapshotWritten | SnapshotFailed | Note]:
         """Says that the disk holds training up: the first time, and whenever that has doubled since."""
         self.waited += waited
-        if waited < PATIENCE or self.waited < 2 * self.told:
+        if waited < PATIENCE or self.waited < 2 * self.reported:
             return []
-        self.told = self.waited
+        self.reported = self.waited
         text = (
             f"the disk is slow: at iteration {iter} of stage `{self.stage.name}` training waited {waited:.1f} s for the snapshot before"
             f" ({self.waited:.1f} s in all): make `snapshot` larger, or choose a faster disk with --out"
@@ -91,7 +91,7 @@ class Snapshotter:
 
     def _write(self, iter: int, progress: Progress, blocked: float, cpu: float) -> None:
         step_aside()
-        begun = time.monotonic()
+        began = time.monotonic()
         try:
             weights, momentum, average = self.capture.files()
             files = {WEIGHTS: weights, MOMENTUM: momentum}
@@ -109,14 +109,14 @@ class Snapshotter:
             self.done.append(SnapshotFailed(stage=self.stage.name, iter=iter, message=self.error.message))
             return
         self.newest, self.failures, self.error = ref, 0, None
-        self.slowest = max(self.slowest, blocked + time.monotonic() - begun)
+        self.slowest = max(self.slowest, blocked + time.monotonic() - began)
         written = SnapshotWritten(
             stage=self.stage.name,
             iter=iter,
             name=ref.name,
             bytes=ref.bytes,
             blocked_seconds=blocked,
-            seconds=time.monotonic() - begun,
+            seconds=time.monotonic() - began,
         )
         place = len(self.done)
         self.done.append(written)
@@ -164,7 +164,7 @@ class Snapshotter:
         )
 
     def finished(self) -> list[SnapshotWritten | SnapshotFailed | Note]:
-        """What became of a snapshot that is no longer under way. Doesn't wait."""
+        """What became of a snapshot whose writing is over. Doesn't wait."""
         if self.thread is None or self.thread.is_alive():
             return []
         return self.wait()

@@ -44,7 +44,7 @@ from stagerun.train.progress import Progress, progress_of
 from stagerun.train.resident import keep, training_batches
 from stagerun.train.rollback import gone_back, keys_of
 from stagerun.train.snapshotter import Snapshotter
-from stagerun.train.start import arithmetic_of, parent_id, restored
+from stagerun.train.stage_start import arithmetic_of, parent_id, restored
 from stagerun.train.worker import StageRun
 
 
@@ -190,8 +190,8 @@ def _recall(run: StageRun) -> None:
     it is: the same command then ends as it did."""
     if run.worker.images.replacing.met is None:
         return
-    told = progress_of(run.step.files).bad_records if run.step.files else []
-    run.worker.images.replacing.recall(run.worker.comm, told, run.worker.images.loader(run.stage).is_bad)
+    known = progress_of(run.step.files).bad_records if run.step.files else []
+    run.worker.images.replacing.recall(run.worker.comm, known, run.worker.images.loader(run.stage).is_bad)
 
 
 def _handle(
@@ -340,7 +340,7 @@ def _save_what_is_trained(
     is applied. No rank waits for another here; what keeps the snapshot from being written is less than what went wrong before.
 
     Not the end of a stage (or a piece) that replaces bad records: that counts as finished, and must not before the ranks have
-    told each other what they met and found it few enough. RuntimeError is torch's, of a GPU.
+    heard from each other what they met and found it few enough. RuntimeError is torch's, of a GPU.
     """
     if run.worker.images.replacing.met is not None and state.iter == run.planned.last:
         return

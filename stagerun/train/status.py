@@ -25,7 +25,7 @@ from stagerun.base.pace import DONE, STALE, TO_DO, pace, progress_line, share
 from stagerun.base.snapshots import Inventory
 from stagerun.plan import Plan, State, make_plan
 from stagerun.plan.counting import under
-from stagerun.train.log_tail import Life, names, newest_start, read_last_life, started
+from stagerun.train.log_file import Life, names, newest_start, read_last_life, started
 from stagerun.train.logs.results import failed_line
 from stagerun.train.output import (
     DISK,
@@ -118,7 +118,7 @@ class Status:
 
 def look(target: Target, now: float, say: Callable[[str], None] | None = None) -> Status:
     """Changes nothing. StorageError, PermissionDenied, ResumeRefused as of `store.inventory`. `say` hears that a sign of life of
-    another machine's run is waited for; without it there is no waiting."""
+    another machine's run is waited for; without it nothing is waited for."""
     holder, away = _holder(target.out)  # before the log, or a run that ends in between would seem to be killed
     life = read_last_life(target.out / LOG) or Life()
     if holder is None:

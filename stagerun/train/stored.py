@@ -80,7 +80,7 @@ def require_buildable(name: str, model: recipe.Model) -> Mapping[str, int]:
     except (KeyError, ValueError, TypeError, RuntimeError, IndexError, ZeroDivisionError) as error:
         raise ResumeRefused(
             f"the recipe in snapshot {name} names a network that can't be made: {type(error).__name__}: {error}",
-            "it was made by another version of stagerun, or by nobody's run",
+            "it was made by another version of stagerun, or not by a run",
         ) from error
     needed, free = most[WEIGHTS] - SLACK, available_memory()
     if needed > free:

@@ -40,7 +40,7 @@ from stagerun.train.profiling import Profile
 from stagerun.train.progress import WEIGHTS
 from stagerun.train.rollback import aside
 from stagerun.train.stage import train_stage
-from stagerun.train.start import restored
+from stagerun.train.stage_start import restored
 from stagerun.train.stored import most_bytes
 from stagerun.train.worker import Grace, StageRun, Step, Stopping, Worker
 
@@ -68,7 +68,7 @@ def run(
 
     Errors concern all ranks: one of them raises the error, the others ToldByAnother or PeerError.
     """
-    begun = time.monotonic()
+    began = time.monotonic()
     require_same_schedule(comm, world, schedule)
     others = other_machines(comm, device)
     if keeper is not None:
@@ -83,7 +83,7 @@ def run(
         not_chosen = keeper.not_chosen() if keeper is not None else ()
         if keeper is not None and isinstance(keeper.disk, store.FaultyDisk) and (missed := keeper.disk.missed()):
             yield Note(text=missed, warning=True)
-        yield RunFinished(trained=trained, seconds=time.monotonic() - begun, not_chosen=not_chosen)
+        yield RunFinished(trained=trained, seconds=time.monotonic() - began, not_chosen=not_chosen)
 
 
 def _walk(worker: Worker) -> Generator[Event, None, bool | None]:

@@ -54,7 +54,7 @@ f slots=
 g:2222
 """
 
-TOLD = """hosts:2:3: `x` is no number of workers: 1 to 9999
+TOLD = """hosts:2:3: `x` is not a number of workers: 1 to 9999
   b:x
     ^
 
@@ -72,11 +72,11 @@ hosts:5:1: slots=5 is more than max_slots=4
   d slots=5 max_slots=4
   ^^^^^^^^^^^^^^^^^^^^^
 
-hosts:6:1: `-oProxyCommand=x` is no name of a host
+hosts:6:1: `-oProxyCommand=x` is not the name of a host
   -oProxyCommand=x
   ^^^^^^^^^^^^^^^^
 
-hosts:7:1: `fe80::1` is no name of a host
+hosts:7:1: `fe80::1` is not the name of a host
   fe80::1
   ^^^^^^^
   hint: write an IPv6 address in brackets: `[fe80::1]`

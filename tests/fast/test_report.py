@@ -27,9 +27,9 @@ from stagerun.base.events import (
 )
 from stagerun.base.pace import live_line, strip
 from stagerun.base.text import columns, duration, size
+from stagerun.train.log_file import JsonLines
 from stagerun.train.logs.caffe_log import CaffeLog
 from stagerun.train.logs.console import Console
-from stagerun.train.logs.jsonl import JsonLines
 from stagerun.train.logs.results import results_table
 
 PARENTS = {"init": None, "collapse": "init"}

@@ -11,7 +11,7 @@ from stagerun import store
 from stagerun.base.events import Failed, Iterated, RunFinished, StageFinished, Stopped
 from stagerun.tools.report.read_log import Updates, read_log
 from stagerun.tools.report.replay import history
-from stagerun.train.logs.jsonl import JsonLines
+from stagerun.train.log_file import JsonLines
 
 
 @pytest.fixture

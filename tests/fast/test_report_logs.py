@@ -27,11 +27,11 @@ from stagerun import store
 from stagerun.base.errors import StorageError, UsageError
 from stagerun.base.events import Event, StageFinished
 from stagerun.plan import Plan
-from stagerun.train.command import RunOptions
 from stagerun.train.logs.course import course
 from stagerun.train.logs.dawnbench import DawnBench
 from stagerun.train.logs.table import LOGS, require_evaluation, require_packages
 from stagerun.train.logs.tensorboard import TensorBoard
+from stagerun.train.options import RunOptions
 
 # -- DAWNBench
 

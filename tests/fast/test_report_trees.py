@@ -16,7 +16,7 @@ from stagerun.language import read
 from stagerun.plan import make_plan
 from stagerun.plan.ensembles import made_from
 from stagerun.tools.status.command import status_json, status_text
-from stagerun.train.log_tail import read_last_life
+from stagerun.train.log_file import read_last_life
 from stagerun.train.output import Target
 from stagerun.train.status import look
 

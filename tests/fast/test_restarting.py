@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from stagerun.launch.life import Again, Ended, Finish, Policy, decide
+from stagerun.launch.restarting import Again, Ended, Finish, Policy, decide
 
 ABC = ("a", "b", "c")
 ALL = Policy(ABC, 3, 3)

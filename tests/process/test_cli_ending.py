@@ -26,8 +26,8 @@ from stagerun.base.errors import StorageError
 from stagerun.cli import main
 from stagerun.command.ending import end_with, of_surroundings, printable
 from stagerun.language.proto.caffe_pb2 import Datum
-from stagerun.launch import work
-from stagerun.launch.workers import Orders
+from stagerun.launch import start
+from stagerun.launch.start import Orders
 from stagerun.store.errors import storage_failure
 from stagerun.train.logs.console import Terminal
 
@@ -66,7 +66,7 @@ def test_a_worker_waits_for_its_snapshot_and_for_no_thread_of_a_library() -> Non
     program = """
 import threading, time
 from concurrent.futures import ThreadPoolExecutor
-from stagerun.launch.work import _leave
+from stagerun.launch.start import _leave
 pool = ThreadPoolExecutor(1)
 pool.submit(print, "idle").result()
 threading.Thread(target=lambda: (time.sleep(0.2), print("written")), name="snapshot").start()
@@ -190,15 +190,15 @@ def test_a_limit_of_the_shell_is_no_bug(name: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(resource, "getrlimit", lambda which: (24 if which == resource.RLIMIT_NOFILE else 10**9, -1))
 
-    monkeypatch.setattr(work, "StopRequest", Mock())  # which would handle the signals of this process
-    monkeypatch.setattr(work, "die_with_launcher", Mock())
+    monkeypatch.setattr(start, "StopRequest", Mock())  # which would handle the signals of this process
+    monkeypatch.setattr(start, "die_with_launcher", Mock())
 
     def job(*_: object) -> int:
         raise error
 
     said, codes = io.StringIO(), []
     with contextlib.redirect_stderr(said):
-        codes.append(work.work(job, Orders(("run",), None)))
+        codes.append(start.work(job, Orders(("run",), None)))
         with pytest.raises(SystemExit) as ended:
             end_with(error)
         codes.append(ended.value.code)
@@ -216,7 +216,7 @@ def test_too_few_open_files_for_several_workers(monkeypatch: pytest.MonkeyPatch)
     """The launcher would wait for minutes for workers that can't open what they need."""
     monkeypatch.setattr(resource, "getrlimit", lambda which: (63, 63))
     with pytest.raises(StorageError, match=r"2 workers and their launcher need 64 open files each, .* have 63 here"):
-        work.start(lambda *_: 0, Orders(("run",), None), 2)
+        start.start(lambda *_: 0, Orders(("run",), None), 2)
 
 
 def test_the_limit_on_the_size_of_files_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import small
 
 from stagerun.base.units import seconds
 from stagerun.system import process
-from stagerun.train.command import RunOptions
+from stagerun.train.options import RunOptions
 
 ROOT = Path(__file__).parents[2]
 

@@ -27,10 +27,9 @@ from stagerun.language import load
 from stagerun.store import logged
 from stagerun.tools.status.command import GOES_ON, status_text
 from stagerun.tools.status.snapshots import list_snapshots
-from stagerun.train import log_tail
+from stagerun.train import log_file
 from stagerun.train.keeper import Keeper
-from stagerun.train.log_tail import earlier_tests, read_last_life
-from stagerun.train.logs.jsonl import JsonLines
+from stagerun.train.log_file import JsonLines, earlier_tests, read_last_life
 from stagerun.train.output import Target
 from stagerun.train.status import look
 
@@ -158,7 +157,7 @@ def test_from_another_folder_the_outputs_that_are_near_are_named(
     [
         (["{base}"], "neither a schedule's folder"),
         (["{base}/out", "--out", "x"], "--out and --set belong to a schedule's folder"),
-        (["{base}/nowhere"], "there is no such folder"),
+        (["{base}/nowhere"], "no such folder"),
     ],
 )
 @pytest.mark.parametrize("command", ["status", "snapshots"])
@@ -423,7 +422,7 @@ def test_of_a_long_life_a_bounded_number_of_bytes_is_read(tmp_path: Path, monkey
     def counting(path: Path, mode: str, buffering: int = -1) -> Any:
         return io.BufferedReader(Counting(path, mode), max(buffering, 1 << 10))
 
-    monkeypatch.setattr(log_tail, "open", counting, raising=False)
+    monkeypatch.setattr(log_file, "open", counting, raising=False)
     for read in (read_last_life, lambda log: earlier_tests(log, "a")):
         whole = read(plain)
         Counting.taken = 0

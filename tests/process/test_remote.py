@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from stagerun.base.errors import UsageError
 from stagerun.cli import main
 from stagerun.launch.hostfile import Host
-from stagerun.launch.printed import Printed
+from stagerun.launch.hosts import Printed
 from stagerun.launch.remote import Remote
 from stagerun.launch.ssh import BAD_STREAM, CANT_WRITE, MOST_BYTES, Bundle, Way, bundle, passed_on
 
@@ -51,7 +51,7 @@ def test_why_there_is_no_agent_is_told_of_each_host(schedule: Path, tmp_path: Pa
     assert done.returncode == 69, done.stderr
     assert "a can't be reached: ssh: connect to host a port 22: No route to host\n  hint: `" in done.stderr
     assert f"b has no folder {Path.cwd()}" in done.stderr and "--sync" in done.stderr
-    assert "c says `Welcome to c`, which is no agent's word" in done.stderr
+    assert "c says `Welcome to c`, which no agent says" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -62,7 +62,7 @@ def test_why_there_is_no_agent_is_told_of_each_host(schedule: Path, tmp_path: Pa
         (["--workers-per-node", "2"], "--workers-per-node without --hosts"),
         (["--hosts", "a,b", "--nproc", "2"], "--nproc and --hosts exclude each other"),
         (["--hosts", "a", "--sync-code"], "--sync-code without --sync"),
-        (["--hosts", "a", "--sync", "here"], "--sync here is no whole path"),
+        (["--hosts", "a", "--sync", "here"], "--sync here is not an absolute path"),
         (["--hosts", "a,a"], "--hosts:1:3: `a` stands already"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -119,7 +119,7 @@ def test_a_host_that_hangs_while_it_says_that_it_is_alive(tmp_path: Path, monkey
 )
 def test_words_that_miss_something(said: str, tmp_path: Path) -> None:
     told = lost(ssh_that(tmp_path, f"""echo '{{"is": "alive"}}'; sleep 0.2; echo '{said}'; sleep 5"""), "facts")
-    assert "which is no agent's word" in told["text"] and "another stagerun" in told["hint"]
+    assert "which no agent says" in told["text"] and "another stagerun" in told["hint"]
 
 
 def test_a_pause_of_the_launcher_is_nobody_elses_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_a_pause_of_the_launcher_is_nobody_elses_silence(tmp_path: Path, monkeyp
 
 def test_what_nobody_reads_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
-    monkeypatch.setattr("stagerun.launch.printed._MOST", 200_000)
+    monkeypatch.setattr("stagerun.launch.hosts._MOST_UNREAD", 200_000)
     with open(writing, "w", encoding="ascii") as full, open(reading) as reader:
         monkeypatch.setattr("sys.stdout", full)
         monkeypatch.setattr("sys.stderr", full)
@@ -270,6 +270,6 @@ def test_images_are_not_copied(tmp_path: Path) -> None:
     (tmp_path / "data.mdb").unlink()
     for name in ("pipe", "zeros"):
         os.mkfifo(tmp_path / name) if name == "pipe" else (tmp_path / name).symlink_to("/dev/zero")
-        with pytest.raises(UsageError, match=f"{name} is no file"):
+        with pytest.raises(UsageError, match=f"{name} is not a regular file"):
             bundle("~/x", str(tmp_path), code=False)
         (tmp_path / name).unlink()

@@ -17,7 +17,7 @@ from stagerun.base.errors import FolderInUseError, ResumeRefused, StorageError, 
 from stagerun.launch.ancestors import to_be_told
 from stagerun.tools.retry import command as retrying
 from stagerun.tools.retry.command import Ended, RetryOptions, judge, retry_command
-from stagerun.train.command import RunOptions
+from stagerun.train.options import RunOptions
 
 
 @pytest.mark.parametrize(

@@ -73,10 +73,10 @@ def test_an_output_folder_below_a_file(base: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_an_output_folder_of_somebody_else(base: Path, tmp_path: Path) -> None:
     program = (
-        "import os, sys, stagerun.train.prepare; from stagerun.cli import main; from stagerun.language import load; "
+        "import os, sys, stagerun.train.command; from stagerun.cli import main; from stagerun.language import load; "
         f"schedule = {str(base / 'schedule')!r}; sys.argv = ['stagerun', 'run', schedule, '--out', {str(tmp_path / 'o')!r}]; "
         # read while it is allowed: pytest's folders are root's alone
-        "loaded = load(schedule, ()); stagerun.train.prepare.load = lambda *_: loaded; "
+        "loaded = load(schedule, ()); stagerun.train.command.load = lambda *_: loaded; "
         "os.setgid(65534); os.setuid(65534); main()"
     )
     tmp_path.chmod(0o755)

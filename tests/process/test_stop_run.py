@@ -12,10 +12,10 @@ import pytest
 import small
 from reliability.sigterm import answers
 
-from stagerun.launch.folder import nothing_begun
+from stagerun.launch.folder import nothing_started
 from stagerun.launch.local import FOLDER_PREFIX
 
-NOTHING_BEGUN = nothing_begun(75)
+NOTHING_STARTED = nothing_started(75)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_from_the_first_instruction_on(base: Path, tmp_path: Path, temporary: Pa
     run = small.start(base / "schedule", tmp_path / "out", nproc=nproc)
     until(run, lambda: answers(run.process.pid))
     os.kill(run.process.pid, signal.SIGTERM)
-    assert ended(run, temporary).strip() == "SIGTERM: nothing was begun; run the same command again"
+    assert ended(run, temporary).strip() == "SIGTERM: nothing was started; run the same command again"
     assert not (tmp_path / "out").exists()
 
 
@@ -69,7 +69,7 @@ def test_while_launcher_and_workers_start(
     until(run, lambda: bool(list(temporary.glob(f"{FOLDER_PREFIX}*/{moment}"))))
     os.kill(run.process.pid, number)
     os.kill(run.process.pid, signal.SIGTERM)  # schedulers send several
-    assert ended(run, temporary).rstrip().endswith(NOTHING_BEGUN)
+    assert ended(run, temporary).rstrip().endswith(NOTHING_STARTED)
     assert not (tmp_path / "out" / "log.jsonl").exists()
 
 

@@ -86,7 +86,7 @@ def serve() -> None:
     import torch.distributed  # noqa: F401
 
     import stagerun.cli
-    import stagerun.train.prepare
+    import stagerun.train.command
     import stagerun.train.run  # noqa: F401
 
     for line in sys.stdin:

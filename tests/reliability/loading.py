@@ -31,7 +31,7 @@ from stagerun.comm import SoloComm
 from stagerun.language import load
 from stagerun.system.world import World
 from stagerun.train.keeper import Keeper
-from stagerun.train.start import restored
+from stagerun.train.stage_start import restored
 from stagerun.train.stored import most_bytes, require_buildable
 from stagerun.train.worker import StageRun, Step, Worker
 

@@ -18,7 +18,7 @@ import tiny
 from reliability.trial import Scenario, Trial
 
 from stagerun.base.events import Iterated, StageStarted
-from stagerun.train.log_tail import Tail
+from stagerun.train.log_file import Tail
 
 WORKERS = (1, 2, 3, 4, 8)
 ELASTIC = ("--set", "determinism=ELASTIC")

@@ -283,7 +283,7 @@ def test_synthetic_needs_no_data_and_json_is_one_object(base: Path, tmp_path: Pa
     nowhere = ["--set", "data.train.source=/no/train", "--set", "data.val.source=/no/val"]
     words = ["rehearse", base / "schedule", *nowhere, "--out", tmp_path / "out", "--threads", 1, "--iters", 2]
     refused = small.stagerun(*words)
-    assert refused.returncode == 65 and "/no/train: there is no LMDB" in refused.stderr
+    assert refused.returncode == 65 and "/no/train: this machine has no such LMDB" in refused.stderr
     assert "/no/val" in refused.stderr and "hint: `--synthetic`" in refused.stderr
     # Rectangular evaluation needs the side file of the images.
     rectangular = "{crop_size: 24 rectangular: true random_resize_param { min_size: 28 } mean_value: 73 scale: 0.0111}"

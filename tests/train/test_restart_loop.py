@@ -26,8 +26,8 @@ from stagerun.store.lives import Life
 from stagerun.system.process import Identity
 from stagerun.system.world import World
 from stagerun.tools.status.command import status_text
-from stagerun.train.command import RunOptions
 from stagerun.train.keeper import Keeper, Lineage
+from stagerun.train.options import RunOptions
 from stagerun.train.output import Target
 from stagerun.train.progress import Progress
 from stagerun.train.results import LIMIT, standing

@@ -350,7 +350,7 @@ def test_two_workers_train_a_piece_and_are_killed_in_it(base: Path, tmp_path: Pa
 
 def test_events_are_read_back(base: Path, tmp_path: Path) -> None:
     from stagerun.store.logged import event_of
-    from stagerun.train.logs.jsonl import JsonLines
+    from stagerun.train.log_file import JsonLines
 
     events: list[Event] = [
         PieceStarted(

@@ -25,7 +25,7 @@ from stagerun.language import load
 from stagerun.system.pulse import Pulse
 from stagerun.system.world import World
 from stagerun.train.agreement import ToldByAnother
-from stagerun.train.copying import Copying, Status, Told, as_notes, progress_text
+from stagerun.train.copying import Copying, Outcome, Status, as_notes, progress_text
 from stagerun.train.images import preflight
 from stagerun.train.keeper import Keeper
 from stagerun.train.walk import run
@@ -356,8 +356,11 @@ def test_progress_where_nothing_is_known(ranks: list[tuple[str, Status, int, int
 
 
 def test_the_end_is_told_once_for_all_nodes() -> None:
-    told = [Told(host=f"n{i}", bytes=10**9, seconds=10.0 + i) for i in range(3)] + [Told(host="n3"), Told(host="n0")]
-    told += [Told(host=f"n{i}", text="bad") for i in range(10)]
+    told = [Outcome(host=f"n{i}", bytes=10**9, seconds=10.0 + i) for i in range(3)] + [
+        Outcome(host="n3"),
+        Outcome(host="n0"),
+    ]
+    told += [Outcome(host=f"n{i}", text="bad") for i in range(10)]
     first, warning = as_notes(told, "/nvme", beside=False)
     assert (
         first.text

@@ -24,7 +24,7 @@ from stagerun.base.spans import (
 from stagerun.comm import SoloComm, make_reducer
 from stagerun.engine.state import make_state
 from stagerun.engine.timed import timed_train
-from stagerun.train.trace import RankSpans, chrome_trace, profile_line
+from stagerun.train.profiling import RankSpans, chrome_trace, profile_line
 
 
 class Clock:

@@ -36,7 +36,7 @@ from stagerun.train.walk import run
 from stagerun.train.worker import Grace, Stopping
 
 NEVER = lambda done: False  # noqa: E731
-NOTHING_BEGUN = folder.nothing_begun(ExitCode.SAVED)
+NOTHING_STARTED = folder.nothing_started(ExitCode.SAVED)
 
 
 # -- the decision
@@ -287,7 +287,7 @@ def test_before_anything_is_begun_a_signal_ends_the_process(capfd: pytest.Captur
         signal.raise_signal(signal.SIGTERM)
 
     assert child(work) == 75
-    assert f"SIGTERM: {NOTHING_BEGUN}" in capfd.readouterr().err
+    assert f"SIGTERM: {NOTHING_STARTED}" in capfd.readouterr().err
 
 
 def test_also_while_the_main_thread_waits_outside_of_python() -> None:
@@ -498,18 +498,18 @@ def test_the_agents_sigterm_before_anything_is_begun_is_no_stop(
     "reports, deaths, asked, expected",
     [
         # Before any worker was started.
-        ([], {}, True, (75, NOTHING_BEGUN)),
+        ([], {}, True, (75, NOTHING_STARTED)),
         # Before it could say so.
         ([], {0: 75, 1: -15}, True, (69, "worker 1 was killed by SIGTERM")),
-        ([], {1: 75}, False, (75, NOTHING_BEGUN)),
+        ([], {1: 75}, False, (75, NOTHING_STARTED)),
         # One alone left before it met the others, who miss it.
-        ([Report(0, 69, "peers are gone"), Report(1, 75, NOTHING_BEGUN)], {1: 75}, False, (75, NOTHING_BEGUN)),
+        ([Report(0, 69, "peers are gone"), Report(1, 75, NOTHING_STARTED)], {1: 75}, False, (75, NOTHING_STARTED)),
         ([Report(0, 75, ""), Report(1, 75, "")], {1: 75}, True, (75, "")),
         # One that was killed meanwhile could be the one that writes.
         ([Report(1, 75, "")], {0: -9, 1: 75}, True, (69, "worker 0 was killed by SIGKILL")),
         # Nobody asked: the agent stopped the others since one had ended.
         (
-            [Report(0, 75, NOTHING_BEGUN)],
+            [Report(0, 75, NOTHING_STARTED)],
             {0: 75, 1: 70},
             False,
             (70, "worker 1 ended with exit code 70 and said nothing"),

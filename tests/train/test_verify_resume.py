@@ -38,7 +38,7 @@ from stagerun.tools.verify_resume import command as verifying
 from stagerun.tools.verify_resume.interruption import Compared, Course, compare_logs, course_of, promises, went_on
 from stagerun.tools.verify_resume.verdict import Ends, Lived, VerifyOptions, as_record, render
 from stagerun.tools.verify_resume.victim import KILLS, STOP, Stroke, strokes
-from stagerun.train.log_tail import Tail
+from stagerun.train.log_file import Tail
 
 
 def words(schedule: Path, out: Path, *more: object) -> list[str]:

@@ -12,11 +12,10 @@ import torch
 
 from stagerun.engine.device import synchronize
 from stagerun.launch import StopRequest
-from stagerun.launch.watch import hub as hubs
-from stagerun.launch.watch.hub import Hub
+from stagerun.launch.watch import peers
 from stagerun.launch.watch.judge import Ending, Seen
+from stagerun.launch.watch.peers import Hub, Spoke
 from stagerun.launch.watch.process import Setup
-from stagerun.launch.watch.spoke import Spoke
 from stagerun.system.pulse import Limits, Pulse, Section
 from stagerun.system.world import World
 from stagerun.train.join import join
@@ -159,7 +158,7 @@ def test_where_a_host_knows_itself_by_a_number_that_no_other_reaches(
     def fake(host: str, port: int, **more: int) -> list:
         return real("127.0.1.1" if host == "node-a" else host, port, **more)
 
-    monkeypatch.setattr(hubs.socket, "getaddrinfo", fake)
+    monkeypatch.setattr(peers.socket, "getaddrinfo", fake)
     told: list[dict] = []
     selector = selectors.DefaultSelector()
     Hub(setup(0, "node-a", one_host), Limits(), selector, told.append, lambda: "").listen()

@@ -225,7 +225,7 @@ class Compared:
     """What the stragglers are found from: each rank's counters at the last look, and how slow those are that were reported."""
 
     counters: Mapping[int, tuple[int, float]]  # by rank: batches, busy seconds
-    told: Mapping[int, float]
+    reported: Mapping[int, float]
     spoiled: bool = False  # what came since then: the job was suspended
 
 
@@ -243,19 +243,19 @@ def stragglers(compared: Compared, seen: Sequence[Seen]) -> tuple[Compared, list
     if any(batches < WINDOW for batches, _ in grown.values()) or max(busy for _, busy in grown.values()) < WINDOW_S:
         return compared, []
     if compared.spoiled:
-        return Compared(fresh, compared.told), []
+        return Compared(fresh, compared.reported), []
     times = {rank: busy / batches for rank, (batches, busy) in grown.items()}
     median = sorted(times.values())[(len(times) - 1) // 2]
-    told, news = dict(compared.told), set[int]()
+    reported, news = dict(compared.reported), set[int]()
     for rank, time in times.items():
         ratio = time / median if median > 0 else 1.0
         if ratio <= SLOW:
-            told.pop(rank, None)
-        elif ratio > told.get(rank, 0.0) * _AGAIN:
-            told[rank] = ratio
+            reported.pop(rank, None)
+        elif ratio > reported.get(rank, 0.0) * _AGAIN:
+            reported[rank] = ratio
             news.add(rank)
     living = [one for one in seen if not one.ended]
-    return Compared(fresh, told), _slow_texts(living, times, median, set(told), news)
+    return Compared(fresh, reported), _slow_texts(living, times, median, set(reported), news)
 
 
 def _slow_texts(

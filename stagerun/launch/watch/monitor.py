@@ -16,10 +16,9 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from stagerun.launch.watch.hub import Hub
 from stagerun.launch.watch.judge import Ending, Seen, ending, judge, tick
+from stagerun.launch.watch.peers import Hub, Spoke
 from stagerun.launch.watch.process import Setup, Worker, gone, log_failure, prepare
-from stagerun.launch.watch.spoke import Spoke
 from stagerun.system.lines import Closed, Lines
 from stagerun.system.process import die_with_parent
 from stagerun.system.pulse import Limits, Section

@@ -98,10 +98,10 @@ class Worker:
         from stagerun.base.errors import ExitCode
         from stagerun.launch.folder import report
 
-        told = report(self.rank, ExitCode.PEER, text)
+        reported = report(self.rank, ExitCode.PEER, text)
         self.kill()
         # After the kill, and in a thread: it may be that no one reads what is said.
-        return [] if told else [_in_thread(_say, f"rank {self.rank}: {text}\n")]
+        return [] if reported else [_in_thread(_say, f"rank {self.rank}: {text}\n")]
 
     def kill(self) -> None:
         with suppress(OSError):

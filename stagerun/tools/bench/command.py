@@ -11,13 +11,15 @@ import click
 from stagerun.base.errors import ExitCode, StorageError, UsageError, nearest
 from stagerun.base.recipe import Schedule
 from stagerun.base.text import count
-from stagerun.command.ending import tell
+from stagerun.command.ending import say, tell
 from stagerun.command.options import arguments, command, option
 from stagerun.command.shared import Folder, Json, Overrides, Synthetic
 from stagerun.language import load
 from stagerun.launch import StopRequest
-from stagerun.launch.work import say, start, work
-from stagerun.launch.workers import Job, Orders, Wish, check_short, joined
+from stagerun.launch.sharing import Wish
+from stagerun.launch.start import Job, Orders, joined, start, work
+from stagerun.launch.watch.worker import Monitored
+from stagerun.launch.worker_count import check_short
 from stagerun.plan.rehearsal import for_speed, synthetic_images
 from stagerun.system import signals
 from stagerun.system.files import require_writable
@@ -82,7 +84,7 @@ def scaling(options: ScalingOptions) -> int:
     started at once, on this machine, or by a launcher that starts as many as the largest number: those that are not in a turn wait.
     """
 
-    def job(world: World, stop: StopRequest) -> int:
+    def job(world: World, stop: StopRequest, watch: Monitored | None) -> int:
         return _scaling(options, world, stop)
 
     return work(job, options.orders) if joined(None) else _start(options, job)

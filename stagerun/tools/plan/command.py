@@ -194,7 +194,7 @@ def job_of(plan: Plan, out: Path, options: PlanOptions) -> Job | None:
             f"a prediction needs {missing}, too",
             "write --workers 128 --link 10Gbit/s, and --latency 50us where it is known",
         )
-    from stagerun.launch.workers import check_workers
+    from stagerun.launch.worker_count import check_workers
 
     check_workers(plan.schedule, workers)
     figures = read_figures(out)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 
 from stagerun.base.errors import ExitCode, UsageError
 from stagerun.base.recipe import Schedule
-from stagerun.command.ending import tell
+from stagerun.command.ending import say, tell
 from stagerun.command.options import arguments, command
 from stagerun.command.shared import Folder, Json, Nproc, OutToCome, Overrides, Threads, limits
 from stagerun.language import load
@@ -15,9 +15,10 @@ from stagerun.launch.compare import Finding, differences, troubles, worst
 from stagerun.launch.facts import Facts, host_facts
 from stagerun.launch.hosts import Task, on_hosts
 from stagerun.launch.options import HostOptions, ReachOptions, chosen_hosts
+from stagerun.launch.sharing import Wish
+from stagerun.launch.start import Job, Orders, joined, start, work
 from stagerun.launch.watch.worker import Monitored
-from stagerun.launch.work import say, start, watched, work
-from stagerun.launch.workers import Job, Orders, Wish, check_workers, devices, joined
+from stagerun.launch.worker_count import check_workers, devices
 from stagerun.system.world import World
 from stagerun.tools.preflight.page import Measured, page, record, verdicts
 
@@ -37,7 +38,7 @@ class PreflightOptions:
 
     @property
     def orders(self) -> Orders:
-        return Orders(tuple(self.arguments()), self.threads, saves=False)
+        return Orders(tuple(self.arguments()), self.threads, saves=False, limits=limits(()))
 
 
 @command()
@@ -57,9 +58,8 @@ def preflight(options: PreflightOptions, reach: ReachOptions) -> int:
     if (hosts := chosen_hosts(reach, options.nproc)) is not None:
         return _on_hosts(options, hosts)
 
-    def job(world: World, stop: StopRequest) -> int:
-        with watched(world, limits(())) as watch:
-            return _measured(options, world, stop, watch)
+    def job(world: World, stop: StopRequest, watch: Monitored | None) -> int:
+        return _measured(options, world, stop, watch)
 
     return work(job, options.orders) if joined(options.nproc) else _start(options, job)
 

@@ -32,7 +32,7 @@ from stagerun.system.host import host_name
 from stagerun.system.world import World
 from stagerun.tools.preflight.page import HostTimes, Link, Measured, rounds
 from stagerun.train.agreement import anyone, refuse
-from stagerun.train.start import arithmetic_of
+from stagerun.train.stage_start import arithmetic_of
 
 # Steps that are timed: so many as take STEPS_S, after one (with `compile` two) that is not.
 LEAST_STEPS, MOST_STEPS, STEPS_S = 3, 50, 2.0

@@ -16,7 +16,7 @@ from stagerun.base.events import StageStarted as Started
 from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import Inventory
 from stagerun.base.text import count, duration
-from stagerun.command.ending import tell
+from stagerun.command.ending import say, tell
 from stagerun.command.options import arguments, command, option
 from stagerun.command.shared import (
     DeviceBatch,
@@ -31,8 +31,10 @@ from stagerun.command.shared import (
 )
 from stagerun.language import load
 from stagerun.launch import StopRequest
-from stagerun.launch.work import say, start, work
-from stagerun.launch.workers import Job, Orders, Wish, check_short, devices, joined
+from stagerun.launch.sharing import Wish
+from stagerun.launch.start import Job, Orders, joined, start, work
+from stagerun.launch.watch.worker import Monitored
+from stagerun.launch.worker_count import check_short, devices
 from stagerun.plan import make_plan
 from stagerun.plan.ensembles import ensembles_left, plan_ensembles
 from stagerun.plan.estimate import (
@@ -95,7 +97,7 @@ def rehearse(options: RehearseOptions) -> int:
     from then on.
     """
 
-    def job(world: World, stop: StopRequest) -> int:
+    def job(world: World, stop: StopRequest, watch: Monitored | None) -> int:
         return _rehearse(options, world, stop)
 
     return work(job, options.orders) if joined(options.nproc) else _start(options, job)

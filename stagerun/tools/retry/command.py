@@ -31,9 +31,10 @@ from stagerun.store.lives import Seen
 from stagerun.system.lmdb_file import with_sets
 from stagerun.tools.retry.commanded import Commanded
 from stagerun.train import results
-from stagerun.train.command import RunOptions, run
+from stagerun.train.command import run
+from stagerun.train.first_look import look
+from stagerun.train.options import RunOptions
 from stagerun.train.output import DISK
-from stagerun.train.prepare import look
 from stagerun.train.results import LIMIT, require_progress, standing
 
 # Codes that another start would not mend.

@@ -20,7 +20,7 @@ from stagerun.command.options import argument, arguments, command, filled, flag,
 from stagerun.command.shared import FASTEST, SLOWEST, Duration, FiniteRange, Folder, Overrides, limits, output_folder
 from stagerun.language import load
 from stagerun.launch.options import HostOptions
-from stagerun.launch.workers import check_workers
+from stagerun.launch.worker_count import check_workers
 from stagerun.plan import Plan, make_plan, require_fresh
 from stagerun.plan.budget import MOST
 from stagerun.plan.ensembles import ensembles_left
@@ -32,9 +32,10 @@ from stagerun.system.lmdb_file import with_sets
 from stagerun.system.process import program
 from stagerun.tools.slurm.script import Batch, log_file, most_grace, script
 from stagerun.train import results
-from stagerun.train.command import RunOptions, run
+from stagerun.train.command import run
 from stagerun.train.hours import find_budget, find_hours
 from stagerun.train.logs.table import require_evaluation, require_packages
+from stagerun.train.options import RunOptions
 from stagerun.train.results import require_progress, standing
 
 _SIGNAL_BEFORE_S = 300

@@ -11,12 +11,13 @@ from stagerun.base.errors import EXIT_MEANINGS, ExitCode, StagerunError, UsageEr
 from stagerun.base.events import Event, PieceStarted, RunStarted, StageStarted
 from stagerun.base.recipe import Determinism, Schedule
 from stagerun.base.text import count, duration
+from stagerun.command.ending import say
 from stagerun.command.options import command
 from stagerun.command.shared import limits, output_folder
 from stagerun.language import load
 from stagerun.launch import die_with_launcher
-from stagerun.launch.work import say, start, work
-from stagerun.launch.workers import Orders, check_short, devices, joined
+from stagerun.launch.start import Orders, joined, start, work
+from stagerun.launch.worker_count import check_short, devices
 from stagerun.plan.rehearsal import enough_logical_workers, interruptible, synthetic_images, with_sources
 from stagerun.store.throw_away import claim
 from stagerun.system import signals
@@ -42,8 +43,9 @@ from stagerun.tools.verify_resume.verdict import (
     render,
 )
 from stagerun.tools.verify_resume.victim import LOOK_S, Stroke, Victim, strike, strokes
-from stagerun.train.log_tail import Tail
-from stagerun.train.prepare import Cut, RunOptions, job_of
+from stagerun.train.command import job_of
+from stagerun.train.log_file import Tail
+from stagerun.train.options import Cut, RunOptions
 
 THROW_AWAY = ".verify-resume"
 SYNTHETIC_IMAGES = 512
@@ -107,8 +109,8 @@ def live(options: VerifyOptions) -> int:
     # A life may well have been hit before it came any further: that is no reason to give up here.
     of_run = RunOptions(options.folder, options.overrides, str(out), nproc=nproc, threads=threads, retry=True)
     cut = Cut(lambda schedule: shortened(options, schedule, batches, out.parent), batches)
-    job = job_of(of_run, limits(()), cut)
-    orders = Orders(tuple(options.life_arguments(out, batches, threads)), threads)
+    job = job_of(of_run, cut)
+    orders = Orders(tuple(options.life_arguments(out, batches, threads)), threads, limits=limits(()))
     if joined(options.nproc):
         return work(job, orders)
     die_with_launcher()

@@ -33,7 +33,7 @@ _ERASE = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
 
 
 class _Terminal(Terminal):
-    """rich ends the program when its output is no longer read; training goes on."""
+    """rich ends the program when no one reads its output any more; training goes on."""
 
     def on_broken_pipe(self) -> None:
         to_nowhere(sys.stdout)

@@ -1,19 +1,34 @@
-"""The last process life in OUT/log.jsonl, read from the end of the file: it may hold millions of lines; and what is appended to it
-from now on."""
+"""OUT/log.jsonl: every event as one line of JSON. A run appends to it. It may hold millions of lines, so readers start at its end, with the
+last process life, or follow what is appended from now on."""
 
+import json
+import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stagerun.base.events import Event, Iterated, PieceStarted, Renamed, Retraced, RunStarted, StageStarted, Tested
+from stagerun.base.errors import PermissionDenied, StorageError
+from stagerun.base.events import (
+    Event,
+    Indexed,
+    Iterated,
+    PieceStarted,
+    Renamed,
+    Retraced,
+    RunStarted,
+    StageStarted,
+    Tested,
+)
 from stagerun.base.pace import WINDOW
 from stagerun.store.errors import reporting
 from stagerun.store.logged import Backwards, event_of
 
-# As `report.jsonl` writes them. Inside a text the quotes would have backslashes.
+# As JsonLines writes them. Inside a text the quotes would have backslashes.
 _STARTED, _ITERATED, _RETRACED = (b'"event": "%b"' % name for name in (b"RunStarted", b"Iterated", b"Retraced"))
+INDEX_EVERY = 2048  # lines of iterations
 _BUFFER = 1 << 10  # bytes that are read for a line by itself
 _TESTS = re.compile(rb'"event": "(?:Tested|StageStarted)"')
 
@@ -57,7 +72,7 @@ class Tail:
 
 
 def read_last_life(log: Path) -> Life | None:
-    """None if there is no log, or nothing in it. StorageError, PermissionDenied."""
+    """None if the log is missing or empty. StorageError, PermissionDenied."""
     with reporting("read the log", log):
         try:
             with open(log, "rb", buffering=_BUFFER) as file:
@@ -137,3 +152,71 @@ def names(life: Life) -> dict[str, str]:
 
 def newest_start(life: Life) -> StageStarted | None:
     return next(reversed(list(life.of(StageStarted))), None)
+
+
+# -- writing
+
+
+class JsonLines:
+    """Rank 0 only. Each line is written whole with one call: a killed run leaves at most its last line cut short, and the next run
+    starts on a line of its own.
+
+    A log that can't be written is not a reason to lose training: `warn` hears of the first failure, and later events are
+    still tried, each on a line of its own. PermissionDenied, StorageError if the file can't be opened.
+    """
+
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+        self._path, self._warn, self._warned = path, warn, False
+        try:
+            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed by __exit__
+            size = self._file.seek(0, os.SEEK_END)
+            self._file.seek(max(0, size - 1))
+            self._torn = size > 0 and self._file.read(1) != b"\n"
+            self._indexed = self._file.seek(0, os.SEEK_END) + self._torn
+            self._others, self._iterations = dict[int, bool](), 0
+        except PermissionError as error:
+            raise PermissionDenied(f"{path}: may not be written", "give another output folder with --out") from error
+        except OSError as error:
+            raise StorageError(f"{path}: can't be written: {error.strerror}", "check the disk") from error
+
+    def __call__(self, event: Event) -> None:
+        try:
+            line = b"\n" * self._torn + self._index(event) + _line(event)
+            written = self._file.write(line)
+        except OSError as error:
+            self._failed(error.strerror or str(error))
+            return
+        # A disk with room for a part of the line takes that part, and says so.
+        self._torn = written != len(line)
+        if self._torn:
+            self._failed("the disk took a part of a line only")
+
+    def _index(self, event: Event) -> bytes:
+        """What comes before the line of `event`: after many iterations, an Indexed. Where a line could not be written, the next one may name
+        wrong places, which its readers see."""
+        if not isinstance(event, Iterated | Retraced):
+            self._others[self._file.seek(0, os.SEEK_END) + self._torn] = True
+            return b""
+        self._iterations += 1
+        if self._iterations % INDEX_EVERY:
+            return b""
+        line = _line(Indexed(since=self._indexed, lines=tuple(self._others)))
+        if self._others:  # else the next one covers these lines, too: a reader that goes backwards meets few of them
+            self._indexed, self._others = self._file.seek(0, os.SEEK_END) + self._torn + len(line), {}
+        return line
+
+    def _failed(self, why: str) -> None:
+        if not self._warned:
+            self._warned = True
+            self._warn(f"warning: {self._path} can't be written: {why}; training goes on without its lines")
+
+    def __enter__(self) -> "JsonLines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def _line(event: Event) -> bytes:
+    record = {"time": round(time.time(), 3), "event": type(event).__name__, **asdict(event)}
+    return json.dumps(record).encode() + b"\n"

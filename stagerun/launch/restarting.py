@@ -12,7 +12,7 @@ from stagerun.base.text import count, listed
 from stagerun.launch.folder import Report
 from stagerun.launch.local import too_late, verdict
 from stagerun.launch.remote import Message, Remote
-from stagerun.launch.workers import Orders
+from stagerun.launch.start import Orders
 from stagerun.system import signals
 
 RELEASED_S = 10.0
@@ -71,7 +71,7 @@ def decide(ended: Ended, policy: Policy) -> Finish | Again:
         return Finish(ended.code, ended.text)
     if ended.code == ExitCode.SAVED and not ended.lost:
         came = [name for name in ended.answering if name not in ended.hosts]
-        if not came:  # somebody stopped the workers of a host there
+        if not came:  # someone stopped the workers of a host there
             return Finish(ended.code, ended.text)
         several = len(came) > 1
         says = f"{listed(came)} answer{'' if several else 's'} again: going on with {'them' if several else 'it'}"
@@ -151,7 +151,7 @@ class Asking:
 
     @property
     def impatient(self) -> bool:
-        """Somebody at the keyboard means it."""
+        """Someone at the keyboard means it."""
         return self.numbers.count(signal.SIGINT) > 1
 
 
@@ -185,7 +185,7 @@ class Lived:
         self._lost: dict[str, str] = {}
         self._last_heard = self._slept = 0.0
         self._late = False
-        self._stopped = 0.0  # when the workers were told to stop
+        self._stopped = 0.0  # when the workers were asked to stop
         self._trouble = 0.0  # when something went wrong
         self._hosts: dict[int, str] = {}  # by rank
         first = 0
@@ -263,7 +263,7 @@ class Lived:
         """The others would wait for it."""
         self._trouble = self._trouble or time.monotonic()
         for name in self._waiting:
-            self._remote.send(name, "gone", text=text, watched=self._orders.watched)
+            self._remote.send(name, "gone", text=text, watched=self._orders.limits is not None)
 
     def _end_late(self) -> None:
         """Hosts that are still busy when all time is over. Their agents kill what is late, after a stop and after a worker's end; this is

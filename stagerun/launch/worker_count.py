@@ -1,58 +1,14 @@
-"""What the workers of a job are to do, how many of them a machine has by default, and how many a schedule can have. No torch, but for
-counting several GPUs."""
+"""How many workers a machine has by default, and how many a schedule can have. No torch, but for counting several GPUs."""
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from stagerun.base.errors import DataError, ExitCode, Problem, RecipeError, UsageError, listing
+from stagerun.base.errors import DataError, Problem, RecipeError, UsageError, listing
 from stagerun.base.recipe import Schedule, Stage
 from stagerun.base.text import count
 from stagerun.launch.sharing import default_workers
-from stagerun.launch.stopping import GRACE_S, StopRequest
 from stagerun.system import signals
 from stagerun.system.cores import read
-from stagerun.system.world import World, launched, started_by
-
-# What a worker does: its exit code.
-Job = Callable[[World, StopRequest], int]
-
-
-@dataclass(frozen=True, slots=True)
-class Orders:
-    """What all workers do: `stagerun COMMAND...`, with `threads` each (None: the processors shared evenly). `saves`: there is something to
-    save, within `grace` seconds from a signal, and rank 0 may save when another worker fails. `watched`: they have monitors."""
-
-    command: tuple[str, ...]
-    threads: int | None
-    grace: float = GRACE_S
-    saves: bool = True
-    watched: bool = True
-
-    @property
-    def stopped(self) -> ExitCode:
-        """The exit code of a signal before anything has started."""
-        return ExitCode.SAVED if self.saves else ExitCode.INTERRUPTED
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """How workers are to be bound to cores: `bound` None leaves it to the machine. `threads` of each; None: OMP_NUM_THREADS says it, or the
-    plan does."""
-
-    bound: bool | None = None
-    comm_cores: int | None = None
-    threads: int | None = None
-
-
-def joined(nproc: int | None) -> bool:
-    """Whether a launcher started this process as one of several. UsageError if --nproc says otherwise."""
-    if launched() and nproc is not None:
-        raise UsageError(
-            f"--nproc, but a launcher has started this process as one of several ({started_by()})",
-            "leave --nproc out: the launcher says how many workers there are",
-        )
-    return launched()
 
 
 def devices(schedule: Schedule | None = None) -> int:
@@ -118,6 +74,6 @@ def check_short(schedule: Schedule, workers: int, device_batch: int | None, synt
     missing = [s.path for s in sources if not os.path.exists(s.path)]
     if missing:
         raise DataError(
-            "\n".join(f"{path}: there is no LMDB on this machine" for path in missing),
+            "\n".join(f"{path}: this machine has no such LMDB" for path in missing),
             f"`--synthetic` {does} with made-up images of the same kind",
         )

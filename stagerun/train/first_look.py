@@ -1,105 +1,29 @@
-"""`stagerun run`: what can go wrong is found here, in the first second and without torch; then workers are started, or
-this process is one."""
+"""What `run` finds and prints before workers start: most that can go wrong is found here, in the first second and without torch."""
 
 import shlex
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from stagerun import store
-from stagerun.base.errors import ExitCode, UsageError
+from stagerun.base.errors import ExitCode
 from stagerun.base.events import RunFinished
 from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import Inventory
-from stagerun.command.ending import over_live_line, tell
+from stagerun.command.ending import say
 from stagerun.command.options import arguments
-from stagerun.command.shared import CORES, limits
-from stagerun.language import load
-from stagerun.launch import StopRequest
-from stagerun.launch.options import HostOptions
-from stagerun.launch.work import say, start, watched, work
-from stagerun.launch.workers import Job, check_workers, devices, joined
+from stagerun.launch.worker_count import check_workers
 from stagerun.plan import Plan, State, make_plan, require_fresh
 from stagerun.plan.ensembles import ensembles_text
 from stagerun.plan.hours import render_hours
 from stagerun.plan.render import going_on, render_text
 from stagerun.system import signals
 from stagerun.system.lmdb_file import with_sets
-from stagerun.system.pulse import Limits
-from stagerun.system.world import World
 from stagerun.train import results
-from stagerun.train.command import RunOptions
 from stagerun.train.hours import find_hours
 from stagerun.train.logs.results import ensembles_table, finished_line, results_table
-from stagerun.train.logs.table import in_format, parents, require_evaluation, require_packages
+from stagerun.train.logs.table import in_format, parents, require_evaluation
+from stagerun.train.options import RunOptions
 from stagerun.train.output import DISK
 from stagerun.train.results import require_progress, standing
-
-PROFILED = 10  # iterations of --profile
-
-
-def run_command(options: RunOptions, hosts: HostOptions | None = None) -> int:
-    """The exit code. `hosts`: what --hosts and the options beside it say."""
-    over_live_line()
-    require_packages(options.log)
-    times = limits(options.timeouts)
-    if options.profile is None and options.profile_iterations is not None:
-        raise UsageError("--profile-iterations without --profile", "`--profile FILE` says where to write them")
-    if options.comm_cores is not None and options.bind != CORES:
-        hint = "it says how many cores of a worker are set apart"
-        raise UsageError(f"--comm-cores {options.comm_cores} without --bind cores", hint)
-    store.planned_fault()  # a mistake in it is reported before anything is started
-    if hosts is not None:
-        return _on_hosts(options, hosts, watched=times is not None)
-    job = job_of(options, times)
-    return work(job, options.orders) if joined(options.nproc) else _start(job, options)
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """What makes a run short, to try something: what becomes of the schedule in the files, and batches of the evaluation after a
-    stage."""
-
-    schedule: Callable[[Schedule], Schedule]
-    final_test_iter: int
-
-
-def job_of(options: RunOptions, times: Limits | None, cut: Cut | None = None) -> Job:
-    """What a worker of the run does. `times`: how long it may stay in a section; None: it has no monitor."""
-
-    def job(world: World, stop: StopRequest) -> int:
-        with watched(world, times) as watch:
-            from stagerun.train.run import train
-
-            return train(options, world, stop, watch, tell, cut)
-
-    return job
-
-
-def _start(job: Job, options: RunOptions) -> int:
-    schedule = load(options.folder, options.overrides)
-    nproc = options.nproc or devices(schedule)
-    done = look_first(options, schedule, nproc)
-    return done if done is not None else start(job, options.orders, nproc)
-
-
-def _on_hosts(options: RunOptions, hosts: HostOptions, watched: bool) -> int:
-    # Only here: it compares what data hosts see, and so loads numpy, whose threads others start with signals held.
-    from stagerun.launch.hosts import Task, on_hosts
-
-    schedule = load(options.folder, options.overrides)
-    require_evaluation(options.log, schedule)
-    bundle, folder = hosts.bundle(options.folder)
-    options = replace(options, folder=folder)
-    task = Task(
-        replace(options.orders, watched=watched),
-        {"folder": folder, "overrides": options.overrides, "out": options.out},
-        lambda size: check_workers(schedule, size),
-        {"options": asdict(options)},
-        bundle,
-        again=() if options.retry else ("--retry",),
-    )
-    return on_hosts(task, hosts)
 
 
 def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode | None:
@@ -130,7 +54,7 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
 
 
 def _shortly(plan: Plan, out: Path, options: RunOptions) -> str:
-    """Of a run that goes on; '' of one that starts."""
+    """What is left of a run that goes on; '' for one that starts."""
     if not (text := going_on(plan)):
         return ""
     hours = find_hours(plan, out, None)

@@ -85,7 +85,7 @@ def _failures(run: StageRun) -> tuple[int, int, int]:
 
 
 def parent_id(planned: PlannedStage) -> str:
-    """Of the snapshot that the stage started from; '' for the seed."""
+    """The id of the snapshot that the stage started from; '' for the seed."""
     start = planned.start
     if start is None:
         return ""
@@ -102,7 +102,7 @@ def hand_out(comm: Comm, tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _plateau(run: StageRun) -> PlateauState:
-    """What lr_policy `plateau` goes on from: of the snapshot, from rank 0. Collective. ResumeRefused if it has none, which is no
+    """What lr_policy `plateau` goes on from: of the snapshot, from rank 0. Collective. ResumeRefused if it has none, which doesn't
     matter in a finished stage that was trained by another policy, and is kept as it is."""
 
     def saved() -> dict[str, Any]:

@@ -1,30 +1,65 @@
-"""Being one worker of a job, and starting several on this machine: what `run`, `rehearse` and others have in common."""
+"""The start of a job's workers on this machine, and what one worker does around its job: what `run`, `rehearse` and others have in common."""
 
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import NoReturn
 
-from stagerun.base.errors import Diverged, ExitCode, PeerError, StagerunError, StorageError
-from stagerun.base.text import count, to_nowhere
-from stagerun.command.ending import bug_report, of_surroundings, show, tell
-from stagerun.launch import (
-    StopRequest,
-    bound_note,
-    die_with_launcher,
-    go_there,
-    meet,
-    place_note,
-    report,
-    run_workers,
-)
+from stagerun.base.errors import Diverged, ExitCode, PeerError, StagerunError, StorageError, UsageError
+from stagerun.base.text import count
+from stagerun.command.ending import bug_report, of_surroundings, tell
+from stagerun.launch.ancestors import bound_note
+from stagerun.launch.folder import report
+from stagerun.launch.local import run_workers
+from stagerun.launch.meeting import go_there, meet, place_note
+from stagerun.launch.stopping import GRACE_S, StopRequest, die_with_launcher
 from stagerun.launch.watch.worker import Monitored, monitored
-from stagerun.launch.workers import Job, Orders
 from stagerun.system.host import open_files
 from stagerun.system.pulse import Limits
-from stagerun.system.world import World, default_threads, from_environment, give_threads, rank_said, torchrun_note
+from stagerun.system.world import (
+    World,
+    default_threads,
+    from_environment,
+    give_threads,
+    launched,
+    rank_said,
+    started_by,
+    torchrun_note,
+)
+
+# What a worker does: its exit code. Its monitor is None where the orders have no limits.
+Job = Callable[[World, StopRequest, Monitored | None], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What all workers do: `stagerun COMMAND...`, with `threads` each (None: the processors shared evenly). `saves`: there is something to
+    save, within `grace` seconds from a signal, and rank 0 may save when another worker fails. `limits`: how long a worker may stay in a
+    section; None: it has no monitor."""
+
+    command: tuple[str, ...]
+    threads: int | None
+    grace: float = GRACE_S
+    saves: bool = True
+    limits: Limits | None = None
+
+    @property
+    def stopped(self) -> ExitCode:
+        """The exit code of a signal before anything has started."""
+        return ExitCode.SAVED if self.saves else ExitCode.INTERRUPTED
+
+
+def joined(nproc: int | None) -> bool:
+    """Whether a launcher started this process as one of several. UsageError if --nproc says otherwise."""
+    if launched() and nproc is not None:
+        raise UsageError(
+            f"--nproc, but a launcher has started this process as one of several ({started_by()})",
+            "leave --nproc out: the launcher says how many workers there are",
+        )
+    return launched()
 
 
 def start(job: Job, orders: Orders, nproc: int) -> int:
@@ -50,14 +85,6 @@ def _require_files(nproc: int) -> None:
         )
 
 
-def say(text: str) -> None:
-    """Prints. Where no one reads any more (`stagerun run ... | head`), training goes on all the same."""
-    try:
-        show(text)
-    except OSError:
-        to_nowhere(sys.stdout)
-
-
 def work(job: Job, orders: Orders) -> int:
     """One worker, whoever started it. Reports to a launcher of ours how it ended, or else to the terminal."""
     # Without anything to save, no one waits.
@@ -73,7 +100,7 @@ def work(job: Job, orders: Orders) -> int:
         if rank == 0 and world.size > 1:
             tell(bound_note(world.local_size, world.launcher))
             tell(torchrun_note())
-        code, text = job(world, stop), ""
+        code, text = _watched(job, world, stop, orders.limits), ""
     except Diverged as error:  # the ranks agree on the loss, so all raise it, and one says so
         code, text = int(error.exit_code), "" if rank else error.render()
     except StagerunError as error:
@@ -89,13 +116,12 @@ def work(job: Job, orders: Orders) -> int:
     return code
 
 
-@contextmanager
-def watched(world: World, limits: Limits | None) -> Iterator[Monitored | None]:
-    """Within it this worker has a monitor, which says first who is gone where a PeerError follows from it; none without `limits`. Before
-    torch is imported, which may take long."""
+def _watched(job: Job, world: World, stop: StopRequest, limits: Limits | None) -> int:
+    """The job, with a monitor, which says first who is gone where a PeerError follows from it. The monitor watches before the job imports
+    torch, which may take long."""
     with monitored(world, limits, lambda text: tell(f"rank {world.rank}: {text}" if world.rank else text)) as watch:
         try:
-            yield watch
+            return job(world, stop, watch)
         except PeerError as error:
             if watch is not None:
                 watch.explain(error)
@@ -114,6 +140,6 @@ def _leave(code: int) -> NoReturn:
         if thread.name == "snapshot":  # of `train.snapshotter`
             thread.join()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # nobody reads any more
+        with suppress(OSError):  # no one reads any more
             stream.flush()
     os._exit(code)
