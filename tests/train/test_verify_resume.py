@@ -35,9 +35,18 @@ from stagerun.plan.rehearsal import enough_logical_workers, interruptible
 from stagerun.store import lock
 from stagerun.store.throw_away import claim
 from stagerun.tools.verify_resume import command as verifying
-from stagerun.tools.verify_resume.interruption import Compared, Course, compare_logs, course_of, promises, went_on
-from stagerun.tools.verify_resume.verdict import Ends, Lived, VerifyOptions, as_record, render
-from stagerun.tools.verify_resume.victim import KILLS, STOP, Stroke, strokes
+from stagerun.tools.verify_resume.interruption import KILLS, STOP, Course, Stroke, course_of, strokes
+from stagerun.tools.verify_resume.verdict import (
+    Compared,
+    Ends,
+    Lived,
+    VerifyOptions,
+    as_record,
+    compare_logs,
+    promises,
+    render,
+    went_on,
+)
 from stagerun.train.log_tail import Tail
 
 

@@ -18,8 +18,16 @@ from stagerun.command.options import argument, command, flag, option
 from stagerun.language.build import completed
 from stagerun.plan.counting import under
 from stagerun.store.write import writing
-from stagerun.tools.report import compare_tables, tables
-from stagerun.tools.report.compare import groups, lead, title
+from stagerun.tools.report import tables
+from stagerun.tools.report.compare import (
+    differences_table,
+    groups,
+    lead,
+    ranking_table,
+    seeds_table,
+    title,
+    workers_table,
+)
 from stagerun.tools.report.curves import most
 from stagerun.tools.report.history import History, Run, StageHistory, notes
 from stagerun.tools.report.read_log import LOG, is_schedule, read_log
@@ -38,8 +46,8 @@ TABLES: dict[str, Callable[[Sequence[Run]], Table]] = {
     "epoch": tables.epochs_table,
     "life": tables.lives_table,
     "ensemble": tables.ensembles_table,
-    "seed": compare_tables.seeds_table,
-    "workers": compare_tables.workers_table,
+    "seed": seeds_table,
+    "workers": workers_table,
 }
 
 
@@ -251,17 +259,15 @@ def _from_another(
 
 def _written(runs: Sequence[Run], options: ReportOptions, form: str) -> str:
     if form in DELIMITERS:
-        table = (
-            compare_tables.differences_table(runs) if options.diff else _table(runs, options.by or "stage", options.op)
-        )
+        table = differences_table(runs) if options.diff else _table(runs, options.by or "stage", options.op)
         return separated(table, DELIMITERS[form])
     summary, details = ([_table(runs, options.by, options.op)], []) if options.by else _all(runs)
     if options.diff:
-        details.append(compare_tables.differences_table(runs))
+        details.append(differences_table(runs))
     if form == "html":
         from stagerun.tools.report.page import page
 
-        return page(title(runs), lead(runs), runs, compare_tables.ranking_table(runs), summary, details, notes(runs))
+        return page(title(runs), lead(runs), runs, ranking_table(runs), summary, details, notes(runs))
     return document(
         title(runs), lead(runs), [*summary, *details], notes(runs), None if options.output else text.terminal()
     )
@@ -277,9 +283,9 @@ def _all(runs: Sequence[Run]) -> tuple[list[Table], list[Table]]:
     if any(run.history.ensembles for run in runs):
         summary.append(tables.ensembles_table(runs))
     if any(len(group.runs) > 1 for group in groups(runs)):
-        summary.append(compare_tables.seeds_table(runs))
+        summary.append(seeds_table(runs))
     if len({life.workers for run in runs for life in run.history.lives}) > 1:
-        summary.append(compare_tables.workers_table(runs))
+        summary.append(workers_table(runs))
     if any(len(run.history.lives) > 1 for run in runs):
         details.append(tables.lives_table(runs))
     return summary, details

@@ -22,26 +22,21 @@ from stagerun.store.throw_away import claim
 from stagerun.system import signals
 from stagerun.system.world import default_threads, launched, started_by
 from stagerun.tools.report.read_log import LOG
-from stagerun.tools.verify_resume.interruption import (
-    Compared,
-    Course,
-    Moment,
-    compare_logs,
-    course_of,
-    promises,
-    went_on,
-)
+from stagerun.tools.verify_resume.interruption import LOOK_S, Course, Moment, Stroke, Victim, course_of, strike, strokes
 from stagerun.tools.verify_resume.verdict import (
+    Compared,
     Ends,
     Lived,
     Verdict,
     VerifyOptions,
     as_record,
+    compare_logs,
     ends_of,
     life_line,
+    promises,
     render,
+    went_on,
 )
-from stagerun.tools.verify_resume.victim import LOOK_S, Stroke, Victim, strike, strokes
 from stagerun.train.log_tail import Tail
 from stagerun.train.prepare import Cut, RunOptions, job_of
 

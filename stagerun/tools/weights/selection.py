@@ -120,6 +120,6 @@ def _newest(out: Path, inventory: Inventory) -> tuple[dict[str, SnapshotRef], di
     ends: dict[str, SnapshotRef] = {}
     for name in stages:
         for ref in inventory.of(name):  # oldest first
-            if ref.identity.get("solver.max_iter") == str(ref.iter):
+            if ref.ends_stage:
                 ends[name] = ref
     return ends, {name: "half trained" for name in stages if name not in ends}
