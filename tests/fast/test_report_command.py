@@ -43,6 +43,13 @@ def test_process_lives(tmp_path: Path) -> None:
     assert float(rows(tmp_path / "out", "--by", "run")[0]["wall_seconds"]) == 9 + 3 + 2
 
 
+def test_top5_of_five_classes_is_for_programs_alone(tmp_path: Path) -> None:
+    for classes in (5, 6):
+        out = Story(tmp_path / str(classes), model__num_classes=str(classes)).whole(0.5, 0.6, 0.7).out
+        assert ("top-5" in report(out).stdout) is (classes == 6)
+        assert rows(out)[0]["top5"] == "0.9"
+
+
 def test_what_stays_of_a_log_is_thin_and_its_tables_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(STAGES, "init", (3000, 0.1))
     story = Story(tmp_path / "out").begin()

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stagerun.base.events import EnsembleTested, Tested
 from stagerun.tools.report.history import History, Life, Run, Span, StageHistory, start_in_words
@@ -94,7 +94,15 @@ def stages_table(runs: Sequence[Run]) -> Table:
         "train loss: mean over the last iterations, 100 at most; gain: top-1 against the stage it started from, in "
         "percentage points; time: of training, without evaluation and without what was done again"
     )
-    return Table("Stages", tuple(column for column, _ in _STAGES), rows, (note,))
+    return Table("Stages", _with_top5(runs, [column for column, _ in _STAGES]), rows, (note,))
+
+
+def _with_top5(runs: Sequence[Run], columns: Sequence[Column]) -> tuple[Column, ...]:
+    """The columns, that of top-5 for programs alone where the networks have no more than five classes to choose from."""
+    found = {identity.get("model.num_classes", "") for run in runs for identity in run.identities.values()}
+    if not found or not found <= {"1", "2", "3", "4", "5"}:
+        return tuple(columns)
+    return tuple(replace(column, title="") if column.key == "top5" else column for column in columns)
 
 
 def _last_word(run: Run, life: Life) -> str:
@@ -158,7 +166,9 @@ def ensembles_table(runs: Sequence[Run]) -> Table:
             notes.append(
                 f"{run.label}: evaluated with {', '.join(found)}; the other tables show what these stages were trained to later"
             )
-    return Table("Ensembles", _ENSEMBLES, rows, tuple(notes) if rows else ("no ensemble was evaluated",))
+    return Table(
+        "Ensembles", _with_top5(runs, _ENSEMBLES), rows, tuple(notes) if rows else ("no ensemble was evaluated",)
+    )
 
 
 def _ensemble_rows(run: Run, tested: EnsembleTested) -> Iterator[tuple[Value, ...]]:

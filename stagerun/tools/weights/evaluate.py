@@ -15,12 +15,13 @@ from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, flag, option
 from stagerun.command.shared import Ema, ForwardBatch, Json, OwnThreads, Views
 from stagerun.system.world import World, default_threads
-from stagerun.tools.weights.selection import Chosen, choose
+from stagerun.tools.weights.selection import SETS, Chosen, choose
 
 if TYPE_CHECKING:
     from stagerun.data.records import LmdbSource
     from stagerun.engine.images import Batch
     from stagerun.tools.weights.confusion import Confusion
+    from stagerun.train.stored import Stored
 
 _MOST_MISTAKES, _TILE = 60, 112  # pictures of a sheet, and the side of one in pixels
 
@@ -125,7 +126,7 @@ def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
             continue
         rows.append(row)
         if not options.as_json:
-            show("\n".join([_line(row), *lines]))
+            show("\n".join(lines))
     if options.as_json and rows:
         failed = [{"snapshot": name, "error": error.message} for name, error in errors.items()]
         show(json.dumps({"evaluations": rows, "failed": failed}, indent=1))
@@ -134,7 +135,7 @@ def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
 
 
 def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -> tuple[dict[str, Any], list[str]]:
-    """An object for JSON, and the lines of `per_class`."""
+    """An object for JSON, and the lines for people."""
     from stagerun.engine.evaluate import Views as ViewsOf
     from stagerun.train.evaluating import Wanted, score, use_schedule
     from stagerun.train.stored import open_snapshot
@@ -143,7 +144,11 @@ def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -
     stored = open_snapshot(folder)
     stage = chosen.stages.get(folder.name, stored.ref.stage)
     if chosen.schedule is not None:
-        stored = use_schedule(stored, chosen.schedule, stage)
+        as_run, stored = stored, use_schedule(stored, chosen.schedule, stage)
+        if changes := _changes(as_run, stored):
+            tell(
+                f"note: {stage} is evaluated as the schedule says now, not as in the run: {', '.join(changes)}; {SETS}"
+            )
     val = stored.schedule.data.val
     wanted = Wanted(views=ViewsOf(options.views), data=options.data, batch=options.device_batch, ema=options.ema)
     answers = Answers()
@@ -161,10 +166,26 @@ def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -
         **asdict(found),
         "seconds": time.monotonic() - started,
     }
+    number = stored.schedule.model.num_classes
+    line = _line(row, number)
     if not options.per_class:
-        return row, []
-    classes, lines = _per_class(stored.ref.name, data, stored.schedule.model.num_classes, answers, options.output)
-    return row | {"classes": classes}, lines
+        return row, [line]
+    classes, lines = _per_class(stored.ref.name, data, number, answers, options.output)
+    return row | {"classes": classes}, [line, *lines]
+
+
+def _changes(as_run: "Stored", now: "Stored") -> list[str]:
+    """In what an evaluation differs from the run's, of the snapshot's recipe and with the schedule of today."""
+    from stagerun.language.values import differing, text
+
+    found = [*differing(as_run.stage.solver, now.stage.solver, "")]
+    found += differing(as_run.schedule.data.val, now.schedule.data.val, "data.val")
+    # Where the images are is no business of the recipe; which ones they are, data.val.images and the run itself look at.
+    return [
+        f"{key.lstrip('.')} {text(was)} -> {text(new)}"
+        for key, was, new in found
+        if not key.endswith((".path", ".source"))
+    ]
 
 
 def _per_class(
@@ -219,10 +240,12 @@ def _shown(batches: "Iterable[Batch]", count: int, name: str) -> "Iterable[Batch
         yield from bar.track(batches, total=count, description=name)
 
 
-def _line(row: dict[str, Any]) -> str:
+def _line(row: dict[str, Any], classes: int) -> str:
+    """Without top-5 where a network has no more than five classes to choose from."""
     how = {"one": "", "flip": ", image and mirror", "10crop": ", 10 crops"}[row["views"]]
     weights = ", averaged weights" if row["ema"] else ""
+    top5 = f"top-5 {100 * row['top5']:.2f} %, " if classes > 5 else ""
     return (
-        f"{row['snapshot']}{weights}{how}: top-1 {100 * row['top1']:.2f} %, top-5 {100 * row['top5']:.2f} %, "
+        f"{row['snapshot']}{weights}{how}: top-1 {100 * row['top1']:.2f} %, {top5}"
         f"loss {row['loss']:.4f} on {row['images']} images in {duration(row['seconds'])}"
     )
