@@ -54,7 +54,9 @@ class ScalingOptions:
         default=MISSING,
     )
     stage: str | None = option("--stage STAGE", "Which stage's training.  [default: the first]")
-    iterations: int = option("--iterations N", "Of a turn, after one that is not counted.", least=1, default=5)
+    iterations: int = option(
+        "--iterations N", "Iterations of a turn, after one that is not counted.", least=1, default=5
+    )
     rounds: int = option("--rounds N", "Turns for each number of workers.", least=1, default=3)
     synthetic: Synthetic = False
     threads: int | None = option(

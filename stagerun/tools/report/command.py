@@ -1,4 +1,4 @@
-"""`stagerun report`: output folders are looked at, and what was found is written as asked."""
+"""`stagerun report`: looks at output folders, and writes what it found as asked."""
 
 import os
 import time
@@ -132,7 +132,7 @@ def _check(options: ReportOptions, form: str) -> None:
 
 
 def _with_a_log(outs: tuple[str, ...]) -> tuple[str, ...]:
-    """Without folders in which nothing was run yet, `out/*` may hold such; all of them if there are no others."""
+    """Drops folders in which nothing was run yet, which `out/*` may match; keeps all if there are no others."""
     empty = [
         out for out in outs if os.path.isdir(out) and not is_schedule(Path(out)) and not os.path.exists(Path(out) / LOG)
     ]
@@ -188,8 +188,8 @@ _WORDS = {
 
 
 def _word(out: Path, past: History) -> tuple[bool, str]:
-    """Whether the run is alive, and what `status` says of it where its log doesn't: it need not be asked where nothing holds the
-    folder and the log has an end."""
+    """Whether the run is alive, and what `status` says of it where its log doesn't. `status` isn't needed where nothing holds
+    the folder and the log has an end."""
     if past.lives and past.lives[-1].end and store.holder(out) is None:
         return False, ""
     found = look(Target(out), time.time())
@@ -199,7 +199,7 @@ def _word(out: Path, past: History) -> tuple[bool, str]:
 
 
 def _refs(inventory: Inventory, stage: StageHistory) -> list[SnapshotRef]:
-    """The stage's snapshots, oldest first, but for those from before it began anew."""
+    """The stage's snapshots, oldest first, without those from before it started over."""
     return [ref for ref in inventory.of(stage.name) if ref.attempt > stage.older]
 
 
@@ -211,7 +211,7 @@ def _end(inventory: Inventory, stage: StageHistory) -> SnapshotRef | None:
 
 
 def _with_result(out: Path, stage: StageHistory, inventory: Inventory) -> StageHistory:
-    """A log on a full disk may have lost the line that the stage was finished; its result is a file, too."""
+    """Takes the result from its file where the log, on a full disk, has lost the line that the stage was finished."""
     if stage.finished is None:
         for ref in reversed(_refs(inventory, stage)):
             result = read_result(out, ref)
@@ -250,7 +250,7 @@ def _from_another(
     there = [ref.id for ref in _refs(inventory, parent) if ref.iter == place]
     if end is not None and there:
         return end.parent not in there
-    # What it started from is gone, or not made again yet: that says nothing, but that the parent began anew since does.
+    # What it started from is gone, or not made again yet, which says nothing. That the parent has started over since says it.
     return stage.parent_attempt <= parent.older
 
 
@@ -278,7 +278,7 @@ def _table(runs: Sequence[Run], by: str, op: str | None) -> Table:
 
 
 def _all(runs: Sequence[Run]) -> tuple[list[Table], list[Table]]:
-    """The tables that say something about these runs: what came out, and how."""
+    """The tables that say something about these runs: results, then details."""
     summary, details = [tables.runs_table(runs)], [tables.stages_table(runs)]
     if any(run.history.ensembles for run in runs):
         summary.append(tables.ensembles_table(runs))

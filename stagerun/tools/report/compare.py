@@ -52,7 +52,7 @@ class Group:
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
-    """In running order of the first run that has the stage; runs that have not finished it are not in it."""
+    """In the running order of the first run that has the stage. Runs that have not finished it are left out."""
     members: dict[tuple[object, ...], list[tuple[Run, StageHistory]]] = {}
     names = dict.fromkeys(stage.name for run in runs for stage in run.history.stages)
     for name in names:
@@ -93,8 +93,8 @@ def ensemble_groups(runs: Sequence[Run]) -> list[list[tuple[Run, EnsembleTested]
 
 
 def _made_from(run: Run, tested: EnsembleTested) -> tuple[object, ...]:
-    """What must be equal for runs to have evaluated the same ensemble. Where that can't be known (it was made from other snapshots
-    than its stages have ended with, or from ones that are gone) it is like no other."""
+    """What must be equal for runs to have evaluated the same ensemble. Where that can't be known, it is like no other: it was made
+    from snapshots that its stages didn't end with, or that are gone."""
     stages = [run.history.stage(name) for name in tested.members]
     recipes = [None if stage is None else recipe_but_seeds(run, stage) for stage in stages]
     if None in recipes or None in run.alone(tested) or run.earlier(tested):
@@ -135,8 +135,8 @@ class Difference:
 
 
 def differences(runs: Sequence[Run]) -> list[Difference]:
-    """What the runs were not alike in, of what their logs and snapshots say: fields of the recipe and of the
-    environment, stages with the same values put together. A run in which a stage has no snapshot has '?' there.
+    """What differs between the runs, as far as their logs and snapshots say: fields of the recipe and of the
+    environment. Stages with the same values are put together. A run in which a stage has no snapshot has '?' there.
     """
     found = [
         Difference("schedule", what, "", values)
@@ -187,7 +187,7 @@ def _facts(run: Run, stage: StageHistory | None) -> dict[tuple[str, str], str]:
 
 # -- the first lines of a report: what came out, in words
 
-# A title names so many runs.
+# A title names this many runs at most.
 MOST_NAMES = 8
 
 
@@ -221,7 +221,7 @@ def _sentence(group: Group) -> str:
 
 
 def _ensembles(runs: Sequence[Run]) -> list[str]:
-    """A sentence for each ensemble, those of runs that differ by seed alone put together."""
+    """A sentence for each ensemble. Those of runs that differ only by seed are put together."""
     found = []
     together = ensemble_groups(runs)
     for group in together:
@@ -237,7 +237,7 @@ def _ensembles(runs: Sequence[Run]) -> list[str]:
 
 
 def _earlier(group: Sequence[tuple[Run, EnsembleTested]]) -> str:
-    """That it was made of what its members were, where they, or what they follow from, have been trained on since."""
+    """Words for an ensemble whose members, or what they follow from, have been trained on since; else ''."""
     labels = [run.label for run, tested in group if not run.stale.isdisjoint(tested.members)]
     if not labels:
         return ""
@@ -437,7 +437,7 @@ def differences_table(runs: Sequence[Run]) -> Table:
     rows = tuple((d.kind, d.field, d.stages, *d.values) for d in differences(runs))
     without = {run.label: [s.name for s in run.history.stages if s.name not in run.identities] for run in runs}
     missing = [f"{label} ({', '.join(gone)})" for label, gone in without.items() if gone]
-    notes = [] if rows else ["nothing differed, of what the logs and snapshots say"]
+    notes = [] if rows else ["nothing differs, as far as the logs and snapshots say"]
     if missing:
-        notes.append(f"?: there is no snapshot that would show the recipe: {'; '.join(missing)}")
+        notes.append(f"?: no snapshot shows the recipe: {'; '.join(missing)}")
     return Table("Differences", tuple(columns), rows, tuple(notes))

@@ -11,12 +11,12 @@ from stagerun.tools.report.table import RUN, Cells, Column, Table, Value, table_
 
 
 def _end(name: str) -> Callable[[Run, StageHistory], Value]:
-    """A field of a stage's result; None before it has one."""
+    """Returns a field of a stage's result; None before it has one."""
     return lambda run, stage: getattr(stage.finished, name, None)
 
 
 def _now(name: str) -> Callable[[Run, StageHistory], Value]:
-    """A field of a stage's result; before it has one, of what was trained so far."""
+    """Returns a field of a stage's result; before it has one, of what was trained so far."""
     return lambda run, stage: getattr(stage.finished or stage.trained, name, None)
 
 
@@ -42,7 +42,7 @@ _RUNS: Cells = (
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
-    """One row per run, and per end where the schedule has branches; one of a run that has done nothing, too."""
+    """One row per run, or per end where the schedule has branches. A run that has done nothing has a row too."""
     ends = [(run, end) for run in runs for end in run.leaves() or [StageHistory(name="")]]
     note = (
         "training: of the end and the stages before it on its path; "
@@ -113,7 +113,7 @@ def _last_word(run: Run, life: Life) -> str:
 _LIVES: Cells = (
     (RUN, lambda run, life: run.label),
     (Column("life", "life", "count"), lambda run, life: life.number),
-    (Column("begun", "begun (UTC)", "moment"), lambda run, life: life.began),
+    (Column("begun", "started (UTC)", "moment"), lambda run, life: life.began),
     (Column("start", "at", "text"), lambda run, life: life.start),
     (Column("workers", "workers", "count"), lambda run, life: life.workers or None),
     (Column("threads", "threads", "count"), lambda run, life: life.threads or None),
@@ -133,7 +133,7 @@ _LIVES: Cells = (
 def lives_table(runs: Sequence[Run]) -> Table:
     """One row per process life."""
     note = (
-        "done again: iterations of it that a later life had to repeat, or that `--redo` began anew, and those by which a branch got "
+        "done again: iterations of it that a later life had to repeat, or that `--redo` started over, and those by which a branch got "
         "the snapshot that it starts from once more"
     )
     return table_of("Process lives", _LIVES, ((run, life) for run in runs for life in run.history.lives), note)

@@ -225,7 +225,7 @@ def _before(task: RunOptions) -> str | None:
 
 
 def _free(out: Path) -> None:
-    """Returns when no lock says that the folder is held. FolderInUseError after a while."""
+    """Waits until no lock holds the folder. FolderInUseError after a while."""
     end = time.monotonic() + _FOLDER_S
     while (holder := store.holder(out)) is not None:
         if time.monotonic() > end:
@@ -290,7 +290,7 @@ _HURRY_S = 5.0
 
 
 class Commanded:
-    """What of the command is under way, and the signals that this process gets. Handlers, and no blocked signals: what is started
+    """The command under way, and the signals that this process gets. Handlers, and no blocked signals: what is started
     would inherit these."""
 
     def __init__(self) -> None:
@@ -303,8 +303,8 @@ class Commanded:
             signal.signal(number, self._handle)
 
     def run(self, command: Sequence[str]) -> int:
-        """Its exit code. In a session of its own: a Ctrl-C at the terminal would reach the launcher, too, which may kill for
-        it."""
+        """Runs it in a session of its own; returns its exit code. A Ctrl-C at the terminal would else reach the launcher too, which may
+        kill its ranks for it."""
         try:
             with signals.held():  # one that comes now finds the process
                 self._process = subprocess.Popen(
@@ -324,7 +324,7 @@ class Commanded:
         return code
 
     def wait(self, seconds: float) -> bool:
-        """Whether there was a signal meanwhile."""
+        """Waits; returns whether there was a signal meanwhile."""
         end = time.monotonic() + seconds
         while self.asked is None and time.monotonic() < end:
             time.sleep(_LOOK_S)
@@ -363,7 +363,7 @@ class Commanded:
 
 
 def _ask_to_end(pid: int, asked: set[Process]) -> bool:
-    """Has what the process has come to save and end, each launcher or run once. Whether there is one."""
+    """Asks what the process has become to save and end, each launcher or run once. Returns whether there is one."""
     found = to_be_told(pid)
     if found is not None and found[0] not in asked:
         asked.add(found[0])

@@ -83,7 +83,7 @@ class SbatchOptions:
     )
     images_per_second: float | None = option(
         "--images-per-second N",
-        "Speed of training of the whole job, to tell the number of allocations.  [default: as the last run or rehearsal here]",
+        "Speed of training of the whole job, to estimate the number of allocations.  [default: as the last run or rehearsal here]",
         type=FiniteRange(SLOWEST, FASTEST),
     )
     output: str | None = option(
@@ -165,7 +165,7 @@ def _require_sense(options: SbatchOptions, task: RunOptions, hosts: HostOptions)
 
 
 def _look(options: SbatchOptions, task: RunOptions) -> tuple[Schedule, Plan, Path]:
-    """What is to be done, after all that `run` would refuse before it starts its workers."""
+    """Refuses what `run` would refuse before it starts its workers; returns what is to be done."""
     require_least(RunOptions, asdict(task))
     require_packages(task.log)
     limits(task.timeouts)
@@ -231,7 +231,7 @@ def _length(options: SbatchOptions, plan: Plan, out: Path) -> str:
     each = f"of {duration(options.time)}, the last {duration(options.seconds_before)} of which are for saving"
     hours = find_hours(plan, out, options.images_per_second)
     if hours is None or any(p.stage.name not in hours.speeds for p in plan.work):
-        rehearse = f"`stagerun rehearse {options.folder}` or --images-per-second would tell"
+        rehearse = f"`stagerun rehearse {options.folder}` or --images-per-second would show it"
         return f"Allocations {each}; how many is not known: {rehearse}."
     together = ensembles_left(plan.schedule, results.planned_ensembles(plan, out), hours.speeds)
     found = find_budget(plan, hours, options.time - options.seconds_before, together)
@@ -259,7 +259,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def _submit(batch: "Batch", text: str, task: RunOptions) -> None:
-    """Has the script queued, and says what to type next. UsageError with sbatch's own words."""
+    """Queues the script, and says what to type next. UsageError with sbatch's own words."""
     try:
         done = subprocess.run(["sbatch", "--parsable"], input=text, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -419,7 +419,7 @@ again() {
     fi
 }
 
-# Slurm ends the job. At the time limit, of which the ranks were told before, it goes on all the same; what was cancelled, preempted or
+# Slurm ends the job. At the time limit, which the ranks were warned of, it goes on all the same; what was cancelled, preempted or
 # requeued is not for this script to decide. The ranks have KillWait seconds (slurm.conf) to save.
 ends() {
     ended=yes

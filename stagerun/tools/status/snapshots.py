@@ -240,10 +240,10 @@ def _set_aside(out: Path) -> list[Found]:
 
 
 def tend(target: Target, wishes: Wishes) -> list[str]:
-    """Does it all, or, where something is wrong with any of it, nothing; what was done, a line each. Should the disk fail amid it,
-    or a pin come in between, what was done until then is printed before the error.
+    """Does it all, or nothing where any of it is wrong. Returns what was done, a line each. If the disk fails halfway, or a pin comes
+    in between, what was done until then is printed before the error.
 
-    UsageError for a name that is none, ResumeRefused for what is pinned or needed, FolderInUseError to drop beside a run;
+    UsageError for an unknown name, ResumeRefused for what is pinned or needed, FolderInUseError to drop beside a run;
     StorageError, PermissionDenied.
     """
     out = target.out
@@ -261,7 +261,7 @@ def tend(target: Target, wishes: Wishes) -> list[str]:
         return _do(out, wishes)
     with store.Lock(out, optional=True) as lock:
         store.require_free(DISK, out, lock.held)
-        # No run has it, so no one adds or deletes one between the look and the deed.
+        # No run holds the folder, so no snapshot appears or goes between the look and the deed.
         inventory = store.inventory(DISK, out)
         _refuse_pinned(wishes, store.pins(DISK, out))
         lost = _lost(target.schedule, inventory, wishes.drop)
@@ -311,8 +311,8 @@ def _drop(out: Path, names: Collection[str]) -> Iterator[str]:
 
 
 def _drop_result(out: Path, place: store.Place) -> None:
-    """That of a snapshot which is gone: a later process life that came to number its attempts alike would find a result that is
-    none of its own."""
+    """Deletes the result of a snapshot that is gone. Else a later process life with the same attempt numbers would find it and
+    take it for its own."""
     name = store.snapshot_name(*place)
     if os.path.exists(snapshots_folder(out) / name):
         return
@@ -361,8 +361,8 @@ def needed(inventory: Inventory, drop: Collection[str]) -> list[str]:
 
 
 def lost_in(schedule: Schedule, inventory: Inventory, drop: Collection[str]) -> list[str]:
-    """What the schedule would lose: iterations to be trained again, and places that its stages start from. Of a stage that is
-    disabled, or was edited since, what `needed` names: the plan counts none of it now, and will once that is taken back. Pure."""
+    """What the schedule would lose: iterations to be trained again, and places that its stages start from. For a stage that is
+    disabled, or was edited since, what `needed` names: the plan doesn't count it now, but will once that is taken back. Pure."""
     before, after = make_plan(schedule, inventory), make_plan(schedule, _without(inventory, drop))
     reasons = []
     for was, now in zip(before.stages, after.stages, strict=True):

@@ -145,7 +145,7 @@ class _Words:
             raise self.refuse(f"`{word}` is not a list of CPUs", "write 0-23 or 0,2,4-7") from None
 
     def positive(self, text: str, kind: str, hint: str) -> float:
-        """The number that `text`, the word that was read last or a part of it, stands for."""
+        """`text`, the word that was read last or a part of it, as a number."""
         try:
             value = float(text)
         except ValueError:
@@ -170,7 +170,9 @@ class _Reader:
         if number in self.sockets:
             raise words.refuse(f"node {number} is there twice")
         self.sockets[number] = len(self.nodes)
-        self.nodes.append(Node(number))  # already: a mistake in what follows is none in the lines below
+        self.nodes.append(
+            Node(number)
+        )  # already here: a mistake in what follows must not cause others in the lines below
         if words.take("socket"):
             self.sockets[number] = words.number("the socket's number")
         if words.take("memory"):

@@ -67,7 +67,7 @@ class Course:
 
 
 def course_of(events: Timed) -> Course:
-    """The course in the log of one life that trained a whole schedule. ValueError if it is not."""
+    """The course in the log of one life that trained a whole schedule. Raises ValueError for any other log."""
     started = [moment for moment, event in events if isinstance(event, RunStarted)]
     ended = [moment for moment, event in events if isinstance(event, RunFinished)]
     if len(started) != 1 or len(ended) != 1:
@@ -192,7 +192,7 @@ STOP = Stroke("the launcher", signal.SIGTERM, frozenset({int(ExitCode.SAVED)}))
 
 
 def strokes(number: int, rng: random.Random) -> list[Stroke]:
-    """In random order; one of five is a stop, and one of two or more."""
+    """In random order. One in five is a stop, and at least one of two or more."""
     stops = max(1, number // 5) if number > 1 else 0
     found = [KILLS[i % len(KILLS)] for i in range(number - stops)] + [STOP] * stops
     rng.shuffle(found)
@@ -200,7 +200,7 @@ def strokes(number: int, rng: random.Random) -> list[Stroke]:
 
 
 def strike(life: Victim, stroke: Stroke, rng: random.Random) -> str:
-    """Sends the signal; what was hit, in words, and '' if nothing lived any more."""
+    """Sends the signal. Returns in words what it hit, '' if nothing lived any more."""
     own, workers = life.process.pid, life.workers()
     alone = list(workers.values()) == [own]
     name = "the run" if alone else stroke.target

@@ -1,4 +1,4 @@
-"""What `verify-resume` was asked for, what an interrupted run is compared by, and how the answer reads."""
+"""The options of `verify-resume`, what an interrupted run is compared by, and how the answer reads."""
 
 import hashlib
 import json
@@ -67,7 +67,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Those of a finished run. `environment`: what its bits depend on besides the schedule (snapshots.SnapshotRef)."""
+    """The ends of a finished run. `environment`: what its bits depend on besides the schedule (snapshots.SnapshotRef)."""
 
     stages: dict[str, End]
     ensembles: dict[str, tuple[float | None, ...]]
@@ -121,8 +121,8 @@ class Compared:
 
 
 def compare_logs(straight: Timed, other: Timed) -> Compared:
-    """Each loss, each failure (`on_nan`) and each evaluation that `other` tells, which may tell one several times: what was trained
-    again. A log may lack some, those between the last event and a kill.
+    """Compares each loss, each failure (`on_nan`) and each evaluation in `other`, which may have one several times: what was trained
+    again. A log may lack those between the last event and a kill.
 
     An evaluation says nothing of its images: where `straight` was there several times, with a rollback in between, each will do."""
     wanted: dict[_Place, list[_Numbers]] = {}
@@ -174,7 +174,7 @@ def _text(numbers: _Numbers) -> str:
 
 
 def went_on(events: Timed) -> bool:
-    """Whether the life of which these are began with what another had left on disk, and not from the seed."""
+    """Whether the life with these events started from what another had left on disk, and not from the seed."""
     for _, event in events:
         if isinstance(event, StageStarted | PieceStarted):
             return event.iter > 0 or not event.start.startswith("seed ")
@@ -184,7 +184,7 @@ def went_on(events: Timed) -> bool:
 
 
 def promises(events: Timed) -> list[str]:
-    """What the run has said about the bits of what it went on from."""
+    """What the run said about the bits that it went on from."""
     return [event.text for _, event in events if isinstance(event, Note) and ("BIT-EXACT" in event.text)]
 
 

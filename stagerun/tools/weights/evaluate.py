@@ -1,4 +1,4 @@
-"""`stagerun eval`: what is printed. Torch is imported once it is clear what to evaluate."""
+"""`stagerun eval`: evaluates snapshots and prints the numbers. Torch is imported once it is clear what to evaluate."""
 
 import json
 import sys
@@ -47,7 +47,7 @@ def evaluate(
     out: str | None = option(
         "--out FOLDER", "Output folder of DIR, or of a SNAPSHOT's name.  [default of DIR: ./out/NAME]"
     ),
-    stage: str | None = option("--stage STAGE", "Of DIR, the end of this stage alone."),
+    stage: str | None = option("--stage STAGE", "With DIR: only the end of this stage."),
     overrides: tuple[str, ...] = option(
         "--set STAGE.FIELD=VALUE", "Change a field of DIR for this command.", default=()
     ),
@@ -57,7 +57,7 @@ def evaluate(
     """Evaluates a snapshot: top-1, top-5 and loss over the validation images.
 
     SNAPSHOT is a snapshot's directory, or its name with --out. Images and transform are those of the recipe inside of it.
-    Of DIR, a schedule's folder or an output folder, the end of every finished stage is evaluated; images and transform are
+    With DIR, a schedule's folder or an output folder, the end of every finished stage is evaluated; images and transform are
     then those that the schedule names now.
 
     With --views the softmax outputs of the views are averaged, and the loss is that of the average. The ten crops are
@@ -101,8 +101,8 @@ class Answers:
 def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
     """One line for each snapshot, as soon as it is known; with --json one object at the end.
 
-    Of several, one that can't be evaluated doesn't hide the numbers of the others: what is wrong with it is shown, and the
-    command ends with the code of the first such error.
+    A snapshot that can't be evaluated doesn't hide the numbers of the others: its error is shown, and the command ends with
+    the code of the first such error.
     """
     if options.output is not None and find_spec("matplotlib") is None:
         raise UsageError(
@@ -180,7 +180,7 @@ def _changes(as_run: "Stored", now: "Stored") -> list[str]:
 
     found = [*differing(as_run.stage.solver, now.stage.solver, "")]
     found += differing(as_run.schedule.data.val, now.schedule.data.val, "data.val")
-    # Where the images are is no business of the recipe; which ones they are, data.val.images and the run itself look at.
+    # Where the images are may differ between machines.
     return [
         f"{key.lstrip('.')} {text(was)} -> {text(new)}"
         for key, was, new in found

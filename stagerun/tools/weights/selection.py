@@ -61,7 +61,7 @@ def choose(argument: str, overrides: Sequence[str], out: str | None, stage: str 
 
 
 def _snapshot(argument: str, out: str | None) -> Path | None:
-    """None if the argument is something else than a snapshot."""
+    """None if the argument is not a snapshot."""
     path = Path(argument)
     if os.path.isdir(path):
         real = path.resolve()
@@ -119,7 +119,7 @@ def _planned(schedule: Schedule, inventory: Inventory) -> tuple[dict[str, Snapsh
 
 
 def _newest(out: Path, inventory: Inventory) -> tuple[dict[str, SnapshotRef], dict[str, str]]:
-    """The same of an output folder alone: of each stage the newest snapshot that ended it."""
+    """The same for an output folder without a schedule: the newest snapshot that ended each stage."""
     order = stage_order(out, inventory)
     present = dict.fromkeys(ref.stage for ref in inventory.snapshots)
     stages = [*(name for name in order if name in present), *(name for name in present if name not in order)]
