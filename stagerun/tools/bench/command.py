@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from stagerun.base.errors import ExitCode, StorageError, UsageError, nearest
+from stagerun.base.errors import ExitCode, UsageError, nearest
 from stagerun.base.recipe import Schedule
 from stagerun.base.text import count
 from stagerun.command.ending import tell
@@ -19,7 +19,7 @@ from stagerun.launch import StopRequest
 from stagerun.launch.work import say, start, work
 from stagerun.launch.workers import Job, Orders, Wish, check_short, joined
 from stagerun.plan.rehearsal import for_speed, synthetic_images
-from stagerun.store.write import require_writable
+from stagerun.store.write import require_writable, writing
 from stagerun.system import signals
 from stagerun.system.world import World
 from stagerun.tools.bench.report import WARM_UP, Measured, Turn, as_record, render, rows, sharing
@@ -194,7 +194,5 @@ def _tell(options: ScalingOptions, turns: list[Turn], measured: Measured) -> Non
     from stagerun.tools.bench.report import scaling_picture
 
     picture = scaling_picture(found, measured, png=options.plot.endswith(".png"))
-    try:
+    with writing(options.plot):
         Path(options.plot).write_bytes(picture)
-    except OSError as error:
-        raise StorageError(f"can't write {options.plot}: {error.strerror}") from error

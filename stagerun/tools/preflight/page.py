@@ -15,7 +15,7 @@ from stagerun.launch.facts import Facts
 SLOW_STEP = 1.5
 # Ports of one switch differ by little; a third is a link that came up at a lower speed, a bad cable, or a route through another network.
 SLOW_LINK = 1 / 3
-# Round trips vary more, with what else runs on a host; below a millisecond no one sees it.
+# Round trips vary more, with what else runs on a host; below a millisecond it does not matter.
 SLOW_ROUND_TRIP, LEAST_ROUND_TRIP_S = 5.0, 1e-3
 # With more hosts each one is paired with so many others, of all distances in the list, and not with all.
 MOST_ROUNDS = 32

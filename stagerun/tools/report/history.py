@@ -80,7 +80,7 @@ class Life:
 class StageHistory:
     """What counts of a stage. `start` is the snapshot it began from or `seed N`; `resumes` are the iterations at which a
     later life went on. `begin` is in epochs along its path. `max_iter` is 0 where the log has lost it. `older` is the
-    highest attempt at a snapshot of this stage from before it last began anew. `gone`: the schedule has it no longer.
+    highest attempt at a snapshot of this stage from before it last started over. `gone`: the schedule has it no longer.
     `disabled`: it has it, with `enabled: false`. `skips` and `rollbacks`: as of StageFinished, so far.
     """
 

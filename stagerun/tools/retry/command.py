@@ -1,4 +1,4 @@
-"""`stagerun retry`: starts a command that trains under a launcher, looks at what it left, and starts it anew while that is worth it."""
+"""`stagerun retry`: starts a command that trains under a launcher, looks at what it left, and starts it again while that is worth it."""
 
 import os
 import signal
@@ -61,7 +61,7 @@ _LOOK_S = 0.1
 class RetryOptions:
     command: tuple[str, ...] = argument("-- COMMAND...", type=click.UNPROCESSED, nargs=-1)
     max_restarts: int | None = option(
-        "--max-restarts N", "Start it anew N times at most.  [default: as long as it gets further]", least=0
+        "--max-restarts N", "Start it again N times at most.  [default: as long as it gets further]", least=0
     )
     schedule: str | None = option(
         "--schedule DIR",

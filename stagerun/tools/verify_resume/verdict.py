@@ -209,7 +209,7 @@ class Lived:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """`ends`: of each interrupted run. `repeatable`: whether a second uninterrupted run gave the bits of the first; None where all
-    is equal and no one asked."""
+    is equal, and the question did not come up."""
 
     schedule: Schedule
     options: VerifyOptions
