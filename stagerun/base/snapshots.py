@@ -44,6 +44,11 @@ class SnapshotRef:
         """The name that its stage had when it began: that in `id`."""
         return self.id_stage or self.trained_as or self.stage
 
+    @property
+    def ends_stage(self) -> bool:
+        """Whether its stage, as long as it was then, ends with it."""
+        return self.identity.get("solver.max_iter") == str(self.iter)
+
     def whole(self, field: str, default: int) -> int:
         """A whole number of the identity; `default` where it doesn't have the field. ResumeRefused for what no run writes."""
         text = self.identity.get(field, str(default))

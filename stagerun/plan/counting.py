@@ -102,7 +102,10 @@ def why_stale(
     changes = tuple(_change(field, newest, stage) for field in changed if field != FROM_ITER)
     images = _other_images(newest, stage, schedule)
     if changes:
-        return "its definition has changed since it was trained", changes + images
+        return (
+            "its definition has changed since it was trained, by an edit or by a --set of `run` that is not given here",
+            changes + images,
+        )
     if images:
         return "the training images have changed since it was trained", images
     if source is None:

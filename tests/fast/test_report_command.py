@@ -26,7 +26,7 @@ def test_what_was_done_again_takes_the_place_of_what_was_lost(tmp_path: Path) ->
     killed_and_resumed(tmp_path / "out")
     init, cyc1, collapse = rows(tmp_path / "out")
     assert (init["iterations"], init["top1"], init["resumes"], init["state"]) == ("6", "0.5", "1", "done")
-    assert (cyc1["state"], collapse["state"]) == ("not begun", "not begun")
+    assert (cyc1["state"], collapse["state"]) == ("not started", "not started")
     first, second = rows(tmp_path / "out", "--by", "epoch")
     assert float(first["train_loss"]) == pytest.approx((1.9 + 1.8 + 1.7 + 1.6) / 4)  # not 8.6 at iteration 4
     assert (float(first["valid_accuracy"]), float(second["valid_accuracy"])) == (0.3, 0.5)  # not 0.99
@@ -41,6 +41,13 @@ def test_process_lives(tmp_path: Path) -> None:
     assert second["end"] == "killed, or ended without a word"  # as `status` says
     assert float(first["wall_seconds"]) == 5 + 2 + 2
     assert float(rows(tmp_path / "out", "--by", "run")[0]["wall_seconds"]) == 9 + 3 + 2
+
+
+def test_top5_of_five_classes_is_for_programs_alone(tmp_path: Path) -> None:
+    for classes in (5, 6):
+        out = Story(tmp_path / str(classes), model__num_classes=str(classes)).whole(0.5, 0.6, 0.7).out
+        assert ("top-5" in report(out).stdout) is (classes == 6)
+        assert rows(out)[0]["top5"] == "0.9"
 
 
 def test_what_stays_of_a_log_is_thin_and_its_tables_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +107,7 @@ def test_lines_that_a_full_disk_swallowed_are_said_and_the_result_is_found(tmp_p
     assert (rows(tmp_path / "out")[0]["state"], rows(tmp_path / "out")[0]["top1"]) == ("done", "0.5")
 
 
-def test_a_stage_begun_anew_and_what_followed_from_its_old_end(tmp_path: Path) -> None:
+def test_a_stage_started_over_and_what_followed_from_its_old_end(tmp_path: Path) -> None:
     story = Story(tmp_path / "out").whole(0.5, 0.6, 0.7)
     story.begin()
     story.start("init", None)
@@ -248,7 +255,7 @@ def test_a_run_that_is_not_finished_is_shown_as_what_it_is(three: list[Path], tm
     text = report(*three, half.out).stdout
     assert "half is not finished: 1 of 3 stages done, stopped (asked to stop)." in text
     assert [row["n"] for row in rows(*three, half.out, "--by", "seed")] == ["4", "3", "3"]
-    assert [row["state"] for row in rows(half.out)] == ["done", "at 3 of 4", "not begun"]
+    assert [row["state"] for row in rows(half.out)] == ["done", "at 3 of 4", "not started"]
     # Its last epoch was not seen to the end, so it is in no mean.
     assert [(row["epoch"], row["runs"]) for row in rows(*three, half.out, "--by", "epoch", "--op", "mean")] == [
         ("1", "4"), ("2", "4"), ("3", "3"),
@@ -275,17 +282,17 @@ def test_workers_that_changed_in_a_run_differ_from_those_that_did_not(tmp_path: 
     assert (row["stages"], row["a"], row["b"]) == ("init", "1, 2", "1")
 
 
-def test_that_nothing_differed_is_said(tmp_path: Path) -> None:
+def test_that_nothing_differs_is_said(tmp_path: Path) -> None:
     for name in "ab":
         Story(tmp_path / name).whole(0.5, 0.6, 0.7)
-    assert "nothing differed" in report(tmp_path / "a", tmp_path / "b", "--diff").stdout
+    assert "nothing differs" in report(tmp_path / "a", tmp_path / "b", "--diff").stdout
 
 
-def test_a_recipe_that_no_snapshot_tells_is_not_compared(three: list[Path]) -> None:
+def test_a_recipe_that_no_snapshot_shows_is_not_compared(three: list[Path]) -> None:
     for manifest in (three[0] / "snapshots").glob("*/MANIFEST.json"):
         manifest.unlink()
     result = report(three[0], three[1], "--diff")
-    assert "?: there is no snapshot that would show the recipe: seed1 (init, cyc1, collapse)" in result.stdout
+    assert "?: no snapshot shows the recipe: seed1 (init, cyc1, collapse)" in result.stdout
     assert "seed  " not in result.stdout.split("## Differences")[1].split("?:")[0]
 
 

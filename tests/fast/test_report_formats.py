@@ -144,7 +144,7 @@ def test_a_page_in_mid_run_says_what_is_done_and_has_no_empty_axes(tmp_path: Pat
         whole = report(story.out, "--format", "html").stdout
         text = report(story.out).stdout
     assert "0 of 3 stages done, running" in text and "0 of 3 stages done, running; last" in sections(whole)["Progress"]
-    assert "init at 4 of 6 cyc1 not begun collapse not begun" in sections(whole)["Progress"]
+    assert "init at 4 of 6 cyc1 not started collapse not started" in sections(whole)["Progress"]
     assert "1 init at 3 of 6 50.00 % 1.0000" in sections(whole)["Ranking"]
     assert drawn(whole) == ["top1", "loss", "lr"]
 

@@ -128,6 +128,9 @@ def test_status_knows_ensembles_of_which_a_member_was_trained_a_piece_again(tmp_
     assert ensembles(story.out) == ["both", "three"]
     found = look(Target(story.out), 0.0)
     assert "both      a, b       MEAN_PROBABILITY" in status_text(found, 0.0)
+    for classes in (None, 5, 6):
+        (head,) = (line for line in status_text(found, 0.0, classes).splitlines() if line.startswith("evaluated"))
+        assert ("top-5" in head) is (classes != 5)
     (both, _) = json.loads(status_json(found))["ensembles"]
     assert (both["best"], both["gain"]) == ("b", pytest.approx(0.05))
     assert both["gain_over_mean"] == pytest.approx(0.1)

@@ -11,7 +11,7 @@ import tiny
 from click.testing import CliRunner
 
 from stagerun.cli import main
-from stagerun.tools.slurm.script import Batch, clock, script
+from stagerun.tools.slurm.command import Batch, clock, script
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "sbatch"
 

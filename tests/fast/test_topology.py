@@ -11,8 +11,7 @@ from stagerun.base.errors import RecipeError, UsageError
 from stagerun.launch.placing import make_plan
 from stagerun.launch.sharing import Found, choose, default_workers, share
 from stagerun.system.cores import Core, Gpu, Machine, Node, ranges, read
-from stagerun.tools.topology.command import draw
-from stagerun.tools.topology.described import describe, parse
+from stagerun.tools.topology.command import describe, draw, parse
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "topology"
 # Workers, and --comm-cores.

@@ -260,7 +260,7 @@ def test_a_damaged_snapshot_is_refused_in_the_words_of_the_store(base: Path, tmp
     assert refused(path.parent)[0] == 78
     store.set_aside(store.LocalDisk(), out, "init-00000006-a0001")
     code, text = refused(out / "snapshots" / ".bad-init-00000006-a0001")
-    assert code == 64 and "no snapshot's name" in text and "set aside" in text
+    assert code == 64 and "is not a snapshot's name" in text and "set aside" in text
 
 
 def test_one_damaged_end_does_not_cost_the_numbers_of_the_others(base: Path, tmp_path: Path) -> None:

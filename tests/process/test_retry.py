@@ -36,7 +36,7 @@ from stagerun.train.options import RunOptions
         (Ended(False, None, 64), 64, ""),
         (Ended(False, 75, 64), 64, ""),  # the life is an older one's
         (Ended(False, None, 127), 64, ""),
-        (Ended(False, None, 255), None, "before the run had begun"),
+        (Ended(False, None, 255), None, "before the run had started"),
         (Ended(False, None, -33), None, "signal 33"),
         (Ended(True, 3, 1), None, "the run ended with 3"),
     ],
@@ -250,7 +250,7 @@ def test_a_signal_has_the_run_saved(number: signal.Signals, base: Path, tmp_path
     os.kill(run.process.pid, number)
     code, said = run.wait(120)
     assert code == 75, said
-    assert "the command is told to stop" in said and run.gone()
+    assert "the command is asked to stop" in said and run.gone()
     assert json.loads((tmp_path / "out" / "lives" / "a0001.json").read_text())["code"] == 75
 
 

@@ -13,7 +13,7 @@ from test_sbatch import SHARED as SHARED
 from test_sbatch import sbatch as sbatch
 from test_sbatch import schedule as schedule
 
-from stagerun.tools.slurm.script import Batch, script
+from stagerun.tools.slurm.command import Batch, script
 
 
 @pytest.mark.parametrize(("name", "batch"), [("plain", PLAIN), ("shared", SHARED)])

@@ -19,7 +19,7 @@ from stagerun.base.snapshots import SnapshotRef
 from stagerun.engine.state import make_state
 from stagerun.language import load
 from stagerun.store import LocalDisk
-from stagerun.tools.status import snapshot_changes as tending
+from stagerun.tools.status import snapshots as tending
 from stagerun.train.keeper import Keeper, Lineage
 from stagerun.train.progress import Progress
 from stagerun.train.snapshotter import Snapshotter

@@ -11,6 +11,7 @@ import stored_help
 from PIL import Image
 
 from stagerun.data import index, indexing
+from stagerun.language import load
 from stagerun.tools.weights import confusion
 from stagerun.train.stored import load_network, open_snapshot
 
@@ -179,3 +180,46 @@ def test_transparent_pictures_are_seen_on_the_background(snapshot: Path, tmp_pat
     found = said("predict", snapshot, tmp_path / "grey.png", tmp_path / "clear.png", "--background", "#c8c8c8")
     one, other = (prediction["answers"] for prediction in found["predictions"])
     assert one == other and found["failed"] == []
+
+
+def test_a_picture_of_another_size_than_the_images_of_the_evaluation_is_named(files: Path, tmp_path: Path) -> None:
+    """Once: the options of `data import` that resize have to be given again."""
+    snapshot = stored_folder(files)
+    (image,), _ = stored_help.pictures(1, 62, 56, 1, 10)
+    for name in ("one", "two"):
+        cv2.imwrite(str(tmp_path / f"{name}.png"), image)
+    note = "pixels (height x width), and the shorter side of the images that the network was evaluated on is 28"
+    done = stored_help.stagerun("predict", snapshot, tmp_path, "--threads", 1)
+    assert done.exit_code == 0 and done.stderr.count("note: ") == done.stderr.count(f"is 62 x 56 {note}") == 1
+    assert "as --resize-shorter 28" in done.stderr
+    for given in ([tmp_path, "--resize-shorter", 28], [files / "classes"]):
+        assert stored_help.stagerun("predict", snapshot, *given, "--threads", 1).stderr == ""
+
+
+def test_top5_of_five_classes_is_not_shown(tmp_path: Path) -> None:
+    images, labels = stored_help.pictures(4, 28, 28, 1, 5)
+    stored_help.make_lmdb(tmp_path / "data", images, labels)
+    model = MODEL.replace("num_classes: 10", "num_classes: 5")
+    schedule = stored_help.make_schedule(tmp_path / "schedule", model, CROPPED, tmp_path / "data", 4)
+    snapshot = stored_help.make_snapshot(tmp_path / "out", schedule)
+    assert "top-5" not in stored_help.stagerun("eval", snapshot).stdout
+    assert said("eval", snapshot)["evaluations"][0]["top5"] == 1.0
+
+
+def test_eval_of_a_schedule_names_what_a_run_with_set_had_otherwise(tmp_path: Path) -> None:
+    stored_help.make_lmdb(tmp_path / "data", *stored_help.pictures(4, 28, 28, 1, 10))
+    folder = tmp_path / "schedule"
+    stored_help.make_schedule(folder, MODEL, CROPPED, tmp_path / "data", 4)
+    hint = "if `stagerun run` had --set, give the same here"
+
+    stored_help.make_snapshot(tmp_path / "a", load(folder, ["only.test_batch_size=7"]))
+    done = stored_help.stagerun("eval", folder, "--out", tmp_path / "a")
+    assert f"not as in the run: test_batch_size 7 -> 5; {hint}" in done.stderr
+    again = stored_help.stagerun("eval", folder, "--out", tmp_path / "a", "--set", "only.test_batch_size=7")
+    assert again.exit_code == 0 and again.stderr == ""
+
+    stored_help.make_snapshot(tmp_path / "b", load(folder, ["only.base_lr=0.2"]))
+    for stage, text in (([], "no stage is finished in"), (["--stage", "only"], "stage `only` is stale")):
+        done = stored_help.stagerun("eval", folder, "--out", tmp_path / "b", *stage)
+        assert done.exit_code == 64 and text in done.stderr and hint in done.stderr
+    assert "by an edit or by a --set of `run`" in stored_help.stagerun("plan", folder, "--out", tmp_path / "b").stdout

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from stagerun.base.errors import ExitCode, StorageError, UsageError, nearest
+from stagerun.base.errors import ExitCode, UsageError, nearest
 from stagerun.base.recipe import Schedule
 from stagerun.base.text import count
 from stagerun.command.ending import say, tell
@@ -21,6 +21,7 @@ from stagerun.launch.start import Job, Orders, joined, start, work
 from stagerun.launch.watch.worker import Monitored
 from stagerun.launch.worker_count import check_short
 from stagerun.plan.rehearsal import for_speed, synthetic_images
+from stagerun.store.write import writing
 from stagerun.system import signals
 from stagerun.system.files import require_writable
 from stagerun.system.world import World
@@ -56,7 +57,9 @@ class ScalingOptions:
         default=MISSING,
     )
     stage: str | None = option("--stage STAGE", "Which stage's training.  [default: the first]")
-    iterations: int = option("--iterations N", "Of a turn, after one that is not counted.", least=1, default=5)
+    iterations: int = option(
+        "--iterations N", "Iterations of a turn, after one that is not counted.", least=1, default=5
+    )
     rounds: int = option("--rounds N", "Turns for each number of workers.", least=1, default=3)
     synthetic: Synthetic = False
     threads: int | None = option(
@@ -194,7 +197,5 @@ def _tell(options: ScalingOptions, turns: list[Turn], measured: Measured) -> Non
     from stagerun.tools.bench.report import scaling_picture
 
     picture = scaling_picture(found, measured, png=options.plot.endswith(".png"))
-    try:
+    with writing(options.plot):
         Path(options.plot).write_bytes(picture)
-    except OSError as error:
-        raise StorageError(f"can't write {options.plot}: {error.strerror}") from error

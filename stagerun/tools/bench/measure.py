@@ -52,10 +52,10 @@ def scaling(
         for workers in counts if round % 2 == 0 else reversed(counts):
             first = len(turns) * (WARM_UP + iterations)
             mine = trials[workers].turn(first, iterations)
-            told = gather_json(comm, mine)
-            if any(share is None for share in told[:workers]):
+            gathered = gather_json(comm, mine)
+            if any(share is None for share in gathered[:workers]):
                 return None
-            shares = tuple(Share(**share) for share in told[:workers])
+            shares = tuple(Share(**share) for share in gathered[:workers])
             turns.append(Turn(round=round, workers=workers, iterations=iterations, shares=shares))
             if comm.rank == 0:
                 watch(turns[-1])
@@ -87,15 +87,15 @@ class _Trial:
         self.reducer = make_reducer(schedule.determinism, parameters, self.comm, solver.logical_workers)
 
     def turn(self, first: int, iterations: int) -> dict[str, object] | None:
-        """This rank's Share of a turn from iteration `first` on, as JSON holds it; None if asked to stop. A rank that has no part in it
-        gives an empty one."""
+        """This rank's Share of a turn from iteration `first` on, as JSON holds it; None if asked to stop. A rank without a part in it
+        returns an empty one."""
         if self.comm is None:
             return {}
         spans = Spans()
         spans.on, self.state.iter = False, first
         loop, solver = make_loop(self.run), self.run.stage.solver
         asked = requests(loop, first, solver.device_batch_size)
-        done, begun = 0, 0.0
+        done, start = 0, 0.0
         self.comm.barrier()
         with training_batches(self.run, None, asked) as fed:
             events = timed_train(
@@ -107,11 +107,11 @@ class _Trial:
                 if isinstance(event, Iterated):
                     done += 1
                 if done == WARM_UP and not spans.on:
-                    spans.on, self.comm.spans, begun = True, spans, spans.clock()
+                    spans.on, self.comm.spans, start = True, spans, spans.clock()
                 if done == WARM_UP + iterations:
                     break
         self.comm.spans = None
-        seconds = spans.clock() - begun
+        seconds = spans.clock() - start
         self.comm.barrier()  # what a thread of the network has still to note is noted by then
         lay = overlap(spans.found)
         parts = seconds_of(spans.found)

@@ -45,9 +45,9 @@ class PreflightOptions:
 def preflight(options: PreflightOptions, reach: ReachOptions) -> int:
     """Looks at every host of a job before it is paid for: which is missing, slow or different.
 
-    Start it as the run itself: on one machine, with --hosts and what the run has beside it, or under torchrun, mpirun or srun. Compared are versions, code, schedule and images;
-    looked at, scratch and output folders; measured, the links between the hosts, the sum of the gradients, and a training step on made-up
-    images, on each host alone and on all together. It takes some seconds, and leaves nothing.
+    Start it as the run itself: on one machine, with --hosts and what the run has beside it, or under torchrun, mpirun or srun. It compares versions,
+    code, schedule and images; it looks at scratch and output folders; it measures the links between the hosts, the sum of the gradients,
+    and a training step on made-up images, on each host alone and on all together. It takes some seconds, and leaves nothing behind.
 
     \b
     Ends with 0 where the hosts are ready, else with the code of the first of these that was found:
@@ -84,7 +84,7 @@ def _on_hosts(options: PreflightOptions, hosts: ReachOptions) -> int:
     there = replace(options, folder=folder)
 
     def survey(facts: Mapping[str, Facts], missing: Mapping[str, str]) -> int:
-        """The page, and its code, where that is all that there will be; else the workers print it."""
+        """Shows the page where something is wrong already, and returns its code; else 0, and the workers print the page."""
         lost = [Finding(hosts=(host,), text=text, code=ExitCode.PEER) for host, text in missing.items()]
         found = [*lost, *troubles(facts), *differences(facts)]
         if worst(found):

@@ -34,7 +34,7 @@ from stagerun.tools.preflight.page import HostTimes, Link, Measured, rounds
 from stagerun.train.agreement import anyone, refuse
 from stagerun.train.stage_start import arithmetic_of
 
-# Steps that are timed: so many as take STEPS_S, after one (with `compile` two) that is not.
+# Steps that are timed: as many as take STEPS_S, after one (with `compile` two) that is not.
 LEAST_STEPS, MOST_STEPS, STEPS_S = 3, 50, 2.0
 # Longest that the gradients' sum may take in all; what would take longer is extrapolated from fewer bytes.
 ALL_REDUCE_S, ALL_REDUCE_TIMES = 6.0, 3
@@ -46,7 +46,7 @@ MOST_TOGETHER_S = 10.0
 PATIENCE = timedelta(seconds=30)
 # Bytes of the first message, and of the last.
 FIRST_MESSAGE, LARGEST_MESSAGE = 1 << 18, 1 << 25
-# A transfer that takes so long is long enough to be timed; a larger one is not tried.
+# A transfer that takes this long is long enough to be timed; a larger one is not tried.
 ENOUGH_S = 0.15
 PINGS, PINGS_S = 20, 0.5
 
@@ -217,7 +217,7 @@ def measure_link(other: int, first: bool, name: str) -> tuple[float, float]:
 
 
 def _pings(other: int) -> float:
-    """Each message says whether another one follows."""
+    """The fastest of some round trips, in seconds. Each message says whether another one follows."""
     word, trips, began = torch.ones(1, dtype=torch.int64), list[float](), time.monotonic()
     while int(word):
         word[0] = int(len(trips) + 1 < PINGS and time.monotonic() - began < PINGS_S)
@@ -331,7 +331,7 @@ class _Steps:
 
     def run(self, reducer: Reducer, comm: Comm, steps: int | None) -> tuple[float, float]:
         """Medians of (seconds until backward is done, seconds from there to the end of the update). `steps` None: as many as take
-        STEPS_S on this rank alone. Of a reducer of all ranks it is collective."""
+        STEPS_S on this rank alone. With a reducer of all ranks it is collective."""
         for _ in range(self.first):
             self._one(reducer)
             comm.pulse.beat()

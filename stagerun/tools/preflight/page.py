@@ -1,4 +1,4 @@
-"""What was measured on the hosts, what it says of each, and one page on all of it. Pure."""
+"""What was measured on the hosts, what that says about each, and one page on all of it. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +15,7 @@ from stagerun.launch.facts import Facts
 SLOW_STEP = 1.5
 # Ports of one switch differ by little; a third is a link that came up at a lower speed, a bad cable, or a route through another network.
 SLOW_LINK = 1 / 3
-# Round trips vary more, with what else runs on a host; below a millisecond no one sees it.
+# Round trips vary more, with what else runs on a host; below a millisecond it does not matter.
 SLOW_ROUND_TRIP, LEAST_ROUND_TRIP_S = 5.0, 1e-3
 # With more hosts each one is paired with so many others, of all distances in the list, and not with all.
 MOST_ROUNDS = 32
@@ -221,12 +221,12 @@ def _s(seconds: float) -> str:
 
 # -- the page
 
-# With more hosts than that only those are listed of which there is something to say.
+# With more hosts than this, only those are listed that a finding is about.
 MOST_LINES = 40
 
 
 def page(name: str, facts: Mapping[str, Facts], measured: Measured | None, findings: Sequence[Finding]) -> str:
-    """`name` of the schedule; `measured` None: nothing was, because of the findings. A host that one is about and that has no facts is
+    """`name` of the schedule; `measured` is None where the findings prevented it. A host of a finding that has no facts is
     missing."""
     missing = [host for finding in findings for host in finding.hosts if host not in facts]
     parts = ["\n".join(_head(name, facts, missing, measured)), _table(facts, missing, measured, findings)]

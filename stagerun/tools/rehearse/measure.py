@@ -1,4 +1,4 @@
-"""The whole schedule with a handful of iterations, through the same code as a run: that it works, and what it will cost."""
+"""Runs the whole schedule with a handful of iterations, through the code of a real run: does it work, and what will it cost?"""
 
 import json
 import math
@@ -110,7 +110,7 @@ def rehearse(
 ) -> Figures | None:
     """Rehearses in `folder`, which is emptied. Collective; the Figures on every rank, None if asked to stop.
 
-    Of the first stage some iterations are run, the run is stopped as a signal would, and resumed from its snapshot; then come
+    It runs some iterations of the first stage, stops as a signal would stop it, and resumes from the snapshot; then come
     the rest and the other stages. `watch` sees the events, on rank 0.
     """
     with made_up_images(schedule, asked.synthetic, comm, world) as source:
@@ -202,8 +202,8 @@ def _memory(comm: Comm, device: torch.device) -> tuple[int, int]:
     """Bytes of main and of GPU memory that the largest worker had at its peak. Collective."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # kilobytes on Linux
     gpu = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
-    told = gather_json(comm, [peak, gpu])
-    return max(t[0] for t in told), max(t[1] for t in told)
+    all_peaks = gather_json(comm, [peak, gpu])
+    return max(p[0] for p in all_peaks), max(p[1] for p in all_peaks)
 
 
 def costs(schedule: Schedule, asked: Rehearsal, observer: Observer, workers: int) -> Iterator[Cost]:

@@ -1,4 +1,4 @@
-"""`stagerun report`: output folders are looked at, and what was found is written as asked."""
+"""`stagerun report`: looks at output folders, and writes what it found as asked."""
 
 import os
 import time
@@ -18,8 +18,14 @@ from stagerun.command.options import argument, command, flag, option
 from stagerun.language.build import completed
 from stagerun.plan.counting import under
 from stagerun.system.files import writing
-from stagerun.tools.report import compare_tables, tables
-from stagerun.tools.report.compare import groups, lead, title
+from stagerun.tools.report import tables
+from stagerun.tools.report.compare import groups
+from stagerun.tools.report.compare import lead
+from stagerun.tools.report.compare import title
+from stagerun.tools.report.compare import differences_table
+from stagerun.tools.report.compare import ranking_table
+from stagerun.tools.report.compare import seeds_table
+from stagerun.tools.report.compare import workers_table
 from stagerun.tools.report.curves import most
 from stagerun.tools.report.history import History, Run, StageHistory, notes
 from stagerun.tools.report.read_log import LOG, is_schedule, read_log
@@ -38,8 +44,8 @@ TABLES: dict[str, Callable[[Sequence[Run]], Table]] = {
     "epoch": tables.epochs_table,
     "life": tables.lives_table,
     "ensemble": tables.ensembles_table,
-    "seed": compare_tables.seeds_table,
-    "workers": compare_tables.workers_table,
+    "seed": seeds_table,
+    "workers": workers_table,
 }
 
 
@@ -124,7 +130,7 @@ def _check(options: ReportOptions, form: str) -> None:
 
 
 def _with_a_log(outs: tuple[str, ...]) -> tuple[str, ...]:
-    """Without folders in which nothing was run yet, `out/*` may hold such; all of them if there are no others."""
+    """Drops folders in which nothing was run yet, which `out/*` may match; keeps all if there are no others."""
     empty = [
         out for out in outs if os.path.isdir(out) and not is_schedule(Path(out)) and not os.path.exists(Path(out) / LOG)
     ]
@@ -180,8 +186,8 @@ _WORDS = {
 
 
 def _word(out: Path, past: History) -> tuple[bool, str]:
-    """Whether the run is alive, and what `status` says of it where its log doesn't: it need not be asked where nothing holds the
-    folder and the log has an end."""
+    """Whether the run is alive, and what `status` says of it where its log doesn't. `status` isn't needed where nothing holds
+    the folder and the log has an end."""
     if past.lives and past.lives[-1].end and store.holder(out) is None:
         return False, ""
     found = look(Target(out), time.time())
@@ -191,7 +197,7 @@ def _word(out: Path, past: History) -> tuple[bool, str]:
 
 
 def _refs(inventory: Inventory, stage: StageHistory) -> list[SnapshotRef]:
-    """The stage's snapshots, oldest first, but for those from before it began anew."""
+    """The stage's snapshots, oldest first, without those from before it started over."""
     return [ref for ref in inventory.of(stage.name) if ref.attempt > stage.older]
 
 
@@ -203,7 +209,7 @@ def _end(inventory: Inventory, stage: StageHistory) -> SnapshotRef | None:
 
 
 def _with_result(out: Path, stage: StageHistory, inventory: Inventory) -> StageHistory:
-    """A log on a full disk may have lost the line that the stage was finished; its result is a file, too."""
+    """Takes the result from its file where the log, on a full disk, has lost the line that the stage was finished."""
     if stage.finished is None:
         for ref in reversed(_refs(inventory, stage)):
             result = read_result(out, ref)
@@ -242,7 +248,7 @@ def _from_another(
     there = [ref.id for ref in _refs(inventory, parent) if ref.iter == place]
     if end is not None and there:
         return end.parent not in there
-    # What it started from is gone, or not made again yet: that says nothing, but that the parent began anew since does.
+    # What it started from is gone, or not made again yet, which says nothing. That the parent has started over since says it.
     return stage.parent_attempt <= parent.older
 
 
@@ -251,17 +257,15 @@ def _from_another(
 
 def _written(runs: Sequence[Run], options: ReportOptions, form: str) -> str:
     if form in DELIMITERS:
-        table = (
-            compare_tables.differences_table(runs) if options.diff else _table(runs, options.by or "stage", options.op)
-        )
+        table = differences_table(runs) if options.diff else _table(runs, options.by or "stage", options.op)
         return separated(table, DELIMITERS[form])
     summary, details = ([_table(runs, options.by, options.op)], []) if options.by else _all(runs)
     if options.diff:
-        details.append(compare_tables.differences_table(runs))
+        details.append(differences_table(runs))
     if form == "html":
         from stagerun.tools.report.page import page
 
-        return page(title(runs), lead(runs), runs, compare_tables.ranking_table(runs), summary, details, notes(runs))
+        return page(title(runs), lead(runs), runs, ranking_table(runs), summary, details, notes(runs))
     return document(
         title(runs), lead(runs), [*summary, *details], notes(runs), None if options.output else text.terminal()
     )
@@ -272,14 +276,14 @@ def _table(runs: Sequence[Run], by: str, op: str | None) -> Table:
 
 
 def _all(runs: Sequence[Run]) -> tuple[list[Table], list[Table]]:
-    """The tables that say something about these runs: what came out, and how."""
+    """The tables that say something about these runs: results, then details."""
     summary, details = [tables.runs_table(runs)], [tables.stages_table(runs)]
     if any(run.history.ensembles for run in runs):
         summary.append(tables.ensembles_table(runs))
     if any(len(group.runs) > 1 for group in groups(runs)):
-        summary.append(compare_tables.seeds_table(runs))
+        summary.append(seeds_table(runs))
     if len({life.workers for run in runs for life in run.history.lives}) > 1:
-        summary.append(compare_tables.workers_table(runs))
+        summary.append(workers_table(runs))
     if any(len(run.history.lives) > 1 for run in runs):
         details.append(tables.lives_table(runs))
     return summary, details

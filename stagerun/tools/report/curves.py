@@ -22,7 +22,7 @@ COLUMNS = ("top1", "loss", "lr")  # of a point, after its series, iteration and 
 
 
 def most(runs: int) -> int:
-    """Points of a run's curve where so many runs share a panel."""
+    """How many points a run's curve has where so many runs share a panel."""
     return max(LEAST_POINTS, POINTS // runs)
 
 
@@ -63,7 +63,7 @@ def hues(run: Run, number: int | None) -> list[tuple[StageHistory, str, str]]:
 
 
 def lines(runs: Sequence[Run]) -> list[tuple[Run, StageHistory, str, str]]:
-    """All stages, with colour and dashes; those of the first run last, so that it lies on top."""
+    """All stages, with colour and dashes. Those of the first run come last, so that they lie on top."""
     numbered = [(run, None if len(runs) == 1 else n) for n, run in enumerate(runs)]
     return [(run, *line) for run, number in reversed(numbered) for line in hues(run, number)]
 
@@ -75,8 +75,8 @@ def ensembles(run: Run) -> list[tuple[EnsembleTested, float]]:
 
 
 def hidden(runs: Sequence[Run]) -> float | None:
-    """What lies below the axis of top-1, if anything: it begins a little below the least result of a stage, since the first tests
-    of a training are far below all that is worth comparing."""
+    """Where the axis of top-1 starts, if anything lies below it: a little below the lowest result of a stage, since the first tests
+    of a training are far below all that is worth comparing. None: at the bottom."""
     stages = [stage for run in runs for stage in run.history.stages]
     ends = [100 * s.finished.top1 for s in stages if s.finished and s.finished.top1 is not None]
     tests = [100 * test.top1 for stage in stages for _, test in stage.tests]

@@ -80,7 +80,7 @@ class Life:
 class StageHistory:
     """What counts of a stage. `start` is the snapshot it began from or `seed N`; `resumes` are the iterations at which a
     later life went on. `begin` is in epochs along its path. `max_iter` is 0 where the log has lost it. `older` is the
-    highest attempt at a snapshot of this stage from before it last began anew. `gone`: the schedule has it no longer.
+    highest attempt at a snapshot of this stage from before it last started over. `gone`: the schedule has it no longer.
     `disabled`: it has it, with `enabled: false`. `skips` and `rollbacks`: as of StageFinished, so far.
     """
 
@@ -139,7 +139,7 @@ class StageHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """`stages` in running order, those that are still to come among them, and then those that are not enabled or gone.
+    """`stages` are in running order, with those still to come; then those that are disabled or gone.
     `complete`: nothing was left to do at its end.
 
     `ensembles` are those of the schedule that were evaluated, and whose members have not been trained since. `names`: by its name
@@ -180,7 +180,7 @@ class Run:
     of the newest one that counts; identities in the words of this version. `stale` are finished stages that were trained from
     another end of their parent than it has now, and what follows from them. `results` are those of the snapshots that ensembles
     were made from, as far as they are there, by the snapshot's id. `word` is what
-    `status` says of a process life whose end the log doesn't say, whether it is `alive`.
+    `status` says of a process life whose end the log doesn't have; `alive`: whether it still runs.
     """
 
     label: str
@@ -249,7 +249,7 @@ class Run:
         if stage.finished:
             return f"done, from an earlier {stage.parent}" if stage.name in self.stale else "done"
         if not stage.trained:
-            return "not begun"
+            return "not started"
         if stage.iter == stage.max_iter:
             return "trained, not evaluated"
         return f"at {stage.iter} of {stage.max_iter}"
@@ -311,7 +311,7 @@ def lived_on(run: Run, stage: StageHistory, what: str) -> str:
 
 
 def notes(runs: Sequence[Run]) -> list[str]:
-    """What a reader must know about the runs besides the numbers, one sentence each."""
+    """What a reader must know about the runs besides the numbers: one sentence each."""
     found = []
     for run in runs:
         h = run.history

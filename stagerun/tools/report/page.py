@@ -1,4 +1,4 @@
-"""A report as one HTML file that loads nothing from anywhere. Without its script it is the same, but for what is pointed at."""
+"""A report as one HTML file that loads nothing from elsewhere. Without its script only the values under the pointer are missing."""
 
 from collections.abc import Sequence
 from html import escape

@@ -1,4 +1,4 @@
-"""OUT/log.jsonl, back to events, in columns of plain numbers. Reads only, takes no lock: a run may be appending meanwhile."""
+"""Reads OUT/log.jsonl back into events, in columns of plain numbers. Takes no lock: a run may be appending meanwhile."""
 
 import math
 import os
@@ -54,7 +54,7 @@ class Columns:
         self.life.extend([life] * (end - begin))
 
     def cut(self, iter: int) -> Sequence[int]:
-        """Takes back what was done after `iter`. The lives that had done it."""
+        """Removes what was done after `iter`. Returns the lives that had done it."""
         keep = bisect_right(self.iter, iter)
         gone = self.life[keep:]
         for name in (*self.FIELDS, "life"):
@@ -94,7 +94,7 @@ class Columns:
 
 
 class Work:
-    """All that a process life did, what was done again later among it."""
+    """All that a process life did, including what was done again later."""
 
     __slots__ = ("images", "seconds", "time")
 
@@ -116,7 +116,7 @@ class Work:
 
 
 def chunk_size(count: int, most: int) -> int:
-    """The least size at which `count` updates make at most `most` chunks."""
+    """The smallest size at which `count` updates make at most `most` chunks."""
     return max(1, -(-count // most))
 
 
@@ -152,8 +152,8 @@ _LINE = re.compile(
 
 @dataclass(slots=True)
 class Log:
-    """(time, event) in the order of writing, to be read once, consecutive `Iterated` of a stage together as `Updates`; and how many
-    lines can't be read, and how many are of an event that this version doesn't know, of those that were read so far."""
+    """`events` are (time, event) in the order of writing, to be read once; consecutive `Iterated` of a stage come together as
+    `Updates`. `damaged` counts the lines read so far that can't be parsed, `unknown` those of an event that this version doesn't know."""
 
     events: Iterable[tuple[float, Event | Updates]]
     damaged: int = 0
@@ -184,7 +184,7 @@ def _events(out: Path, log: Log) -> Iterator[tuple[float, Event | Updates]]:
     except OSError as error:
         raise StorageError(f"can't read {path}: {error.strerror}", "check the disk") from error
     if not found:
-        raise UsageError(f"{path} holds no event of a run", "wait until the run has begun, or name another folder")
+        raise UsageError(f"{path} holds no event of a run", "wait until the run has started, or name another folder")
 
 
 def _blocks(file: BinaryIO) -> Iterator[str]:
@@ -201,7 +201,7 @@ def _parsed(block: str, log: Log) -> Iterator[tuple[float, Event | Updates]]:
     groups = groupby(_LINE.findall(block), itemgetter(1))
     try:
         made = [_updates(stage, rows) if stage else [row[-1] for row in rows] for stage, rows in groups]
-    except ValueError:  # what looked like a number is none
+    except ValueError:  # what looked like a number isn't one
         made = [block.split("\n")]
     for group in made:
         if isinstance(group, Updates):
@@ -211,7 +211,7 @@ def _parsed(block: str, log: Log) -> Iterator[tuple[float, Event | Updates]]:
 
 
 def _updates(stage: str, rows: Iterable[tuple[str, ...]]) -> Updates:
-    """ValueError for what is not a finite number."""
+    """Raises ValueError for what is not a finite number."""
     times, _, iters, epochs, rates, decays, losses, images, seconds, _ = zip(*rows, strict=True)
     floats = [array("d", map(float, column)) for column in (times, epochs, rates, decays, losses, seconds)]
     if not all(math.isfinite(sum(column)) for column in floats):
@@ -256,4 +256,4 @@ def _no_log(out: Path) -> tuple[str, str]:
             f"{out} is the folder of a schedule",
             "name the output folder of its run: ./out/NAME, or what --out named",
         )
-    return f"{out} has no {LOG}", "name the output folder of a run that has begun: ./out/NAME, or what --out named"
+    return f"{out} has no {LOG}", "name the output folder of a run that has started: ./out/NAME, or what --out named"

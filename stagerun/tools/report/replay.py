@@ -1,9 +1,9 @@
-"""From the events of a log to the history of its run. Pure.
+"""Makes the history of a run from the events of its log. Pure.
 
-After a kill the iterations since the snapshot that was resumed are done again, with `on_nan: ROLLBACK` others take the place of
-those since the snapshot that training went back to, and after `--redo` a stage begins anew: what was done later takes the place of
-what was done before. The time that the first took stays with its process life. A piece of a stage that is trained once more takes
-no other's place, and its time is its life's.
+What was done later takes the place of what was done before. After a kill, the iterations since the resumed snapshot are done again;
+with `on_nan: ROLLBACK`, others replace those since the snapshot that training went back to; after `--redo` a stage starts over. The
+time that the first took stays with its process life. A piece of a stage that is trained once more replaces nothing, and its time
+counts for its life.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ MOST = 900  # points of a curve
 
 
 def history(log: Log, most: int = MOST) -> History:
-    """`most` points stay of a curve. UsageError, PermissionDenied, StorageError as of `read_log`."""
+    """A curve keeps at most `most` points. UsageError, PermissionDenied, StorageError as of `read_log`."""
     reader = _Reader()
     for time, event in log.events:
         reader.take(time, event)
@@ -101,7 +101,7 @@ class _Reader:
         self.names: dict[str, str] = {}  # of snapshots, and their stages', where they were written under another
 
     def order(self) -> list[str]:
-        """Stages in running order, and then of those that the schedule does not train what was trained before."""
+        """Stages in running order, then those with training behind them that the schedule no longer trains."""
         others = [name for name in self.stages if name not in self.planned]
         off = [name for name in self.disabled if name in others]
         for name in self.planned:
@@ -266,7 +266,7 @@ class _Reader:
         life.work.extend(updates)
 
     def _cut(self, stage: _Stage, iter: int) -> None:
-        """Takes back what was done after `iter`: it is done again."""
+        """Removes what was done after `iter`: it is done again."""
         for life in stage.points.cut(iter):
             self.lives[life - 1].again += 1
         stage.tests = {key: test for key, test in stage.tests.items() if key[0] <= iter}

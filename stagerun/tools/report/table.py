@@ -13,7 +13,7 @@ Cells = Sequence[tuple["Column", Callable[..., Value]]]  # columns, each with wh
 @dataclass(frozen=True, slots=True)
 class Column:
     """`key` heads it in CSV, `title` where people read it ('': only in CSV). `kind` is `text` or a key of
-    WORDS. People are spared a column that says `dull` or nothing in every row.
+    WORDS. A column that says `dull` or nothing in every row is not shown to people.
     """
 
     key: str
@@ -72,8 +72,7 @@ def words(value: Value, kind: str) -> str:
 
 
 def shown(table: Table) -> tuple[list[Column], list[list[str]]]:
-    """The columns for people, without dull ones and without a run or schedule that is the same all over, and the rows in
-    words."""
+    """The columns for people, and the rows in words. Dull columns, and a run or schedule that is the same in every row, are left out."""
     kept = []
     for i, column in enumerate(table.columns):
         values = {row[i] for row in table.rows}
@@ -89,7 +88,7 @@ def _escaped(text: str) -> str:
 
 
 def markdown(table: Table, room: int | None = None) -> str:
-    """Title, table and notes. Columns are padded; numbers stand to the right. A table wider than `room` is several."""
+    """Title, table and notes. Columns are padded, numbers aligned right. A table wider than `room` becomes several."""
     columns, cells = shown(table)
     lines = [f"## {table.title}", ""]
     if table.rows:

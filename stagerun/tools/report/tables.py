@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stagerun.base.events import EnsembleTested, Tested
 from stagerun.tools.report.history import History, Life, Run, Span, StageHistory, start_in_words
@@ -11,12 +11,12 @@ from stagerun.tools.report.table import RUN, Cells, Column, Table, Value, table_
 
 
 def _end(name: str) -> Callable[[Run, StageHistory], Value]:
-    """A field of a stage's result; None before it has one."""
+    """Returns a field of a stage's result; None before it has one."""
     return lambda run, stage: getattr(stage.finished, name, None)
 
 
 def _now(name: str) -> Callable[[Run, StageHistory], Value]:
-    """A field of a stage's result; before it has one, of what was trained so far."""
+    """Returns a field of a stage's result; before it has one, of what was trained so far."""
     return lambda run, stage: getattr(stage.finished or stage.trained, name, None)
 
 
@@ -42,7 +42,7 @@ _RUNS: Cells = (
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
-    """One row per run, and per end where the schedule has branches; one of a run that has done nothing, too."""
+    """One row per run, or per end where the schedule has branches. A run that has done nothing has a row too."""
     ends = [(run, end) for run in runs for end in run.leaves() or [StageHistory(name="")]]
     note = (
         "training: of the end and the stages before it on its path; "
@@ -94,7 +94,15 @@ def stages_table(runs: Sequence[Run]) -> Table:
         "train loss: mean over the last iterations, 100 at most; gain: top-1 against the stage it started from, in "
         "percentage points; time: of training, without evaluation and without what was done again"
     )
-    return Table("Stages", tuple(column for column, _ in _STAGES), rows, (note,))
+    return Table("Stages", _with_top5(runs, [column for column, _ in _STAGES]), rows, (note,))
+
+
+def _with_top5(runs: Sequence[Run], columns: Sequence[Column]) -> tuple[Column, ...]:
+    """The columns, that of top-5 for programs alone where the networks have no more than five classes to choose from."""
+    found = {identity.get("model.num_classes", "") for run in runs for identity in run.identities.values()}
+    if not found or not found <= {"1", "2", "3", "4", "5"}:
+        return tuple(columns)
+    return tuple(replace(column, title="") if column.key == "top5" else column for column in columns)
 
 
 def _last_word(run: Run, life: Life) -> str:
@@ -105,7 +113,7 @@ def _last_word(run: Run, life: Life) -> str:
 _LIVES: Cells = (
     (RUN, lambda run, life: run.label),
     (Column("life", "life", "count"), lambda run, life: life.number),
-    (Column("begun", "begun (UTC)", "moment"), lambda run, life: life.began),
+    (Column("begun", "started (UTC)", "moment"), lambda run, life: life.began),
     (Column("start", "at", "text"), lambda run, life: life.start),
     (Column("workers", "workers", "count"), lambda run, life: life.workers or None),
     (Column("threads", "threads", "count"), lambda run, life: life.threads or None),
@@ -125,7 +133,7 @@ _LIVES: Cells = (
 def lives_table(runs: Sequence[Run]) -> Table:
     """One row per process life."""
     note = (
-        "done again: iterations of it that a later life had to repeat, or that `--redo` began anew, and those by which a branch got "
+        "done again: iterations of it that a later life had to repeat, or that `--redo` started over, and those by which a branch got "
         "the snapshot that it starts from once more"
     )
     return table_of("Process lives", _LIVES, ((run, life) for run in runs for life in run.history.lives), note)
@@ -158,7 +166,9 @@ def ensembles_table(runs: Sequence[Run]) -> Table:
             notes.append(
                 f"{run.label}: evaluated with {', '.join(found)}; the other tables show what these stages were trained to later"
             )
-    return Table("Ensembles", _ENSEMBLES, rows, tuple(notes) if rows else ("no ensemble was evaluated",))
+    return Table(
+        "Ensembles", _with_top5(runs, _ENSEMBLES), rows, tuple(notes) if rows else ("no ensemble was evaluated",)
+    )
 
 
 def _ensemble_rows(run: Run, tested: EnsembleTested) -> Iterator[tuple[Value, ...]]:

@@ -1,12 +1,14 @@
-"""`stagerun retry`: starts a command that trains under a launcher, looks at what it left, and starts it anew while that is
-worth it."""
+"""`stagerun retry`: starts a command that trains under a launcher, looks at what it left, and starts it again while that is worth it."""
 
+import os
 import signal
+import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 
 import click
 
@@ -26,10 +28,11 @@ from stagerun.command.ending import tell
 from stagerun.command.options import argument, command, filled, option
 from stagerun.command.shared import output_folder
 from stagerun.language import load
-from stagerun.launch.ancestors import words_of_run
+from stagerun.launch.ancestors import to_be_told, words_of_run
 from stagerun.store.lives import Seen
+from stagerun.system import signals
 from stagerun.system.lmdb_file import with_sets
-from stagerun.tools.retry.commanded import Commanded
+from stagerun.system.process import Process, living
 from stagerun.train import results
 from stagerun.train.command import run
 from stagerun.train.first_look import look
@@ -59,7 +62,7 @@ _LOOK_S = 0.1
 class RetryOptions:
     command: tuple[str, ...] = argument("-- COMMAND...", type=click.UNPROCESSED, nargs=-1)
     max_restarts: int | None = option(
-        "--max-restarts N", "Start it anew N times at most.  [default: as long as it gets further]", least=0
+        "--max-restarts N", "Start it again N times at most.  [default: as long as it gets further]", least=0
     )
     schedule: str | None = option(
         "--schedule DIR",
@@ -223,7 +226,7 @@ def _before(task: RunOptions) -> str | None:
 
 
 def _free(out: Path) -> None:
-    """Returns when no lock says that the folder is held. FolderInUseError after a while."""
+    """Waits until no lock holds the folder. FolderInUseError after a while."""
     end = time.monotonic() + _FOLDER_S
     while (holder := store.holder(out)) is not None:
         if time.monotonic() > end:
@@ -247,7 +250,7 @@ def _place(task: RunOptions) -> tuple[Schedule, Path]:
 # -- one start
 
 
-def _one(command: Sequence[str], task: RunOptions, stop: Commanded) -> Ended:
+def _one(command: Sequence[str], task: RunOptions, stop: "Commanded") -> Ended:
     """One start, to its end, and what the run has left."""
     out = _place(task)[1]
     before = _newest(out)
@@ -279,3 +282,112 @@ def _stopped(ended: Ended, task: RunOptions) -> int:
         tell("the command ended without saving; run the same again: it goes on from the newest snapshot")
         return ExitCode.PEER
     return ExitCode.SAVED
+
+
+# -- the command, and the signals that go on to it
+
+# From a second Ctrl-C to SIGKILL.
+_HURRY_S = 5.0
+
+
+class Commanded:
+    """The command under way, and the signals that this process gets. Handlers, and no blocked signals: what is started
+    would inherit these."""
+
+    def __init__(self) -> None:
+        self.asked: signal.Signals | None = None
+        self._interrupts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked_to_end: set[Process] = set()
+        self._guard = _guard()
+        for number in signals.stop_signals():
+            signal.signal(number, self._handle)
+
+    def run(self, command: Sequence[str]) -> int:
+        """Runs it in a session of its own; returns its exit code. A Ctrl-C at the terminal would else reach the launcher too, which may
+        kill its ranks for it."""
+        try:
+            with signals.held():  # one that comes now finds the process
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=signals.release
+                )
+                self._guarded(self._process.pid)
+        except OSError as error:
+            raise UsageError(f"`{command[0]}` can't be started: {error.strerror}") from error
+        if self.asked is not None:
+            self._pass_on()
+        while (code := self._process.poll()) is None:
+            time.sleep(_LOOK_S)
+            if self._asked_to_end and all(living(kin.pid) is None for kin in self._asked_to_end):
+                _ask_to_end(self._process.pid, self._asked_to_end)  # the script may go on to its next command
+        self._process = None
+        self._guarded(0)
+        return code
+
+    def wait(self, seconds: float) -> bool:
+        """Waits; returns whether there was a signal meanwhile."""
+        end = time.monotonic() + seconds
+        while self.asked is None and time.monotonic() < end:
+            time.sleep(_LOOK_S)
+        return self.asked is not None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._interrupts += number == signal.SIGINT
+        if self.asked is None:
+            self.asked = signal.Signals(number)
+            self._pass_on()
+        elif number == signal.SIGINT and self._interrupts > 1:
+            self._hurry()
+
+    def _pass_on(self) -> None:
+        if self._process is not None:
+            signals.say(f"{(self.asked or signal.SIGTERM).name}: the command is asked to stop")
+            if not _ask_to_end(self._process.pid, self._asked_to_end):
+                with suppress(OSError):
+                    os.killpg(self._process.pid, signal.SIGTERM)
+
+    def _hurry(self) -> None:
+        if self._process is not None:
+            pid = self._process.pid
+            with suppress(OSError):
+                os.killpg(pid, signal.SIGTERM)
+            end = time.monotonic() + _HURRY_S
+            while time.monotonic() < end and living(pid) is not None:
+                time.sleep(_LOOK_S)
+            with suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
+        signals.end_at_once(ExitCode.INTERRUPTED, "ended without saving")
+
+    def _guarded(self, pid: int) -> None:
+        with suppress(OSError):  # it is gone
+            os.write(self._guard, f"{pid}\n".encode())
+
+
+def _ask_to_end(pid: int, asked: set[Process]) -> bool:
+    """Asks what the process has become to save and end, each launcher or run once. Returns whether there is one."""
+    found = to_be_told(pid)
+    if found is not None and found[0] not in asked:
+        asked.add(found[0])
+        with suppress(OSError):
+            os.kill(found[0].pid, found[1])
+    return found is not None
+
+
+def _guard() -> int:
+    """Starts a process that asks the command to stop when this one is killed: the kernel's own way reaches the command alone, and
+    not what it has started. Returns where it reads the command's number, 0 for none."""
+    reads, writes = os.pipe()
+    if os.fork():
+        os.close(reads)
+        return writes
+    try:
+        os.close(writes)
+        os.setsid()
+        signals.settle()
+        pid = 0
+        while said := os.read(reads, 4096):
+            pid = int(said.split()[-1])
+        if pid and not _ask_to_end(pid, set()):
+            os.killpg(pid, signal.SIGTERM)
+    finally:
+        os._exit(0)

@@ -34,7 +34,8 @@ def status(folder: Folder, overrides: Overrides = (), out: Out = None, as_json: 
     target = find_target(folder, overrides, out)
     now = time.time()
     found = look(target, now, tell)
-    text = status_json(found) if as_json else status_text(found, now)
+    classes = target.schedule.model.num_classes if target.schedule is not None else None
+    text = status_json(found) if as_json else status_text(found, now, classes)
     show(text + (elsewhere(target) if found.state == "nothing" and not as_json else ""), marks=found.stages)
 
 
@@ -43,8 +44,8 @@ def status_json(status: Status) -> str:
     return json.dumps(asdict(status) | {"ensembles": ensembles}, indent=1)
 
 
-def status_text(status: Status, now: float) -> str:
-    """`now` in seconds since the epoch."""
+def status_text(status: Status, now: float, classes: int | None = None) -> str:
+    """`now` in seconds since the epoch; `classes` of the network, where known."""
 
     def ago(time: float) -> str:
         return duration(max(0.0, now - time))  # another machine's clock may be ahead
@@ -69,7 +70,7 @@ def status_text(status: Status, now: float) -> str:
         age = "" if status.snapshot.written is None else f", {ago(status.snapshot.written)} old"
         lines.append(f"newest snapshot {status.snapshot.name}, {size(status.snapshot.bytes)}{age}")
     if status.evaluations:
-        lines += ["", *_table(status)]
+        lines += ["", *_table(status, classes)]
     if status.ensembles:
         lines += ["", ensembles_table(status.ensembles)]
     lines += [passed_over(name) for name in status.forbidden]
@@ -124,16 +125,18 @@ def hosts_text(hosts: Sequence[str]) -> str:
     return f"on {count(len(ranks), 'host')}: {', '.join(named)}{f' and {more} more' if more else ''}"
 
 
-def _table(status: Status) -> list[str]:
+def _table(status: Status, classes: int | None) -> list[str]:
+    """Without top-5 where there are no more than five classes to choose from."""
+    five = classes is None or classes > 5
     averaged = any(e.ema_top1 is not None for e in status.evaluations)
-    rows = [["evaluated", "iteration", "top-1", "top-5", "loss", *["EMA top-1"] * averaged, "snapshot"]]
+    rows = [["evaluated", "iteration", "top-1", *["top-5"] * five, "loss", *["EMA top-1"] * averaged, "snapshot"]]
     for e in status.evaluations:
         rows.append(
             [
                 e.stage,
                 str(e.iter),
                 percent(e.top1),
-                percent(e.top5),
+                *[percent(e.top5)] * five,
                 "" if e.loss is None else f"{e.loss:.4f}",
                 *[percent(e.ema_top1)] * averaged,
                 e.snapshot,

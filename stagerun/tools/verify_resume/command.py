@@ -1,4 +1,4 @@
-"""`stagerun verify-resume`: the schedule cut down, once straight and once interrupted; then what came out is compared."""
+"""`stagerun verify-resume`: runs the schedule cut down, once straight and once interrupted, and compares what came out."""
 
 import random
 import shutil
@@ -23,29 +23,25 @@ from stagerun.store.throw_away import claim
 from stagerun.system import signals
 from stagerun.system.world import default_threads, launched, started_by
 from stagerun.tools.report.read_log import LOG
-from stagerun.tools.verify_resume.interruption import (
-    Compared,
-    Course,
-    Moment,
-    compare_logs,
-    course_of,
-    promises,
-    went_on,
-)
+from stagerun.tools.verify_resume.interruption import LOOK_S, Course, Moment, Stroke, Victim, course_of, strike, strokes
 from stagerun.tools.verify_resume.verdict import (
+    Compared,
     Ends,
     Lived,
     Verdict,
     VerifyOptions,
     as_record,
+    compare_logs,
     ends_of,
     life_line,
+    promises,
     render,
+    went_on,
 )
-from stagerun.tools.verify_resume.victim import LOOK_S, Stroke, Victim, strike, strokes
 from stagerun.train.command import job_of
 from stagerun.train.log_file import Tail
-from stagerun.train.options import Cut, RunOptions
+from stagerun.train.options import Cut
+from stagerun.train.options import RunOptions
 
 THROW_AWAY = ".verify-resume"
 SYNTHETIC_IMAGES = 512
@@ -106,7 +102,7 @@ def live(options: VerifyOptions) -> int:
     assert options.life is not None
     out, batches = Path(options.life), options.batches or 1
     nproc, threads = options.nproc or 1, options.threads or 1
-    # A life may well have been hit before it came any further: that is no reason to give up here.
+    # A life may have been hit before it got any further: that is not a reason to give up here.
     of_run = RunOptions(options.folder, options.overrides, str(out), nproc=nproc, threads=threads, retry=True)
     cut = Cut(lambda schedule: shortened(options, schedule, batches, out.parent), batches)
     job = job_of(of_run, cut)
@@ -222,7 +218,7 @@ class _Trial:
     # -- runs
 
     def _straight(self, out: Path) -> tuple[_Round, float]:
-        """An uninterrupted run, and the seconds until it could begin."""
+        """An uninterrupted run, and the seconds until it could start."""
         one = _Round(out, Tail(out / LOG))
         with self._life(one, self.nproc) as life:
             self._until(life, one, None)
@@ -233,8 +229,8 @@ class _Trial:
         return one, started
 
     def _interrupted(self, straight: _Round, course: Course) -> tuple[list[Ends], Compared]:
-        """The ends of each run that came to its end, and what their logs say. One that is over before it was interrupted as often as
-        asked for is followed by another, and so are a few of which no life went on from a snapshot: nothing could differ there."""
+        """The ends of each run that came to its end, and what their logs say. Another run follows one that ended before
+        all interruptions, and a few in which no life went on from a snapshot: nothing could differ there."""
         left = strokes(self.options.kills, self.rng)
         ends: list[Ends] = []
         compared = Compared()
@@ -264,14 +260,14 @@ class _Trial:
         return ends, compared
 
     def _round(self, out: Path, course: Course, left: list[Stroke]) -> _Round:
-        """One run from its first life to its end; what it was hit by is taken from `left`."""
+        """One run from its first life to its end. Removes from `left` what hit it."""
         one = _Round(out, Tail(out / LOG))
         while left:
             reached = max((course.done(event) for _, event in one.events), default=0)
             moment = course.moment(reached, len(left) + self.vain, self.rng)
             if self._one_life(one, course, moment, left):
                 return one
-        self._one_life(one, course, None, left)  # no one interrupts it: it comes to the end, or fails
+        self._one_life(one, course, None, left)  # not interrupted: it comes to the end, or fails
         return one
 
     def _one_life(self, one: _Round, course: Course, moment: Moment | None, left: list[Stroke]) -> bool:
@@ -346,7 +342,7 @@ class _Trial:
         return code
 
     def _failed(self, who: str, code: int) -> None:
-        """LifeFailed, with the last lines that it printed."""
+        """Raises LifeFailed, with the last lines that the life printed."""
         known = code in EXIT_MEANINGS
         why = f"exit code {code}: {EXIT_MEANINGS[ExitCode(code)]}" if known else f"exit code {code}"
         try:

@@ -1,23 +1,27 @@
-"""Where a short run is to be interrupted, and whether what was interrupted came out as what was not. Pure: events in, values out."""
+"""Where and how a short run is interrupted: the moments along its course, its process lives, and the signals that hit them."""
 
+import os
 import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from stagerun.base.errors import ExitCode
 from stagerun.base.events import (
-    EnsembleTested,
     Event,
     Iterated,
-    Note,
-    NotFinite,
-    PieceStarted,
     RunFinished,
     RunStarted,
-    StageFinished,
-    StageStarted,
-    Tested,
 )
+from stagerun.launch.folder import LAUNCHER_PID
+from stagerun.system.process import all_living, program, words
 
 Timed = Sequence[tuple[float, Event]]
 
@@ -63,92 +67,154 @@ class Course:
 
 
 def course_of(events: Timed) -> Course:
-    """The course in the log of one life that trained a whole schedule. ValueError if it is not."""
-    started = [time for time, event in events if isinstance(event, RunStarted)]
-    ended = [time for time, event in events if isinstance(event, RunFinished)]
+    """The course in the log of one life that trained a whole schedule. Raises ValueError for any other log."""
+    started = [moment for moment, event in events if isinstance(event, RunStarted)]
+    ended = [moment for moment, event in events if isinstance(event, RunFinished)]
     if len(started) != 1 or len(ended) != 1:
         raise ValueError("not the log of one uninterrupted run")
-    iterated = [(time, event) for time, event in events if isinstance(event, Iterated)]
+    iterated = [(moment, event) for moment, event in events if isinstance(event, Iterated)]
     # The wall clock may be set back meanwhile: then two moments are one.
     times = [started[0]]
-    for time, _ in iterated:
-        times.append(max(time, times[-1]))
+    for moment, _ in iterated:
+        times.append(max(moment, times[-1]))
     places = {(event.stage, event.iter, event.epoch): n for n, (_, event) in enumerate(iterated, 1)}
     return Course(tuple(times), max(ended[0], times[-1]), places)
 
 
+# -- the process lives
+
+MARK = "STAGERUN_LIFE"
+LOOK_S = 0.005  # a look into the log costs some 10 us
+GONE_S = 30.0  # the kernel kills what is left of a launcher that was killed; freeing a network's memory takes a moment
+
+
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """How many numbers of a log were compared with those of an uninterrupted run, and what differs, in words."""
+class Found:
+    """A process of a life. `rank` None: not a worker."""
 
-    losses: int = 0
-    tests: int = 0
-    different: tuple[str, ...] = ()
-
-
-def compare_logs(straight: Timed, other: Timed) -> Compared:
-    """Each loss, each failure (`on_nan`) and each evaluation that `other` tells, which may tell one several times: what was trained
-    again. A log may lack some, those between the last event and a kill.
-
-    An evaluation says nothing of its images: where `straight` was there several times, with a rollback in between, each will do."""
-    wanted: dict[_Place, list[_Numbers]] = {}
-    for place, numbers in _numbers(straight):
-        wanted.setdefault(place, []).append(numbers)
-    losses = tests = 0
-    different = []
-    for place, numbers in _numbers(other):
-        losses, tests = losses + (place[0] == "loss"), tests + (place[0] not in ("loss", "failure"))
-        if numbers not in wanted.get(place, []):
-            expected = " or ".join(map(_text, wanted.get(place, []))) or "nothing"
-            different.append(f"{_words(place)}: {expected} straight, {_text(numbers)} interrupted")
-    return Compared(losses, tests, tuple(different))
+    pid: int
+    parent: int
+    rank: int | None
 
 
-_Place = tuple[str, str, int, float]  # kind, stage, iteration, and where in the data that was, if it is reported
-_Numbers = tuple[object, ...]
+class Victim:
+    """`stagerun ARGUMENTS...` from its start on. It dies with this process, which has to start it in its main thread.
+
+    `said`: the file that takes what it prints. Use as a context manager: no process of it is left afterwards.
+    """
+
+    def __init__(self, arguments: Sequence[str], said: Path) -> None:
+        self.mark, self.started = uuid.uuid4().hex, time.monotonic()
+        environment = {**os.environ, MARK: self.mark, LAUNCHER_PID: str(os.getpid())}
+        with open(said, "wb") as file:
+            # A session of its own: Ctrl-C is for the process that started it, which then ends it.
+            self.process = subprocess.Popen(
+                [sys.executable, *program("stagerun"), *arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> "Victim":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        last = time.monotonic() + GONE_S  # what hangs in the kernel can't be ended
+        while (left := self.found()) and time.monotonic() < last:
+            for process in left:
+                send(process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=0.05)
+        self.process.poll()
+
+    def ended(self) -> int | None:
+        """Its exit code, negative for a signal; None while it lives."""
+        return self.process.poll()
+
+    def found(self) -> list[Found]:
+        """Its living processes."""
+        there = []
+        for process in all_living():
+            environment = words(process.pid, "environ")
+            if f"{MARK}={self.mark}" in environment:
+                rank = next((entry.removeprefix("RANK=") for entry in environment if entry.startswith("RANK=")), "")
+                there.append(Found(process.pid, process.parent, int(rank) if rank.isdecimal() else None))
+        return there
+
+    def workers(self) -> dict[int, int]:
+        """Process ids of the workers by rank: the launcher's own children, or the process itself where it is the only one."""
+        own = self.process.pid
+        children = {p.rank: p.pid for p in self.found() if p.parent == own and p.rank is not None}
+        return children or {0: own}
+
+    def gone(self) -> int:
+        """How many processes are left GONE_S after its end."""
+        last = time.monotonic() + GONE_S
+        while (left := len(self.found())) and time.monotonic() < last:
+            time.sleep(0.02)
+        return left
 
 
-def _numbers(events: Timed) -> Iterator[tuple[_Place, _Numbers]]:
-    for _, event in events:
-        match event:
-            case Iterated():
-                yield ("loss", event.stage, event.iter, event.epoch), (event.loss,)
-            case NotFinite() if event.until is None:
-                failed = (event.what, event.lr, event.done, event.number, event.back_to)
-                yield ("failure", event.stage, event.iter, event.position), failed
-            case Tested():
-                kind = "evaluation of averaged weights" if event.ema else "evaluation"
-                yield (kind, event.stage, event.iter, 0), (event.top1, event.top5, event.loss)
-            case StageFinished():
-                yield ("result", event.stage, event.iterations, 0), result_numbers(event)
-            case EnsembleTested():
-                yield ("ensemble", event.name, 0, 0), (event.top1, event.top5, event.loss)
+def send(pid: int, number: signal.Signals) -> bool:
+    """False if the process has ended."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
-def result_numbers(r: StageFinished) -> tuple[float | None, ...]:
-    """What of a stage's result follows from its training alone, and not from time or place."""
-    return (r.loss, r.top1, r.top5, r.test_loss, r.ema_top1, r.ema_top5, r.ema_test_loss)
+# -- what interrupts a life: which process gets which signal, and with what exit code the whole may end then
 
 
-def _words(place: _Place) -> str:
-    kind, name, iter, _ = place
-    return f"{kind} {name}" if kind == "ensemble" else f"{kind} of {name} at iteration {iter}"
+@dataclass(frozen=True, slots=True)
+class Stroke:
+    """`codes`: exit codes of the command that may follow, negative for a signal; not 0, which is one that came too late."""
+
+    target: str
+    number: signal.Signals
+    codes: frozenset[int]
 
 
-def _text(numbers: _Numbers) -> str:
-    return ", ".join(map(repr, numbers))
+_DEAD = frozenset({-int(signal.SIGKILL)})
+_LOST = frozenset(
+    {int(ExitCode.PEER), *_DEAD}
+)  # where the only worker is the command itself, it is that which was killed
+KILLS = (
+    Stroke("rank 0", signal.SIGKILL, _LOST),
+    Stroke("one worker", signal.SIGKILL, _LOST),
+    Stroke("all processes", signal.SIGKILL, _DEAD),
+    Stroke("the launcher", signal.SIGKILL, _DEAD),
+)
+STOP = Stroke("the launcher", signal.SIGTERM, frozenset({int(ExitCode.SAVED)}))
 
 
-def went_on(events: Timed) -> bool:
-    """Whether the life of which these are began with what another had left on disk, and not from the seed."""
-    for _, event in events:
-        if isinstance(event, StageStarted | PieceStarted):
-            return event.iter > 0 or not event.start.startswith("seed ")
-        if isinstance(event, Tested):  # of a stage that was finished but for that
-            return True
-    return False
+def strokes(number: int, rng: random.Random) -> list[Stroke]:
+    """In random order. One in five is a stop, and at least one of two or more."""
+    stops = max(1, number // 5) if number > 1 else 0
+    found = [KILLS[i % len(KILLS)] for i in range(number - stops)] + [STOP] * stops
+    rng.shuffle(found)
+    return found
 
 
-def promises(events: Timed) -> list[str]:
-    """What the run has said about the bits of what it went on from."""
-    return [event.text for _, event in events if isinstance(event, Note) and ("BIT-EXACT" in event.text)]
+def strike(life: Victim, stroke: Stroke, rng: random.Random) -> str:
+    """Sends the signal. Returns in words what it hit, '' if nothing lived any more."""
+    own, workers = life.process.pid, life.workers()
+    alone = list(workers.values()) == [own]
+    name = "the run" if alone else stroke.target
+    match stroke.target:
+        case "rank 0":
+            targets = [workers[0]] if 0 in workers else []
+        case "one worker":
+            rank = rng.choice(sorted(workers.keys() - {0}) or sorted(workers))
+            name, targets = name if alone else f"rank {rank}", [workers[rank]]
+        case "all processes":
+            targets = [found.pid for found in life.found()]
+        case _:
+            targets = [own]
+    if life.ended() is not None:  # its process id may be another's by now
+        return ""
+    hit = [send(pid, stroke.number) for pid in targets]
+    return f"{stroke.number.name} to {name}" if any(hit) else ""

@@ -1,19 +1,29 @@
-"""What `verify-resume` was asked for, what an interrupted run is compared by, and how the answer reads."""
+"""The options of `verify-resume`, what an interrupted run is compared by, and how the answer reads."""
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stagerun import store
 from stagerun.base.errors import StorageError
+from stagerun.base.events import (
+    EnsembleTested,
+    Iterated,
+    Note,
+    NotFinite,
+    PieceStarted,
+    StageFinished,
+    StageStarted,
+    Tested,
+)
 from stagerun.base.recipe import Determinism, Schedule
 from stagerun.base.text import columns, count, duration
 from stagerun.command.options import arguments, option
 from stagerun.command.shared import DeviceBatch, Folder, Json, Nproc, OutToCome, Overrides, Synthetic, Threads
 from stagerun.plan import make_plan
-from stagerun.tools.verify_resume.interruption import Compared, result_numbers
+from stagerun.tools.verify_resume.interruption import Timed
 from stagerun.train import results
 
 
@@ -57,7 +67,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Those of a finished run. `environment`: what its bits depend on besides the schedule (snapshots.SnapshotRef)."""
+    """The ends of a finished run. `environment`: what its bits depend on besides the schedule (snapshots.SnapshotRef)."""
 
     stages: dict[str, End]
     ensembles: dict[str, tuple[float | None, ...]]
@@ -98,6 +108,89 @@ def digest_of(files: dict[str, bytes]) -> str:
     return whole.hexdigest()
 
 
+# -- logs compared
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """How many numbers of a log were compared with those of an uninterrupted run, and what differs, in words."""
+
+    losses: int = 0
+    tests: int = 0
+    different: tuple[str, ...] = ()
+
+
+def compare_logs(straight: Timed, other: Timed) -> Compared:
+    """Compares each loss, each failure (`on_nan`) and each evaluation in `other`, which may have one several times: what was trained
+    again. A log may lack those between the last event and a kill.
+
+    An evaluation says nothing of its images: where `straight` was there several times, with a rollback in between, each will do."""
+    wanted: dict[_Place, list[_Numbers]] = {}
+    for place, numbers in _numbers(straight):
+        wanted.setdefault(place, []).append(numbers)
+    losses = tests = 0
+    different = []
+    for place, numbers in _numbers(other):
+        losses, tests = losses + (place[0] == "loss"), tests + (place[0] not in ("loss", "failure"))
+        if numbers not in wanted.get(place, []):
+            expected = " or ".join(map(_text, wanted.get(place, []))) or "nothing"
+            different.append(f"{_words(place)}: {expected} straight, {_text(numbers)} interrupted")
+    return Compared(losses, tests, tuple(different))
+
+
+_Place = tuple[str, str, int, float]  # kind, stage, iteration, and where in the data that was, if it is reported
+_Numbers = tuple[object, ...]
+
+
+def _numbers(events: Timed) -> Iterator[tuple[_Place, _Numbers]]:
+    for _, event in events:
+        match event:
+            case Iterated():
+                yield ("loss", event.stage, event.iter, event.epoch), (event.loss,)
+            case NotFinite() if event.until is None:
+                failed = (event.what, event.lr, event.done, event.number, event.back_to)
+                yield ("failure", event.stage, event.iter, event.position), failed
+            case Tested():
+                kind = "evaluation of averaged weights" if event.ema else "evaluation"
+                yield (kind, event.stage, event.iter, 0), (event.top1, event.top5, event.loss)
+            case StageFinished():
+                yield ("result", event.stage, event.iterations, 0), result_numbers(event)
+            case EnsembleTested():
+                yield ("ensemble", event.name, 0, 0), (event.top1, event.top5, event.loss)
+
+
+def result_numbers(r: StageFinished) -> tuple[float | None, ...]:
+    """What of a stage's result follows from its training alone, and not from time or place."""
+    return (r.loss, r.top1, r.top5, r.test_loss, r.ema_top1, r.ema_top5, r.ema_test_loss)
+
+
+def _words(place: _Place) -> str:
+    kind, name, iter, _ = place
+    return f"{kind} {name}" if kind == "ensemble" else f"{kind} of {name} at iteration {iter}"
+
+
+def _text(numbers: _Numbers) -> str:
+    return ", ".join(map(repr, numbers))
+
+
+def went_on(events: Timed) -> bool:
+    """Whether the life with these events started from what another had left on disk, and not from the seed."""
+    for _, event in events:
+        if isinstance(event, StageStarted | PieceStarted):
+            return event.iter > 0 or not event.start.startswith("seed ")
+        if isinstance(event, Tested):  # of a stage that was finished but for that
+            return True
+    return False
+
+
+def promises(events: Timed) -> list[str]:
+    """What the run said about the bits that it went on from."""
+    return [event.text for _, event in events if isinstance(event, Note) and ("BIT-EXACT" in event.text)]
+
+
+# -- the answer
+
+
 @dataclass(frozen=True, slots=True)
 class Lived:
     """What is shown of one life. `hit` '' if it came to the end by itself; `at`: how far it was then, in words; `start`: what it
@@ -116,7 +209,7 @@ class Lived:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """`ends`: of each interrupted run. `repeatable`: whether a second uninterrupted run gave the bits of the first; None where all
-    is equal and no one asked."""
+    is equal, and the question did not come up."""
 
     schedule: Schedule
     options: VerifyOptions

@@ -1,1 +1,1 @@
-"""`stagerun eval`, `predict` and `export`: what is done with trained weights. `selection` finds the snapshot that is meant."""
+"""`stagerun eval`, `predict` and `export`: use trained weights. `selection` finds the snapshot that is meant."""

@@ -1,4 +1,4 @@
-"""`stagerun eval`: what is printed. Torch is imported once it is clear what to evaluate."""
+"""`stagerun eval`: evaluates snapshots and prints the numbers. Torch is imported once it is clear what to evaluate."""
 
 import json
 import sys
@@ -15,12 +15,13 @@ from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, flag, option
 from stagerun.command.shared import Ema, ForwardBatch, Json, OwnThreads, Views
 from stagerun.system.world import World, default_threads
-from stagerun.tools.weights.selection import Chosen, choose
+from stagerun.tools.weights.selection import SETS, Chosen, choose
 
 if TYPE_CHECKING:
     from stagerun.data.records import LmdbSource
     from stagerun.engine.images import Batch
     from stagerun.tools.weights.confusion import Confusion
+    from stagerun.train.stored import Stored
 
 _MOST_MISTAKES, _TILE = 60, 112  # pictures of a sheet, and the side of one in pixels
 
@@ -46,7 +47,7 @@ def evaluate(
     out: str | None = option(
         "--out FOLDER", "Output folder of DIR, or of a SNAPSHOT's name.  [default of DIR: ./out/NAME]"
     ),
-    stage: str | None = option("--stage STAGE", "Of DIR, the end of this stage alone."),
+    stage: str | None = option("--stage STAGE", "With DIR: only the end of this stage."),
     overrides: tuple[str, ...] = option(
         "--set STAGE.FIELD=VALUE", "Change a field of DIR for this command.", default=()
     ),
@@ -56,7 +57,7 @@ def evaluate(
     """Evaluates a snapshot: top-1, top-5 and loss over the validation images.
 
     SNAPSHOT is a snapshot's directory, or its name with --out. Images and transform are those of the recipe inside of it.
-    Of DIR, a schedule's folder or an output folder, the end of every finished stage is evaluated; images and transform are
+    With DIR, a schedule's folder or an output folder, the end of every finished stage is evaluated; images and transform are
     then those that the schedule names now.
 
     With --views the softmax outputs of the views are averaged, and the loss is that of the average. The ten crops are
@@ -100,8 +101,8 @@ class Answers:
 def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
     """One line for each snapshot, as soon as it is known; with --json one object at the end.
 
-    Of several, one that can't be evaluated doesn't hide the numbers of the others: what is wrong with it is shown, and the
-    command ends with the code of the first such error.
+    A snapshot that can't be evaluated doesn't hide the numbers of the others: its error is shown, and the command ends with
+    the code of the first such error.
     """
     if options.output is not None and find_spec("matplotlib") is None:
         raise UsageError(
@@ -125,7 +126,7 @@ def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
             continue
         rows.append(row)
         if not options.as_json:
-            show("\n".join([_line(row), *lines]))
+            show("\n".join(lines))
     if options.as_json and rows:
         failed = [{"snapshot": name, "error": error.message} for name, error in errors.items()]
         show(json.dumps({"evaluations": rows, "failed": failed}, indent=1))
@@ -134,7 +135,7 @@ def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
 
 
 def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -> tuple[dict[str, Any], list[str]]:
-    """An object for JSON, and the lines of `per_class`."""
+    """An object for JSON, and the lines for people."""
     from stagerun.engine.evaluate import Views as ViewsOf
     from stagerun.train.evaluating import Wanted, score, use_schedule
     from stagerun.train.stored import open_snapshot
@@ -143,7 +144,11 @@ def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -
     stored = open_snapshot(folder)
     stage = chosen.stages.get(folder.name, stored.ref.stage)
     if chosen.schedule is not None:
-        stored = use_schedule(stored, chosen.schedule, stage)
+        as_run, stored = stored, use_schedule(stored, chosen.schedule, stage)
+        if changes := _changes(as_run, stored):
+            tell(
+                f"note: {stage} is evaluated as the schedule says now, not as in the run: {', '.join(changes)}; {SETS}"
+            )
     val = stored.schedule.data.val
     wanted = Wanted(views=ViewsOf(options.views), data=options.data, batch=options.device_batch, ema=options.ema)
     answers = Answers()
@@ -161,10 +166,26 @@ def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -
         **asdict(found),
         "seconds": time.monotonic() - started,
     }
+    number = stored.schedule.model.num_classes
+    line = _line(row, number)
     if not options.per_class:
-        return row, []
-    classes, lines = _per_class(stored.ref.name, data, stored.schedule.model.num_classes, answers, options.output)
-    return row | {"classes": classes}, lines
+        return row, [line]
+    classes, lines = _per_class(stored.ref.name, data, number, answers, options.output)
+    return row | {"classes": classes}, [line, *lines]
+
+
+def _changes(as_run: "Stored", now: "Stored") -> list[str]:
+    """In what an evaluation differs from the run's, of the snapshot's recipe and with the schedule of today."""
+    from stagerun.language.values import differing, text
+
+    found = [*differing(as_run.stage.solver, now.stage.solver, "")]
+    found += differing(as_run.schedule.data.val, now.schedule.data.val, "data.val")
+    # Where the images are may differ between machines.
+    return [
+        f"{key.lstrip('.')} {text(was)} -> {text(new)}"
+        for key, was, new in found
+        if not key.endswith((".path", ".source"))
+    ]
 
 
 def _per_class(
@@ -219,10 +240,12 @@ def _shown(batches: "Iterable[Batch]", count: int, name: str) -> "Iterable[Batch
         yield from bar.track(batches, total=count, description=name)
 
 
-def _line(row: dict[str, Any]) -> str:
+def _line(row: dict[str, Any], classes: int) -> str:
+    """Without top-5 where a network has no more than five classes to choose from."""
     how = {"one": "", "flip": ", image and mirror", "10crop": ", 10 crops"}[row["views"]]
     weights = ", averaged weights" if row["ema"] else ""
+    top5 = f"top-5 {100 * row['top5']:.2f} %, " if classes > 5 else ""
     return (
-        f"{row['snapshot']}{weights}{how}: top-1 {100 * row['top1']:.2f} %, top-5 {100 * row['top5']:.2f} %, "
+        f"{row['snapshot']}{weights}{how}: top-1 {100 * row['top1']:.2f} %, {top5}"
         f"loss {row['loss']:.4f} on {row['images']} images in {duration(row['seconds'])}"
     )

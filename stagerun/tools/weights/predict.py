@@ -16,13 +16,17 @@ from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, option
 from stagerun.command.shared import Ema, ForwardBatch, Json, OutOfName, OwnThreads, Views
 from stagerun.data import datum
-from stagerun.data.records import ListRecords, LmdbSource
+from stagerun.data.records import ListRecords
+from stagerun.data.records import LmdbSource
 from stagerun.system.files import write_output
+from stagerun.data.records import spread
 from stagerun.tools.data.images import ImportOptions, ImportWork
 from stagerun.tools.data.pictures import ResizeOptions, class_names, classes_of
 from stagerun.tools.data.sources.folder import Files, files_below, is_image
 from stagerun.tools.data.sources.items import IMAGE_SUFFIXES, Names
 from stagerun.tools.weights.selection import choose_snapshot
+
+_SAMPLES = 16  # records of an LMDB that say how large its images are
 
 if TYPE_CHECKING:
     from stagerun.train.stored import Stored
@@ -46,9 +50,9 @@ class PredictOptions:
 
 @command()
 def predict(snapshot: str = argument("SNAPSHOT"), out: OutOfName = None, *, options: PredictOptions) -> None:
-    """What a snapshot's network says of pictures: names of classes and probabilities.
+    """Shows what a snapshot's network says about pictures: names of classes and probabilities.
 
-    SNAPSHOT is a snapshot's directory, or its name with --out. Of a FOLDER every picture at any depth is taken. Files become
+    SNAPSHOT is a snapshot's directory, or its name with --out. A FOLDER stands for every picture in it, at any depth. Files become
     records as by `data import`, and are cropped and normalised as in the stage's evaluations: a network that was trained on
     images resized by `data import` needs the same --resize options here, and the same --background.
     """
@@ -174,8 +178,9 @@ def _records(
     work = ImportWork(files, paths[0], resize)
     channels = stored.schedule.model.channels
     cropped = stored.stage.solver.test_transform.crop_size is not None
-    own = None if cropped else next(_own_records(stored), None)
-    size = None if own is None else _size(own.get(0)[1], channels)
+    own = next(_own_records(stored), None)
+    size = None if cropped or own is None else _size(own.get(0)[1], channels)
+    usual = _usual_size(own, channels) if cropped and own is not None else None
     images: list[str] = []
     values: list[bytes] = []
     for i, path in enumerate(paths):
@@ -195,6 +200,9 @@ def _records(
                 "its transform neither crops nor resizes",
                 f"--resize-height {size[0]} --resize-width {size[1]}, as `data import` has them",
             )
+        if usual is not None and min(found) != min(usual):
+            tell(_other_size(path, found, usual))
+            usual = None  # once is enough
         images.append(path)
         values.append(made.record)
         if len(images) == batch:
@@ -202,6 +210,26 @@ def _records(
             images, values = [], []
     if images:
         yield images, ListRecords(values, "the pictures")
+
+
+def _usual_size(records: LmdbSource, channels: int) -> tuple[int, int] | None:
+    """(height, width) of an image that the network was evaluated on, where the shorter sides of all are equal, as far as a few
+    of them show: then `data import` has resized them. The longer side is 0 where it varies. None for anything else."""
+    try:
+        sizes = {_size(records.get(i)[1], channels) for i in spread(len(records), _SAMPLES)}
+    except StagerunError:  # only asked for what would be good to know
+        return None
+    shorter = {min(size) for size in sizes}
+    if len(shorter) != 1:
+        return None
+    return sizes.pop() if len(sizes) == 1 else (shorter.pop(),) * 2
+
+
+def _other_size(path: str, found: tuple[int, int], usual: tuple[int, int]) -> str:
+    return (
+        f"note: {path} is {found[0]} x {found[1]} pixels (height x width), and the shorter side of the images that the network was "
+        f"evaluated on is {min(usual)}: where `data import` resized those, give the same here, as --resize-shorter {min(usual)}"
+    )
 
 
 def _size(record: bytes, channels: int) -> tuple[int, int]:

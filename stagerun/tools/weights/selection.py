@@ -10,9 +10,11 @@ from stagerun.base.errors import UsageError, listing, nearest
 from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.language.resolve import SCHEDULE_FILE
-from stagerun.plan import make_plan
+from stagerun.plan import State, make_plan
 from stagerun.store.layout import MANIFEST, snapshots_folder
 from stagerun.train.output import DISK, Target, find_target, stage_order
+
+SETS = "if `stagerun run` had --set, give the same here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def choose(argument: str, overrides: Sequence[str], out: str | None, stage: str 
 
 
 def _snapshot(argument: str, out: str | None) -> Path | None:
-    """None if the argument is something else than a snapshot."""
+    """None if the argument is not a snapshot."""
     path = Path(argument)
     if os.path.isdir(path):
         real = path.resolve()
@@ -97,7 +99,11 @@ def _ends(target: Target, stage: str | None) -> Chosen:
     asked = {name: ref for name, ref in ends.items() if stage in (None, name)}
     if not asked:
         what = f"stage `{stage}` is {waiting[stage]}" if stage is not None else f"no stage is finished in {target.out}"
-        raise UsageError(what, "give one of its snapshots; `stagerun snapshots` lists them")
+        stale = State.STALE.value in ([waiting[stage]] if stage is not None else waiting.values())
+        if stale and stage is None:
+            what += " as the schedule says now"
+        hint = "give one of its snapshots; `stagerun snapshots` lists them"
+        raise UsageError(what, f"{SETS}; or {hint}" if stale else hint)
     left_out = [f"stage `{name}` is {why} and is left out" for name, why in waiting.items() if stage is None]
     folders = tuple(snapshots_folder(target.out) / ref.name for ref in asked.values())
     stages = {ref.name: ref.stage for ref in asked.values()}
@@ -113,13 +119,13 @@ def _planned(schedule: Schedule, inventory: Inventory) -> tuple[dict[str, Snapsh
 
 
 def _newest(out: Path, inventory: Inventory) -> tuple[dict[str, SnapshotRef], dict[str, str]]:
-    """The same of an output folder alone: of each stage the newest snapshot that ended it."""
+    """The same for an output folder without a schedule: the newest snapshot that ended each stage."""
     order = stage_order(out, inventory)
     present = dict.fromkeys(ref.stage for ref in inventory.snapshots)
     stages = [*(name for name in order if name in present), *(name for name in present if name not in order)]
     ends: dict[str, SnapshotRef] = {}
     for name in stages:
         for ref in inventory.of(name):  # oldest first
-            if ref.identity.get("solver.max_iter") == str(ref.iter):
+            if ref.ends_stage:
                 ends[name] = ref
     return ends, {name: "half trained" for name in stages if name not in ends}
