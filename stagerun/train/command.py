@@ -56,6 +56,14 @@ class RunOptions(PlannedOptions):
         type=Duration(least=1.0),
         word="{:f}s".format,
     )
+    stop_after: float | None = option(
+        "--stop-after TIME",
+        "Stop and save, as after a signal to stop (75), when the command has run for so long: for a night, or an allocation.",
+        title=STOPPING,
+        type=Duration(least=1.0),
+        launcher=True,  # the clock is that of the process that was called; its signal reaches the workers
+        word="{:f}s".format,
+    )
     timeouts: tuple[str, ...] = option(
         "--timeout SECTION=TIME",
         "End the run (69), naming the rank, when one has not moved for so long in a section: start (10m without it), copy (30m), "

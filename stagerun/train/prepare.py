@@ -1,8 +1,12 @@
 """`stagerun run`: what can go wrong is found here, in the first second and without torch; then workers are started, or
 this process is one."""
 
+import os
 import shlex
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -11,6 +15,7 @@ from stagerun.base.errors import ExitCode, UsageError
 from stagerun.base.events import RunFinished
 from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import Inventory
+from stagerun.base.text import duration
 from stagerun.command.ending import over_live_line, tell
 from stagerun.command.options import arguments
 from stagerun.command.shared import CORES, limits
@@ -26,7 +31,7 @@ from stagerun.plan.render import going_on, render_text
 from stagerun.system import signals
 from stagerun.system.lmdb_file import with_sets
 from stagerun.system.pulse import Limits
-from stagerun.system.world import World
+from stagerun.system.world import World, rank_said
 from stagerun.train import results
 from stagerun.train.command import RunOptions
 from stagerun.train.hours import find_hours
@@ -40,6 +45,40 @@ PROFILED = 10  # iterations of --profile
 
 def run_command(options: RunOptions, hosts: HostOptions | None = None) -> int:
     """The exit code. `hosts`: what --hosts and the options beside it say."""
+    with stopped_after(options.stop_after):
+        return _run(options, hosts)
+
+
+@contextmanager
+def stopped_after(seconds: float | None) -> Iterator[None]:
+    """Within it this process gets a stop signal from itself after that time; None: never.
+
+    The process is the one that the user called, so a launcher hands the signal on as it does any other. Of the workers that another
+    program started, rank 0 alone has a clock, and the others follow it as they follow a signal that reached one of them.
+    """
+    if seconds is None or rank_said() != 0:
+        yield
+        return
+
+    def strike() -> None:
+        numbers = [
+            number for number in signals.stop_signals() if number != signal.SIGINT
+        ]  # a second one would end it at once
+        if numbers:  # none once all is done
+            signals.say(f"--stop-after {duration(seconds)}: the time is up")
+            os.kill(os.getpid(), signal.SIGTERM if signal.SIGTERM in numbers else numbers[0])
+
+    clock = threading.Timer(seconds, strike)
+    clock.daemon = True
+    with signals.held():  # so that the thread which sends the signal is not the one that gets it
+        clock.start()
+    try:
+        yield
+    finally:
+        clock.cancel()
+
+
+def _run(options: RunOptions, hosts: HostOptions | None) -> int:
     over_live_line()
     require_packages(options.log)
     times = limits(options.timeouts)

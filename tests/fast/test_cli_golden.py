@@ -217,6 +217,7 @@ def test_every_option_is_a_decision() -> None:
             "--retry",
             "--set",
             "--ssh",
+            "--stop-after",
             "--sync",
             "--sync-code",
             "--threads",
