@@ -91,10 +91,7 @@ class RunOptions(PlannedOptions):
     )
     log: tuple[str, ...] = option(
         "--log",
-        "Write a log into the output folder as well. tensorboard: OUT/tensorboard, a run for each stage; needs the "
-        "package tensorboard. dawnbench: OUT/dawnbench.tsv, in a tree a file for each of its ends, with a row for each evaluation of "
-        "all images; its hours are those of training iterations alone, over all process lives. mllog: OUT/mllog.txt, MLPerf's :::MLLOG lines; their clock is the "
-        "wall's. Repeatable.",
+        f"Write a log into the output folder as well. {' '.join(f'{name}: {log.about}' for name, log in LOGS.items())} Repeatable.",
         title=LOGGED,
         type=click.Choice(list(LOGS)),
         multiple=True,
