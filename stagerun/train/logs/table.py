@@ -65,6 +65,13 @@ def _mllog(opened: Opened) -> Sink:
     return MLLog(opened.out / "mllog.txt", opened.plan.schedule, course(opened.plan), opened.warn)
 
 
+def _csv(opened: Opened) -> Sink:
+    from stagerun.train.logs.course import course
+    from stagerun.train.logs.csv_log import CsvLog
+
+    return CsvLog(opened.out / "log.csv", course(opened.plan), _display(opened.plan), opened.warn)
+
+
 # A new log is a file beside this one and a row here.
 LOGS = {
     "tensorboard": Log(
@@ -77,6 +84,7 @@ LOGS = {
         evaluations_only=True,
     ),
     "mllog": Log(_mllog, "OUT/mllog.txt, MLPerf's :::MLLOG lines; their clock is the wall's."),
+    "csv": Log(_csv, "OUT/log.csv, a row for each displayed iteration (`display`) and each evaluation."),
 }
 
 
