@@ -96,6 +96,7 @@ NETWORKS: dict[str, Network] = {
     ),
     "resnet9": Network(made="small:ResNet9", smallest=8, fc_bias=False),
     "resnet_small": Network(made="small:ResNetSmall", smallest=2, zero_gamma=True),
+    **_all(Network(made="wide:wide_resnet"), "wrn_16_8", "wrn_28_10", "wrn_40_4"),
 }
 
 # The fillers, and which fields of FillerParameter each reads. `models.layers` has their functions, which a test holds equal.

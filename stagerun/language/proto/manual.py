@@ -116,8 +116,8 @@ COMMENTS: dict[str, str] = {
     "Model.name": (
         "Which network. Required. New in stagerun (Caffe has a file for each). The ResNet-50 of Intel's published recipes for\n"
         "Caffe: `resnet50_intel_caffe`. For images of 28 or 32 pixels: `resnet_small`, stagerun's own; `resnet9` of cifar10-fast;\n"
-        "`alexnet_bn` of a study of compressed gradients (arXiv:1911.08250); MXNet's `inception_bn_28_small` of 2015, and for 224\n"
-        "pixels its `inception_bn`. torchvision's classifiers by their names there, where some need images of a certain size, at\n"
+        "`alexnet_bn` of a study of compressed gradients (arXiv:1911.08250); the Wide ResNets `wrn_16_8`, `wrn_28_10` and `wrn_40_4`\n"
+        "(arXiv:1605.07146); MXNet's `inception_bn_28_small` of 2015, and for 224 pixels its `inception_bn`. torchvision's classifiers by their names there, where some need images of a certain size, at\n"
         "least or exactly, and `check` says which:\n"
         "  alexnet\n"
         "  convnext_tiny convnext_small convnext_base convnext_large\n"
