@@ -72,6 +72,7 @@ COMMANDS: Rows = (
         "stagerun.manual.command:help_command",
         "the manual: its pages, and every field of the solver files",
     ),
+    ("completion SHELL", "stagerun.command.completion:completion", "what bash, zsh or fish needs to complete all this"),
 )
 # The text of --help, and rows as above.
 GROUPS: dict[str, tuple[str, Rows]] = {

@@ -76,6 +76,7 @@ def test_every_option_is_a_decision() -> None:
             "--workers",
         ],
         "check": ["--lint", "--set"],
+        "completion": [],
         "data import": [
             "--background",
             "--format",

@@ -86,3 +86,22 @@ def test_every_command_can_be_completed() -> None:
     paths += [f"{group} {usage.split()[0]}" for group, (_, rows) in GROUPS.items() for usage, _, _ in rows]
     for path in paths:
         assert "--help" in completed(path, "--he")
+
+
+@pytest.mark.parametrize(
+    ("shell", "line"),
+    [
+        ("bash", "complete -o nosort -F _stagerun_completion stagerun"),
+        ("zsh", "#compdef stagerun"),
+        ("fish", "complete --no-files --command stagerun"),
+    ],
+)
+def test_the_script_for_a_shell(shell: str, line: str) -> None:
+    done = CliRunner().invoke(main, ["completion", shell], prog_name="stagerun")
+    assert done.exit_code == 0 and line in done.stdout
+    assert f"_STAGERUN_COMPLETE={shell}_complete" in done.stdout, "it asks what the tests above ask"
+
+
+def test_another_shell_is_a_mistake() -> None:
+    done = CliRunner().invoke(main, ["completion", "tcsh"], prog_name="stagerun")
+    assert done.exit_code == 64 and "'bash', 'zsh', 'fish'" in done.stderr
