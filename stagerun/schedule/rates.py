@@ -28,6 +28,7 @@ POLICIES: dict[str, type] = {
     "cosine": shapes.Cosine,
     "one_minus_sqrt": shapes.OneMinusSqrt,
     "one_cycle": shapes.OneCycle,
+    "triangular": shapes.Triangular,
     "exp_epoch": shapes.ExpEpoch,
     "piecewise_linear": shapes.PiecewiseLinear,
 }
