@@ -3,10 +3,12 @@
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 import stagerun
 from stagerun.base import text
@@ -70,6 +72,7 @@ COMMANDS: Rows = (
         "stagerun.manual.command:help_command",
         "the manual: its pages, and every field of the solver files",
     ),
+    ("completion SHELL", "stagerun.command.completion:completion", "what bash, zsh or fish needs to complete all this"),
 )
 # The text of --help, and rows as above.
 GROUPS: dict[str, tuple[str, Rows]] = {
@@ -128,6 +131,7 @@ class Group(click.Group):
 
     def __init__(self, name: str, rows: Rows, hidden: Rows = (), **settings: Any) -> None:
         super().__init__(name, **settings)
+        self.shown = rows
         self.rows = {usage.split()[0]: (place, line) for usage, place, line in (*rows, *hidden)}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -135,6 +139,8 @@ class Group(click.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in self.rows:
+            if ctx.resilient_parsing:  # a shell completes what comes after it
+                return None
             ctx.fail(f"No such command {name!r}. {nearest(name, self.rows).capitalize()}".rstrip())
         place, _ = self.rows[name]
         if not place:
@@ -150,6 +156,12 @@ class Group(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in self.rows.items()])
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Without importing them, too."""
+        names = ((usage.split()[0], line) for usage, _, line in self.shown)
+        found = [CompletionItem(name, help=line) for name, line in names if name.startswith(incomplete)]
+        return found + click.Command.shell_complete(self, ctx, incomplete)  # its options
+
 
 class Main(Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -161,7 +173,8 @@ class Main(Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         text.terminal = lambda: width_of(sys.stdout)
         try:
-            with printable():
+            # What a shell asks is answered in bytes, and to no terminal.
+            with nullcontext() if "_STAGERUN_COMPLETE" in os.environ else printable():
                 return self._main(*args, **kwargs)
         finally:
             text.terminal = text.no_terminal

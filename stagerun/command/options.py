@@ -19,6 +19,7 @@ flag (bool) or can be repeated (tuple).
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, is_dataclass, replace
@@ -26,6 +27,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
 import click
+from click.shell_completion import CompletionItem
 
 from stagerun.base.errors import Problem, RecipeError, Span
 from stagerun.command.ending import guarded
@@ -59,6 +61,8 @@ class Parameter:
         settings = {"required": required, **({} if required else {"default": self.default}), **self.settings}
         if not self.several and self.kind in (int, float, str):
             settings.setdefault("type", self.kind)
+        if place := _place(str(settings.get("metavar", ""))):
+            settings.setdefault("shell_complete", lambda ctx, param, word: [CompletionItem(word, type=place)])
         if not self.flag:
             return click.Argument([self.name], **{"nargs": -1 if self.several else 1, **settings})
         if self.kind is bool:
@@ -68,6 +72,21 @@ class Parameter:
         elif self.default is not None:
             settings.setdefault("show_default", True)
         return click.Option([self.flag, self.name], **settings)
+
+
+# Words of a metavar that stand for a folder, and for a file or either.
+_FOLDERS = {"DIR", "FOLDER", "OUT", "LMDB", "SNAPSHOT", "A", "B"}
+_FILES = {"FILE", "IMAGE", "SOURCE", "PATH"}
+
+
+def _place(metavar: str) -> str:
+    """What a shell completes there: `dir` or `file`; '' where it is something else.
+
+    >>> _place("DIR"), _place("FOLDER|IMAGE..."), _place("STAGE.FIELD=VALUE")
+    ('dir', 'file', '')
+    """
+    words = set(re.findall("[A-Z]+", metavar))
+    return "file" if words & _FILES else "dir" if words & _FOLDERS else ""
 
 
 def option(

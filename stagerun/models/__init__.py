@@ -1,31 +1,32 @@
-"""Networks by name. A new one is a row in MODELS (and in `language.networks`, which a test holds equal)."""
+"""Networks by name. A new one is a module here and a row in `language.networks`."""
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 
 from torch import Tensor, nn
 
 from stagerun.base import recipe
 from stagerun.base.errors import UsageError
 from stagerun.base.recipe import ZeroGamma
-from stagerun.language.networks import NETWORKS, TORCHVISION
+from stagerun.language.networks import NETWORKS
 from stagerun.models.catalog import torchvision_network
-from stagerun.models.inception import InceptionBN, InceptionBN28Small
 from stagerun.models.layers import BatchNorm2d, fill
-from stagerun.models.resnet import add_blur_pool, resnet50_intel_caffe, set_gamma
-from stagerun.models.small import AlexNetBN, ResNet9, ResNetSmall
+from stagerun.models.resnet import add_blur_pool, set_gamma
 
 __all__ = ["MODELS", "BatchNorm2d", "build"]
 
-MODELS: dict[str, Callable[[recipe.Model], nn.Module]] = {
-    **{name: partial(torchvision_network, name) for name in TORCHVISION},
-    "alexnet_bn": AlexNetBN,
-    "inception_bn": InceptionBN,
-    "inception_bn_28_small": InceptionBN28Small,
-    "resnet50_intel_caffe": resnet50_intel_caffe,
-    "resnet9": ResNet9,
-    "resnet_small": ResNetSmall,
-}
+
+def _maker(name: str) -> Callable[[recipe.Model], nn.Module]:
+    """What makes the network of that name."""
+    module, _, function = NETWORKS[name].made.partition(":")
+    if not module:
+        return partial(torchvision_network, name)
+    maker: Callable[[recipe.Model], nn.Module] = getattr(import_module(f"stagerun.models.{module}"), function)
+    return maker
+
+
+MODELS = {name: _maker(name) for name in NETWORKS}
 
 
 def build(model: recipe.Model) -> nn.Module:

@@ -125,6 +125,28 @@ class OneCycle(Formula):
 
 
 @dataclass(frozen=True, slots=True)
+class Triangular(Formula):
+    """start_lr + (base_lr - start_lr) * max(0, 1 - |iter / stepsize - 2 * floor(iter / (2 * stepsize)) - 1|)
+
+    Smith, Cyclical Learning Rates (arXiv:1506.01186), who trained with Caffe: a cycle has 2 * stepsize iterations, which rise from start_lr
+    to base_lr and fall back. Half a cycle is his test of learning rates.
+
+    >>> [Triangular(1.0, 0.5, 2)(i) for i in range(6)]
+    [0.5, 0.75, 1.0, 0.75, 0.5, 0.75]
+    """
+
+    base_lr: float
+    start_lr: float
+    stepsize: int
+
+    def __call__(self, iter: int) -> float:
+        gone = iter % (2 * self.stepsize)
+        if gone < self.stepsize:
+            return line(self.start_lr, self.base_lr, gone, self.stepsize)
+        return line(self.base_lr, self.start_lr, gone - self.stepsize, self.stepsize)
+
+
+@dataclass(frozen=True, slots=True)
 class ExpEpoch(Formula):
     """base_lr * gamma ^ (iter / epoch_iter), where an epoch has epoch_iter iterations, no whole number of them in general
 
@@ -174,6 +196,7 @@ SHAPES: dict[str, type[Formula]] = {
     "cosine": Cosine,
     "one_minus_sqrt": OneMinusSqrt,
     "one_cycle": OneCycle,
+    "triangular": Triangular,
     "exp_epoch": ExpEpoch,
     "piecewise_linear": PiecewiseLinear,
 }

@@ -1,5 +1,10 @@
 """`stagerun run` on the command line: this process is a worker, or starts them on this machine or on several hosts."""
 
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 from stagerun import store
@@ -10,13 +15,23 @@ from stagerun.command.shared import CORES, limits
 from stagerun.language import load
 from stagerun.launch import StopRequest
 from stagerun.launch.options import HostOptions, chosen_hosts
-from stagerun.launch.start import Job, joined, start, work
+from stagerun.launch.start import Job
+from stagerun.launch.start import joined
+from stagerun.launch.start import start
+from stagerun.launch.start import work
 from stagerun.launch.watch.worker import Monitored
-from stagerun.launch.worker_count import check_workers, devices
-from stagerun.system.world import World
+from stagerun.launch.worker_count import check_workers
+from stagerun.launch.worker_count import devices
+from stagerun.system import signals
+from stagerun.base.text import duration
+from stagerun.system.world import World, rank_said
 from stagerun.train.first_look import look_first
-from stagerun.train.logs.table import require_evaluation, require_packages
-from stagerun.train.options import Cut, RunOptions
+from stagerun.train.logs.table import require_evaluation
+from stagerun.train.logs.table import require_packages
+from stagerun.train.options import Cut
+from stagerun.train.options import RunOptions
+
+
 
 
 @command(grouped=True)
@@ -27,12 +42,42 @@ def run(options: RunOptions, hosts: HostOptions) -> int:
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, each process joins as one worker.
     """
     others = chosen_hosts(hosts, options.nproc)
-    over_live_line()
-    _check(options)
-    if others is not None:
-        return _on_hosts(options, others)
-    job = job_of(options)
-    return work(job, options.orders) if joined(options.nproc) else _start(job, options)
+    with stopped_after(options.stop_after):
+        over_live_line()
+        _check(options)
+        if others is not None:
+            return _on_hosts(options, others)
+        job = job_of(options)
+        return work(job, options.orders) if joined(options.nproc) else _start(job, options)
+
+
+@contextmanager
+def stopped_after(seconds: float | None) -> Iterator[None]:
+    """Within it this process gets a stop signal from itself after that time; None: never.
+
+    The process is the one that the user called, so a launcher hands the signal on as it does any other. Of the workers that another
+    program started, rank 0 alone has a clock, and the others follow it as they follow a signal that reached one of them.
+    """
+    if seconds is None or rank_said() != 0:
+        yield
+        return
+
+    def strike() -> None:
+        numbers = [
+            number for number in signals.stop_signals() if number != signal.SIGINT
+        ]  # a second one would end it at once
+        if numbers:  # none once all is done
+            signals.say(f"--stop-after {duration(seconds)}: the time is up")
+            os.kill(os.getpid(), signal.SIGTERM if signal.SIGTERM in numbers else numbers[0])
+
+    clock = threading.Timer(seconds, strike)
+    clock.daemon = True
+    with signals.held():  # so that the thread which sends the signal is not the one that gets it
+        clock.start()
+    try:
+        yield
+    finally:
+        clock.cancel()
 
 
 def _check(options: RunOptions) -> None:

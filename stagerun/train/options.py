@@ -58,6 +58,14 @@ class RunOptions(PlannedOptions):
         type=Duration(least=1.0),
         word="{:f}s".format,
     )
+    stop_after: float | None = option(
+        "--stop-after TIME",
+        "Stop and save, as after a signal to stop (75), when the command has run for so long: for a night, or an allocation.",
+        title=STOPPING,
+        type=Duration(least=1.0),
+        launcher=True,  # the clock is that of the process that was called; its signal reaches the workers
+        word="{:f}s".format,
+    )
     timeouts: tuple[str, ...] = option(
         "--timeout SECTION=TIME",
         "End the run (69), naming the rank, when one has not moved for so long in a section: start (10m without it), copy (30m), "
@@ -85,10 +93,7 @@ class RunOptions(PlannedOptions):
     )
     log: tuple[str, ...] = option(
         "--log",
-        "Write a log into the output folder as well. tensorboard: OUT/tensorboard, a run for each stage; needs the "
-        "package tensorboard. dawnbench: OUT/dawnbench.tsv, in a tree a file for each of its ends, with a row for each evaluation of "
-        "all images; its hours are those of training iterations alone, over all process lives. mllog: OUT/mllog.txt, MLPerf's :::MLLOG lines; their clock is the "
-        "wall's. Repeatable.",
+        f"Write a log into the output folder as well. {' '.join(f'{name}: {log.about}' for name, log in LOGS.items())} Repeatable.",
         title=LOGGED,
         type=click.Choice(list(LOGS)),
         multiple=True,

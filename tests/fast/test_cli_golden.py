@@ -76,6 +76,7 @@ def test_every_option_is_a_decision() -> None:
             "--workers",
         ],
         "check": ["--lint", "--set"],
+        "completion": [],
         "data import": [
             "--background",
             "--format",
@@ -217,6 +218,7 @@ def test_every_option_is_a_decision() -> None:
             "--retry",
             "--set",
             "--ssh",
+            "--stop-after",
             "--sync",
             "--sync-code",
             "--threads",

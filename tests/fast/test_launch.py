@@ -2,13 +2,17 @@
 
 import os
 import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from stagerun.train.prepare import stopped_after
 
 from stagerun.launch import StopRequest, local
 from stagerun.launch.folder import Report, ask
 from stagerun.launch.local import verdict
+from stagerun.train.command import RunOptions
 
 KILLED = (
     "worker 1 was killed by SIGKILL\n  hint: run the same command again: it goes on from the newest snapshot"
@@ -68,6 +72,65 @@ def test_a_stop_request_waits_to_be_asked() -> None:
     finally:
         for name, handler in before.items():
             signal.signal(name, handler)
+
+
+class Clock:
+    """Stands for threading.Timer: it strikes when the test says."""
+
+    made: list["Clock"]
+
+    def __init__(self, seconds: float, strike: Callable[[], None]) -> None:
+        self.seconds, self.strike = seconds, strike
+        self.running = self.daemon = False
+        self.made.append(self)
+
+    def start(self) -> None:
+        self.running = True
+
+    def cancel(self) -> None:
+        self.running = False
+
+
+def test_stop_after_is_a_signal_to_the_command_itself(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Clock.made = []
+    monkeypatch.setattr(threading, "Timer", Clock)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        stop = StopRequest()
+        stop.install()
+        with stopped_after(2700.0):
+            (clock,) = Clock.made
+            assert clock.running and clock.daemon and clock.seconds == 2700.0 and not stop()
+            clock.strike()
+            assert stop() and stop.signal is signal.SIGTERM
+        assert not clock.running, "a command that has ended is not stopped"
+        first, second = filter(None, capfd.readouterr().err.splitlines())
+        assert first == "--stop-after 45 min 00 s: the time is up"
+        assert second == "SIGTERM: stopping after this iteration, to save"
+        stop.settle(0)
+        clock.strike()  # all is done, and nothing is left to stop
+        assert capfd.readouterr().err == ""
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_the_clock_of_rank_0_alone_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock.made = []
+    monkeypatch.setattr(threading, "Timer", Clock)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with stopped_after(60.0):
+        assert not Clock.made
+    monkeypatch.setenv("RANK", "0")
+    with stopped_after(60.0), stopped_after(None):
+        assert len(Clock.made) == 1
+
+
+def test_workers_that_the_command_starts_have_no_clock() -> None:
+    assert RunOptions("d", stop_after=60.0).arguments() == ["run", "d"]
 
 
 def test_the_agents_sigterm_is_not_announced_and_the_launchers_is_once(

@@ -48,6 +48,10 @@ FORMULAS = {
         ),
         "start_lr: 0.1 end_lr: 0.02 peak_iter: 1500",
     ),
+    "triangular": (
+        np.interp(np.arange(5000), np.arange(0, 6000, 600), [0.1, 1.6] * 5),
+        "start_lr: 0.1 stepsize: 600",
+    ),
     "exp_epoch": (1.6 * WIDE(0.94) ** (np.arange(5000, dtype=WIDE) * 4096 / 1281167), "gamma: 0.94"),
     "piecewise_linear": (
         np.interp(np.arange(5000), [0, 1000, 1500, 4000], [1.6 * 0.5, 1.6, 1.6 * 0.1, 0]),
@@ -66,7 +70,22 @@ def test_formula(policy: str) -> None:
 def test_every_policy_of_stagerun_is_held_against_a_formula() -> None:
     own = {name for name, kind in POLICIES.items() if kind.__module__ == "stagerun.schedule.shapes"}
     assert own == FORMULAS.keys()
-    assert own - {"one_cycle"} | {"poly"} == set(CURVES)
+    assert own - {"one_cycle", "triangular"} | {"poly"} == set(CURVES)
+
+
+def test_triangular_is_that_of_the_paper() -> None:
+    """Smith's own code (arXiv:1506.01186, section 3.2), where base_lr is the lower one and max_lr ours."""
+    settings = solver('base_lr: 0.06 lr_policy: "triangular" start_lr: 0.01 stepsize: 7 max_iter: 40')
+    for iter, rate in enumerate(rates(settings)):
+        cycle = math.floor(1 + iter / (2 * 7))
+        x = abs(iter / 7 - 2 * cycle + 1)
+        assert rate == pytest.approx(0.01 + (0.06 - 0.01) * max(0, 1 - x), rel=1e-12)
+
+
+def test_triangular_goes_on_in_its_cycle_where_the_stage_begins_further_on() -> None:
+    text = 'base_lr: 0.06 lr_policy: "triangular" start_lr: 0.01 stepsize: 7 max_iter: 40'
+    assert rates(solver(f"{text} policy_start_iter: 5"))[:35] == rates(solver(text))[5:]
+    assert max(rates(solver(text))) == 0.06 and min(rates(solver(text))) == 0.01, "both ends exactly"
 
 
 @pytest.mark.parametrize("policy", ["linear", "cosine", "one_minus_sqrt"])

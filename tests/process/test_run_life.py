@@ -231,3 +231,14 @@ def ends_of_attempt(out: Path, attempt: int) -> dict[str, str]:
     for path in (out / "snapshots").glob(f"[a-z]*-a{attempt:04d}"):
         (view / "snapshots" / path.name).symlink_to(path)
     return processes.ends(view)
+
+
+def test_stop_after_ends_as_a_signal_does_and_the_command_goes_on_to_the_same_bits(base: Path, tmp_path: Path) -> None:
+    schedule, out = base / "schedule", tmp_path / "out"
+    stopped = small.run(schedule, out, "--stop-after", "15s", *small.ENDLESS, nproc=2)
+    text = stopped.stdout + stopped.stderr
+    assert stopped.returncode == 75, text
+    assert "--stop-after 15 s: the time is up" in text and text.count("SIGTERM: stopping ") == 1
+    assert [e["event"] for e in map(json.loads, (out / "log.jsonl").read_text().splitlines())][-1] == "Stopped"
+    assert small.run(schedule, out, *small.AGAIN, nproc=2).returncode == 0
+    assert processes.ends(out) == processes.ends(base / "straight2")

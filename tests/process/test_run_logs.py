@@ -1,5 +1,6 @@
 """The logs of a run of two workers that was killed and carried to its end."""
 
+import csv
 import importlib.util
 import json
 import random
@@ -135,3 +136,21 @@ def test_tensorboard_of_a_run_that_was_killed(killed: Path) -> None:
         found = points(killed / "out" / "tensorboard" / stage, "train/loss")
         assert [step for step, _ in found] == [step for step, _ in expected]
         assert [loss for _, loss in found] == pytest.approx([loss for _, loss in expected], abs=1e-4)
+
+
+def test_csv_of_a_run_that_was_killed(killed: Path) -> None:
+    with open(killed / "out" / "log.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    marks = [(row["stage"], int(row["iter"]), row["what"]) for row in rows]
+    assert len(set(marks)) == len(marks), "nothing is in it twice"
+    events = logged(killed)
+    stage_order = {stage: number for number, stage in enumerate(small.STAGES)}
+    trained = sorted({(stage_order[e["stage"]], e["iter"]) for e in events["Iterated"] if e["stage"] != "early"})
+    found = [(stage_order[stage], iter) for stage, iter, what in marks if what == "train" and stage != "early"]
+    assert found == trained, "nor is anything missing"
+    last = {(e["stage"], e["iter"]): e for e in events["Iterated"]}
+    for row in rows:
+        if row["what"] == "train":
+            assert float(row["loss"]) == pytest.approx(last[row["stage"], int(row["iter"])]["loss"], rel=1e-8)
+    tested = [(row["stage"], int(row["iter"])) for row in rows if row["what"] == "test"]
+    assert tested[:4] == [("init", 35), ("init", 70), ("init", 105), ("init", 120)]

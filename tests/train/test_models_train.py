@@ -77,6 +77,7 @@ def slow(name: str, side: int):
         slow("swin_v2_t", 32),
         slow("vgg11_bn", 32),
         slow("vit_b_16", 224),
+        slow("wrn_16_8", 32),
     ],
 )
 def test_one_update(name, side):

@@ -35,22 +35,19 @@ from stagerun.plan.rehearsal import enough_logical_workers, interruptible
 from stagerun.store import lock
 from stagerun.store.throw_away import claim
 from stagerun.tools.verify_resume import command as verifying
-from stagerun.tools.verify_resume.interruption import Course
-from stagerun.tools.verify_resume.interruption import course_of
-from stagerun.tools.verify_resume.verdict import Ends
-from stagerun.tools.verify_resume.verdict import Lived
-from stagerun.tools.verify_resume.verdict import VerifyOptions
-from stagerun.tools.verify_resume.verdict import as_record
-from stagerun.tools.verify_resume.verdict import render
+from stagerun.tools.verify_resume.interruption import KILLS, STOP, Course, Stroke, course_of, strokes
+from stagerun.tools.verify_resume.verdict import (
+    Compared,
+    Ends,
+    Lived,
+    VerifyOptions,
+    as_record,
+    compare_logs,
+    promises,
+    render,
+    went_on,
+)
 from stagerun.train.log_file import Tail
-from stagerun.tools.verify_resume.interruption import KILLS
-from stagerun.tools.verify_resume.interruption import STOP
-from stagerun.tools.verify_resume.interruption import Stroke
-from stagerun.tools.verify_resume.interruption import strokes
-from stagerun.tools.verify_resume.verdict import Compared
-from stagerun.tools.verify_resume.verdict import compare_logs
-from stagerun.tools.verify_resume.verdict import promises
-from stagerun.tools.verify_resume.verdict import went_on
 
 
 def words(schedule: Path, out: Path, *more: object) -> list[str]:

@@ -116,8 +116,8 @@ COMMENTS: dict[str, str] = {
     "Model.name": (
         "Which network. Required. New in stagerun (Caffe has a file for each). The ResNet-50 of Intel's published recipes for\n"
         "Caffe: `resnet50_intel_caffe`. For images of 28 or 32 pixels: `resnet_small`, stagerun's own; `resnet9` of cifar10-fast;\n"
-        "`alexnet_bn` of a study of compressed gradients (arXiv:1911.08250); MXNet's `inception_bn_28_small` of 2015, and for 224\n"
-        "pixels its `inception_bn`. torchvision's classifiers by their names there, where some need images of a certain size, at\n"
+        "`alexnet_bn` of a study of compressed gradients (arXiv:1911.08250); the Wide ResNets `wrn_16_8`, `wrn_28_10` and `wrn_40_4`\n"
+        "(arXiv:1605.07146); MXNet's `inception_bn_28_small` of 2015, and for 224 pixels its `inception_bn`. torchvision's classifiers by their names there, where some need images of a certain size, at\n"
         "least or exactly, and `check` says which:\n"
         "  alexnet\n"
         "  convnext_tiny convnext_small convnext_base convnext_large\n"
@@ -349,6 +349,7 @@ COMMENTS: dict[str, str] = {
         "  cosine            end_lr + (base_lr - end_lr) * (1 + cos(pi * t)) / 2\n"
         "  one_minus_sqrt    end_lr + (base_lr - end_lr) * (1 - sqrt(t))\n"
         "  one_cycle         half a cosine from start_lr to base_lr at peak_iter, half a cosine on to end_lr at max_iter\n"
+        "  triangular        a straight line from start_lr to base_lr in stepsize iterations, one back in as many, and so on\n"
         "  exp_epoch         base_lr * gamma ^ epoch, epochs in fractions, from the start of the stage\n"
         "  piecewise_linear  base_lr * factor, with straight lines from `knot` to `knot`"
     ),
@@ -359,7 +360,7 @@ COMMENTS: dict[str, str] = {
         "Factor of `step`, `exp`, `exp_epoch`, `multistep` and `plateau` (0 or more), rate of `inv` and `sigmoid`. Caffe's."
     ),
     "Solver.stepsize": (
-        "Iterations between two steps of `step`; the middle of `sigmoid`. 1 or more. Caffe's."
+        "Iterations between two steps of `step`; the middle of `sigmoid`; half a cycle of `triangular`. 1 or more. Caffe's."
     ),
     "Solver.stepsize_epoch": (
         "The same in epochs. New in stagerun."
@@ -408,7 +409,7 @@ COMMENTS: dict[str, str] = {
         "Learning rate at the end of `linear`, `cosine`, `one_minus_sqrt` and `one_cycle`. 0 or more. New in stagerun."
     ),
     "Solver.start_lr": (
-        "Learning rate at the start of `one_cycle`. 0 or more. New in stagerun."
+        "Learning rate at the start of `one_cycle` and of each cycle of `triangular`. 0 or more. New in stagerun."
     ),
     "Solver.peak_iter": (
         "Iteration at which `one_cycle` reaches base_lr. 1 or more, below max_iter. New in stagerun."

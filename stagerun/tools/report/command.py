@@ -19,13 +19,15 @@ from stagerun.language.build import completed
 from stagerun.plan.counting import under
 from stagerun.system.files import writing
 from stagerun.tools.report import tables
-from stagerun.tools.report.compare import groups
-from stagerun.tools.report.compare import lead
-from stagerun.tools.report.compare import title
-from stagerun.tools.report.compare import differences_table
-from stagerun.tools.report.compare import ranking_table
-from stagerun.tools.report.compare import seeds_table
-from stagerun.tools.report.compare import workers_table
+from stagerun.tools.report.compare import (
+    differences_table,
+    groups,
+    lead,
+    ranking_table,
+    seeds_table,
+    title,
+    workers_table,
+)
 from stagerun.tools.report.curves import most
 from stagerun.tools.report.history import History, Run, StageHistory, notes
 from stagerun.tools.report.read_log import LOG, is_schedule, read_log

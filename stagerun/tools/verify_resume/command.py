@@ -40,8 +40,7 @@ from stagerun.tools.verify_resume.verdict import (
 )
 from stagerun.train.command import job_of
 from stagerun.train.log_file import Tail
-from stagerun.train.options import Cut
-from stagerun.train.options import RunOptions
+from stagerun.train.options import Cut, RunOptions
 
 THROW_AWAY = ".verify-resume"
 SYNTHETIC_IMAGES = 512

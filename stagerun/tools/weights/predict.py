@@ -16,10 +16,8 @@ from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, option
 from stagerun.command.shared import Ema, ForwardBatch, Json, OutOfName, OwnThreads, Views
 from stagerun.data import datum
-from stagerun.data.records import ListRecords
-from stagerun.data.records import LmdbSource
+from stagerun.data.records import ListRecords, LmdbSource, spread
 from stagerun.system.files import write_output
-from stagerun.data.records import spread
 from stagerun.tools.data.images import ImportOptions, ImportWork
 from stagerun.tools.data.pictures import ResizeOptions, class_names, classes_of
 from stagerun.tools.data.sources.folder import Files, files_below, is_image

@@ -35,7 +35,10 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Log:
+    """`about`: what --help says of it."""
+
     make: Callable[[Opened], Sink]
+    about: str
     package: str = ""  # that it can't do without; the extra of stagerun has the same name
     evaluations_only: bool = False
 
@@ -62,10 +65,26 @@ def _mllog(opened: Opened) -> Sink:
     return MLLog(opened.out / "mllog.txt", opened.plan.schedule, course(opened.plan), opened.warn)
 
 
+def _csv(opened: Opened) -> Sink:
+    from stagerun.train.logs.course import course
+    from stagerun.train.logs.csv_log import CsvLog
+
+    return CsvLog(opened.out / "log.csv", course(opened.plan), _display(opened.plan), opened.warn)
+
+
+# A new log is a file beside this one and a row here.
 LOGS = {
-    "tensorboard": Log(_tensorboard, package="tensorboard"),
-    "dawnbench": Log(_dawnbench, evaluations_only=True),
-    "mllog": Log(_mllog),
+    "tensorboard": Log(
+        _tensorboard, "OUT/tensorboard, a run for each stage; needs the package tensorboard.", package="tensorboard"
+    ),
+    "dawnbench": Log(
+        _dawnbench,
+        "OUT/dawnbench.tsv, in a tree a file for each of its ends, with a row for each evaluation of all images; its hours are those of "
+        "training iterations alone, over all process lives.",
+        evaluations_only=True,
+    ),
+    "mllog": Log(_mllog, "OUT/mllog.txt, MLPerf's :::MLLOG lines; their clock is the wall's."),
+    "csv": Log(_csv, "OUT/log.csv, a row for each displayed iteration (`display`) and each evaluation."),
 }
 
 
