@@ -9,29 +9,21 @@ from dataclasses import asdict, replace
 
 from stagerun import store
 from stagerun.base.errors import UsageError
+from stagerun.base.text import duration
 from stagerun.command.ending import over_live_line
 from stagerun.command.options import command
 from stagerun.command.shared import CORES, limits
 from stagerun.language import load
 from stagerun.launch import StopRequest
 from stagerun.launch.options import HostOptions, chosen_hosts
-from stagerun.launch.start import Job
-from stagerun.launch.start import joined
-from stagerun.launch.start import start
-from stagerun.launch.start import work
+from stagerun.launch.start import Job, joined, start, work
 from stagerun.launch.watch.worker import Monitored
-from stagerun.launch.worker_count import check_workers
-from stagerun.launch.worker_count import devices
+from stagerun.launch.worker_count import check_workers, devices
 from stagerun.system import signals
-from stagerun.base.text import duration
 from stagerun.system.world import World, rank_said
 from stagerun.train.first_look import look_first
-from stagerun.train.logs.table import require_evaluation
-from stagerun.train.logs.table import require_packages
-from stagerun.train.options import Cut
-from stagerun.train.options import RunOptions
-
-
+from stagerun.train.logs.table import require_evaluation, require_packages
+from stagerun.train.options import Cut, RunOptions
 
 
 @command(grouped=True)

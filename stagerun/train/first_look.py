@@ -1,11 +1,6 @@
 """What `run` finds and prints before workers start: most that can go wrong is found here, in the first second and without torch."""
 
-import os
 import shlex
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from stagerun import store
@@ -14,7 +9,6 @@ from stagerun.base.events import RunFinished
 from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import Inventory
 from stagerun.command.ending import say
-from stagerun.base.text import duration
 from stagerun.command.options import arguments
 from stagerun.launch.worker_count import check_workers
 from stagerun.plan import Plan, State, make_plan, require_fresh
@@ -23,7 +17,6 @@ from stagerun.plan.hours import render_hours
 from stagerun.plan.render import going_on, render_text
 from stagerun.system import signals
 from stagerun.system.lmdb_file import with_sets
-from stagerun.system.world import rank_said
 from stagerun.train import results
 from stagerun.train.hours import find_hours
 from stagerun.train.logs.results import ensembles_table, finished_line, results_table

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from stagerun.train.prepare import stopped_after
 
 from stagerun.launch import StopRequest, local
 from stagerun.launch.folder import Report, ask
 from stagerun.launch.local import verdict
-from stagerun.train.command import RunOptions
+from stagerun.train.command import RunOptions, stopped_after
 
 KILLED = (
     "worker 1 was killed by SIGKILL\n  hint: run the same command again: it goes on from the newest snapshot"

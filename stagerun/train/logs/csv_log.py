@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stagerun.base.events import Event, Iterated, SnapshotDue, SnapshotWritten, StageFinished, StageStarted, Tested
-from stagerun.store.write import WholeFile
 from stagerun.train.logs.course import Leg
+from stagerun.train.logs.whole_file import WholeFile
 
 HEADER = "stage,iter,epoch,what,lr,loss,images_per_s,top1,top5"
 TRAIN, TEST, EMA_TEST = KINDS = ("train", "test", "ema_test")
