@@ -21,9 +21,8 @@ from stagerun.launch.start import Job, Orders, joined, start, work
 from stagerun.launch.watch.worker import Monitored
 from stagerun.launch.worker_count import check_short
 from stagerun.plan.rehearsal import for_speed, synthetic_images
-from stagerun.system.files import writing
 from stagerun.system import signals
-from stagerun.system.files import require_writable
+from stagerun.system.files import require_writable, writing
 from stagerun.system.world import World
 from stagerun.tools.bench.report import WARM_UP, Measured, Turn, as_record, render, rows, sharing
 
