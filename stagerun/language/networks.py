@@ -2,6 +2,9 @@
 
 A new network is a module in `models` and a row here.
 
+A new network is a class or function in stagerun/models, which makes it of a `recipe.Model`, and a row of NETWORKS here. Its
+name goes into the comment of `Model.name` in protos/stagerun.proto, which `stagerun help` shows.
+
 From torchvision come all networks that its `models` lists as classifiers. What it has besides is left out: detection,
 segmentation, key points, optical flow and video answer something else than one class per image, and the quantised
 classifiers hold integers, which can't be trained.
@@ -15,7 +18,7 @@ PLAIN = (0.9, 1e-5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """`made`: MODULE:FUNCTION in `models`, called with the recipe.Model; '' for torchvision's.
+    """`made_by`: what makes it, `MODULE.NAME` in stagerun/models; '' for torchvision's, which has it by the same name.
 
     `batch_norm`: moving_average_fraction and eps as published, None where there is no BatchNorm.
 
@@ -24,7 +27,7 @@ class Network:
     end, and that it has biases.
     """
 
-    made: str = ""
+    made_by: str = ""
     batch_norm: tuple[float, float] | None = PLAIN
     smallest: int = 1
     largest: int | None = None
@@ -87,16 +90,16 @@ TORCHVISION: dict[str, Network] = {
 
 NETWORKS: dict[str, Network] = {
     **TORCHVISION,
-    "alexnet_bn": Network(made="small:AlexNetBN", smallest=15, fc_bias=False),
+    "alexnet_bn": Network(made_by="small.AlexNetBN", smallest=15, fc_bias=False),
     # MXNet's own BatchNorm in November 2015; two months later its eps was 1e-3.
-    "inception_bn": Network(made="inception:InceptionBN", batch_norm=(0.9, 1e-10)),
-    "inception_bn_28_small": Network(made="inception:InceptionBN28Small", batch_norm=(0.9, 1e-10)),
+    "inception_bn": Network(made_by="inception.InceptionBN", batch_norm=(0.9, 1e-10)),
+    "inception_bn_28_small": Network(made_by="inception.InceptionBN28Small", batch_norm=(0.9, 1e-10)),
     "resnet50_intel_caffe": Network(
-        made="resnet:resnet50_intel_caffe", smallest=3, batch_norm=(0.95, 1e-5), zero_gamma=True, blur_pool=True
+        made_by="resnet.resnet50_intel_caffe", smallest=3, batch_norm=(0.95, 1e-5), zero_gamma=True, blur_pool=True
     ),
-    "resnet9": Network(made="small:ResNet9", smallest=8, fc_bias=False),
-    "resnet_small": Network(made="small:ResNetSmall", smallest=2, zero_gamma=True),
-    **_all(Network(made="wide:wide_resnet"), "wrn_16_8", "wrn_28_10", "wrn_40_4"),
+    "resnet9": Network(made_by="small.ResNet9", smallest=8, fc_bias=False),
+    "resnet_small": Network(made_by="small.ResNetSmall", smallest=2, zero_gamma=True),
+    **_all(Network(made_by="wide.wide_resnet"), "wrn_16_8", "wrn_28_10", "wrn_40_4"),
 }
 
 # The fillers, and which fields of FillerParameter each reads. `models.layers` has their functions, which a test holds equal.

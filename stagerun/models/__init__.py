@@ -1,4 +1,4 @@
-"""Networks by name. A new one is a module here and a row in `language.networks`."""
+"""Networks by name. A new one is a class in one of these modules and a row of `language.networks`, which names it."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,28 +14,25 @@ from stagerun.models.catalog import torchvision_network
 from stagerun.models.layers import BatchNorm2d, fill
 from stagerun.models.resnet import add_blur_pool, set_gamma
 
-__all__ = ["MODELS", "BatchNorm2d", "build"]
+__all__ = ["BatchNorm2d", "build", "maker"]
 
 
-def _maker(name: str) -> Callable[[recipe.Model], nn.Module]:
+def maker(name: str) -> Callable[[recipe.Model], nn.Module]:
     """What makes the network of that name."""
-    module, _, function = NETWORKS[name].made.partition(":")
-    if not module:
+    if name in TORCHVISION:
         return partial(torchvision_network, name)
-    maker: Callable[[recipe.Model], nn.Module] = getattr(import_module(f"stagerun.models.{module}"), function)
-    return maker
-
-
-MODELS = {name: _maker(name) for name in NETWORKS}
+    module, _, what = NETWORKS[name].made_by.partition(".")
+    made: Callable[[recipe.Model], nn.Module] = getattr(import_module(f"stagerun.models.{module}"), what)
+    return made
 
 
 def build(model: recipe.Model) -> nn.Module:
     """The network with freshly drawn weights, from torch's global random state, in float32 on the CPU.
 
     Images come as [N, model.channels, H, W]; it answers with logits [N, model.num_classes]. Images of a size that the
-    network does not take are a UsageError. Settings that mean nothing for a network are refused by `spec`, not here.
+    network does not take are a UsageError. Settings that mean nothing for a network are refused by `language`, not here.
     """
-    net = MODELS[model.name](model)
+    net = maker(model.name)(model)
     if model.zero_gamma is not ZeroGamma.AS_PUBLISHED:
         set_gamma(net, model.zero_gamma)
     if model.blur_pool:

@@ -42,7 +42,7 @@ from stagerun.tools.data.partial import Partial
 SIGNALLED = """
 import os, sys
 from stagerun.cli import main
-from stagerun.data.importing import engine
+from stagerun.tools.data import engine
 commits, number = map(int, sys.argv[1:3])
 sys.argv[:3] = ["stagerun"]
 engine.RECORDS_PER_COMMIT = 5
@@ -104,7 +104,7 @@ def test_a_cut_off_lmdb_is_an_error_not_a_bus_error(tmp_path: Path, made: str) -
     folder.mkdir()
     program = (
         "import sys\n"
-        "from stagerun.data.lmdb_source import LmdbSource\n"
+        "from stagerun.data.records import LmdbSource\n"
         "from stagerun.base.errors import DataError\n"
         "for path in sys.argv[1:]:\n"
         "    try:\n"
@@ -292,9 +292,9 @@ import json, os, signal, sys, threading
 from pathlib import Path
 import test_import_engine as t
 from stagerun.data import index, write
-from stagerun.data.importing import engine, journal, partial
+from stagerun.tools.data import engine, partial
 engine.RECORDS_PER_COMMIT, engine.BYTES_PER_COMMIT = 9, 20_000
-FILES = {m.__file__ for m in (index, write, engine, journal, partial)}
+FILES = {m.__file__ for m in (index, write, engine, partial)}
 root = Path(sys.argv[1])
 
 def life(out, kill_at):

@@ -223,7 +223,7 @@ def test_a_folder_that_others_could_write_to_is_not_trusted(tmp_path: Path) -> N
         linked, _ = bundle(str(tmp_path / "link"), str(made), code=True)
         assert b"belongs to another user" in unpacked(linked.data, linked.unpack(sys.executable)).stderr
     assert unpacked(sent.data, command).stdout == b"0\n"
-    assert (there / sent.code / "stagerun" / "cli" / "main.py").exists()
+    assert (there / sent.code / "stagerun" / "cli.py").exists()
 
 
 def test_code_that_another_stagerun_left_is_not_on_the_search_path(tmp_path: Path) -> None:

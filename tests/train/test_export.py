@@ -404,12 +404,12 @@ def test_a_damaged_snapshot_is_not_exported(tmp_path: Path) -> None:
 
 def test_the_first_convolution_is_that_of_the_images() -> None:
     """Of every network that `--rgb` may meet: the first one in the order of the modules takes the three channels."""
-    from stagerun.models import MODELS
+    from stagerun.models import maker
 
     for name in ("vit_b_16", "swin_t", "convnext_tiny", "maxvit_t", "densenet121", "googlenet", "inception_v3", "vgg11",
                  "alexnet", "efficientnet_b0", "mnasnet0_5", "resnet50_intel_caffe"):  # fmt: skip
         with torch.device("meta"):
-            net = MODELS[name](recipe.Model(name=name, num_classes=2))
+            net = maker(name)(recipe.Model(name=name, num_classes=2))
         first = next(module for module in net.modules() if isinstance(module, nn.Conv2d))
         assert first.in_channels == 3 and first.groups == 1, name
 

@@ -1,4 +1,4 @@
-"""All networks by name: what the tables of spec.networks say of them, held against torchvision."""
+"""All networks by name: what the tables of language.networks say about them, checked against torchvision."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from stagerun.base.errors import UsageError
 from stagerun.base.recipe import Model
 from stagerun.language.networks import NETWORKS, PLAIN, TORCHVISION
 from stagerun.language.proto.manual import COMMENTS
-from stagerun.models import MODELS, BatchNorm2d, build
+from stagerun.models import BatchNorm2d, build, maker
 from stagerun.models.catalog import ARGUMENTS, FIRST_FILLS, _of_channels, family
 from stagerun.models.vision import torchvision_models
 
@@ -40,7 +40,12 @@ def test_they_are_all_classifiers_of_torchvision_and_some_more():
     assert set(TORCHVISION) == set(models.list_models(module=models))
     others = {name for name, network in NETWORKS.items() if network.made}
     assert NETWORKS.keys() - TORCHVISION.keys() == others
-    assert MODELS.keys() == NETWORKS.keys()
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS.keys() - TORCHVISION.keys()))
+def test_the_row_of_a_network_of_our_own_names_what_makes_it(name: str) -> None:
+    with on_meta():
+        assert isinstance(maker(name)(Model(name=name, num_classes=2)), nn.Module)
 
 
 def test_a_model_made_by_hand_has_the_plain_batch_norm():
