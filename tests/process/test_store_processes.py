@@ -36,7 +36,8 @@ from test_store_lease import taken as taken
 
 from stagerun import store
 from stagerun.base.errors import ExitCode, FolderInUseError, PermissionDenied
-from stagerun.store import LocalDisk, Lock, lives
+from stagerun.store import LocalDisk, Lock
+from stagerun.system.process import look
 from stagerun.train.status import _holder as status_holder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -112,9 +113,9 @@ import sys
 from pathlib import Path
 from stagerun import store
 from stagerun.store.lease import Lease
-from stagerun.store.lives import Process
+from stagerun.system.process import Identity
 out = Path(sys.argv[1])
-one = Lease(store.LocalDisk(), out, store.LocalDisk(), Process("node7", "boot", "pid:[1]", 12, 34), beat_s=0.005)
+one = Lease(store.LocalDisk(), out, store.LocalDisk(), Identity("node7", "boot", "pid:[1]", 12, 34), beat_s=0.005)
 one.wait(False, print)
 attempt = one.take("", ())
 one.keep_beating()
@@ -152,7 +153,7 @@ def test_a_stopped_process_that_wakes_up_publishes_nothing(out: Path) -> None:
 
 
 def test_without_locks_a_dead_process_of_this_machine_is_not_waited_for(out: Path, no_locks: None) -> None:
-    script = "from stagerun.store import lives; print(lives.this_process().born)"
+    script = "from stagerun.system.process import this_process; print(this_process().born)"
     path = str(Path(store.__file__).parents[2])
     child = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
@@ -173,8 +174,8 @@ def test_without_locks_a_dead_process_of_this_machine_is_not_waited_for(out: Pat
 def test_a_zombie_is_dead(out: Path) -> None:
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    born = lives._stat(str(child.pid))
-    assert born[0] == "Z" and not replace(HERE, pid=child.pid, born=born[1]).alive()
+    found = look(child.pid)
+    assert found is not None and found.state == "Z" and not replace(HERE, pid=child.pid, born=found.start).alive()
     child.wait()
 
 
