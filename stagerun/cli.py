@@ -159,12 +159,8 @@ class Main(Group):
         return text.wrapped(super().get_help(ctx), text.terminal())
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        text.terminal = lambda: width_of(sys.stdout)
-        try:
-            with printable():
-                return self._main(*args, **kwargs)
-        finally:
-            text.terminal = text.no_terminal
+        with text.printing_on(lambda: width_of(sys.stdout)), printable():
+            return self._main(*args, **kwargs)
 
     def _main(self, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -85,19 +85,16 @@ def test_a_table_is_folded_and_then_cut() -> None:
         ("b", "2", ""),
     ]
     assert max(map(len, text.columns(rows))) == 60
-    try:
-        text.terminal = lambda: 50
+    with text.printing_on(lambda: 50):
         assert text.columns(rows)[1:] == [
             "a     1       one word after another and no end of",
             "              it at all",
             "b     2",
         ]
-        text.terminal = lambda: 40
+    with text.printing_on(lambda: 40):
         assert [line[:14].rstrip() for line in text.columns(rows, indent=2)] == [
             "name  number", "a     1", "b     2", "", "name  what it", "a     one word", "      end of i", "b",
         ]  # fmt: skip
-    finally:
-        text.terminal = text.no_terminal
 
 
 class Terminal:
@@ -187,7 +184,7 @@ def test_a_run_at_a_terminal_and_what_it_says_when_it_goes_on(base: Path, tmp_pa
 def test_a_word_of_another_process_takes_the_place_of_the_live_line() -> None:
     """Of the other ranks, of the monitors, of a signal's handler: all of them write to the terminal that rank 0 draws in."""
     program = """import os, sys
-from stagerun import signals
+from stagerun.system import signals
 from stagerun.command.ending import over_live_line, tell
 from stagerun.launch.watch.process import _say
 over_live_line()
