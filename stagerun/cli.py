@@ -171,13 +171,10 @@ class Main(Group):
         return text.wrapped(super().get_help(ctx), text.terminal())
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        text.terminal = lambda: width_of(sys.stdout)
-        try:
-            # What a shell asks is answered in bytes, and to no terminal.
-            with nullcontext() if "_STAGERUN_COMPLETE" in os.environ else printable():
-                return self._main(*args, **kwargs)
-        finally:
-            text.terminal = text.no_terminal
+        # What a shell asks is answered in bytes, and to no terminal.
+        shown = nullcontext() if "_STAGERUN_COMPLETE" in os.environ else printable()
+        with text.printing_on(lambda: width_of(sys.stdout)), shown:
+            return self._main(*args, **kwargs)
 
     def _main(self, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -5,7 +5,8 @@ import io
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 from typing import TextIO
 
@@ -18,13 +19,24 @@ def shown(text: str) -> str:
     return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def no_terminal() -> int | None:
-    """Printing to a pipe or a file, where nothing is folded."""
-    return None
+# Asked for the columns of the terminal that is printed on, the innermost last; none for a pipe or a file, where nothing is folded.
+_terminals: list[Callable[[], int | None]] = []
 
 
-# Columns of the terminal that is printed on. The command line sets it.
-terminal: Callable[[], int | None] = no_terminal
+@contextmanager
+def printing_on(terminal: Callable[[], int | None]) -> Iterator[None]:
+    """Within it tables are folded to the columns that `terminal` gives whenever it is asked, in all threads. For the command line."""
+    _terminals.append(terminal)
+    try:
+        yield
+    finally:
+        _terminals.pop()
+
+
+def terminal() -> int | None:
+    """Columns of the terminal that is printed on; None for a pipe or a file."""
+    return _terminals[-1]() if _terminals else None
+
 
 _FOLDED = 32  # characters to which a long cell is folded before a table is cut
 _NARROWEST = 12

@@ -23,7 +23,9 @@ def test_generated_files_are_up_to_date(tmp_path: Path) -> None:
         "manual.py"
     }
     for name, content in made.items():
-        assert (ROOT / "stagerun" / "language" / "proto" / name).read_bytes() == content, f"run scripts/proto: {name} is out of date"
+        assert (ROOT / "stagerun" / "language" / "proto" / name).read_bytes() == content, (
+            f"run scripts/proto: {name} is out of date"
+        )
 
 
 def test_every_field_of_the_language_has_a_comment() -> None:

@@ -85,19 +85,16 @@ def test_a_table_is_folded_and_then_cut() -> None:
         ("b", "2", ""),
     ]
     assert max(map(len, text.columns(rows))) == 60
-    try:
-        text.terminal = lambda: 50
+    with text.printing_on(lambda: 50):
         assert text.columns(rows)[1:] == [
             "a     1       one word after another and no end of",
             "              it at all",
             "b     2",
         ]
-        text.terminal = lambda: 40
+    with text.printing_on(lambda: 40):
         assert [line[:14].rstrip() for line in text.columns(rows, indent=2)] == [
             "name  number", "a     1", "b     2", "", "name  what it", "a     one word", "      end of i", "b",
         ]  # fmt: skip
-    finally:
-        text.terminal = text.no_terminal
 
 
 class Terminal:

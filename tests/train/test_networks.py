@@ -38,7 +38,7 @@ def published_parameters(name: str) -> int:
 def test_they_are_all_classifiers_of_torchvision_and_some_more():
     models = torchvision_models()
     assert set(TORCHVISION) == set(models.list_models(module=models))
-    others = {name for name, network in NETWORKS.items() if network.made}
+    others = {name for name, network in NETWORKS.items() if network.made_by}
     assert NETWORKS.keys() - TORCHVISION.keys() == others
 
 
