@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from stagerun.base import recipe
 from stagerun.base.errors import UsageError
 from stagerun.base.recipe import ZeroGamma
-from stagerun.language.networks import NETWORKS
+from stagerun.language.networks import NETWORKS, TORCHVISION
 from stagerun.models.catalog import torchvision_network
 from stagerun.models.layers import BatchNorm2d, fill
 from stagerun.models.resnet import add_blur_pool, set_gamma
