@@ -20,7 +20,7 @@ from stagerun.cli import main
 from stagerun.language import load
 from stagerun.language.proto import caffe_pb2
 from stagerun.schedule import make_knobs
-from stagerun.tools.caffe import solver
+from stagerun.tools.caffe import settings
 from stagerun.tools.caffe.stages import names_of
 from stagerun.tools.caffe.text import SOLVER, Findings, read_text
 from stagerun.tools.caffe.train_lines import train_lines
@@ -408,7 +408,14 @@ caffe train --solver=$A/four.prototxt
 
 def test_every_field_of_a_solver_is_thought_of() -> None:
     """A new one in protos/caffe.proto must be carried, or be said to be left out."""
-    known = {*solver.OF_STAGE, *solver.UPDATE, *solver.LOOKING, *solver.ELSEWHERE, *solver.IDLE, *solver.NOT_CARRIED}
+    known = {
+        *settings.OF_STAGE,
+        *settings.UPDATE,
+        *settings.LOOKING,
+        *settings.ELSEWHERE,
+        *settings.IDLE,
+        *settings.NOT_CARRIED,
+    }
     assert set(SOLVER.fields_by_name) == known
 
 

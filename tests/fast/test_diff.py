@@ -14,8 +14,7 @@ from stagerun.cli import main
 from stagerun.language import canonical, read
 from stagerun.language.stored import read_recipe
 from stagerun.store.layout import MANIFEST, snapshots_folder
-from stagerun.tools.diff.command import compare
-from stagerun.tools.diff.difference import Difference, FieldDifference, difference
+from stagerun.tools.diff.command import Difference, FieldDifference, compare, difference
 
 SCHEDULE = """
 name: "tree"

@@ -28,7 +28,8 @@ from stagerun.data.loaders import RectangularLoader
 from stagerun.data.records import LmdbSource
 from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.system.lmdb_file import set_of
-from stagerun.tools.data.inspect import describe, verify
+from stagerun.tools.data.index import describe
+from stagerun.tools.data.index import verify_lmdb as verify
 
 RECTANGULAR = Transform(
     crop_size=32, rectangular=True, random_resize=RandomResize(min_size=40, max_size=40, interp_mode=InterpMode.LINEAR)

@@ -14,8 +14,7 @@ from stagerun.cli import main
 from stagerun.data.index import load as load_index
 from stagerun.language import load, read
 from stagerun.tools.lint import lint
-from stagerun.tools.new.command import gallery
-from stagerun.tools.new.fitted import Images, fitted
+from stagerun.tools.new.command import Images, fitted, gallery
 
 ROOT = Path(__file__).parents[2]
 # As many as ImageNet's are too few for no batch of the gallery.

@@ -18,8 +18,7 @@ from stagerun.drawing.picture import Picture, Unit, make_picture
 from stagerun.drawing.scale import labels, make_scale, round_steps
 from stagerun.drawing.terminal import COLOURS, ascii_only, draw
 from stagerun.schedule import make_knobs
-from stagerun.tools.diff.command import Found, Side, overlay
-from stagerun.tools.diff.difference import difference
+from stagerun.tools.diff.command import Found, Side, difference, overlay
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "plots"
 BRANCHES = make_picture(made_schedules.branches())

@@ -20,15 +20,16 @@ from stagerun.tools.caffe.settings import (
     CaffeStage,
     SolverStage,
     batch,
+    check_solver,
     evaluation,
     go_on,
     note_sources,
     parent_of,
     seeded,
     seeds,
+    solver_settings,
     transforms,
 )
-from stagerun.tools.caffe.solver import check_solver, solver_settings
 from stagerun.tools.caffe.stages import Step, workers_of
 from stagerun.tools.caffe.text import NET, SOLVER, CaffeText, Findings, read_text
 

@@ -10,7 +10,7 @@ from stagerun.language.resolve import SCHEDULE_FILE, read
 from stagerun.language.tree import quoted
 from stagerun.tools.caffe.convert import Converted
 from stagerun.tools.caffe.lines import Line, Setting, indented, plain
-from stagerun.tools.caffe.solver import OF_STAGE
+from stagerun.tools.caffe.settings import OF_STAGE
 from stagerun.tools.caffe.stages import Step
 from stagerun.tools.caffe.text import Findings
 

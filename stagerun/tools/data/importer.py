@@ -17,7 +17,7 @@ from stagerun.command.shared import DataThreads
 from stagerun.launch import StopRequest
 from stagerun.tools.data.engine import Job, Result, Work, run
 from stagerun.tools.data.images import ImportWork
-from stagerun.tools.data.inspect import schedule_line
+from stagerun.tools.data.index import schedule_line
 from stagerun.tools.data.partial import REPORT
 from stagerun.tools.data.pictures import ResizeOptions
 from stagerun.tools.data.prepare import PrepareWork

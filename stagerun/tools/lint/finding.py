@@ -51,7 +51,7 @@ class Comment:
 
 
 def comments_of(path: str, text: str) -> Iterator[Comment]:
-    """All comments of a text, in its order. A `#` inside a string is none."""
+    """All comments of a text, in its order. A `#` inside a string does not count."""
     text = text.removeprefix("\N{BYTE ORDER MARK}")
     ends: dict[int, int] = {}  # of the last token in a line
     first = len(text)
@@ -101,7 +101,7 @@ def unsilenced(findings: Sequence[Finding], comments: Sequence[Comment], known: 
         silenced.update(spoken)
         if word.id not in known or word.id == ID:
             hint = nearest(word.id, known) or f"the ids are {listing(sorted(set(known) - {ID}))}"
-            wrong.append(Finding(ID, f"`{word.id}` is no id that can be silenced", word.span, hint))
+            wrong.append(Finding(ID, f"`{word.id}` isn't an id that can be silenced", word.span, hint))
         elif not spoken:
             where = "in this file" if word.lines is None else "here"
             wrong.append(Finding(ID, f"`{word.id}` is silenced, and {where} is nothing to silence", word.span, HINT))
