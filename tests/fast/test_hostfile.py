@@ -97,7 +97,7 @@ hosts:10:1: `g:2222`: after the colon stands how many workers that host has, and
 9 mistakes"""
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     with pytest.raises(RecipeError) as told:
         parse_file(MISTAKES, "hosts")
     assert told.value.render() == TOLD
@@ -117,7 +117,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         (tmp_path, "is a folder"),
         (tmp_path / "none", "no such file"),
         (empty, "no host"),
-        (binary, "no text"),
+        (binary, "not a text file"),
     ):
         with pytest.raises(UsageError, match=word):
             read_hosts(str(given))

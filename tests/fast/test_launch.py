@@ -21,17 +21,17 @@ KILLED = (
 @pytest.mark.parametrize(
     "reports, deaths, expected",
     [
-        # An error that every rank met alike is told once.
+        # An error that every rank met alike is reported once.
         ([Report(0, 79, "nan"), Report(1, 79, "nan")], {0: 79, 1: 79}, (79, "nan")),
-        # Different ones are told with their ranks.
+        # Different ones are reported with their ranks.
         ([Report(0, 65, "a"), Report(1, 65, "b")], {0: 65, 1: 65}, (65, "rank 0: a\nrank 1: b")),
-        # The one that raised it tells; the others were told by it.
+        # The one that raised it tells; the others heard of it.
         ([Report(0, 74, "disk full"), Report(1, 74, "")], {0: 74, 1: 74}, (74, "disk full")),
         ([Report(0, 64, ""), Report(1, 64, "typo")], {0: 64, 1: 64}, (64, "typo")),
         # Who lost its peers is not the cause.
         ([Report(0, 69, "peers are gone"), Report(1, 65, "bad record")], {0: 69, 1: 65}, (65, "bad record")),
         ([Report(0, 70, "bug"), Report(1, 69, "peers are gone")], {0: 70}, (70, "bug")),
-        # A kill is, if nobody has said anything better.
+        # A kill is, if no one has said anything better.
         ([Report(0, 69, "peers are gone")], {0: 69, 1: -9}, (69, KILLED)),
         ([], {1: -9, 2: -9}, (69, KILLED)),
         ([Report(0, 69, "peers are gone"), Report(1, 74, "full")], {0: 69, 1: 74, 2: -9}, (74, "full")),
@@ -47,7 +47,7 @@ KILLED = (
         ([Report(1, 0, "")], {0: -15, 1: -9}, (69, KILLED)),
         # One could not save: then the run didn't.
         ([Report(0, 74, "full"), Report(1, 75, "")], {0: 74}, (74, "full")),
-        # Nobody said anything: an interpreter that didn't start, say.
+        # No one said anything: an interpreter that didn't start, say.
         ([], {0: 1}, (1, "worker 0 ended with exit code 1 and said nothing")),
         ([], {}, (70, "worker 0 ended with exit code 70 and said nothing")),
     ],

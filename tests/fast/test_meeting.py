@@ -1,4 +1,4 @@
-"""Where workers meet that nobody has told: what ranks agree on through their launcher, and what is computed."""
+"""Where workers meet when no one says where: what ranks agree on through their launcher, and what is computed."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -133,7 +133,7 @@ def test_rank_0_at_its_own_name_takes_the_interface_of_the_default_route(monkeyp
     assert said(0, 2, 1, "srun", given)() == meeting.Meeting("localhost", 29500, "given", "eth0")
 
 
-def test_a_worker_that_is_not_told_its_place_on_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_does_not_know_its_place_on_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "interfaces", lambda: [ETH])
     world = World(rank=2, size=4, local_rank=2, local_size=4, launcher="the environment")
     pod = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "10.1.0.9"}
@@ -163,6 +163,6 @@ def test_a_share_of_what_the_job_has_of_a_shared_node(monkeypatch: pytest.Monkey
         ("the environment", {"MASTER_ADDR": "a", "MASTER_PORT": "0"}, "MASTER_PORT must be a port number"),
     ],
 )
-def test_no_place_to_meet_is_told(launcher: str, environment: dict[str, str], text: str) -> None:
+def test_no_place_to_meet_is_reported(launcher: str, environment: dict[str, str], text: str) -> None:
     with pytest.raises(PeerError, match=text):
         said(0, 2, 1, launcher, environment)()

@@ -55,7 +55,7 @@ def test_a_lost_host_is_left_out_where_that_is_allowed() -> None:
     step = decide(LOST, ALL)
     assert isinstance(step, Finish) and step.code == 69
     assert step.text.startswith("c is gone: 2 hosts left of at least 3") and "--min-nodes" in step.text
-    # It only lost its connection with the launcher, so the others were told to save.
+    # It only lost its connection with the launcher, so the others were asked to save.
     step = decide(replace(LOST, code=75), ALL)
     assert isinstance(step, Finish) and step.code == 75
     two = replace(LOST, lost=("b", "c"), answering=("a",))

@@ -108,7 +108,7 @@ def test_when_all_wait_for_each_other_it_is_the_network() -> None:
     assert judge([*ranks[:3], seen(3, 70, True, state="T", stopped=59.9)], 4, Limits()) is None
 
 
-def test_ranks_that_nobody_watches_are_waited_for_as_long_as_anything_may_take() -> None:
+def test_ranks_that_no_one_watches_are_waited_for_as_long_as_anything_may_take() -> None:
     """Their monitors are gone, and they may be well."""
     watched = [seen(0, 1801, True), seen(2, 1800, True)]
     verdict = judge(watched, 4, Limits())
@@ -192,7 +192,7 @@ def test_a_suspended_job_has_no_slow_rank() -> None:
 
 
 def paces(looks: list[list[tuple[int, float]]]) -> list[list[str]]:
-    """What is told at each look: (device batches, busy seconds) of each rank so far."""
+    """What is reported at each look: (device batches, busy seconds) of each rank so far."""
     pace, told = Compared({}, {}), []
     for look in looks:
         ranks = [seen(rank, batches=batches, busy=busy) for rank, (batches, busy) in enumerate(look)]
@@ -201,7 +201,7 @@ def paces(looks: list[list[tuple[int, float]]]) -> list[list[str]]:
     return told
 
 
-def test_a_slow_rank_is_told_once_and_again_when_it_gets_much_worse() -> None:
+def test_a_slow_rank_is_reported_once_and_again_when_it_gets_much_worse() -> None:
     def look(n: int, slow: float) -> list[tuple[int, float]]:
         return [(n, n * 0.1), (n, n * 0.1), (n, slow), (n, n * 0.11)]
 
@@ -249,7 +249,7 @@ def test_a_host_that_hears_nothing_of_several_others_is_cut_off_itself() -> None
     assert verdict.text.startswith(
         "node0 hears nothing of the other 2 hosts for 1 min 00 s: it is cut off from them, or"
     )
-    # Of two hosts nobody knows which it is; and one that is still heard knows.
+    # Of two hosts no one knows which it is; and one that is still heard knows.
     verdict = judge(ranks[:4], 4, Limits())
     assert verdict is not None and [one.seen.rank for one in verdict.guilty] == [2, 3]
     verdict = judge([*ranks[:4], seen(4, 61, True)], 5, Limits())

@@ -77,7 +77,7 @@ def test_sections_nest_and_come_back() -> None:
     assert kept.read().section is Section.FIRST_ITERATION
 
 
-def test_meeting_while_images_are_copied_is_no_progress() -> None:
+def test_meeting_while_images_are_copied_is_not_progress() -> None:
     kept = Kept()
     with kept.pulse.section(Section.COPY):
         for _ in range(9):
@@ -88,7 +88,7 @@ def test_meeting_while_images_are_copied_is_no_progress() -> None:
         assert kept.read().moved == 119.0
 
 
-def test_what_is_told_while_images_are_copied_is_no_progress_of_the_copy() -> None:
+def test_what_is_reported_while_images_are_copied_is_not_progress_of_the_copy() -> None:
     kept = Kept()
     with kept.pulse.section(Section.COPY):
         for _ in range(3):
@@ -166,7 +166,7 @@ def test_a_suspension_says_nothing_of_how_long_a_step_takes() -> None:
     assert kept.read().slowest == pytest.approx(7200)
 
 
-def test_printing_is_told_and_an_iteration_goes_on_after_it() -> None:
+def test_printing_is_reported_and_an_iteration_goes_on_after_it() -> None:
     kept = Kept()
     kept.pulse.stage("a", 0, compiled=False)
     train(kept, 1, 2, step=1.0, wait=0.0)

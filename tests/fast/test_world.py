@@ -1,5 +1,5 @@
 """Who a process is, by what its launcher has set: environments as the launchers made them (Open MPI 4.1.4 and 5.0.11, MPICH
-4.0.2 and 5.0.2, Slurm 22.05), without what nobody reads."""
+4.0.2 and 5.0.2, Slurm 22.05), without what no one reads."""
 
 import os
 
@@ -113,13 +113,13 @@ def test_torchrun_is_joined_with_one_worker_too() -> None:
         (STEP.replace("PER_NODE=2,1", "PER_NODE=2"), "how many tasks this node has"),
     ],
 )
-def test_contradictions_are_told(text: str, said: str) -> None:
+def test_contradictions_are_reported(text: str, said: str) -> None:
     with pytest.raises(PeerError, match=said):
         from_environment(env(text))
 
 
 @pytest.mark.parametrize("said, chosen", [(None, None), ("3", 3)])
-def test_threads_of_one_life_are_nobodys_choice_in_the_next(
+def test_threads_of_one_life_are_not_a_choice_in_the_next(
     said: str | None, chosen: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent lives for all lives of a job, whose workers OMP_NUM_THREADS tells how many threads they have."""
@@ -157,7 +157,7 @@ def test_in_a_contradiction_a_rank_speaks_as_what_its_launcher_calls_it() -> Non
     assert rank_said(env("RANK=zero WORLD_SIZE=2")) == rank_said(env("RANK=0 WORLD_SIZE=many")) == 0
 
 
-def test_a_command_typed_in_a_shell_of_srun_is_no_rank_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_typed_in_a_shell_of_srun_is_not_a_rank_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
     typed = env(f"{STEP} SLURM_PTY_PORT=45127")
     monkeypatch.setattr(world, "_typed", lambda: True)
     assert from_environment(typed) == World() and not launched(typed) and not relayed(typed)

@@ -1,4 +1,4 @@
-"""How a command ends where nobody reads its output: the exit code still tells."""
+"""How a command ends where no one reads its output: the exit code still tells."""
 
 import contextlib
 import errno
@@ -35,7 +35,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def unread(*words: object, cwd: Path) -> int:
-    """The exit code of a command whose stdout and stderr go to a pipe that nobody reads any more."""
+    """The exit code of a command whose stdout and stderr go to a pipe that no one reads any more."""
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as pipe:
@@ -76,7 +76,7 @@ _leave(3)
     assert (done.returncode, done.stdout) == (3, "idle\nwritten\n")
 
 
-def test_a_mistake_and_a_listing_that_nobody_wants_to_its_end(schedule: Path, tmp_path: Path) -> None:
+def test_a_mistake_and_a_listing_that_no_one_wants_to_its_end(schedule: Path, tmp_path: Path) -> None:
     assert unread("check", "/nowhere", cwd=tmp_path) == 64
     assert unread("plan", schedule, cwd=tmp_path) == 0
 
@@ -185,7 +185,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_a_limit_of_the_shell_is_no_bug(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_limit_of_the_shell_is_not_a_bug(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     error, what, hint = LIMITS[name]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(resource, "getrlimit", lambda which: (24 if which == resource.RLIMIT_NOFILE else 10**9, -1))

@@ -39,7 +39,7 @@ def ssh_that(tmp_path: Path, *lines: str) -> str:
 HOST = 'for host; do [ "$host" = a ] && break; [ "$host" = b ] && break; [ "$host" = c ] && break; done'
 
 
-def test_why_there_is_no_agent_is_told_of_each_host(schedule: Path, tmp_path: Path) -> None:
+def test_why_there_is_no_agent_is_reported_of_each_host(schedule: Path, tmp_path: Path) -> None:
     ssh = ssh_that(
         tmp_path, HOST, "case $host in",
         'a) echo "ssh: connect to host a port 22: No route to host" >&2; exit 255;;',
@@ -83,7 +83,7 @@ def test_an_agent_tells_what_its_host_is(schedule: Path, monkeypatch: pytest.Mon
 
 
 def lost(ssh: str, question: str, bundle: Bundle | None = None, hosts: Sequence[str] = "a") -> dict[str, Any]:
-    """What is told of a host that doesn't answer as it should; nothing where all do."""
+    """What is said of a host that doesn't answer as it should; nothing where all do."""
     with Remote([Host(name) for name in hosts], Way((ssh,), bundle=bundle), lambda *words: None) as remote:
         if len(remote.ask(hosts, question)) == len(hosts):
             return {}
@@ -122,7 +122,7 @@ def test_words_that_miss_something(said: str, tmp_path: Path) -> None:
     assert "which no agent says" in told["text"] and "another stagerun" in told["hint"]
 
 
-def test_a_pause_of_the_launcher_is_nobody_elses_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_of_the_launcher_is_not_the_others_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("_ASLEEP_S", 0.3), ("SILENCE_S", 0.5), ("ALIVE_S", 0.1)):
         monkeypatch.setattr(f"stagerun.launch.remote.{name}", seconds)
     ssh = ssh_that(tmp_path, """echo '{"is": "alive", "starting": false}'; sleep 5""")
@@ -137,7 +137,7 @@ def test_a_pause_of_the_launcher_is_nobody_elses_silence(tmp_path: Path, monkeyp
         assert "was not heard of" in told[0].words["text"], "from then on it is"
 
 
-def test_what_nobody_reads_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_one_reads_holds_up_no_one(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     monkeypatch.setattr("stagerun.launch.hosts._MOST_UNREAD", 200_000)
     with open(writing, "w", encoding="ascii") as full, open(reading) as reader:

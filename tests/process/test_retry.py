@@ -67,7 +67,7 @@ SAVED, KILLED, NEVER, DONE = Ended(True, 75, 1), Ended(True, None, -9), Ended(Fa
 @pytest.mark.parametrize(
     "starts, further, words, ends, waits",
     [
-        # Saved, and no further: nobody counts them but this.
+        # Saved, and no further: no one counts them but this.
         ([SAVED] * 9, [], [], ResumeRefused, [2, 4]),
         ([SAVED] * 9, [], ["--retry"], None, [2, 4, 8, 16, 32, 60, 60, 60]),
         ([SAVED] * 4 + [DONE], [2], [], 0, [2, 4, 1, 2]),
@@ -121,7 +121,7 @@ def test_a_signal_between_two_starts(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert retry_command(options) == 75 and started == [1]
 
 
-def test_a_run_that_outlives_its_command_is_told(monkeypatch: pytest.MonkeyPatch, base: Path) -> None:
+def test_a_run_that_outlives_its_command_is_reported(monkeypatch: pytest.MonkeyPatch, base: Path) -> None:
     monkeypatch.setattr(retrying.store, "holder", lambda out: "process 7 on a")
     with pytest.raises(FolderInUseError, match="still in use by process 7 on a"):
         retrying._stopped(KILLED, RunOptions(str(base / "schedule")))
@@ -144,7 +144,7 @@ def test_a_command_that_asks_for_help_is_refused(option: str) -> None:
         ("cd .", None),
     ],
 )
-def test_who_in_a_script_is_told_to_stop(script: str, told: tuple[str, signal.Signals] | None, tmp_path: Path) -> None:
+def test_who_in_a_script_is_asked_to_stop(script: str, told: tuple[str, signal.Signals] | None, tmp_path: Path) -> None:
     sleep = shutil.which("sleep")
     (tmp_path / "mpirun").symlink_to(str(sleep))
     (tmp_path / "torchrun").symlink_to(str(shutil.which("tail")))
@@ -168,7 +168,7 @@ def retry(*words: object) -> subprocess.CompletedProcess[str]:
     return small.stagerun("retry", *words, timeout=400)
 
 
-def test_mistakes_are_told_before_anything_is_started(base: Path, tmp_path: Path) -> None:
+def test_mistakes_are_reported_before_anything_is_started(base: Path, tmp_path: Path) -> None:
     run = ["stagerun", "run", base / "schedule", "--out", tmp_path / "out"]
     marker = tmp_path / "started"
     for words, said in (

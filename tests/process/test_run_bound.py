@@ -80,7 +80,7 @@ def parent(pid: int) -> int:
 
 
 def threads(pid: int) -> dict[int, tuple[str, str]]:
-    """Those of a worker that has begun: name, allowed CPUs."""
+    """Those of a worker that has started: name, allowed CPUs."""
     found = {}
     for folder in Path(f"/proc/{pid}/task").glob("*"):
         with suppress(OSError):

@@ -123,7 +123,7 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_bits(
     code, text = first.wait(timeout=90)
     assert code == 75, text
     assert first.gone()
-    # A second run beside the first is told who holds the folder.
+    # A second run beside the first hears who holds the folder.
     assert other.returncode == 73 and f"another run holds {out}: process " in other.stderr
     message = next(line for line in text.splitlines() if line.startswith("stopped in"))
     assert "everything is saved: run the same command again to go on" in message

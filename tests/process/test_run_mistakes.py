@@ -97,7 +97,7 @@ def test_a_truncated_jpeg(base: Path, tmp_path: Path) -> None:
 # -- met by the workers
 
 
-def test_a_label_out_of_range_met_in_training_is_told_once_by_two_workers(base: Path, tmp_path: Path) -> None:
+def test_a_label_out_of_range_met_in_training_is_reported_once_by_two_workers(base: Path, tmp_path: Path) -> None:
     datum = caffe_pb2.Datum(channels=1, height=28, width=28, data=bytes(784), label=10).SerializeToString()
     records(tmp_path, tiny.TRAIN_IMAGES, 8, datum)  # preflight looks at 0, 19, 39, ...
     schedule = small.make_schedule(

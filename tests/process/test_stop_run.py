@@ -81,7 +81,7 @@ def events(out: Path) -> list[str]:
     ]
 
 
-def test_an_iteration_that_has_just_begun_is_broken_off(base: Path, tmp_path: Path, temporary: Path) -> None:
+def test_an_iteration_that_has_just_started_is_broken_off(base: Path, tmp_path: Path, temporary: Path) -> None:
     """It would take half an hour."""
     words = ("--set", "init.batch_size=400000", "--set", "init.max_iter=6", "--grace", "10m")
     run = small.start(base / "schedule", tmp_path / "out", *words)

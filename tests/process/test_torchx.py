@@ -12,7 +12,7 @@ COMPONENT = Path(__file__).parents[2] / "stagerun" / "launch" / "torchx.py"
 
 
 def request(*words: str) -> dict[str, Any]:
-    """Of Kubernetes: what `torchx run --dryrun` shows."""
+    """What `torchx run --dryrun` shows."""
     from torchx.runner import get_runner
 
     with get_runner() as runner:

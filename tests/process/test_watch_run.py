@@ -148,7 +148,7 @@ def test_a_number_that_another_process_has_by_now_is_not_killed() -> None:
             other.kill()
 
 
-# Two ranks as NCCL has them: nobody notices that a peer is gone. Rank 1 comes to rank 0's monitor before rank 0 goes on.
+# Two ranks as NCCL has them: no one notices that a peer is gone. Rank 1 comes to rank 0's monitor before rank 0 goes on.
 PAIR = """
 import os, signal, sys, time
 if sys.argv[3] == "plain file":
@@ -249,7 +249,7 @@ def test_a_worker_that_is_alone_and_stopped_is_killed_with_a_word(base: Path, tm
 
 
 @pytest.mark.slow
-def test_a_screen_that_nobody_reads_ends_no_run(base: Path, tmp_path: Path) -> None:
+def test_a_screen_that_no_one_reads_ends_no_run(base: Path, tmp_path: Path) -> None:
     """`stagerun run ... | less`, or Ctrl-S."""
     words = ["run", base / "schedule", "--out", tmp_path / "out", "--nproc", 1, "--threads", 1, *small.ENDLESS]
     limits = [word for section in ("iteration", "evaluation", "save") for word in ("--timeout", f"{section}=6s")]
@@ -301,12 +301,15 @@ def test_all_are_stopped_for_a_while_and_go_on(base: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_slow_rank_is_told_and_the_run_goes_on(base: Path, tmp_path: Path) -> None:
+def test_a_slow_rank_is_reported_and_the_run_goes_on(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run = training(base, out, 2, HOOK="dawdles")
     os.kill(run.ranks()[1], signal.SIGUSR2)
     until(
-        run, lambda: any(f"rank 1 on {HOST} is slow" in e["text"] for e in events(out, "Note")), "it is not told", 240
+        run,
+        lambda: any(f"rank 1 on {HOST} is slow" in e["text"] for e in events(out, "Note")),
+        "it is not reported",
+        240,
     )
     before = len(list(events(out, "Iterated")))
     until(run, lambda: len(list(events(out, "Iterated"))) > before, "it does not go on")
@@ -316,13 +319,13 @@ def test_a_slow_rank_is_told_and_the_run_goes_on(base: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_each_monitor_that_is_killed_is_told_and_the_run_goes_on(base: Path, tmp_path: Path) -> None:
+def test_each_monitor_that_is_killed_is_reported_and_the_run_goes_on(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run = training(base, out, 2)
     for pid in run.pids():
         if processes.is_monitor(pid):
             os.kill(pid, signal.SIGKILL)
-    until(run, lambda: any("watches this one is gone" in e["text"] for e in events(out, "Note")), "it is not told")
+    until(run, lambda: any("watches this one is gone" in e["text"] for e in events(out, "Note")), "it is not reported")
     before = len(list(events(out, "Iterated")))
     until(run, lambda: len(list(events(out, "Iterated"))) > before + 3, "it does not go on")
     processes.kill_all(run.pids())
@@ -342,7 +345,7 @@ def test_both_sides_of_a_link_that_goes_down_name_the_other(base: Path, tmp_path
         assert all(rank.run.gone() for rank in ranks)
 
 
-def test_a_time_out_that_is_none_is_told_before_anything_is_begun(base: Path, tmp_path: Path) -> None:
+def test_a_time_out_that_is_none_is_reported_before_anything_is_started(base: Path, tmp_path: Path) -> None:
     done = small.stagerun("run", base / "schedule", "--out", tmp_path / "out", "--timeout", "evalution=5m")
     assert done.returncode == 64 and "there is no section `evalution`" in done.stderr and "`evaluation`" in done.stderr
     assert not (tmp_path / "out").exists()

@@ -39,7 +39,7 @@ def original(tmp_path: Path) -> Original:
 def settled(
     original: Original, needs: list[bool | None], way: ScratchFrom = ScratchFrom.MEASURED
 ) -> list[tuple[HandingOn, list[str], list[Phase]]]:
-    """Of each rank: what was settled, the notes, and the phases. `needs`: what a rank offers; None: it comes when the others measure."""
+    """For each rank, what was settled, the notes, and the phases. `needs`: what a rank offers; None: it comes when the others measure."""
 
     def one(comm: ThreadComm) -> tuple[HandingOn, list[str], list[Phase]]:
         handing, need, done = HandingOn(comm, [original], way, HOSTS, lambda: False), needs[comm.rank], 0  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ def settled(
             if need is not None or exchange.phase is not Phase.GATHER:
                 exchange.offer([original] if need is not False else [], {})
                 exchange.has = frozenset() if need is not False else frozenset({original.name})
-            if exchange.phase is Phase.NODES and need:  # nobody else measures
+            if exchange.phase is Phase.NODES and need:  # no one else measures
                 exchange.measured, exchange.rate = True, 1e9
             if exchange.phase is Phase.SOURCE:
                 done += 1000

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def notes(monkeypatch: pytest.MonkeyPatch, wish: Wish, *given: int | None) -> tuple[list[Note | None], list[int]]:
-    """What two ranks are told on a machine of two sockets, and their threads. `given`: what was chosen in the environment of each."""
+    """What two ranks report on a machine of two sockets, and their threads. `given`: what was chosen in the environment of each."""
     left, set_to = list(given), list[int]()
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(96)))
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)

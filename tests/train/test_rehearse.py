@@ -297,7 +297,7 @@ def test_synthetic_needs_no_data_and_json_is_one_object(base: Path, tmp_path: Pa
 
 
 @pytest.mark.process
-def test_an_interrupted_rehearsal_leaves_nothing_and_is_no_bug(base: Path, tmp_path: Path) -> None:
+def test_an_interrupted_rehearsal_leaves_nothing_and_is_not_a_bug(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     endless = ["--set", "init.max_iter=1000000", "--set", "init.lr_iter=1000000"]
     words = [str(w) for w in ["rehearse", base / "schedule", "--out", out, "--threads", 1, *endless]]

@@ -64,7 +64,7 @@ def refused(schedule: Schedule, out: Path) -> str:
     return ""
 
 
-def test_the_fourth_life_is_refused_and_told_how_the_others_ended(schedule: Schedule, tmp_path: Path) -> None:
+def test_the_fourth_life_is_refused_and_hears_how_the_others_ended(schedule: Schedule, tmp_path: Path) -> None:
     for code in (None, 69, 70):
         live(schedule, tmp_path, code)
     for _ in range(3):  # it leaves no life itself, or the fifth would go on
@@ -93,9 +93,7 @@ def test_retry_goes_on_and_what_comes_of_it_counts_again(schedule: Schedule, tmp
 @pytest.mark.parametrize(
     "code", sorted({*ExitCode} - {ExitCode.PEER, ExitCode.BUG, ExitCode.STORAGE, ExitCode.RANKS_DIFFER})
 )
-def test_an_end_that_has_told_somebody_what_to_do_breaks_the_chain(
-    schedule: Schedule, tmp_path: Path, code: ExitCode
-) -> None:
+def test_an_end_that_says_what_to_do_breaks_the_chain(schedule: Schedule, tmp_path: Path, code: ExitCode) -> None:
     for end in (None, code, None, None):
         live(schedule, tmp_path, end)
     assert not refused(schedule, tmp_path)
@@ -132,7 +130,7 @@ def test_any_progress_breaks_the_chain(schedule: Schedule, tmp_path: Path) -> No
         assert not refused(schedule, tmp_path)
 
 
-def test_what_is_no_progress_does_not(schedule: Schedule, tmp_path: Path) -> None:
+def test_what_is_not_progress_does_not(schedule: Schedule, tmp_path: Path) -> None:
     live(schedule, tmp_path, None)
     before = standing(DISK, tmp_path, schedule, store.inventory(DISK, tmp_path))
     for name in ("snapshots/.tmp-init-00000002-a0001-00ff/w", "results/.tmp-x.json", "log.jsonl", "results/notes.txt"):
@@ -184,7 +182,7 @@ def test_a_worker_that_something_else_starts_refuses_by_itself(base: Path, sched
     assert done.returncode == 78 and "came to no snapshot" in done.stderr, done.stderr
 
 
-def test_workers_are_told_to_retry() -> None:
+def test_workers_get_the_option_to_retry() -> None:
     options = RunOptions("dir", nproc=2, threads=1)
     assert "--retry" in replace(options, retry=True).arguments() and "--retry" not in options.arguments()
 

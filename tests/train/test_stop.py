@@ -45,7 +45,7 @@ NOTHING_STARTED = folder.nothing_started(ExitCode.SAVED)
 @pytest.mark.parametrize(
     "left, done, usual, expected",
     [
-        (None, 0, None, False),  # nobody asks
+        (None, 0, None, False),  # no one asks
         (None, 3, 100.0, False),
         (1e9, 0, 1.0, True),  # nothing of the iteration is computed that could be lost
         (1e9, 1, None, True),  # the first iteration: nothing that isn't on disk already
@@ -70,7 +70,7 @@ def test_the_pace_is_that_of_the_slowest_of_the_last_iterations() -> None:
     assert pace.usual == 3.0
 
 
-def test_time_for_snapshots_is_set_aside_and_a_grace_that_is_too_short_is_told_once() -> None:
+def test_time_for_snapshots_is_set_aside_and_a_grace_that_is_too_short_is_reported_once() -> None:
     left: list[float | None] = [None]
     stopping = Stopping(Grace(60.0, lambda: left[0]))
     assert not stopping.asked and stopping.left() is None
@@ -187,7 +187,7 @@ def test_what_has_overflowed_is_not_kept_by_a_stop(tmp_path: Path) -> None:
 
 
 def live(base: Path, out: Path, after: tuple[str, int] | None) -> list[Event]:
-    """One life of a run in this process. It is told to stop by the event of that kind (with that iteration), with no time left."""
+    """One life of a run in this process. It is asked to stop by the event of that kind (with that iteration), with no time left."""
     torch.set_num_threads(1)
     schedule = load(str(base / "schedule"), ())
     keeper = Keeper(schedule, out)
@@ -281,7 +281,7 @@ def child(work) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_before_anything_is_begun_a_signal_ends_the_process(capfd: pytest.CaptureFixture[str]) -> None:
+def test_before_anything_is_started_a_signal_ends_the_process(capfd: pytest.CaptureFixture[str]) -> None:
     def work() -> None:
         StopRequest().install(ExitCode.SAVED)
         signal.raise_signal(signal.SIGTERM)
@@ -392,7 +392,7 @@ def test_a_worker_that_enters_late_finds_the_request(
     assert left is not None and left <= 50.0 - (time.monotonic() - asked.at) + 1.0
 
 
-def test_signals_are_passed_on_to_children_that_have_entered_and_to_nobody_else(tmp_path: Path) -> None:
+def test_signals_are_passed_on_to_children_that_have_entered_and_to_no_one_else(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -480,7 +480,7 @@ def test_without_room_for_temporary_files_it_says_so(tmp_path: Path, monkeypatch
         run_workers(["run"], 2, 1)
 
 
-def test_the_agents_sigterm_before_anything_is_begun_is_no_stop(
+def test_the_agents_sigterm_before_anything_is_started_is_not_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path))
@@ -507,7 +507,7 @@ def test_the_agents_sigterm_before_anything_is_begun_is_no_stop(
         ([Report(0, 75, ""), Report(1, 75, "")], {1: 75}, True, (75, "")),
         # One that was killed meanwhile could be the one that writes.
         ([Report(1, 75, "")], {0: -9, 1: 75}, True, (69, "worker 0 was killed by SIGKILL")),
-        # Nobody asked: the agent stopped the others since one had ended.
+        # No one asked: the agent stopped the others since one had ended.
         (
             [Report(0, 75, NOTHING_STARTED)],
             {0: 75, 1: 70},

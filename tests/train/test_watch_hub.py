@@ -97,7 +97,7 @@ def test_who_comes_before_the_token_is_known_comes_again(pair: Pair) -> None:
     pair.until(lambda: 1 in pair.hub.peers and pair.hub.peers[1].seen is not None)
 
 
-def test_a_monitor_that_goes_without_a_word_is_told_and_no_rank_is_blamed(pair: Pair) -> None:
+def test_a_monitor_that_goes_without_a_word_is_reported_and_no_rank_is_blamed(pair: Pair) -> None:
     pair.meet()
     pair.hub.meet(PLACE["token"])
     pair.until(lambda: 1 in pair.hub.peers and pair.hub.peers[1].seen is not None)
@@ -113,7 +113,7 @@ def test_a_monitor_that_goes_without_a_word_is_told_and_no_rank_is_blamed(pair: 
 
 @pytest.mark.parametrize("size, gone", [(2, True), (1000, False)])
 def test_who_speaks_seldom_is_not_gone(pair: Pair, size: int, gone: bool) -> None:
-    """Of a thousand ranks each speaks once in two seconds."""
+    """Each of a thousand ranks speaks once in two seconds."""
     pair.meet()
     pair.hub.meet(PLACE["token"])
     pair.until(lambda: 1 in pair.hub.peers and pair.hub.peers[1].seen is not None and pair.spoke.connected)
