@@ -282,7 +282,7 @@ def test_who_may_not_write_cannot_hold_an_import_up_and_a_killed_one_is_not_name
     lock.write_text(f"process {ended.pid} on {os.uname().nodename}")
     with open(lock) as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(FolderInUseError, match="another import works on it: it has just begun"):
+        with pytest.raises(FolderInUseError, match="another import works on it: it has just started"):
             Partial(tmp_path / "db").__enter__()
 
 
