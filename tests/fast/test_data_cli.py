@@ -305,7 +305,7 @@ def test_what_is_no_lmdb_is_told_in_words_that_fit_the_command(imported: Path, t
     """The hint at schedule.prototxt is for LMDBs that a schedule names."""
     (tmp_path / "empty").mkdir()
     for words in (["info"], ["verify"], ["index"], ["prepare", tmp_path / "out"]):
-        for name, said in (("nowhere", "no such folder"), ("empty", "no data.mdb in it")):
+        for name, said in (("nowhere", "no such folder"), ("empty", "no data.mdb")):
             result = data(words[0], tmp_path / name, *words[1:])
             assert result.exit_code == 65 and said in result.stderr, (words, name)
             assert "hint: give the folder of an LMDB" in result.stderr and "schedule" not in result.stderr

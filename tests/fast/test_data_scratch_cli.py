@@ -77,7 +77,7 @@ def test_mistakes(base: Path, disk: Path, tmp_path: Path) -> None:
         (
             ("stage", tmp_path / "empty", "--scratch", disk),
             64,
-            "(there is no schedule.prototxt in it) nor an LMDB's (no data.mdb)",
+            "(it has no schedule.prototxt) nor an LMDB's (no data.mdb)",
         ),
         (("stage", train / "data.mdb", "--scratch", disk), 64, "data.mdb: is not a folder"),
         (("stage", train, "--scratch", disk, "--reserve", "nan"), 64, "nan is not a number"),

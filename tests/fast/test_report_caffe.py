@@ -28,7 +28,7 @@ def test_the_legs_of_a_tree() -> None:
     legs = course(make(SCHEDULE + BRANCH, early=COLLAPSE + "batch_size: 40 carry { data: RESTART }"))
     assert [leg.iterations_before for leg in legs.values()] == [0, 8, 8]
     assert [leg.iterations_above for leg in legs.values()] == [0, 8, 12], "another branch counts too"
-    assert legs["early"].path == ("trunk", "early")
+    assert [stage for stage, _ in legs["early"].steps] == ["trunk", "early"]
     assert legs["early"].epoch(4) == pytest.approx(1.6 + 1.6), "trained on, whatever the position in the data"
     assert ends(legs) == ["collapse", "early"] and ends(course(make())) == ["collapse"]
 

@@ -23,10 +23,10 @@ from log_help import (
     trained,
 )
 
-from stagerun import store
 from stagerun.base.errors import StorageError, UsageError
 from stagerun.base.events import Event, StageFinished
 from stagerun.plan import Plan
+from stagerun.train.logs import whole_file
 from stagerun.train.logs.course import course
 from stagerun.train.logs.dawnbench import DawnBench
 from stagerun.train.logs.table import LOGS, require_evaluation, require_packages
@@ -128,15 +128,15 @@ def test_dawnbench_says_that_it_leaves_foreign_lines_out(tmp_path: Path) -> None
 def test_a_full_disk_is_told_once_and_no_row_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     log = dawnbench(tmp_path, make(), warned=said)
-    write = store.write_atomic
+    write = whole_file.write_atomic
 
     def full(*_: object) -> None:
         raise StorageError("no space left")
 
-    monkeypatch.setattr(store, "write_atomic", full)
+    monkeypatch.setattr(whole_file, "write_atomic", full)
     feed(log, stage_started("trunk"), iterated("trunk", 1), evaluated("trunk", 1, 0.2), evaluated("trunk", 2, 0.3))
     assert len(said) == 1 and said[0].startswith("warning: ") and "dawnbench.tsv can't be written: no space" in said[0]
-    monkeypatch.setattr(store, "write_atomic", write)
+    monkeypatch.setattr(whole_file, "write_atomic", write)
     feed(log, evaluated("trunk", 2, 0.3))
     assert [row[2] for row in table(tmp_path / "dawnbench.tsv")] == ["20.00", "30.00"]
 

@@ -241,4 +241,5 @@ def test_stop_after_ends_as_a_signal_does_and_the_command_goes_on_to_the_same_bi
     assert "--stop-after 15 s: the time is up" in text and text.count("SIGTERM: stopping ") == 1
     assert [e["event"] for e in map(json.loads, (out / "log.jsonl").read_text().splitlines())][-1] == "Stopped"
     assert small.run(schedule, out, *small.AGAIN, nproc=2).returncode == 0
-    assert processes.ends(out) == processes.ends(base / "straight2")
+    # The stop may have come in the stage without an end: what that one saved is left beside what was trained again.
+    assert processes.content(base / "straight2").items() <= processes.content(out).items()

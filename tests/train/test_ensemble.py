@@ -151,7 +151,7 @@ def test_whole_numbers_have_no_mean_but_batch_norms_counts_are_passed_over() -> 
     mean = WeightMean(net(1))
     mean.add({"bn1.num_batches_tracked": torch.tensor(3), "table": torch.tensor([1, 2])})
     mean.add({"bn1.num_batches_tracked": torch.tensor(5), "table": torch.tensor([1, 2])})
-    with pytest.raises(ValueError, match="`table` is of whole numbers"):
+    with pytest.raises(ValueError, match="`table` holds whole numbers"):
         mean.add({"table": torch.tensor([1, 3])})
 
 

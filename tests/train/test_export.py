@@ -21,7 +21,6 @@ from stagerun import store
 from stagerun.base import recipe
 from stagerun.engine.images import Normalise
 from stagerun.models.vision import torchvision_models
-from stagerun.store import LocalDisk
 from stagerun.tools.weights import export as exporting
 from stagerun.tools.weights.exporting import in_torchvision
 from stagerun.train.stored import load_network, open_snapshot
@@ -374,12 +373,12 @@ def test_a_file_is_replaced_only_when_asked(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_old_file(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: LocalDisk, path: Path) -> None:
+    def full(file: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     file = tmp_path / "net.pth"
     file.write_bytes(b"precious")
-    monkeypatch.setattr(LocalDisk, "create", full)
+    monkeypatch.setattr(os, "fsync", full)
     done = stagerun("export", tiny, "--torch", "--output", file, "--force")
     assert done.exit_code == 74 and "No space left" in done.stderr and "--output" in done.stderr
     assert file.read_bytes() == b"precious" and [p.name for p in tmp_path.iterdir()] == ["net.pth"]

@@ -127,7 +127,7 @@ def test_plan_predicts():
         (["--latency", "1ms"], "--latency without --link"),
         (["--workers", "4", "--link", "1Gbit/s"], "nothing was rehearsed here"),
         (["--workers", "129", "--link", "1Gbit/s", "--images-per-second", "1"], "129 workers are too many"),
-        (["--workers", "4", "--link", "fast"], "no speed of a link"),
+        (["--workers", "4", "--link", "fast"], "not the speed of a link"),
     ],
 )
 def test_mistakes(words, said):
