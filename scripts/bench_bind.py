@@ -1,8 +1,8 @@
-"""What it does to a training step that workers are bound to cores: one with `run --bind cores` against one with `--bind none`.
+"""What binding workers to cores does to a training step: one with `run --bind cores` against one with `--bind none`.
 
 The workers are processes of this machine that meet over gloo, as in `scripts/bench elastic`. In the same processes the same network is
-trained in turn in blocks of a few steps, bound and unbound, and each pair of blocks gives one ratio (below 1: bound is faster). Of use on
-an otherwise idle machine alone: a bound worker can't get out of the way of another program.
+trained in turn in blocks of a few steps, bound and unbound, and each pair of blocks gives one ratio (below 1: bound is faster). This needs
+an otherwise idle machine: a bound worker can't get out of the way of another program.
 """
 
 import argparse
@@ -14,12 +14,13 @@ import torch
 from bench_elastic import Training
 from bench_step import CASES, Case
 
-from stagerun import binding
+from stagerun.base.recipe import Determinism
 from stagerun.comm import Comm, SoloComm, TorchComm
 from stagerun.launch.addresses import free_port
-from stagerun.recipe import Determinism
-from stagerun.topology import Seat, make_plan, read
-from stagerun.world import World
+from stagerun.launch.placing import Seat, make_plan
+from stagerun.system import binding
+from stagerun.system.cores import read
+from stagerun.system.world import World
 
 
 def unbind(cpus: set[int]) -> None:

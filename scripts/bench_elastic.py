@@ -3,7 +3,7 @@
 The workers are processes of this machine that meet over gloo, each with one thread unless --threads says otherwise. In the same processes
 both train the same network on the same batches, in turn in blocks of a few steps, and each pair of blocks gives one ratio, so
 that a machine whose speed drifts slows both. All workers do the same number of logical workers' forward and backward passes, or one more
-where those can't be dealt out evenly. Printed: median time of a step for each, of that what comes after the last backward
+where those can't be dealt out evenly. It prints the median time of a step for each, the part of it after the last backward
 pass (waiting for the sum, and the update), and the median and quartiles of the ratios (above 1: ELASTIC is slower).
 """
 
@@ -17,9 +17,9 @@ from dataclasses import replace
 import torch
 from bench_step import CASES, Case, endless, make_batches, training
 
+from stagerun.base.recipe import Determinism
 from stagerun.comm import Comm, SoloComm, TorchComm
-from stagerun.recipe import Determinism
-from stagerun.world import World
+from stagerun.system.world import World
 
 
 class Training:
@@ -32,12 +32,12 @@ class Training:
 
     def work(self, count: int, comm: Comm, counts: bool = True) -> None:
         comm.barrier()
-        begun, updating = time.perf_counter(), 0.0
+        started, updating = time.perf_counter(), 0.0
         for _ in range(count):
             updating += next(self._events).update_seconds
         comm.barrier()
         if counts:
-            self.steps.append((time.perf_counter() - begun) / count)
+            self.steps.append((time.perf_counter() - started) / count)
             self.updates.append(updating / count)
 
 

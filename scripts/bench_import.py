@@ -1,8 +1,8 @@
 """`stagerun data import` with several threads against one, in turn, on the same class folders of JPEGs.
 
-The files are those of scripts/photos (or --photos), as often under other names as --images needs. Each import is a process of its
-own and makes a whole LMDB, side file and all; every picture is decoded, digested and counted into the mean. Printed: images per
-second on the clock of each, and the median and quartiles of the ratios, one a round.
+The files are those of scripts/photos (or --photos), repeated under other names until there are --images. Each import is a process of its
+own and makes a whole LMDB with its side file; every picture is decoded, digested and counted into the mean. It prints images per
+second on the clock of each, and the median and quartiles of the ratios, one per round.
 """
 
 import argparse
@@ -34,9 +34,9 @@ def class_folders(photos: Path, images: int, folder: Path) -> Path:
 def imported(source: Path, out: Path, threads: int) -> float:
     """Seconds that an import takes, from the command to its end."""
     command = [sys.executable, "-m", "stagerun", "data", "import", str(source), str(out), "--threads", str(threads)]
-    begun = time.perf_counter()
+    started = time.perf_counter()
     subprocess.run(command, check=True, capture_output=True)
-    taken = time.perf_counter() - begun
+    taken = time.perf_counter() - started
     shutil.rmtree(out)
     return taken
 

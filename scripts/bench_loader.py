@@ -1,9 +1,9 @@
-"""Images per second of a processor: stagerun's loader against what one would use else, on the same JPEGs.
+"""Images per second of a processor: stagerun's loader against the usual ones, on the same JPEGs.
 
 Each side turns the same photographs into uint8 batches of 64: a rectangle as torchvision's RandomResizedCrop draws it, resized to
 224 x 224, flipped half of the time. Each is a process of its own; they take turns in blocks of a few seconds, and each round gives
-one ratio per pair, so that a machine whose speed drifts slows all. Counted is the processor time, user and system, of the whole tree
-of processes from one moment of rest to the next. Printed: the medians, and the median and quartiles of the ratios.
+one ratio per pair, so that a machine whose speed drifts slows all. It counts the processor time, user and system, of the whole tree
+of processes from one moment of rest to the next. It prints the medians, and the median and quartiles of the ratios.
 
   stagerun       its loader on an LMDB, by each way of decoding asked for, on files as they are (plain) and after
                  `stagerun data prepare`
@@ -40,16 +40,15 @@ from make_photos import make as make_photos
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from stagerun import order
+from stagerun.base import order
+from stagerun.base.recipe import InterpMode, RandomResizedCrop, Transform
 from stagerun.data import jpeg
-from stagerun.data.jpeg import transcode
-from stagerun.data.lmdb_source import LmdbSource
 from stagerun.data.loader import Loader
-from stagerun.data.records import Room
+from stagerun.data.records import LmdbSource, Room
 from stagerun.data.write import write_lmdb
+from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.models.vision import torchvision_part
-from stagerun.proto.caffe_pb2 import Datum
-from stagerun.recipe import InterpMode, RandomResizedCrop, Transform
+from stagerun.tools.data import prepare
 
 SIDE, BATCH = 224, 64
 
@@ -198,7 +197,7 @@ def cold(setting: Setting, rounds: int, folder: Path) -> None:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(fd)
             keys = [records.key(i) for i in wanted]
-            begun = time.perf_counter()
+            started = time.perf_counter()
             if name == "stagerun":
                 for at in range(0, len(wanted), 8):
                     records.expect(wanted[:40] if at == 0 else wanted[at + 32 : at + 40])
@@ -209,7 +208,7 @@ def cold(setting: Setting, rounds: int, folder: Path) -> None:
                     for key in keys:
                         bytes(txn.get(key))
             if n:  # the first round is for warming up
-                times[name].append((time.perf_counter() - begun) / len(wanted) * 1e6)
+                times[name].append((time.perf_counter() - started) / len(wanted) * 1e6)
     for name, taken in times.items():
         print(f"cold, shuffled, {name}: {statistics.median(taken):.0f} us a record")
     print(f"lmdb / stagerun: {ratio(times['lmdb'], times['stagerun'])}")
@@ -219,19 +218,19 @@ def orders(count: int, images: int = 10**9) -> None:
     """Time and memory of the order of `count` positions in an epoch of a billion images, a batch after the other."""
     program = (
         "import resource, sys, time\n"
-        "from stagerun import order\n"
+        "from stagerun.base import order\n"
         f"count, images, step = {count}, {images}, {BATCH}\n"
         "order.indices(1, images, 0, step, True)\n"
-        "before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()\n"
+        "before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()\n"
         "for at in range(0, count, step): order.indices(1, images, at * 7 % images, step, True)\n"
-        "taken = time.process_time() - begun\n"
+        "taken = time.process_time() - started\n"
         "print(taken / count * 1e9, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     nanoseconds, kilobytes = map(float, done.stdout.split())
-    begun = time.process_time()
+    started = time.process_time()
     order.indices(1, images, 0, 1 << 20, True)
-    large = (time.process_time() - begun) / (1 << 20) * 1e9
+    large = (time.process_time() - started) / (1 << 20) * 1e9
     print(
         f"order of {images:,} images: {nanoseconds:.0f} ns a position in batches of {BATCH}, {large:.0f} ns in one piece of a "
         f"million; memory grew by {kilobytes:.0f} kB over {count:,} positions"
@@ -251,16 +250,16 @@ def waiting(setting: Setting, steps: int) -> None:
             loader = our_loader(setting, None, False, 1)
             with loader.stream((n * 16, 16) for n in range(1 << 40)) as batches:
                 while True:
-                    begun = time.perf_counter()
+                    started = time.perf_counter()
                     batch = next(batches)
-                    waited += time.perf_counter() - begun
+                    waited += time.perf_counter() - started
                     yield batch
 
     train = bench_step.ours(case, Timed())  # type: ignore[arg-type]
     train(3)
-    waited, begun = 0.0, time.perf_counter()
+    waited, started = 0.0, time.perf_counter()
     train(steps)
-    taken = time.perf_counter() - begun
+    taken = time.perf_counter() - started
     print(
         f"ResNet-50, batch 16, {steps} steps: {1000 * taken / steps:.0f} ms a step, of which {1e6 * waited / steps:.0f} us "
         f"({100 * waited / taken:.3f} %) wait for images"
@@ -294,14 +293,14 @@ def main() -> None:
     files = [file.read_bytes() for file in sorted(photos.glob("*.jp*g"))]
     if not files:
         sys.exit(f"there are no JPEGs in {photos}")
-    if why := transcode.can_prepare():
+    if why := prepare.can_prepare():
         print(f"nothing is prepared: {why}")
         options.prepared = "no"
     with tempfile.TemporaryDirectory(prefix="stagerun-bench-") as folder:
         setting = Setting(f"{folder}/plain", f"{folder}/prepared", files, options.threads, InterpMode(options.interp))
         write_lmdb(setting.plain, (datum(data, i) for i, data in enumerate(files)))
         if options.prepared != "no":
-            write_lmdb(setting.prepared, (datum(transcode.prepare(data), i) for i, data in enumerate(files)))
+            write_lmdb(setting.prepared, (datum(prepare.prepare(data), i) for i, data in enumerate(files)))
         if options.cold:
             cold(setting, options.rounds, Path(folder))
         elif options.wait:

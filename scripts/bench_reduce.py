@@ -3,8 +3,8 @@
 The workers are processes that meet over gloo: on this machine, or, with --rank, one on each host (start the same command there with
 MASTER_ADDR and MASTER_PORT set). In the same processes every way trains the same network on the same images, in turn in blocks of a few
 steps, and each pair of blocks gives one ratio, so that a machine whose speed drifts slows both. A step is forward, backward and the sum of
-the gradients over the workers; there is no update, which both would do alike. Printed: median time of a step, and of that what comes
-after backward (the exposed part of the reduction), what this worker's processors worked, and the median and quartiles of the ratios of
+the gradients over the workers, without the update, which is the same in both. It prints the median time of a step, the part of it
+after backward (the exposed part of the reduction), this worker's processor time, and the median and quartiles of the ratios of
 the first way's times to those of each. Processor time is the steadier one on a machine that others use. `gradients`: a digest of those
 of the first step, and whether the last step's, in the same process, are the same.
 
@@ -27,11 +27,11 @@ from bench_step import CASES
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from stagerun.base.recipe import Determinism
 from stagerun.comm import Comm, TorchComm, make_reducer
 from stagerun.comm.reduce import FlatReducer, Reducer
 from stagerun.models import build
-from stagerun.recipe import Determinism
-from stagerun.world import World
+from stagerun.system.world import World
 
 
 class LateReducer(FlatReducer):
@@ -72,9 +72,9 @@ class Way:
         if self.reducer is not None:
             self.reducer.begin()
             self.reducer.add(self._loss() / self.comm.size, self.comm.rank, self.tail, True)
-            begun = time.perf_counter()
+            started = time.perf_counter()
             self.reducer.finish()
-            return time.perf_counter() - begun
+            return time.perf_counter() - started
         for p in self.parameters:
             p.grad = None
         self._loss().backward()  # DDP's ends when all is summed, and BatchNorm's buffers it has sent before
@@ -85,17 +85,17 @@ class Way:
 
     def work(self, count: int, counts: bool = True) -> None:
         self.comm.barrier()
-        begun, worked, exposed = time.perf_counter(), time.process_time(), 0.0
+        started, worked, exposed = time.perf_counter(), time.process_time(), 0.0
         for _ in range(count):
             exposed += self.step()
-        seconds, worked = time.perf_counter() - begun, time.process_time() - worked
+        seconds, worked = time.perf_counter() - started, time.process_time() - worked
         if counts:
             self.worked.append(worked / count)
             self.steps.append(seconds / count)
             self.exposed.append(exposed / count)
 
     def digest(self) -> str:
-        """Of the gradients."""
+        """The digest of the gradients."""
         found = hashlib.sha256()
         for p in self.parameters:
             assert p.grad is not None
@@ -110,9 +110,9 @@ def compare(options: argparse.Namespace, case: str, comm: Comm) -> None:
         way.step()  # of DDP the one after which it lays its buckets out anew
         digests.append(way.digest())
         way.work(2, counts=False)
-    begun = time.monotonic()
+    started = time.monotonic()
     for turn in range(options.pairs):
-        over = torch.tensor([int(time.monotonic() - begun > options.seconds)])
+        over = torch.tensor([int(time.monotonic() - started > options.seconds)])
         comm.broadcast(over)  # rank 0's clock
         if over.item() and turn > 1:
             break
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=None, help="be this one worker of the job")
     parser.add_argument("--batch", type=int, default=8, help="images of one worker")
     parser.add_argument("--pairs", type=int, default=40)
-    parser.add_argument("--seconds", type=float, default=1e9, help="no new pair of blocks is begun after so long")
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no new pair of blocks after so long")
     parser.add_argument("--steps", type=int, default=2, help="of a block")
     parser.add_argument("--threads", type=int, default=1, help="of each worker")
     options = parser.parse_args()

@@ -15,7 +15,7 @@ Counted = Iterator[int]  # images of each batch, without end
 
 
 def serve(make: Callable[[], Counted], pipe: Connection) -> None:
-    """A side's process: told a number of seconds, it works so long and says how many images, and images per second.
+    """A side's process: it reads a number of seconds, works so long, and sends how many images, and images per second.
 
     The clock starts when what was made ahead at rest is used up.
     """
@@ -23,11 +23,11 @@ def serve(make: Callable[[], Counted], pipe: Connection) -> None:
     next(batches)
     while (seconds := pipe.recv()) is not None:
         ahead = sum(next(batches) for _ in range(AHEAD))
-        images, begun = 0, time.perf_counter()
-        while (taken := time.perf_counter() - begun) < seconds:
+        images, started = 0, time.perf_counter()
+        while (taken := time.perf_counter() - started) < seconds:
             images += next(batches)
         pipe.send((ahead + images, images / taken))
-    os._exit(0)  # a DataLoader's workers are told to go by their parent's end
+    os._exit(0)  # a DataLoader's workers end when their parent does
 
 
 class Side:

@@ -1,9 +1,9 @@
 """What a snapshot costs: stagerun's, part by part, against torch.save and fsync of the same state.
 
-The state is a network's with momentum (ResNet-50: 205 MB). Both save it in turn to new files in one folder, and delete them. Of
-stagerun training stands still for `copy` and `check` alone; the rest, reading every byte back from the disk among it, is done by a thread
-of its own. With several workers it stands still for `copy and digest` on rank 0, and meanwhile for `digest and check` on the others, and
-for one sum of some bytes. Of a plain torch.save it stands still for all. Printed: median and quartiles of the time on the clock and of processor
+The state is a network's with momentum (ResNet-50: 205 MB). Both save it in turn to new files in one folder, and delete them. With
+stagerun, training waits only for `copy` and `check`; a thread does the rest, such as reading every byte back from the disk.
+With several workers it waits for `copy and digest` on rank 0, meanwhile for `digest and check` on the others, and
+for one sum of a few bytes. With a plain torch.save it waits for everything. It prints the median and quartiles of the time on the clock and of processor
 time, in milliseconds; what that is of one snapshot a minute; and the ratios of the pairs. Then the time of a training step while
 snapshots are written one after the other, against that of one without, in blocks that take turns.
 """
@@ -22,8 +22,9 @@ from pathlib import Path
 import torch
 from bench_step import CASES, LR, MOMENTUM, make_batches, ours, seconds
 
-from stagerun import recipe, store
-from stagerun.engine.digest import combined
+from stagerun import store
+from stagerun.base import recipe
+from stagerun.engine.codec import combined
 from stagerun.engine.state import Capture, TrainState, digests, make_state, momentum, weights
 from stagerun.models import build
 from stagerun.store.disk import File
@@ -43,7 +44,7 @@ class Times:
 
     @contextlib.contextmanager
     def of(self, part: str, more: bool = False) -> Iterator[None]:
-        """`more`: of the snapshot whose part was begun already."""
+        """`more`: adds to the part of the snapshot that was counted last."""
         wall, cpu = time.perf_counter(), time.process_time()
         yield
         taken = 1000 * (time.perf_counter() - wall), 1000 * (time.process_time() - cpu)
@@ -104,7 +105,11 @@ def save_ours(disk: store.LocalDisk, out: Path, capture: Capture, iter: int) -> 
     model, optim, _ = capture.files()
     files = {"model.safetensors": model, "optim.safetensors": optim}
     return store.commit(
-        disk, out, stage="bench", iter=iter, attempt=1, files=files, content=tuple(files), identity={}, environment={}
+        disk,
+        out,
+        store.Metadata(place=store.Place("bench", iter, 1), parent="", identity={}, environment={}),
+        files=files,
+        content=tuple(files),
     )
 
 

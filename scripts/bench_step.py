@@ -3,7 +3,7 @@
 Both train the same network on the same batches, which lie in memory as bytes, with the same settings: SGD with momentum 0.9 and
 weight decay, channels_last, one worker; on a GPU both are fed through the same prefetcher, and stagerun alone asks for deterministic
 algorithms, as it does when it trains. They take turns in blocks of a few steps, and each pair of blocks gives one
-ratio, so that a machine whose speed drifts slows both. Printed: median time of a step for each, and the median, the
+ratio, so that a machine whose speed drifts slows both. It prints the median time of a step for each, and the median, the
 quartiles and the range of the ratios (below 1: stagerun is faster).
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from stagerun import recipe
+from stagerun.base import recipe
 from stagerun.comm import Comm, SoloComm, make_reducer, runs_of
 from stagerun.engine.device import be_deterministic, dtype_of, synchronize
 from stagerun.engine.feed import feed
@@ -27,7 +27,7 @@ from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import make_state
 from stagerun.engine.update import Arithmetic
 from stagerun.models import build
-from stagerun.models.resnet_small import ResNetSmall
+from stagerun.models.small import ResNetSmall
 from stagerun.models.vision import torchvision_models
 from stagerun.schedule import make_knobs
 
@@ -196,10 +196,10 @@ def settle(device: torch.device, ours: bool) -> None:
 
 def seconds(steps: Callable[[int], None], count: int, device: torch.device) -> float:
     synchronize(device)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     steps(count)
     synchronize(device)
-    return (time.perf_counter() - begun) / count
+    return (time.perf_counter() - started) / count
 
 
 def compare(case: Case, pairs: int, count: int) -> None:

@@ -9,12 +9,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 
-# What a child may take beyond what it has when it begins, in bytes, and how long a try, in seconds.
+# What a child may take beyond what it has when it starts, in bytes, and how long a try, in seconds.
 ROOM, SECONDS = 2 << 30, 20
 
 
 def numbers(first: int, last: int) -> Iterator[int]:
-    """In a child: each number, told on stdout before its try begins."""
+    """In a child: each number, printed before its try starts."""
     resource.setrlimit(resource.RLIMIT_AS, (ROOM + _virtual_memory(),) * 2)
     for number in range(first, last):
         print(number, flush=True)

@@ -19,13 +19,13 @@ import fuzz_children
 import numpy as np
 from PIL import Image
 
+from stagerun.base.errors import DataError
+from stagerun.base.recipe import InterpMode, RandomResize, RandomResizedCrop, Transform
 from stagerun.data import jpeg
-from stagerun.data.jpeg import transcode
 from stagerun.data.loader import Loader
 from stagerun.data.records import ListRecords
-from stagerun.errors import DataError
-from stagerun.proto.caffe_pb2 import Datum
-from stagerun.recipe import InterpMode, RandomResize, RandomResizedCrop, Transform
+from stagerun.language.proto.caffe_pb2 import Datum
+from stagerun.tools.data import prepare
 
 KEY = b"the key"
 TRANSFORMS = (
@@ -51,8 +51,8 @@ def pictures() -> Iterator[bytes]:
     yield saved(whole.convert("L"), "JPEG", restart_marker_blocks=4)
     yield saved(whole.convert("CMYK"), "JPEG")
     yield saved(whole, "JPEG", exif=b"Exif\0\0" + bytes(60), icc_profile=bytes(500))
-    if not transcode.can_prepare():
-        yield from [transcode.prepare(saved(whole, "JPEG", quality=q, subsampling="4:2:0")) for q in (60, 90)]
+    if not prepare.can_prepare():
+        yield from [prepare.prepare(saved(whole, "JPEG", quality=q, subsampling="4:2:0")) for q in (60, 90)]
     for mode in ("RGB", "L", "P", "RGBA", "I;16", "1"):
         yield saved(whole.convert("L").convert("I").convert(mode) if mode == "I;16" else whole.convert(mode), "PNG")
     yield cv2.imencode(".png", image, [cv2.IMWRITE_PNG_BILEVEL, 0])[1].tobytes()
@@ -163,7 +163,7 @@ def record(whole: list[bytes], seed: int, number: int) -> bytes:
 
 
 def child(seed: int, first: int, last: int) -> None:
-    """Tells each record's number before it begins, and its counts at the end, on stdout."""
+    """Prints each record's number before it starts, and the counts at the end."""
     whole, tiers = whole_records(), [tier.name for tier in jpeg.tiers() if tier.available]
     counts: Counter[str] = Counter()
     value = [whole[0]]
@@ -177,7 +177,7 @@ def child(seed: int, first: int, last: int) -> None:
         for param in TRANSFORMS
         for channels in ((1, 3) if param.random_resized_crop is None else (3,))
     ]
-    for one in loaders:  # what is loaded or compiled at first use is no part of a record's memory
+    for one in loaders:  # what is loaded or compiled at first use doesn't count as a record's memory
         with suppress(DataError):
             one.batch(0, 1)
     for number in fuzz_children.numbers(first, last):

@@ -21,17 +21,17 @@ from pathlib import Path
 import fuzz_children
 from google.protobuf.descriptor import FieldDescriptor
 
-from stagerun.errors import Problem, RecipeError
+from stagerun.base.errors import Problem, RecipeError
+from stagerun.base.snapshots import Inventory
+from stagerun.language import load
+from stagerun.language.proto import stagerun_pb2
+from stagerun.language.ranges import CHOICES
+from stagerun.language.tree import is_message
 from stagerun.plan import make_plan
-from stagerun.plan.lint import lint, problems
 from stagerun.plan.render import csv_rows, render_json, render_text
-from stagerun.proto import stagerun_pb2
 from stagerun.schedule import make_knobs
 from stagerun.schedule.image_size import crop_size
-from stagerun.snapshots import Inventory
-from stagerun.spec import load
-from stagerun.spec.ranges import CHOICES
-from stagerun.spec.tree import is_message
+from stagerun.tools.lint import lint, problems
 
 ROOT = Path(__file__).parent.parent
 GOOD = 'base_lr: 0.1\nlr_policy: "poly"\npower: 2\nmax_epoch: 2.5\n'
@@ -273,7 +273,7 @@ def check_place(problem: Problem, folder: Path) -> None:
 
 
 def child(seed: int, first: int, last: int) -> None:
-    """Tells each folder's number before it begins, and the counts at the end, on stdout."""
+    """Prints each folder's number before it starts, and the counts at the end."""
     whole = whole_folders()
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="fuzz-solvers-") as name:

@@ -1,7 +1,7 @@
 """JPEGs like ImageNet's to measure with, cut from real photographs.
 
-Noise or gradients would not do: what a JPEG costs is its bytes, and what they are spread over. The photographs are those of four of
-Debian's packages of wallpapers, fetched and unpacked into .data/photos/packages, not installed. From each, pieces at random
+Noise or gradients would not do: the cost of a JPEG is in its bytes, and in how many pixels they cover. The photographs are from four of
+Debian's wallpaper packages, fetched and unpacked into .data/photos/packages, not installed. From each, pieces at random
 places and scales are reduced to ImageNet's usual sizes and encoded at qualities 92 to 96; flat ones, which would be smaller
 than ImageNet's pictures, are mostly left out (mean there: 107 kB). The same photographs give the same files.
 """
@@ -53,7 +53,7 @@ def packages(folder: Path, debs: Path | None) -> Path:
     for name in PACKAGES:
         found = sorted(debs.glob(f"{name}_*.deb"))
         if not found:
-            sys.exit(f"there is no {name}_*.deb in {debs}")
+            sys.exit(f"{debs} has no {name}_*.deb")
         subprocess.run(["dpkg-deb", "-x", str(found[-1]), str(partial)], check=True)
     partial.rename(unpacked)
     return unpacked

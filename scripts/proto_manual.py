@@ -1,4 +1,4 @@
-"""Writes stagerun/proto/manual.py to stdout: the comments of stagerun.proto, from a descriptor set with source info."""
+"""Writes stagerun/language/proto/manual.py to stdout: the comments of stagerun.proto, from a descriptor set with source info."""
 
 import sys
 from pathlib import Path

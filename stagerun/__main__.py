@@ -4,17 +4,17 @@ import os
 import sys
 from contextlib import suppress
 
-from stagerun import signals
+from stagerun.system import signals
 
 # errors.ExitCode, which is not imported yet.
 _SAVED, _INTERRUPTED = 75, 130
-# What stagerun.world reads, which is not imported yet either.
+# What stagerun.system.world reads, which is not imported yet either.
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
 def _open_streams() -> None:
-    """Of stdin, stdout and stderr those that were closed before the start: else the next files that are opened get their numbers, and a
-    program that is started from here finds its own output in their place."""
+    """Opens those of stdin, stdout and stderr that were closed before the start: else the next files that are opened get their numbers, and
+    a program that is started from here finds its own output in their place."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -29,16 +29,16 @@ def main() -> None:
     runs = sys.argv[1:2] in (["run"], ["retry"])
     # Of several workers our launcher speaks, or else rank 0.
     silent = "STAGERUN_REPORT_DIR" in os.environ or any(os.environ.get(name, "0") != "0" for name in _RANKS)
-    text = "nothing was begun; run the same command again" if runs else "interrupted"
+    text = "nothing was started; run the same command again" if runs else "interrupted"
     signals.leave(_SAVED if runs else _INTERRUPTED, "" if silent else text)
     signals.release()  # our launcher starts its workers with these signals blocked
-    from stagerun.cli.main import main as command
+    from stagerun.cli import main as command
 
     try:
         if not runs:
             signals.interrupt()
         command()
-    except KeyboardInterrupt:  # before a command has begun, or after it
+    except KeyboardInterrupt:  # before a command has started, or after it
         signals.end_at_once(_INTERRUPTED, "" if silent else "interrupted")
     finally:
         signals.settle()  # while the interpreter is taken down: the exit code is settled, too

@@ -5,13 +5,21 @@ that a test, or a fixture of a whole file, calls in this process answers signals
 test begins as a fresh process does.
 """
 
+import fcntl
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import small
+import tiny
+from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# How long an example takes says how busy the machine is.
+settings.register_profile("stagerun", deadline=None)
+settings.load_profile("stagerun")
 
 _STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
@@ -31,3 +39,31 @@ def signals_as_in_a_fresh_process() -> Iterator[None]:
     _as_in_a_fresh_process()
     yield
     _as_in_a_fresh_process()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """data/ and schedule/, a file's own: `small` on the images of `tiny`."""
+    base = tmp_path_factory.mktemp(request.module.__name__)
+    tiny.make_data(base / "data")
+    small.make_schedule(base / "schedule", base / "data")
+    return base
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """data/, schedule/, the output out/ of one worker that was not interrupted, and what it printed, out.txt. There is one for all
+    processes of pytest: copy out/ before you change it."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with (folder / "finished.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = folder / "finished"
+        if not (made / "out.txt").exists():
+            tiny.make_data(made / "data")
+            small.make_schedule(made / "schedule", made / "data")
+            done = small.run(made / "schedule", made / "out")
+            assert done.returncode == 0, done.stdout + done.stderr
+            (made / "out.txt").write_text(done.stdout)
+    return made

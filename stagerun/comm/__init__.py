@@ -1,13 +1,15 @@
-"""Process group and gradient reduction."""
+"""The process group and the sum of gradients over workers: `group` meets and gathers, `reduce` sums, `elastic` in an order that doesn't depend
+on the number of workers.
+"""
 
 from collections.abc import Sequence
 
 from torch import nn
 
+from stagerun.base.recipe import Determinism
 from stagerun.comm.elastic import TreeReducer
 from stagerun.comm.group import PATIENT, TIMEOUT, Comm, SoloComm, TorchComm, gather_json
 from stagerun.comm.reduce import FlatReducer, Reducer, SoloReducer, chunks_of, runs_of
-from stagerun.recipe import Determinism
 
 __all__ = [
     "PATIENT",

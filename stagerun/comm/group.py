@@ -18,15 +18,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stagerun.errors import PeerError
-from stagerun.pulse import Pulse
-from stagerun.spans import Spans
-from stagerun.world import World
+from stagerun.base.errors import PeerError
+from stagerun.base.spans import Spans
+from stagerun.system.pulse import Pulse
+from stagerun.system.world import World
 
-# Longest silence of a collective before the peers are given up, whoever is to blame, where nobody watches the ranks. It covers what
+# Longest silence of a collective before the peers are given up, whoever is to blame, where no monitor watches the ranks. It covers what
 # one rank does while the others wait: rank 0 verifying a snapshot, making synthetic images.
 TIMEOUT = timedelta(minutes=30)
-# Where the monitors (`stagerun.watch`) see to it, which know more: they may have learned to wait for longer, and a job that was
+# Where the monitors (`stagerun.launch.watch`) see to it, which know more: they may have learned to wait for longer, and a job that was
 # suspended over a weekend goes on. Also where the user wants no time-outs. Below what milliseconds in 32 bits can hold.
 PATIENT = timedelta(days=7)
 GRADIENTS = "add up gradients"
@@ -84,7 +84,7 @@ class SoloComm:
 
     rank = 0
     size = 1
-    pulse = Pulse()  # that nobody reads
+    pulse = Pulse()  # that no one reads
     spans: Spans | None = None
 
     def __init__(self, pulse: Pulse | None = None) -> None:

@@ -32,7 +32,7 @@ class Reducer(Protocol):
 
     def break_off(self, tail: Tensor) -> None:
         """In the place of what this rank has left to `add`: it takes part in the same collectives as ever, so that ranks that
-        know of nothing go through theirs, but adds no more gradients. What `finish` then gives is of no use, on any rank, but for
+        don't know go through theirs, but adds no more gradients. What `finish` then gives is of no use, on any rank, but for
         the parts of the tail that are 0 or nearly so everywhere else."""
 
     def finish(self) -> Tensor:
@@ -40,7 +40,7 @@ class Reducer(Protocol):
 
 
 class SoloReducer:
-    """One worker: autograd adds the logical workers up in order, and there is nobody to send to."""
+    """One worker: autograd adds the logical workers up in order, and nothing is sent."""
 
     layout = "solo"
 
@@ -103,7 +103,7 @@ class FlatReducer:
         self.missing: list[int] = []
         self.placed: list[bool] = []  # of each parameter: whether its view holds a gradient of this iteration
         self.sent = 0
-        self.begun = self.armed = False  # between `begin` and `finish`; within this rank's last backward
+        self.active = self.armed = False  # between `begin` and `finish`; within this rank's last backward
         self.pending: list[Callable[[], None]] = []
         self.tail: Tensor | None = None
         self._cut(ordered)
@@ -131,7 +131,7 @@ class FlatReducer:
 
         def filled(parameter: Tensor) -> None:
             owner = reducer()
-            if owner is None or not owner.begun:
+            if owner is None or not owner.active:
                 return
             if not owner.placed[index]:
                 owner._place(index, parameter)
@@ -159,7 +159,7 @@ class FlatReducer:
         self.sent += 1
 
     def begin(self) -> None:
-        self.placed, self.begun = [False] * len(self.views), True
+        self.placed, self.active = [False] * len(self.views), True
         for p, _ in self.views:
             p.grad = None
         self.tail = None
@@ -177,7 +177,7 @@ class FlatReducer:
         self.sent, self.pending = 0, [self.comm.all_reduce(self.tail)]
 
     def finish(self) -> Tensor:
-        self.armed = self.begun = False
+        self.armed = self.active = False
         for index, (p, view) in enumerate(self.views):
             if not self.placed[index]:  # not reached by this loss, or broken off before
                 p.grad = view.zero_()

@@ -4,7 +4,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stagerun.errors import DataError
+from stagerun.base.errors import DataError
+from stagerun.base.text import first
 
 _ONE_IN = 1000
 _MOST_SHOWN = 10
@@ -33,7 +34,7 @@ class BadRecords:
     """The bad ones that one worker knows of, each once, whichever stage met it. From any thread.
 
     Nothing stops here when there are too many: who trains asks `too_many` once per iteration, so that all workers end after
-    the same update, tell each other what they have met, and none of it is lost.
+    the same update, report to each other what they have met, and none of it is lost.
     """
 
     def __init__(self, records: int) -> None:
@@ -83,10 +84,7 @@ def check(met: Sequence[Bad], most: int) -> None:
 
 def listed(met: Sequence[Bad]) -> str:
     """One a line, in the order of their numbers, the first ten."""
-    lines = [bad.text for bad in sorted(met, key=lambda bad: bad.index)]
-    return "\n  ".join(
-        lines[:_MOST_SHOWN] + ([f"and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else [])
-    )
+    return "\n  ".join(first([bad.text for bad in sorted(met, key=lambda bad: bad.index)], _MOST_SHOWN))
 
 
 def stopping(error: Undecodable, position: int | None = None) -> Undecodable:

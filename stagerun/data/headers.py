@@ -1,12 +1,15 @@
 """What an image file's first bytes say about it, by hand: format, size, channels, and what is odd about it. Pure.
 
-Formats: JPEG (ITU T.81, annex B), PNG (W3C, third edition), GIF89a, BMP, WebP (RFC 9649), TIFF 6, binary PGM and PPM.
+Formats: JPEG (by `jpeg.header`), PNG (W3C, third edition), GIF89a, BMP, WebP (RFC 9649), TIFF 6, binary PGM and PPM.
 """
 
 import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from stagerun.data import jpeg
+from stagerun.data.jpeg import Unreadable
 
 _MAGIC = (
     (b"\xff\xd8\xff", "JPEG"),
@@ -20,12 +23,6 @@ _MAGIC = (
     (b"P6", "PPM"),
 )
 
-_BASELINE, _EXTENDED, _PROGRESSIVE = 0xC0, 0xC1, 0xC2
-_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # these three are tables and an extension
-_SOI, _EOI, _SOS, _APP1 = 0xD8, 0xD9, 0xDA, 0xE1
-_ALONE = {*range(0xD0, 0xD8), 0x01}  # markers without a length
-_MARKER = re.compile(rb"\xff[^\x00\xff]", re.DOTALL)
-_EXIF = b"Exif\0\0"
 _ORIENTATION = 0x0112
 
 
@@ -37,15 +34,7 @@ class Header:
     width: int
     channels: int  # as stored: 4 is CMYK in a JPEG; 0 where the header doesn't say
     plain: bool  # a JPEG or PNG of 8 bits, B, G, R or grey, without anything that must be taken out
-    oddities: tuple[str, ...] = ()  # what of odd.ODDITIES the header tells
-
-
-class Unknown(Exception):
-    """The header can't be used; `reason` is one of odd.REASONS."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason, self.message = reason, message
+    oddities: tuple[str, ...] = ()  # those of odd.ODDITIES that the header shows
 
 
 def family(data: bytes) -> str:
@@ -56,55 +45,32 @@ def family(data: bytes) -> str:
 
 
 def read_header(data: bytes) -> Header:
-    """Unknown if it is none, cut off, or of a kind that can't be used."""
+    """Unreadable if it isn't an image's, is cut off, or of a kind that can't be used."""
     name = family(data)
     readers = {"JPEG": _jpeg, "PNG": _png, "GIF": _gif, "BMP": _bmp, "WebP": _webp, "PPM": _ppm, "TIFF": _tiff}
     if name not in readers:
-        raise Unknown("not an image", "not an image of a format that is read")
+        raise Unreadable("not an image", "not an image of a format that is read")
     try:
         return readers[name](data)
     except (struct.error, IndexError):
-        raise Unknown("truncated", f"the {name} ends within its header") from None
+        raise Unreadable("truncated", f"the {name} ends within its header") from None
 
 
 def _jpeg(data: bytes) -> Header:
-    frame: tuple[int, ...] | None = None
-    odd: tuple[str, ...] = ()
-    at = 2
-    while marker := _MARKER.search(data, at):  # bytes before a marker are skipped, as libjpeg does
-        code, at = marker[0][1], marker.end()
-        if code in _ALONE:
-            continue
-        if code in (_SOI, _EOI):
-            raise Unknown("damaged", "the JPEG has no picture in it")
-        (length,) = struct.unpack_from(">H", data, at)
-        if length < 2:
-            raise Unknown("damaged", f"the JPEG's segment at byte {at} has no length")
-        if code in _FRAMES:
-            frame = code, *struct.unpack_from(">BHHB", data, at + 2)
-        elif code == _APP1 and data[at + 2 : at + 8] == _EXIF and orientation(data[at + 8 : at + length]) > 1:
-            odd = ("EXIF rotation",)
-        elif code == _SOS:
-            break
-        at += length
-    else:
-        raise Unknown("truncated", "the JPEG ends within its header")
-    if frame is None:
-        raise Unknown("damaged", "the JPEG has no frame header")
-    code, bits, height, width, channels = frame
-    if bits != 8 or code not in (_BASELINE, _EXTENDED, _PROGRESSIVE) or channels not in (1, 3, 4):
-        what = f"{bits} bits, {channels} components, process {code - 0xC0} of ITU T.81"
-        raise Unknown("unsupported", f"a JPEG of an unusual kind ({what})")
-    colour = {1: "grey ", 3: "", 4: "CMYK "}[channels]
-    # "extended sequential" with 8 bits is baseline with more tables, and decoded alike
-    kind = f"{'progressive ' if code == _PROGRESSIVE else '' if colour else 'baseline '}{colour}JPEG"
-    return Header("JPEG", kind, height, width, channels, channels != 4, (*odd, *(("CMYK",) if channels == 4 else ())))
+    found = jpeg.read_header(data)
+    if found.unusual:
+        raise Unreadable("unsupported", "a JPEG of an unusual kind: arithmetic coding, lossless or hierarchical")
+    odd = ["EXIF rotation"] if orientation(jpeg.exif_of(data)) > 1 else []
+    if found.components == 4:
+        odd.append("CMYK")
+    plain = found.components != 4
+    return Header("JPEG", found.kind, found.height, found.width, found.components, plain, tuple(odd))
 
 
 def _png(data: bytes) -> Header:
     length, kind, width, height, bits, colour = struct.unpack_from(">I4sIIBB", data, 8)
     if kind != b"IHDR" or length != 13:
-        raise Unknown("damaged", "the PNG doesn't begin with its header")
+        raise Unreadable("damaged", "the PNG doesn't begin with its header")
     odd = []
     if colour == 3:
         odd.append("palette")
@@ -122,7 +88,7 @@ def _png(data: bytes) -> Header:
         odd.append("EXIF rotation")
     channels = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}.get(colour)
     if channels is None:
-        raise Unknown("damaged", f"the PNG's colour type is {colour}")
+        raise Unreadable("damaged", f"the PNG's colour type is {colour}")
     name = "grey PNG" if channels == 1 else "PNG"
     return Header("PNG", name, height, width, channels, plain, tuple(odd))
 
@@ -139,7 +105,7 @@ def png_chunks(data: bytes | memoryview) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _small_chunks(data: bytes) -> dict[bytes, bytes]:
-    """Nothing of the pixels."""
+    """The chunks without pixels."""
     found: dict[bytes, bytes] = {}
     for kind, at, length in png_chunks(data):
         if kind not in (b"IDAT", b"IEND"):
@@ -171,14 +137,14 @@ def _webp(data: bytes) -> Header:
     elif kind == b"VP8 ":
         width, height = (n & 0x3FFF for n in struct.unpack_from("<HH", data, 26))
     else:
-        raise Unknown("damaged", "the WebP doesn't begin with a picture")
+        raise Unreadable("damaged", "the WebP doesn't begin with a picture")
     return Header("WebP", "WebP", height, width, 0, False, tuple(odd))
 
 
 def _ppm(data: bytes) -> Header:
     found = re.match(rb"P[56](?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})\s", data[:4096])
     if found is None:
-        raise Unknown("damaged", "the PGM or PPM doesn't begin with its size")
+        raise Unreadable("damaged", "the PGM or PPM doesn't begin with its size")
     return Header("PPM", "PPM", int(found[2]), int(found[1]), 1 if data[1:2] == b"5" else 3, False, ("PPM",))
 
 
@@ -202,7 +168,7 @@ def _ifd(data: bytes, order: str) -> list[tuple[int, int, int, int]]:
 
 def orientation(exif: bytes) -> int:
     """1 .. 8, the orientation of Exif data (a TIFF without a picture, CIPA DC-008); 1 where it states none that is valid."""
-    exif = exif.removeprefix(_EXIF)
+    exif = exif.removeprefix(jpeg.EXIF)
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
     if order is None:
         return 1

@@ -1,4 +1,4 @@
-"""The side file of an LMDB: what is known about each record, so that no one has to walk the LMDB to find it out.
+"""The side file of an LMDB: what is known about each record, so that the LMDB needn't be walked to find out.
 
     LMDB/data.mdb                       the records, Caffe's own format
     LMDB/stagerun-index.safetensors     this file: arrays with one row per record in key order, and facts as JSON
@@ -13,7 +13,8 @@ import json
 import os
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save as to_safetensors
 
-from stagerun.data.disk_errors import hint_for
-from stagerun.data.lmdb_offsets import key_of
-from stagerun.data.records import printable
-from stagerun.data.write import sync_folder
-from stagerun.errors import DataError, PermissionDenied, StorageError
-from stagerun.lmdb_file import SIDE_FILE, Meta, open_file
+from stagerun.base.errors import DataError, PermissionDenied, StorageError
+from stagerun.data.lmdb_offsets import Table, printable
+from stagerun.system.files import hint_for, write_whole
+from stagerun.system.lmdb_file import SIDE_FILE, Meta, open_file, reading
+from stagerun.system.typed import json_object, read_as
 
 _VERSION = 1
 _MADE_AGAIN = "make it again with `stagerun data index --force {folder}`"
@@ -59,29 +59,19 @@ class Facts:
     kinds: tuple[tuple[str, int], ...] = ()
     deviation_bgr: tuple[float, ...] = ()  # standard deviation of all pixels, as mean_bgr; () in an older side file
     restart_interval: int = 0  # 4 where the JPEGs (99 % of them) are as `prepare` makes them, 0 else
-    prepared_from: str = ""  # `fingerprint.set_of` the LMDB that `prepare` made this one from: the same pixels
+    prepared_from: str = ""  # `lmdb_file.set_of` the LMDB that `prepare` made this one from: the same pixels
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Index:
-    """One row per record, in key order."""
+class Index(Table):
+    """What is known about each record, and about all of them."""
 
     facts: Facts
-    offsets: NDArray[np.int64]  # of the Datum's first byte in data.mdb
-    lengths: NDArray[np.int64]  # of the Datum, bytes
     labels: NDArray[np.int32]  # -1 where there is none to be read
-    # Of the image, pixels, as stored (EXIF rotation not applied); 0 x 0 where it can't be used.
+    # Pixels of the image, as stored (EXIF rotation not applied); 0 x 0 where it can't be used.
     heights: NDArray[np.int32]
     widths: NDArray[np.int32]
     digests: NDArray[np.uint64]  # blake2b of 8 bytes, little-endian, over the Datum
-    keys: NDArray[np.uint8]  # all keys, one after the other
-    key_ends: NDArray[np.int64]  # [records + 1]; key i is keys[key_ends[i] : key_ends[i + 1]]
-
-    def key(self, i: int) -> bytes:
-        return key_of(self.keys, self.key_ends, i)
-
-    def __len__(self) -> int:
-        return self.facts.records
 
 
 def fingerprint_of(keys: NDArray[np.uint8], key_ends: NDArray[np.int64], digests: NDArray[np.uint64]) -> str:
@@ -108,15 +98,7 @@ def save(index: Index, folder: str) -> None:
     facts = json.dumps({"version": _VERSION, **said})
     partial = file.with_name(f"{file.name}.partial-{uuid.uuid4().hex}")
     try:
-        try:
-            with partial.open("wb") as stream:
-                stream.write(to_safetensors(arrays, {"stagerun": f"{_digest(facts, arrays)} {facts}"}))
-                stream.flush()
-                os.fsync(stream.fileno())
-            partial.rename(file)
-            sync_folder(file.parent)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_whole(file, to_safetensors(arrays, {"stagerun": f"{_digest(facts, arrays)} {facts}"}), aside=partial)
     except PermissionError:
         raise PermissionDenied(f"{folder}: may not be written", "ask the owner of the LMDB to make its index") from None
     except OSError as error:
@@ -189,40 +171,53 @@ def read(folder: str) -> Index | None:
     try:
         # Read, not mapped: a file that is copied over it while it is in use would end the process with a SIGBUS. Each worker
         # has its own so: 106 MB and 0.15 s for ILSVRC12's 1,281,167 records.
-        return _parse(memoryview(file.read_bytes()))
-    except FileNotFoundError:
+        with reading(file), suppress(FileNotFoundError):
+            return _parse(memoryview(file.read_bytes()))
         return None
-    except PermissionError:
-        raise PermissionDenied(f"{file}: may not be read", "ask its owner for read permission") from None
-    except OSError as error:
-        raise DataError(f"{file}: can't be read: {error.strerror}", "check the disk or the file server") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"{file}: is damaged: {error}", _MADE_AGAIN.format(folder=folder)) from None
 
 
+@dataclass(frozen=True, slots=True)
+class _Metadata:
+    """The one entry of the header's metadata that `save` writes."""
+
+    stagerun: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """An array, in safetensors' words."""
+
+    dtype: str
+    shape: tuple[int]
+    data_offsets: tuple[int, int]
+
+
 def _parse(data: memoryview) -> Index:
-    """ValueError, TypeError, KeyError or AttributeError if it is not what `save` writes."""
+    """ValueError if it is not what `save` writes."""
     size = int.from_bytes(data[:8], "little")
     if size > len(data) - 8:
         raise ValueError("it is cut off")
-    header = json.loads(bytes(data[8 : 8 + size]))
-    digest, _, text = header["__metadata__"]["stagerun"].partition(" ")
-    said = json.loads(text)
-    if said["version"] != _VERSION:
-        raise ValueError(f"its version is {said['version']}, this stagerun knows {_VERSION}")
-    arrays = {name: _array(data[8 + size :], header[name], *kind) for name, kind in _ARRAYS.items()}
+    header = json_object(bytes(data[8 : 8 + size]))
+    digest, _, text = read_as(_Metadata, header.get("__metadata__")).stagerun.partition(" ")
+    said = json_object(text.encode())
+    if said.get("version") != _VERSION:
+        raise ValueError(f"its version is {said.get('version')}, this stagerun knows {_VERSION}")
+    entries = {name: read_as(_Entry, header.get(name)) for name in _ARRAYS}
+    arrays = {name: _array(data[8 + size :], entries[name], *kind) for name, kind in _ARRAYS.items()}
     if _digest(text, arrays) != digest:
         raise ValueError("its bytes are not those that were written")
-    facts = Facts(**{field.name: _value(said[field.name]) for field in fields(Facts) if field.name in said})
+    facts = read_as(Facts, said)
     per_record = {name: len(array) for name, array in arrays.items() if name not in ("keys", "key_ends")}
     if set(per_record.values()) != {facts.records} or len(arrays["key_ends"]) != facts.records + 1:
         raise ValueError("its arrays are not of one length")
     return Index(facts=facts, **arrays)
 
 
-def _array(data: memoryview, entry: Mapping[str, Any], name: str, kind: str) -> NDArray[Any]:
-    (count,), (begin, end) = entry["shape"], entry["data_offsets"]
-    if entry["dtype"] != name or not 0 <= begin <= end <= len(data) or end - begin != count * np.dtype(kind).itemsize:
+def _array(data: memoryview, entry: _Entry, name: str, kind: str) -> NDArray[Any]:
+    (count,), (begin, end) = entry.shape, entry.data_offsets
+    if entry.dtype != name or not 0 <= begin <= end <= len(data) or end - begin != count * np.dtype(kind).itemsize:
         raise ValueError("its header is not what its arrays are")
     return np.frombuffer(data, kind, count, begin)
 
@@ -232,8 +227,3 @@ def _digest(facts: str, arrays: Mapping[str, NDArray[Any]]) -> str:
     for name in _ARRAYS:
         digest.update(arrays[name].data)
     return digest.hexdigest()
-
-
-def _value(value: Any) -> Any:
-    """JSON's lists as the tuples of `Facts`."""
-    return tuple(_value(v) for v in value) if isinstance(value, list) else value

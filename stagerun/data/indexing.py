@@ -1,20 +1,47 @@
-"""The side file of an LMDB that somebody else wrote: every record read once."""
+"""The side file of an LMDB that someone else wrote: every record is read once, by several threads."""
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
-from stagerun.data.importing.parallel import in_order
+from stagerun.base.errors import DataError
+from stagerun.base.text import count, first
 from stagerun.data.index import Index, digest_of
-from stagerun.data.lmdb_offsets import offsets_of
-from stagerun.data.lmdb_source import LmdbSource
-from stagerun.data.records import printable
+from stagerun.data.lmdb_offsets import offsets_of, printable
+from stagerun.data.records import LmdbSource
 from stagerun.data.rows import ROW, UNUSABLE, Look, index_of, look, parse
-from stagerun.errors import DataError
-from stagerun.text import count
 
-_SHOWN = 20
+T = TypeVar("T")
+
+# Items that one thread does in one go, so that handing over costs little, and goes ahead: memory is bounded by their product.
+_AT_ONCE, _AHEAD = 4, 3
+
+
+def in_order(make: Callable[[int], T], first: int, last: int, threads: int) -> Generator[T, None, None]:
+    """make(first), ..., make(last - 1), whoever is done first. An exception comes where its result would have come.
+
+    At most 12 results a thread are under way or waiting. Closing it waits for those in the making, no others are started. Threads
+    are enough: decoding, encoding, hashing and reading all let go of Python's lock.
+    """
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="images")
+    waiting: deque[Future[list[T]]] = deque()
+    try:
+        for start in range(first, last, _AT_ONCE):
+            waiting.append(pool.submit(_several, make, start, min(last, start + _AT_ONCE)))
+            if len(waiting) >= threads * _AHEAD:
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _several(make: Callable[[int], T], first: int, last: int) -> list[T]:
+    return [make(i) for i in range(first, last)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,14 +100,8 @@ def build_with(
         progress(done, total)
     if len(mistakes) > max_bad or len(mistakes) == total:
         raise DataError(
-            f"{path}: {count(len(mistakes), 'record')} of {total} can't be used:\n  "
-            + "\n  ".join(shortened(mistakes)),
+            f"{path}: {count(len(mistakes), 'record')} of {total} can't be used:\n  " + "\n  ".join(first(mistakes)),
             "make the LMDB again from its source, with `stagerun data import`"
             + (f"; to make the side file all the same, add --max-bad {len(mistakes)}" if len(mistakes) < total else ""),
         )
     return Built(index_of(offsets, np.frombuffer(rows, ROW), classes), tuple(mistakes))
-
-
-def shortened(lines: Sequence[str]) -> list[str]:
-    """The first twenty, and how many more there are."""
-    return [*lines[:_SHOWN], *([f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])]

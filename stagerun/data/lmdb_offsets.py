@@ -18,25 +18,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.errors import DataError
-from stagerun.lmdb_file import Meta, data_file, open_file
+from stagerun.base.errors import DataError
+from stagerun.system.lmdb_file import DEEPEST, Meta, data_file, open_file, reading
 
 _PAGE_HEADER, _NODE_HEADER = 16, 8
 _BRANCH, _LEAF = 0x01, 0x02
 _BIG = 0x01  # a node's flag: the value is in overflow pages
 _NO_PAGE = 2**64 - 1
-_DEEPEST = 32  # LMDB's own limit
 _LONGEST_KEY = 511  # LMDB's own limit, too, as it is built everywhere
 _PAGES_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Offsets:
+class Table:
     """One row per record, in key order."""
 
-    file_size: int  # of data.mdb, bytes
-    transaction: int  # the newest one; each commit to the LMDB adds 1
-    offsets: NDArray[np.int64]  # of the value's first byte in data.mdb
+    offsets: NDArray[np.int64]  # of the value's (the Datum's) first byte in data.mdb
     lengths: NDArray[np.int64]  # of the value, bytes
     keys: NDArray[np.uint8]  # all keys, one after the other
     key_ends: NDArray[np.int64]  # [records + 1]; key i is keys[key_ends[i] : key_ends[i + 1]]
@@ -45,12 +42,18 @@ class Offsets:
         return len(self.offsets)
 
     def key(self, i: int) -> bytes:
-        return key_of(self.keys, self.key_ends, i)
+        return self.keys[self.key_ends[i] : self.key_ends[i + 1]].tobytes()
 
 
-def key_of(keys: NDArray[np.uint8], key_ends: NDArray[np.int64], i: int) -> bytes:
-    """Key i of keys that stand one after the other."""
-    return keys[key_ends[i] : key_ends[i + 1]].tobytes()
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Offsets(Table):
+    file_size: int  # of data.mdb, bytes
+    transaction: int  # the newest one; each commit to the LMDB adds 1
+
+
+def printable(key: bytes) -> str:
+    """A key as a message shows it: text where it is text, else escaped."""
+    return key.decode("utf-8", "backslashreplace")
 
 
 def offsets_of(path: str) -> Offsets:
@@ -103,12 +106,8 @@ class _Pages:
         self.flags, self.depth, self.root, self.last = meta.flags, meta.depth, meta.root, meta.last_page
 
     def _read(self, at: int, size: int) -> bytes:
-        try:
+        with reading(self.file):
             data = os.pread(self._fd, size, at)
-        except OSError as error:
-            raise DataError(
-                f"{self.file}: can't be read: {error.strerror}", "check the disk or the file server"
-            ) from None
         if len(data) < size:
             raise self.damaged(f"ends within the page at byte {at}")
         return data
@@ -138,7 +137,7 @@ def _leaves(pages: _Pages) -> NDArray[np.int64]:
         raise DataError(
             f"{pages.file}: is an LMDB of another kind (duplicate or integer keys)", "stagerun reads LMDBs as Caffe has"
         )
-    if not 1 <= pages.depth <= _DEEPEST:
+    if not 1 <= pages.depth <= DEEPEST:
         raise pages.damaged(f"its tree has {pages.depth} levels")
     level = np.array([pages.root], np.uint64).astype(np.int64)
     for _ in range(pages.depth - 1):

@@ -12,17 +12,16 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun import order
+from stagerun.base import order
+from stagerun.base.errors import DataError
+from stagerun.base.recipe import Transform
+from stagerun.base.text import first
 from stagerun.data import transform
 from stagerun.data.bad_records import Bad, BadRecords, Undecodable, stopping
-from stagerun.data.batch import Batch, Buffers
-from stagerun.data.memory import Decoded
-from stagerun.data.picture import Image
-from stagerun.data.pictures import Pictures, finished_size
+from stagerun.data.datum import Image
+from stagerun.data.pictures import Decoded, Pictures, finished_size
 from stagerun.data.records import Records, spread
-from stagerun.data.stream import Stream
-from stagerun.errors import DataError
-from stagerun.recipe import Transform
+from stagerun.data.stream import Batch, Buffers, Stream
 
 __all__ = ["Augment", "Batch", "Loader", "Stream"]
 
@@ -76,7 +75,7 @@ class Job:
 class Loader:
     """The images of one LMDB under one stage's transform. `train`: drawn at random; else an evaluation's centre crops.
 
-    `images` is the length of an epoch and must be the number of records; `depth` is how many batches `stream` may hold
+    `images`, where it is given, must be the number of records; `depth` is how many batches `stream` may hold
     ready, 1 or more (of batches smaller than 16 images per thread more), `threads` how many make them. `augment` is done
     last. `memory` keeps pixels between epochs, `bad` puts up with some bad records in training. `tier` forces a way of
     decoding. `side` is the crop_size of a batch that begins at a position, where not all have that of `transform_param`,
@@ -91,9 +90,9 @@ class Loader:
         train: bool,
         channels: int,
         num_classes: int,
-        seed: int,
-        images: int,
-        shuffle: bool,
+        seed: int = 0,
+        images: int | None = None,
+        shuffle: bool = False,
         depth: int = 4,
         threads: int = 1,
         augment: Augment | None = None,
@@ -102,7 +101,7 @@ class Loader:
         tier: str | None = None,
         side: Callable[[int], int | None] | None = None,
     ) -> None:
-        if images != len(records):
+        if images not in (None, len(records)):
             raise DataError(
                 f"{records.name}: holds {len(records)} records, but the schedule says images: {images}",
                 f"write `images: {len(records)}` beside its `source` in schedule.prototxt",
@@ -298,9 +297,7 @@ def _counted(mistakes: list[DataError], looked_at: int) -> DataError:
     """Those of one cause, as one."""
     if len(mistakes) == 1:
         return mistakes[0]
-    shown = [mistake.message for mistake in mistakes[:_MOST_MISTAKES_SHOWN]]
-    if len(mistakes) > len(shown):
-        shown.append(f"and {len(mistakes) - len(shown)} more")
+    shown = first([mistake.message for mistake in mistakes], _MOST_MISTAKES_SHOWN)
     text = f"{len(mistakes)} of {looked_at} records looked at can't be used:\n  " + "\n  ".join(shown)
     return DataError(text, mistakes[0].hint)
 

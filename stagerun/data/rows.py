@@ -2,18 +2,18 @@
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from stagerun.base.errors import DataError
 from stagerun.data import datum, headers, jpeg
-from stagerun.data.datum import Fields, Image
+from stagerun.data.datum import Fields, Image, check_png, coded_picture, cut_off
 from stagerun.data.index import Facts, Index, fingerprint_of
 from stagerun.data.lmdb_offsets import Offsets
-from stagerun.data.picture import check_png, coded_picture, cut_off
-from stagerun.errors import DataError
+from stagerun.language.proto import caffe_pb2
 
 # One record as the journal keeps it; little-endian, without gaps. `channels` is 0 where the pixels weren't looked at.
 ROW = np.dtype(
@@ -73,27 +73,11 @@ class Look:
 LEFT_OUT = np.zeros(1, ROW).tobytes()
 
 
-class Stored(Protocol):
-    """What is looked at of a Datum."""
-
-    @property
-    def data(self) -> bytes | memoryview: ...
-
-    @property
-    def channels(self) -> int: ...
-
-    @property
-    def height(self) -> int: ...
-
-    @property
-    def width(self) -> int: ...
-
-    @property
-    def encoded(self) -> bool: ...
+Stored: TypeAlias = Fields | caffe_pb2.Datum
 
 
 def parse(record: bytes) -> Fields:
-    """The Datum of a record. DataError without a place if it is none, holds no image, or has a label below 0."""
+    """The Datum of a record. DataError without a place if it isn't one, holds no image, or has a label below 0."""
     fields = datum.parse(record)
     if not len(fields.data):
         raise DataError("the Datum holds no image")
@@ -171,31 +155,23 @@ def _look_raw(stored: Stored) -> Look:
 
 
 def _look_encoded(data: memoryview) -> Look:
-    """By the header alone what `picture.coded_picture` says of it."""
+    """By the header alone what `datum.coded_picture` says of it."""
     family = headers.family(bytes(data[:16]))
     if family == "JPEG":
         if not jpeg.is_complete(data):
             raise cut_off("JPEG")
         header = jpeg.read_header(data)
-        return Look(_kind(header), header.height, header.width, header.restart_interval)
+        return Look(header.kind, header.height, header.width, header.restart_interval)
     if family != "PNG":
         raise DataError("the encoded image is neither JPEG nor PNG" + (f", but {family}" if family else ""))
     check_png(data)
     try:
         found = headers.read_header(bytes(data))
-    except headers.Unknown as error:
+    except jpeg.Unreadable as error:
         raise DataError(error.message) from None
     if refused := [odd for odd in ("alpha", "16 bits") if odd in found.oddities]:
         raise DataError(f"the image is a PNG with {' and '.join(refused)}, which loaders don't read")
     return Look(found.kind, found.height, found.width)
-
-
-def _kind(header: jpeg.Header) -> str:
-    """As `headers` calls it."""
-    colour = {1: "grey ", 3: "", 4: "CMYK "}[header.components]
-    if header.unusual:
-        return f"unusual {colour}JPEG"
-    return f"{'progressive ' if header.progressive else '' if colour else 'baseline '}{colour}JPEG"
 
 
 def _with_sums(found: Look, image: Image) -> Look:

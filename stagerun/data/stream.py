@@ -1,14 +1,70 @@
-"""Batches made ahead by threads, in order."""
+"""Batches as the engine gets them, made ahead by threads, in order; and the memory that they lie in."""
 
 import contextlib
+import math
 import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from stagerun.binding import step_aside
-from stagerun.data.batch import Batch
+import numpy as np
+from numpy.typing import NDArray
+
+from stagerun.system.binding import step_aside
+
+if TYPE_CHECKING:
+    from stagerun.data.loader import Job, Loader
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """`images` is uint8[n, height, width, channels], contiguous, in the order B, G, R; labels and positions are int64[n].
+
+    `lighting` is float32[n, 3], to be added to B, G, R; `cutout` int32[n, 4], the top, left, height and width of what becomes 0 for
+    the network. None where the transform has no such thing. The memory of `images` is used again when no one refers to the array,
+    to a part of it or to a tensor made of it: whoever holds one of these may do so as long as they like.
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    lighting: NDArray[np.float32] | None = None
+    cutout: NDArray[np.int32] | None = None
+
+
+class Buffers:
+    """Arrays over memory that is used again: fresh pages for each batch would cost 20 to 30 us per image of 224 x 224.
+
+    When is memory free? A new array is made over it each time it is lent. All that refers to the pixels refers to that array: a
+    part of it (numpy lets a view of a view refer to the array that is first in line, and that is this one, as the memory
+    itself is not an array), a memoryview, a tensor of `torch.from_numpy`, and what shares memory with these. So when the array is
+    collected, and not before, no one can see the memory any more, and its callback puts it back. Counting references
+    instead would have to know how many are the loader's own.
+    """
+
+    def __init__(self, most: int) -> None:
+        """At most `most` pieces of memory are kept for later; any number may be lent."""
+        self._free: deque[bytearray] = deque(maxlen=most)
+
+    def array(self, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        """uint8[shape], contiguous, with anything in it. From any thread."""
+        memory = self._take(math.prod(shape))
+        array: NDArray[np.uint8] = np.ndarray(shape, np.uint8, buffer=memory)
+        # May run in any thread, at any time: appending to a deque takes no lock that this thread could hold.
+        weakref.finalize(array, self._free.append, memory).atexit = False
+        return array
+
+    def _take(self, size: int) -> bytearray:
+        while True:
+            try:
+                memory = self._free.popleft()
+            except IndexError:
+                return bytearray(size)
+            if len(memory) == size:  # others are of batches of another size, which the stream may have left behind
+                return memory
+
 
 CHUNK = 8  # images that a thread takes at a time
 _CHUNKS_AHEAD = 4  # at least so many are known, and their records asked for, before they are started
@@ -16,48 +72,17 @@ _CHUNKS_EACH = 2  # per thread: one in the making, one to come
 _LOOK_S = 0.5  # how often one who waits looks whether those that it waits for are alive
 
 
-class Job(Protocol):
-    """A batch to be made."""
-
-    @property
-    def count(self) -> int: ...
-
-    def expect(self, first: int, last: int) -> None:
-        """The records of images first .. last-1 will be read soon."""
-        ...
-
-    def fill(self, first: int, last: int) -> None:
-        """Makes images first .. last-1. Others may be made at the same time, by other threads."""
-        ...
-
-    def batch(self) -> Batch:
-        """What has come of it."""
-        ...
-
-
-class Maker(Protocol):
-    """What a stream's threads work with."""
-
-    @property
-    def depth(self) -> int: ...
-
-    @property
-    def threads(self) -> int: ...
-
-    def plan(self, position: int, count: int) -> Job: ...
-
-
 class Stream(Iterator[Batch]):
-    """The batches of (position, count), in order, made by `maker.threads` daemon threads.
+    """The batches of (position, count), in order, made by `loader.threads` daemon threads.
 
     They end with the last batch, at an error, or at `close`, which waits for the images in the making. Closed by itself when
     it is no longer referred to, and at the interpreter's exit.
     """
 
-    def __init__(self, maker: Maker, requests: Iterable[tuple[int, int]]) -> None:
+    def __init__(self, loader: "Loader", requests: Iterable[tuple[int, int]]) -> None:
         # The threads must not refer to this object, or it would never be collected.
-        work = _Work(maker, requests)
-        threads = [threading.Thread(target=work.run, name="loader", daemon=True) for _ in range(maker.threads)]
+        work = _Work(loader, requests)
+        threads = [threading.Thread(target=work.run, name="loader", daemon=True) for _ in range(loader.threads)]
         self._work, self._threads = work, threads
         # Also runs at exit, before the interpreter is taken down: no thread must be inside OpenCV then.
         self.close = weakref.finalize(self, _end, work, threads)
@@ -85,7 +110,7 @@ class Stream(Iterator[Batch]):
 class _Place:
     """A batch's place in the line: what is left of it, and the error of its first image that has one."""
 
-    def __init__(self, job: Job | None, error: BaseException | None = None) -> None:
+    def __init__(self, job: "Job | None", error: BaseException | None = None) -> None:
         self.job, self.error = job, error
         self.error_at = -1 if error else 1 << 62
         self.left = -(-job.count // CHUNK) if job else 0  # chunks
@@ -103,13 +128,13 @@ class _Work:
     consumer doesn't need it. `_changed` guards all else and is never held for long.
     """
 
-    def __init__(self, maker: Maker, requests: Iterable[tuple[int, int]]) -> None:
-        self._maker, self._requests = maker, iter(requests)
-        self._ahead = max(_CHUNKS_AHEAD, _CHUNKS_EACH * maker.threads)
+    def __init__(self, loader: "Loader", requests: Iterable[tuple[int, int]]) -> None:
+        self._loader, self._requests = loader, iter(requests)
+        self._ahead = max(_CHUNKS_AHEAD, _CHUNKS_EACH * loader.threads)
         self._planning = threading.Lock()
         self._changed = threading.Condition()
         self._line: deque[_Place] = deque()  # planned and not yet handed out
-        self._chunks: deque[tuple[_Place, Job, int, int]] = deque()  # not yet begun, in order
+        self._chunks: deque[tuple[_Place, Job, int, int]] = deque()  # not yet started, in order
         self._asked = 0  # of `_chunks`, whose records were asked for
         self._last = False  # no more batches will be planned
         self._ended = 0  # threads that came to their end as they should
@@ -117,7 +142,7 @@ class _Work:
 
     def run(self) -> None:
         """One thread's life."""
-        step_aside(self._maker.threads)
+        step_aside(self._loader.threads)
         while (chunk := self._take()) is not None:
             place, job, first, last = chunk
             error: BaseException | None = None
@@ -136,7 +161,7 @@ class _Work:
         with self._changed:
             self._ended += 1
 
-    def _take(self) -> tuple[_Place, Job, int, int] | None:
+    def _take(self) -> tuple[_Place, "Job", int, int] | None:
         """The next chunk, its records asked for long ago; None when there are no more."""
         with self._planning:
             while not self.stop:
@@ -163,17 +188,17 @@ class _Work:
 
     def _is_full(self) -> bool:
         """Whether `depth` batches and one in the making are in the line; of small ones more, until all threads have work."""
-        if len(self._line) <= self._maker.depth:
+        if len(self._line) <= self._loader.depth:
             return False
         images = sum(place.job.count for place in self._line if place.job is not None)
-        return images >= _CHUNKS_EACH * CHUNK * self._maker.threads
+        return images >= _CHUNKS_EACH * CHUNK * self._loader.threads
 
     def _plan(self) -> None:
         """Puts the next request in the line; at their end, or at an error, notes that there are no more."""
         place: _Place | None = None
         try:
             position, count = next(self._requests)
-            job = self._maker.plan(position, count)
+            job = self._loader.plan(position, count)
             place = _Place(job)
         except StopIteration:
             pass

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from stagerun.data import index
 from stagerun.data.indexing import build
 from stagerun.data.write import write_lmdb
-from stagerun.proto import caffe_pb2
+from stagerun.language.proto import caffe_pb2
 
 # Different pictures; records beyond that repeat them. Decoding takes as long, and an LMDB of this size stays in memory, which a
 # slow disk of real data would not.

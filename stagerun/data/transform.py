@@ -1,23 +1,28 @@
 """What is done to one image: `transform_param`, in Intel's and SURFsara's Caffe (`data_transformer.cpp`) and beyond it.
 
-Two steps, so that each can be tested alone: `draw` turns an image's random numbers and size into a `Draw`, which
-holds everything that was decided; `apply` carries it out, or `region`, `shrink` and `finish` where only what is needed of an image
-is decoded. Mean, scale, lighting and cutout are left to the engine, on the device; colours to what it gives the loader.
+Two steps, so that each can be tested alone: `draw` turns an image's random numbers and size into a `pixels.Draw`, which holds
+everything that was decided; `pixels` carries it out. Mean, scale, lighting and cutout are left to the engine, on the device;
+colours to what it gives the loader.
 
-That a transform is possible (one geometry, a crop_size where one is needed ...) is seen to by `stagerun check`.
+`stagerun check` makes sure that a transform is possible (one geometry, a crop_size where one is needed ...).
+
+The numbers come out the same on every machine: of floating-point arithmetic only +, -, *, / and square roots are used, whose every
+bit IEEE 754 fixes. Logarithm, sine and cosine are series here: two C libraries may differ in the last bit of theirs.
 """
+
+import functools
+import math
+from dataclasses import dataclass
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
-from stagerun.data import lighting, rectangles
-from stagerun.data.pixels import Draw, apply, finish, region, shrink
-from stagerun.data.rectangle import Rectangle
-from stagerun.errors import DataError
-from stagerun.order import UInt64, randint
-from stagerun.recipe import InterpMode, PadMode, Transform
-
-__all__ = ["Draw", "apply", "draw", "finish", "numbers_needed", "pixels_made_by", "region", "shrink"]
+from stagerun.base.errors import DataError
+from stagerun.base.order import UInt64, randint, uniform
+from stagerun.base.recipe import InterpMode, PadMode, RandomAspectRatio, RandomResizedCrop, Transform
+from stagerun.data.jpeg import Rectangle
+from stagerun.data.pixels import Draw
 
 # Places of an image's random numbers: these four, then those of each attempt at a rectangle, then cutout's, then lighting's. They
 # are part of what a snapshot means: a feature that is off leaves those before it where they are.
@@ -32,15 +37,15 @@ def pixels_made_by() -> str:
 
 def numbers_needed(transform: Transform) -> int:
     """Random numbers per image that `draw` may use."""
-    return lighting_place(transform) + (lighting.NUMBERS if transform.lighting_std else 0)
+    return lighting_place(transform) + (LIGHTING_NUMBERS if transform.lighting_std else 0)
 
 
 def cutout_place(transform: Transform) -> int:
     """Place of cutout's numbers, top and left, where there is one: behind all attempts."""
     aspect, resized_crop = transform.random_aspect_ratio, transform.random_resized_crop
     if aspect:
-        return ATTEMPTS + rectangles.CAFFE_NUMBERS * aspect.max_attempt
-    return ATTEMPTS + (rectangles.TORCHVISION_NUMBERS * resized_crop.max_attempt if resized_crop else 0)
+        return ATTEMPTS + CAFFE_NUMBERS * aspect.max_attempt
+    return ATTEMPTS + (TORCHVISION_NUMBERS * resized_crop.max_attempt if resized_crop else 0)
 
 
 def lighting_place(transform: Transform) -> int:
@@ -70,7 +75,7 @@ def draw(transform: Transform, numbers: UInt64 | None, height: int, width: int) 
         )
     if crop is not None:
         height, width = crop.height, crop.width
-    light = numbers[(place := lighting_place(transform)) : place + lighting.NUMBERS]
+    light = numbers[(place := lighting_place(transform)) : place + LIGHTING_NUMBERS]
     return Draw(
         pad=transform.pad,
         pad_mode=transform.pad_mode,
@@ -80,7 +85,7 @@ def draw(transform: Transform, numbers: UInt64 | None, height: int, width: int) 
         crop=crop,
         mirror=transform.mirror and randint(numbers[MIRROR], 2) == 1,
         cutout=_cutout(transform, numbers, height, width),
-        lighting=lighting.lighting(transform.lighting_std, light) if transform.lighting_std else None,
+        lighting=lighting(transform.lighting_std, light) if transform.lighting_std else None,
     )
 
 
@@ -94,10 +99,10 @@ def _resizing(
         return None, _shorter_side(height, width, shorter), resize.interp_mode
     side = transform.crop_size or 0
     if numbers is not None and (aspect := transform.random_aspect_ratio):
-        part = rectangles.caffe_rectangle(aspect, numbers[ATTEMPTS:], height, width)
+        part = caffe_rectangle(aspect, numbers[ATTEMPTS:], height, width)
         return part, (side, side) if part else _shorter_side(height, width, side), aspect.interp_mode
     if numbers is not None and (resized_crop := transform.random_resized_crop):
-        part = rectangles.torchvision_rectangle(resized_crop, numbers[ATTEMPTS:], height, width)
+        part = torchvision_rectangle(resized_crop, numbers[ATTEMPTS:], height, width)
         return part, (side, side), resized_crop.interp_mode
     return None, None, InterpMode.LINEAR
 
@@ -126,7 +131,7 @@ def _crop(side: int | None, numbers: UInt64 | None, height: int, width: int) -> 
 
 
 def _cutout(transform: Transform, numbers: UInt64, height: int, width: int) -> Rectangle | None:
-    """A square inside the finished image, each place as likely, as of cifar10-fast (davidcpage/cifar10-fast: core.py)."""
+    """A square inside the finished image, each place as likely, as in cifar10-fast (davidcpage/cifar10-fast: core.py)."""
     side = transform.cutout_size
     if not side:
         return None
@@ -138,3 +143,208 @@ def _cutout(transform: Transform, numbers: UInt64, height: int, width: int) -> R
 
 def _too_small(height: int, width: int, setting: str, hint: str) -> DataError:
     return DataError(f"the image is {height} x {width} pixels (height x width), too small for {setting}", hint)
+
+
+# -- `draw` for a whole batch of images of one size at once: for transforms that only pad, cut and mirror. The same numbers give the same
+# places; the tests compare the two.
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where n images are cut: the rectangle of height x width at `top`, `left` (int64[n], of the padded image) is cut out and mirrored
+    where `mirror` (bool[n]) says so. `lighting` and `cutout` are as in a Batch."""
+
+    height: int
+    width: int
+    top: NDArray[np.int64]
+    left: NDArray[np.int64]
+    mirror: NDArray[np.bool_]
+    lighting: NDArray[np.float32] | None = None
+    cutout: NDArray[np.int32] | None = None
+
+
+def only_places(param: Transform) -> bool:
+    """Whether the transform decides nothing but places, and what the device does anyway."""
+    resizes = param.random_resize or param.random_aspect_ratio or param.random_resized_crop
+    return not (resizes or param.changes_colours)
+
+
+def draw_places(param: Transform, numbers: UInt64, height: int, width: int) -> Places:
+    """For images of height x width; `numbers` is uint64[n, transform.numbers_needed(param)], n of 1 or more.
+
+    DataError as in `draw`.
+    """
+    draw(param, numbers[0], height, width)  # reports an image that is too small
+    high, wide = height + 2 * param.pad, width + 2 * param.pad
+    side = param.crop_size
+    top, left = np.zeros((2, len(numbers)), np.int64)
+    if side is not None:
+        top, left = (
+            _below(numbers[:, TOP], high - side + 1),
+            _below(numbers[:, LEFT], wide - side + 1),
+        )
+        high = wide = side
+    mirror = _below(numbers[:, MIRROR], 2) == 1 if param.mirror else np.zeros(len(numbers), np.bool_)
+    return Places(high, wide, top, left, mirror, _lights(param, numbers), _cutouts(param, numbers, high, wide))
+
+
+def _below(numbers: UInt64, n: int) -> NDArray[np.int64]:
+    """`order.randint` of each."""
+    return (numbers % np.uint64(n)).astype(np.int64)
+
+
+def _lights(param: Transform, numbers: UInt64) -> NDArray[np.float32] | None:
+    if not param.lighting_std:
+        return None
+    place = lighting_place(param)
+    own = numbers[:, place : place + LIGHTING_NUMBERS]
+    return np.array([lighting(param.lighting_std, each) for each in own], np.float32)
+
+
+def _cutouts(param: Transform, numbers: UInt64, height: int, width: int) -> NDArray[np.int32] | None:
+    side = param.cutout_size
+    if not side:
+        return None
+    place = cutout_place(param)
+    cutout = np.full((len(numbers), 4), side, np.int32)
+    cutout[:, 0] = _below(numbers[:, place], height - side + 1)
+    cutout[:, 1] = _below(numbers[:, place + 1], width - side + 1)
+    return cutout
+
+
+# -- Rectangles of random area and aspect ratio: Intel Caffe's and torchvision's.
+
+# Random numbers for each attempt at a rectangle.
+CAFFE_NUMBERS = 5
+TORCHVISION_NUMBERS = 4
+
+_THOUSAND = np.float32(1000)
+# A logarithm of width / height is one of 2**20, evenly spaced: sides of 20,000 pixels come out in steps of 0.01 pixels.
+_STEP_BITS = 10
+_STEPS = 1 << _STEP_BITS
+
+
+def caffe_rectangle(param: RandomAspectRatio, numbers: UInt64, height: int, width: int) -> Rectangle | None:
+    """The first rectangle that fits, or None: sqrt(area) * c high, sqrt(area) / c wide, or the other way round.
+
+    float32 throughout, as in Caffe (`data_transformer.cpp`), so that the same numbers drawn give the same rectangle. A side of 0
+    pixels (images of a few pixels) doesn't fit; Caffe's resize stops there. `numbers` is uint64[CAFFE_NUMBERS * max_attempt].
+    """
+    area = np.float32(height * width)
+    low, high = np.float32(param.aspect_ratio_change), np.float32(1) / np.float32(param.aspect_ratio_change)
+    for attempt in range(param.max_attempt):
+        ratio, change, swap, top, left = numbers[attempt * CAFFE_NUMBERS : (attempt + 1) * CAFFE_NUMBERS]
+        side = np.sqrt(thousandths(ratio, np.float32(param.min_area_ratio), np.float32(param.max_area_ratio)) * area)
+        c = thousandths(change, low, high)
+        new_height, new_width = int(side * c), int(side / c)
+        if randint(swap, 1001) < 500:
+            new_height, new_width = new_width, new_height
+        if 0 < new_height <= height and 0 < new_width <= width:
+            y, x = randint(top, height - new_height + 1), randint(left, width - new_width + 1)
+            return Rectangle(y, x, new_height, new_width)
+    return None
+
+
+def thousandths(number: int, low: np.float32, high: np.float32) -> np.float32:
+    """One of low, low + 0.001, ... up to high, evenly; the number of steps is rounded down as Caffe does it."""
+    steps = int((high - low) * _THOUSAND + np.float32(1))
+    return np.float32((np.float32(randint(number, steps)) + low * _THOUSAND) / _THOUSAND)
+
+
+def torchvision_rectangle(param: RandomResizedCrop, numbers: UInt64, height: int, width: int) -> Rectangle:
+    """The first rectangle that fits, else the largest one of an allowed aspect ratio, at the centre.
+
+    The distribution of torchvision's `RandomResizedCrop.get_params`: area drawn evenly, logarithm of width / height drawn evenly,
+    sides rounded (halves to even), place drawn evenly. `numbers` is uint64[TORCHVISION_NUMBERS * max_attempt].
+    """
+    area = height * width
+    coarse, fine = _ratios(param.min_aspect_ratio, param.max_aspect_ratio)
+    for attempt in range(param.max_attempt):
+        share, step, top, left = numbers[attempt * TORCHVISION_NUMBERS : (attempt + 1) * TORCHVISION_NUMBERS].tolist()
+        wanted = area * (param.min_area_ratio + (param.max_area_ratio - param.min_area_ratio) * uniform(share))
+        step = randint(step, _STEPS * _STEPS)
+        ratio = coarse[step >> _STEP_BITS] * fine[step & (_STEPS - 1)]
+        new_width, new_height = round(math.sqrt(wanted * ratio)), round(math.sqrt(wanted / ratio))
+        if 0 < new_width <= width and 0 < new_height <= height:
+            y, x = randint(top, height - new_height + 1), randint(left, width - new_width + 1)
+            return Rectangle(y, x, new_height, new_width)
+    new_width = min(width, max(1, round(height * param.max_aspect_ratio)))
+    new_height = min(height, max(1, round(width / param.min_aspect_ratio)))
+    return Rectangle((height - new_height) // 2, (width - new_width) // 2, new_height, new_width)
+
+
+@functools.lru_cache(maxsize=64)
+def _ratios(low: float, high: float) -> tuple[list[float], list[float]]:
+    """low * (high / low) ** (k / 2**20) is coarse[k >> 10] * fine[k & 1023].
+
+    (high / low) ** 2**-n is the n-th square root of square roots, and other exponents are products of these.
+    """
+    roots = [high / low]
+    for _ in range(2 * _STEP_BITS):
+        roots.append(math.sqrt(roots[-1]))
+    coarse = _powers(low, roots[1 : _STEP_BITS + 1])
+    return coarse, _powers(1.0, roots[_STEP_BITS + 1 :])
+
+
+def _powers(start: float, roots: list[float]) -> list[float]:
+    """start times the roots that the bits of 0, 1, 2 ... choose, the first root by the highest bit."""
+    powers = [start]
+    for root in roots:
+        powers = [p for power in powers for p in (power, power * root)]
+    return powers
+
+
+# -- AlexNet's lighting: a random amount of each principal component of ImageNet's colours.
+
+# Random numbers for an image: two for each pair of normal ones, of which three are used.
+LIGHTING_NUMBERS = 4
+
+# Eigenvalues and eigenvectors (columns; rows are R, G, B) of the covariance of ImageNet's pixels in units of 0 .. 1. Their source is facebookarchive/fb.resnet.torch: datasets/imagenet.lua; the method is section 4.1 of Krizhevsky, Sutskever, Hinton:
+# ImageNet Classification with Deep Convolutional Neural Networks (2012).
+_EIGENVALUES = (0.2175, 0.0188, 0.0045)
+_EIGENVECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
+_LN2 = 0.6931471805599453
+_HALF_PI = 1.5707963267948966
+
+
+def lighting(std: float, numbers: UInt64) -> tuple[float, float, float]:
+    """(B, G, R), each a float32, to add to all pixels of an image in units of 0 .. 255. `numbers` is uint64[LIGHTING_NUMBERS]."""
+    a, b, c, d = numbers.tolist()
+    first, second = normals(a, b)
+    third, _ = normals(c, d)
+    amounts = [std * x * value for x, value in zip((first, second, third), _EIGENVALUES, strict=True)]
+    red, green, blue = (
+        255.0 * (row[0] * amounts[0] + row[1] * amounts[1] + row[2] * amounts[2]) for row in _EIGENVECTORS
+    )
+    return float(np.float32(blue)), float(np.float32(green)), float(np.float32(red))
+
+
+def normals(first: int, second: int) -> tuple[float, float]:
+    """Two independent numbers of mean 0 and standard deviation 1 from two numbers of `order.draws` (Box and Muller, 1958)."""
+    radius = math.sqrt(-2.0 * _log(1.0 - uniform(first)))  # of a number above 0, at most 1
+    cosine, sine = _cos_sin(uniform(second))
+    return radius * cosine, radius * sine
+
+
+def _log(x: float) -> float:
+    """Natural logarithm of x > 0: ln m = 2 artanh((m - 1) / (m + 1)) for m from sqrt(1/2) to sqrt(2). Good to 5e-16."""
+    m, exponent = math.frexp(x)
+    if m < 0.7071067811865476:
+        m, exponent = 2 * m, exponent - 1
+    z = (m - 1.0) / (m + 1.0)  # at most 0.172
+    square, total = z * z, 0.0
+    for k in range(23, 0, -2):
+        total = total * square + 1.0 / k
+    return exponent * _LN2 + 2.0 * z * total
+
+
+def _cos_sin(turn: float) -> tuple[float, float]:
+    """Cosine and sine of 2 pi `turn`, 0 <= turn < 1: Taylor's series within an eighth of a turn of the nearest quarter. Good to 1e-15."""
+    quarter = math.floor(4.0 * turn + 0.5)
+    x = (4.0 * turn - quarter) * _HALF_PI  # the difference is exact
+    square, cosine, sine = x * x, 0.0, 0.0
+    for k in range(18, 0, -2):
+        cosine = 1.0 - cosine * square / (k * (k - 1))
+        sine = 1.0 - sine * square / (k * (k + 1))
+    sine *= x
+    return ((cosine, sine), (-sine, cosine), (-cosine, -sine), (sine, -cosine))[quarter % 4]

@@ -1,18 +1,18 @@
 """An LMDB of Datum records, made complete or not at all."""
 
-import errno
 import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
 import lmdb
 
-from stagerun.data.disk_errors import hint_for
-from stagerun.errors import DataError, PermissionDenied, StorageError
-from stagerun.lmdb_file import check_file
+from stagerun.base.errors import DataError, PermissionDenied, StorageError
+from stagerun.system.files import hint_for, sync_folder
+from stagerun.system.lmdb_file import check_file
 
 _FIRST_MAP_SIZE = 1 << 26
 _RECORDS_PER_COMMIT = 1000
@@ -27,7 +27,7 @@ def write_lmdb(out: str, values: Iterable[bytes]) -> int:
     """
     target = Path(out)
     partial = target.with_name(f"{target.name}.partial-{uuid.uuid4().hex}")
-    try:
+    with writing(out):
         if os.path.lexists(target):  # a link that leads nowhere, too
             raise DataError(f"{out}: exists already", "remove it, or give another folder")
         partial.mkdir(parents=True)
@@ -42,39 +42,34 @@ def write_lmdb(out: str, values: Iterable[bytes]) -> int:
             sync_folder(target.parent)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+        return count
+
+
+@contextmanager
+def writing(out: str) -> Iterator[None]:
+    """Errors of writing an LMDB in folder `out`: PermissionDenied, StorageError."""
+    try:
+        yield
     except PermissionError as error:
         raise PermissionDenied(
             f"{error.filename or out}: may not be written", "give a folder that you may write to"
         ) from None
     except OSError as error:
-        raise StorageError(f"{out}: can't be written: {error.strerror}", hint_for(error)) from None
-    return count
-
-
-def sync_folder(folder: Path) -> None:
-    """Puts a folder's list of names on disk, so that a rename or a new file in it outlives a power cut."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        # Some network file systems don't have this call for folders, and say so with EINVAL. No write has failed.
-        if error.errno != errno.EINVAL:
-            raise
-    finally:
-        os.close(fd)
+        raise StorageError(f"{error.filename or out}: can't be written: {error.strerror}", hint_for(error)) from None
+    except lmdb.Error as error:
+        # After a sync that failed, pages may be lost though the kernel calls them clean. No commit refers to them: its
+        # meta page is written after the sync, so they are written again.
+        raise StorageError(f"{out}: can't be written: {error}", hint_for(error)) from None
 
 
 def _write(folder: Path, values: Iterable[bytes]) -> int:
-    try:
-        # No one else knows the folder yet: no lock file, and one sync at the end instead of one per commit.
-        with lmdb.open(str(folder), map_size=_FIRST_MAP_SIZE, lock=False, sync=False, metasync=False) as env:
-            first = 0
-            for chunk in _chunks(values):
-                _put(env, first, chunk)
-                first += len(chunk)
-            env.sync(True)
-    except lmdb.Error as error:
-        raise StorageError(f"{folder}: can't be written: {error}", hint_for(error)) from None
+    # No one else knows the folder yet: no lock file, and one sync at the end instead of one per commit.
+    with lmdb.open(str(folder), map_size=_FIRST_MAP_SIZE, lock=False, sync=False, metasync=False) as env:
+        first = 0
+        for chunk in _chunks(values):
+            _put(env, first, chunk)
+            first += len(chunk)
+        env.sync(True)
     sync_folder(folder)
     return first
 

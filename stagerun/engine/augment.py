@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from stagerun.base.order import UInt64, randint, uniform
+from stagerun.base.recipe import ColorJitter, RandAugment, Transform
 from stagerun.models.vision import torchvision_part
-from stagerun.order import UInt64, randint, uniform
-from stagerun.recipe import ColorJitter, RandAugment, Transform
 
 # A picture in R, G, B and its numbers -> the picture.
 Step: TypeAlias = Callable[[Image.Image, UInt64], Image.Image]

@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from stagerun.errors import UsageError
-from stagerun.preflight.machine import arithmetic
-from stagerun.recipe import Precision
-from stagerun.world import World
+from stagerun.base.errors import UsageError
+from stagerun.base.recipe import Precision
+from stagerun.system.machine import arithmetic
+from stagerun.system.world import World
 
 
 def choose_device(world: World) -> torch.device:
@@ -62,7 +62,7 @@ def environment(device: torch.device, workers: int, reducer: str) -> dict[str, s
 
 
 def _instruction_set() -> str:
-    """That of torch's own loops (ATEN_CPU_CAPABILITY lowers it), and what oneDNN, which convolves, was told to stay below by its
+    """That of torch's own loops (ATEN_CPU_CAPABILITY lowers it), and what oneDNN, which convolves, is held below by its
     environment variables, if it was."""
     most = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA")
     return torch.backends.cpu.get_cpu_capability() + (f", oneDNN at most {most.upper()}" if most else "")
@@ -119,7 +119,7 @@ def seed(value: int, device: torch.device) -> None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits for what a GPU has been asked to compute, so that a clock read next tells how long it took. Not for the streams of
+    """Waits for what a GPU has been asked to compute, so that a clock read next shows how long it took. Not for the streams of
     collectives: one that hangs is to be waited for where this rank is seen to wait for the others (`TorchComm`)."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()

@@ -1,4 +1,4 @@
-"""Several trained networks as one: the mean of what they answer, or of their weights."""
+"""Several trained networks as one: the mean of their answers, or of their weights."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from stagerun.base.recipe import EnsembleRule, Precision
 from stagerun.comm import Comm
+from stagerun.engine.averages import BatchStatistics
 from stagerun.engine.device import autocast
 from stagerun.engine.images import Batch, Normalise
-from stagerun.engine.statistics import BatchStatistics
 from stagerun.engine.update import Arithmetic, explained, forward
 from stagerun.models import BatchNorm2d
-from stagerun.recipe import EnsembleRule, Precision
 
 _ROWS_AT_ONCE = 16  # of the table of BatchNorm statistics, which for a ResNet-50 are half a megabyte each
 
@@ -84,7 +84,7 @@ class WeightMean:
             elif tensor.is_floating_point():
                 self._sums[name] += tensor
             elif name not in self._statistics and not torch.equal(self._sums[name], tensor):
-                raise ValueError(f"`{name}` is of whole numbers, of which there is no mean, and differs")
+                raise ValueError(f"`{name}` holds whole numbers, which have no mean, and differs")
 
     def mean(self) -> dict[str, Tensor]:
         """float64, but for whole numbers. BatchNorm's statistics are the mean of statistics, not those of the mean."""
@@ -103,7 +103,7 @@ def take_statistics(
     stop: Callable[[], bool],
 ) -> bool:
     """Sets BatchNorm's running statistics to the plain mean of those of `iterations` x `how.logical_workers` device batches.
-    Collective. False if a rank was told to stop; the statistics are then as they were.
+    Collective. False if a rank is asked to stop; the statistics are then as they were.
 
     `batches`: one for each iteration and logical worker of this rank's `run`, in that order. Each logical worker's are added
     up by themselves, in order of the iterations, and then those sums in order of the workers: so the bits don't depend on

@@ -1,5 +1,7 @@
-"""Top-1, top-5 and loss over validation images, each once, the same for any number of workers."""
+"""Top-1, top-5 and loss over validation images, each once, the same for any number of workers; and what one image is seen as there."""
 
+import enum
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -7,10 +9,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stagerun.base.recipe import Precision
 from stagerun.comm import Comm
 from stagerun.engine.device import autocast
 from stagerun.engine.images import Batch, Normalise
-from stagerun.recipe import Precision
+
+
+class Views(enum.Enum):
+    """What one image is seen as: itself; itself and its mirror; four corners and the centre, and their mirrors."""
+
+    ONE = "one"
+    FLIP = "flip"
+    TEN_CROP = "10crop"
+
+
+class Averaged(nn.Module):
+    """Softmax outputs averaged over views: images [crops * N, C, H, W], all images of one crop after the other, and each
+    as it is and mirrored -> log of the mean probability [N, classes], float64.
+
+    Top-1 and top-5 of that are those of the mean; cross entropy of it is -log of the mean probability of the label.
+    """
+
+    def __init__(self, model: nn.Module, crops: int) -> None:
+        super().__init__()
+        self.model, self.crops = model, crops
+
+    def forward(self, images: Tensor) -> Tensor:
+        answers = []
+        for part in images.chunk(self.crops):
+            # One view at a time: as much memory as an evaluation without views.
+            for view in (part, part.flip(3)):
+                answers.append(self.model(view).double().log_softmax(1))
+        return torch.stack(answers).logsumexp(0) - math.log(len(answers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +92,12 @@ def score(
     comm: Comm,
     stop: Callable[[], bool],
 ) -> Score | None:
-    """Of what says [N, classes] of a batch, the logits or the logarithms of probabilities. Collective.
+    """The Score of what answers a batch with [N, classes], logits or logarithms of probabilities. Collective.
 
     `batches`: this rank's (number, batch) of the `num_batches` that the images are cut into. `normalise` places the labels.
 
     Each batch is computed by one rank, the counts and losses of all are exchanged and added in order of their number: so
-    neither the cut nor the sum depends on how many ranks there are. None when a rank was told to stop on the way.
+    neither the cut nor the sum depends on how many ranks there are. None when a rank is asked to stop on the way.
     """
     table = torch.zeros(num_batches + 1, 4, dtype=torch.float64, device=normalise.device)
     for number, batch in batches:

@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from stagerun.errors import UsageError
-from stagerun.recipe import Transform
+from stagerun.base.errors import UsageError
+from stagerun.base.recipe import Transform
 
 LARGEST_ONNX = 2**31 - 2**20  # bytes of weights: a protobuf message ends at 2 GiB
 

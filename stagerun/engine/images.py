@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stagerun.recipe import ChannelOrder, Transform
+from stagerun.base.recipe import ChannelOrder, Transform
 
 
 class Batch(Protocol):
     """What the engine needs to know of a batch: images uint8 [N, H, W, C] in B, G, R, labels int64 [N], positions int64 [N].
-    All but the positions may lie on the device already (`engine.feed`, `engine.resident`)."""
+    All but the positions may lie on the device already (`engine.feed`)."""
 
     @property
     def images(self) -> np.ndarray | Tensor: ...

@@ -4,16 +4,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from stagerun.base.errors import Diverged
+from stagerun.base.events import Iterated, Note, NotFinite, SnapshotDue, Stopped, TestDue
+from stagerun.base.knobs import Knobs
+from stagerun.base.recipe import OnNan, Solver
 from stagerun.comm import Reducer
-from stagerun.engine import leaving
 from stagerun.engine.images import Batch
-from stagerun.engine.leaving import Pace
 from stagerun.engine.state import TrainState, finite
-from stagerun.engine.update import Arithmetic, Outcome, update
-from stagerun.errors import Diverged
-from stagerun.events import Iterated, Note, NotFinite, SnapshotDue, Stopped, TestDue
-from stagerun.knobs import Knobs
-from stagerun.recipe import OnNan, Solver
+from stagerun.engine.update import Arithmetic, Outcome, Pace, hopeless, update
 from stagerun.schedule.plateau import PlateauState, follow
 
 _OVERFLOWED = "a weight, or what is remembered of its updates, is not finite after the update"
@@ -67,18 +65,18 @@ def train(
     """
     pace = Pace()
     while state.iter < loop.max_iter:
-        begun, before = time.monotonic(), state.plateau
+        started, before = time.monotonic(), state.plateau
         pieces = ((worker, next(batches), worker == loop.run[-1]) for worker in loop.run)
 
-        def hopeless(done: int, begun: float = begun) -> bool:
-            return leaving.hopeless(left(), done, len(loop.run), time.monotonic() - begun, pace.usual)
+        def too_late(done: int, started: float = started) -> bool:
+            return hopeless(left(), done, len(loop.run), time.monotonic() - started, pace.usual)
 
-        outcome, knobs = _update(loop, state, pieces, reducer, stop, hopeless)
+        outcome, knobs = _update(loop, state, pieces, reducer, stop, too_late)
         if outcome.broken_off:
-            reason = "asked to stop; what was begun of the next iteration was broken off"
+            reason = "asked to stop; the next iteration had started and was broken off"
             yield Stopped(stage=loop.stage, iter=state.iter, reason=reason)
             return
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - started
         pace.add(seconds)
         failed = _failed(loop, state, outcome.wrong, knobs, seconds, state.iter) if outcome.wrong else None
         if failed is None:
@@ -88,7 +86,7 @@ def train(
             yield _iterated(loop, state.iter, outcome, knobs, seconds)
             saves = _saves(loop, state.iter)
             if loop.on_nan is OnNan.ROLLBACK and (saves or outcome.stop) and not finite(state):
-                # The update overflowed. Where a snapshot is due it has failed; elsewhere the next loss will tell, as it does in a
+                # The update overflowed. Where a snapshot is due it has failed; elsewhere the next loss will show it, as it does in a
                 # run that no one stops: this one stops after that.
                 if not saves:
                     continue
@@ -141,7 +139,7 @@ def _saves(loop: StageLoop, iter: int) -> bool:
 
 
 def _failed(loop: StageLoop, state: TrainState, what: str, knobs: Knobs, seconds: float, iter: int) -> NotFinite:
-    """Of the update after `iter` updates."""
+    """The event for the update after `iter` updates."""
     number = {OnNan.SKIP: state.skips + 1, OnNan.ROLLBACK: state.rollbacks + 1}.get(loop.on_nan, 1)
     return NotFinite(
         stage=loop.stage,

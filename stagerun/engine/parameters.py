@@ -6,8 +6,8 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from stagerun.errors import UsageError, nearest
-from stagerun.recipe import ParamKind, ParamRule
+from stagerun.base.errors import UsageError, nearest
+from stagerun.base.recipe import ParamKind, ParamRule
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,17 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stagerun.engine.codec import Packed
+from stagerun.base.errors import StorageError
+from stagerun.base.recipe import Solver
+from stagerun.engine.averages import Average, BatchStatistics
+from stagerun.engine.codec import Packed, digest, digest_and_look
 from stagerun.engine.device import dtype_of, synchronize
-from stagerun.engine.digest import digest, digest_and_look
-from stagerun.engine.ema import Average
 from stagerun.engine.parameters import trained_parameters
 from stagerun.engine.solvers import WeightUpdate, make_update
-from stagerun.engine.statistics import BatchStatistics
-from stagerun.errors import StorageError
-from stagerun.private import private_folder
-from stagerun.recipe import Solver
 from stagerun.schedule.plateau import FRESH, PlateauState
+from stagerun.system.files import private_folder
 
 
 @dataclass(slots=True)
@@ -71,7 +69,7 @@ def _give_cache() -> None:
         folder = Path(tempfile.gettempdir()) / f"stagerun-compiled-{os.getuid()}"
         private_folder(folder, "compiled kernels", instead)
     except OSError as error:
-        raise StorageError(f"there is no folder for compiled code: {error.strerror}", instead) from None
+        raise StorageError(f"can't make a folder for compiled code: {error.strerror}", instead) from None
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 
@@ -114,7 +112,7 @@ def _called(part: object, name: str) -> str:
 
 
 def digests(state: TrainState) -> tuple[dict[str, int], bool]:
-    """Of all that is equal on every rank after an update: each tensor, and what else `state` remembers; and whether it is `finite`.
+    """The digests of all that is equal on every rank after an update: each tensor, and what else `state` remembers; and whether it is `finite`.
     Those of averaged weights are called `ema/NAME`, those of the momentum `SLOT/NAME`."""
     found, good = _remembered(state), True
     for part in PARTS:

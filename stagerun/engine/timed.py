@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from stagerun.base.events import Event, Iterated, NotFinite
+from stagerun.base.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT, Spans
 from stagerun.comm import Reducer
 from stagerun.engine.device import synchronize
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import TrainState
-from stagerun.events import Event, Iterated, NotFinite
-from stagerun.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT, Spans
 
 
 def timed_train(
@@ -56,14 +56,14 @@ class _Joints:
 
     def part(self, name: str) -> None:
         """The part that ends here."""
-        begun, self.last = self.last, self.now()
-        self.spans.add(name, begun, self.last)
+        started, self.last = self.last, self.now()
+        self.spans.add(name, started, self.last)
 
     def batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for batch in batches:
             self.part(DATA)
             yield batch
-            # What went before, the backward pass of another batch or the preparations of the iteration, is told already.
+            # What went before, the backward pass of another batch or the preparations of the iteration, is noted already.
             self.last = self.now()
 
 

@@ -1,7 +1,9 @@
-"""One weight update: forward and backward of this rank's logical workers, reduction, clipping, step."""
+"""One weight update: forward and backward of this rank's logical workers, reduction, clipping, step; and when one is broken off, since a
+stop was asked for and it could not be finished in the time that is left."""
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,16 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from stagerun.base.errors import UsageError
+from stagerun.base.knobs import Knobs
+from stagerun.base.recipe import Precision
 from stagerun.comm import Reducer
 from stagerun.engine.device import autocast, seed, synchronize
 from stagerun.engine.images import Batch, Normalise
-from stagerun.engine.leaving import BROKEN_OFF
-from stagerun.engine.mix import Mixed, blend, placed, training_loss
-from stagerun.engine.mixture import NO_MIXING, Mixing
+from stagerun.engine.mixing import NO_MIXING, Mixed, Mixing, blend, placed, training_loss
 from stagerun.engine.state import TrainState
-from stagerun.errors import UsageError
-from stagerun.knobs import Knobs
-from stagerun.recipe import Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Arithmetic:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What the ranks agree on after an update: mean loss over the global batch, that of mixed images and smoothed labels where
-    there are any, and whether any of them asks to stop. `wrong` says what is no finite number, '' if all is: then, and only then,
+    there are any, and whether any of them asks to stop. `wrong` says what is not a finite number, '' if all is: then, and only then,
     the state was moved."""
 
     loss: float
@@ -82,7 +82,7 @@ def update(
         with explained(len(batch.labels)):
             reducer.add(loss / how.logical_workers, worker, tail, last)
     synchronize(how.normalise.device)
-    begun = time.monotonic()
+    started = time.monotonic()
     total = reducer.finish()
     gradients = {p.name: p.tensor.grad for p in state.solver.parameters if p.tensor.grad is not None}
     norm = global_norm(list(gradients.values()))
@@ -91,7 +91,7 @@ def update(
     loss_sum, stopping, size, moved = looked_at.tolist()
     loss_mean = loss_sum / how.logical_workers
     if stopping >= BROKEN_OFF:
-        return Outcome(loss_mean, True, time.monotonic() - begun, broken_off=True)
+        return Outcome(loss_mean, True, time.monotonic() - started, broken_off=True)
     wrong = _wrong(loss_mean, size, gradients, moved)
     if not wrong:
         now = knobs if isinstance(knobs, Knobs) else knobs(loss_mean)
@@ -109,7 +109,7 @@ def update(
             state.average.follow(state.iter)
     else:
         statistics.forget()
-    return Outcome(loss_mean, stopping > 0, time.monotonic() - begun, wrong)
+    return Outcome(loss_mean, stopping > 0, time.monotonic() - started, wrong)
 
 
 def _wrong(loss: float, norm: float, gradients: dict[str, Tensor], moved: float) -> str:
@@ -125,7 +125,7 @@ def _wrong(loss: float, norm: float, gradients: dict[str, Tensor], moved: float)
 
 
 def _loss(state: TrainState, batch: Batch, how: Arithmetic) -> Tensor:
-    """Of one device batch, after the forward pass."""
+    """The loss of one device batch, after the forward pass."""
     logits, mixed = forward(state.model, batch, how)
     labels = how.normalise.labels(batch.labels)
     return training_loss(logits.to(how.normalise.dtype), labels, how.label_smoothing, mixed)
@@ -184,3 +184,43 @@ def clip(gradients: list[Tensor], limit: float, norm: Tensor | None = None) -> N
     norm = global_norm(gradients) if norm is None else norm
     factor = torch.where(norm > limit, limit / norm, torch.ones_like(norm))
     torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
+
+
+# In the place of the 1 by which a rank asks to stop after this iteration. More than ranks can be; sums of it are exact in float64.
+BROKEN_OFF = float(1 << 30)
+
+_RECENT = 5
+# An iteration may take a tenth longer than the ones before.
+_MARGIN = 1.1
+
+
+class Pace:
+    """How long iterations take on this rank, from the last ones of this process life."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+
+    def add(self, seconds: float) -> None:
+        self._recent.append(seconds)
+
+    @property
+    def usual(self) -> float | None:
+        """The longest of the last ones; None before the first is done."""
+        return max(self._recent, default=None)
+
+
+def hopeless(left: float | None, done: int, of: int, spent: float, usual: float | None) -> bool:
+    """Whether to break off an iteration of which `done` of `of` device batches are computed in `spent` seconds.
+
+    `left`: seconds in which it would have to be finished; None: no one asks for a stop, or it has all the time it needs. `usual`:
+    what an iteration takes; None: not known yet, and then nothing was trained yet in this process life that could be lost, nor
+    before the first device batch.
+
+    >>> hopeless(33.0, 1, 4, 10.0, 40.0), hopeless(35.0, 1, 4, 10.0, 40.0), hopeless(None, 1, 4, 10.0, 40.0)
+    (True, False, False)
+    """
+    if left is None:
+        return False
+    if done == 0 or usual is None:
+        return True
+    return _MARGIN * max(usual, spent / done * of) - spent > left

@@ -1,20 +1,10 @@
-"""How the same command reaches several workers."""
+"""How one command becomes many workers: `local` on this machine, `hosts` over ssh, `meeting` under MPI, Slurm or torchrun.
 
-from stagerun.launch.folder import report
-from stagerun.launch.kin import bound_note
+`start` starts a job's workers here, and is what one worker does around its job; `watch/` sees a worker that hangs; `placing` gives each its
+cores. Torch is imported only inside functions that start workers. A new launcher is a function in `meeting`.
+"""
+
 from stagerun.launch.local import run_workers
-from stagerun.launch.meeting import go_there, meet, place_note
-from stagerun.launch.process import StopRequest, die_with_launcher
-from stagerun.launch.relay import GRACE_S
+from stagerun.launch.stopping import GRACE_S, StopRequest, die_with_launcher
 
-__all__ = [
-    "GRACE_S",
-    "StopRequest",
-    "bound_note",
-    "die_with_launcher",
-    "go_there",
-    "meet",
-    "place_note",
-    "report",
-    "run_workers",
-]
+__all__ = ["GRACE_S", "StopRequest", "die_with_launcher", "run_workers"]

@@ -7,6 +7,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from stagerun.system.host import host_name
+
 _GET_FLAGS, _GET_ADDRESS, _GET_NETMASK = 0x8913, 0x8915, 0x891B  # SIOCGIF...
 _UP, _LOOPBACK = 0x1, 0x8  # IFF_...
 _DISCARD = 9  # a port; nothing is sent to it
@@ -91,7 +93,7 @@ def own_name_misleads() -> bool:
     """Whether this host's own name leads to no address that others could use: 127.0.1.1, as Debian writes it into
     /etc/hosts, or none. Gloo would listen there."""
     try:
-        return is_loopback(resolve(socket.gethostname()))
+        return is_loopback(resolve(host_name()))
     except OSError:
         return True
 

@@ -1,7 +1,7 @@
 """`stagerun agent`: on each host of `--hosts`, the other end of the launcher's connection. It answers questions about its host, starts
 the workers there for one life, and passes on what they print and how they end.
 
-When the launcher is gone, or hasn't been heard for a while, the workers are told to stop, and save; none outlives this process.
+When the launcher is gone, or hasn't been heard for a while, the workers are asked to stop, and save; none outlives this process.
 """
 
 import codecs
@@ -21,13 +21,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from stagerun import signals
-from stagerun.errors import ExitCode, StagerunError
+from stagerun.base.errors import ExitCode, StagerunError
 from stagerun.launch import addresses
 from stagerun.launch.folder import reports, send, tell_gone
-from stagerun.launch.local import Life, Node, begun, live
-from stagerun.launch.wire import ALIVE_S, SILENCE_S, Garbled, Reader, line
-from stagerun.world import giving_threads
+from stagerun.launch.local import Life, Node, live, new_life
+from stagerun.launch.wire import ALIVE_S, SILENCE_S, line, reader
+from stagerun.system import signals
+from stagerun.system.lines import Garbled
+from stagerun.system.world import giving_threads
 
 # A pause so long between two looks, and this process was stopped itself: no one else's silence is known.
 _ASLEEP_S = 5.0
@@ -95,7 +96,7 @@ class Agent:
             os.environ["GLOO_SOCKET_IFNAME"] = found
         nproc = message["nproc"]
         self._ranks = node.first, nproc
-        with begun(message["grace"]) as life:
+        with new_life(message["grace"]) as life:
             with self._meeting:
                 self._life = life
             if self._alone:
@@ -159,7 +160,7 @@ class Agent:
             time.sleep(ALIVE_S)
 
     def _read(self) -> None:
-        reader, heard, looked = Reader(), time.monotonic(), time.monotonic()
+        messages_of, heard, looked = reader().feed, time.monotonic(), time.monotonic()
         while True:
             ready = select.select([self._in], [], [], _LOOK_S)[0]
             now = time.monotonic()
@@ -169,7 +170,7 @@ class Agent:
             if ready:
                 try:
                     data = os.read(self._in, _READ_BYTES)
-                    messages = reader.feed(data)
+                    messages = messages_of(data)
                 except (OSError, Garbled):
                     data = b""
                 if not data:
@@ -192,7 +193,7 @@ class Agent:
                 self._pass_on(self._life, message)
             case {"is": "end"}:
                 if (life := self._life) is not None:
-                    self._say_ended(life, {})  # somebody may have saved all by now
+                    self._say_ended(life, {})  # someone may have saved all by now
                 self._end(ExitCode.DONE)
 
     def _pass_on(self, life: Life, message: dict[str, Any]) -> None:
@@ -200,15 +201,15 @@ class Agent:
         match message:
             case {"is": "stop", "signal": int(number)}:
                 life.relay.ask(signal.Signals(number))
-                self._leave_if_nothing_begun(life)
+                self._leave_if_nothing_started(life)
             case {"is": "gone", "text": str(text), "watched": bool(watched)}:
-                self._leave_if_nothing_begun(life)
+                self._leave_if_nothing_started(life)
                 tell_gone(life.folder, text)
                 if not watched:
                     send(life.folder, signal.SIGTERM)
                     threading.Timer(_UNWATCHED_S, send, (life.folder, signal.SIGKILL)).start()
 
-    def _leave_if_nothing_begun(self, life: Life) -> None:
+    def _leave_if_nothing_started(self, life: Life) -> None:
         """A worker that starts just now dies with this process."""
         if not _entered(life):
             self._say_ended(life, {})
@@ -275,7 +276,7 @@ def _fitting(values: dict[str, str]) -> dict[str, str]:
         if not key.endswith("_SOCKET_IFNAME") or value.startswith("^") or any(n.startswith(begins) for n in names):
             fitting[key] = value
         else:
-            print(f"{key}={value} is left out: there is no such interface here", file=sys.stderr)
+            print(f"{key}={value} is left out: this host has no such interface", file=sys.stderr)
     return fitting
 
 

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagerun.errors import ExitCode, StorageError
+from stagerun.base.errors import ExitCode, StorageError
+from stagerun.system.files import write_whole
+from stagerun.system.process import living
 
 REPORT_DIR = "STAGERUN_REPORT_DIR"
 LAUNCHER_PID = "STAGERUN_LAUNCHER_PID"
@@ -20,7 +22,7 @@ LAUNCHER_PID = "STAGERUN_LAUNCHER_PID"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a worker ended. `text` is what it would have told the user."""
+    """How a worker ended. `text` is what it would have said to the user."""
 
     rank: int
     code: int
@@ -35,11 +37,11 @@ class Asked:
     at: float
 
 
-def nothing_begun(code: int) -> str:
-    """What a process says that is told to stop at its beginning, and ends with `code`."""
+def nothing_started(code: int) -> str:
+    """What a process says that is asked to stop at its beginning, and ends with `code`."""
     if code == ExitCode.SAVED:
-        return "stopped before anything was begun; run the same command again"
-    return "interrupted before anything was begun"
+        return "stopped before anything was started; run the same command again"
+    return "interrupted before anything was started"
 
 
 def folder(environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -56,12 +58,12 @@ def report(rank: int, code: int, text: str) -> bool:
     try:
         _put(shared / f"{rank}.json", json.dumps({"code": code, "text": text}))
     except OSError:
-        return False  # the launcher is gone, and its folder with it: tell the terminal instead
+        return False  # the launcher is gone, and its folder with it: the terminal gets it instead
     return True
 
 
 def reports(shared: Path, nproc: int, first: int = 0) -> list[Report]:
-    """Of ranks `first` .. `first` + `nproc` - 1."""
+    """Those of ranks `first` .. `first` + `nproc` - 1."""
     found = []
     for rank in range(first, first + nproc):
         try:
@@ -109,14 +111,14 @@ def lives(shared: Path, rank: int) -> bool:
     Its report says nothing of that: who has left it may go on with a snapshot that is under way.
     """
     try:
-        state, parent = _stat(int((shared / f"{rank}.pid").read_text()))
+        found = living(int((shared / f"{rank}.pid").read_text()))
     except (OSError, ValueError):
         return False
-    return state not in "ZX" and parent == os.getpid()
+    return found is not None and found.parent == os.getpid()
 
 
 def asked() -> Asked | None:
-    """What the launcher was told, if it was."""
+    """The request to stop that the launcher got, if any."""
     shared = folder()
     if shared is None:
         return None
@@ -128,22 +130,22 @@ def asked() -> Asked | None:
 
 
 def ask(shared: Path, number: int) -> Asked:
-    """Tells all workers, those that are there and those that are to come, to stop. The launcher's side."""
+    """Asks all workers, those that are there and those that are to come, to stop. The launcher's side."""
     request = Asked(signal.Signals(number), time.monotonic())
-    with contextlib.suppress(OSError):  # a full disk: those that are there are told all the same
+    with contextlib.suppress(OSError):  # a full disk: those that are there get the signal all the same
         _put(shared / "stop", f"{number} {request.at!r}")
     send(shared, signal.SIGTERM)
     return request
 
 
 def tell_gone(shared: Path, text: str) -> None:
-    """Tells the workers' monitors that a host of the job is gone, in words for the user. The launcher's side."""
+    """Informs the workers' monitors that a host of the job is gone, in words for the user. The launcher's side."""
     with contextlib.suppress(OSError):
         _put(shared / "gone", text)
 
 
 def gone_file() -> str:
-    """Where that is told; '' when no launcher of ours has started this process."""
+    """Where that is written; '' when no launcher of ours has started this process."""
     shared = folder()
     return "" if shared is None else str(shared / "gone")
 
@@ -152,21 +154,12 @@ def send(shared: Path, number: signal.Signals) -> None:
     """A signal to every worker that has entered and is still a child of this process."""
     for file in shared.glob("*.pid"):
         with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
-            pid = int(file.read_text())
+            found = living(int(file.read_text()))
             # The agent reaps a worker that ended, and its number may be another process's by now.
-            if _stat(pid)[1] == os.getpid():
-                os.kill(pid, number)
-
-
-def _stat(pid: int) -> tuple[str, int]:
-    """State and parent of a process."""
-    state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
-    return state, int(parent)
+            if found is not None and found.parent == os.getpid():
+                os.kill(found.pid, number)
 
 
 def _put(path: Path, text: str) -> None:
-    """There is no such file, or all of it."""
-    # As a name of its own for each process: a handler that ends a worker may interrupt it while it writes its report.
-    begun = path.with_name(f".{path.name}-{os.getpid()}-{time.monotonic_ns()}")
-    begun.write_text(text)
-    begun.replace(path)
+    """Writes the whole file, or nothing."""
+    write_whole(path, text.encode(), sync=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagerun.errors import Problem, RecipeError, Span, UsageError, nearest
+from stagerun.base.errors import Problem, RecipeError, Span, UsageError, nearest
 
 _NAME = re.compile(
     r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?(?:[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+(?:%\w+)?\])"
@@ -44,10 +44,10 @@ def read_hosts(given: str) -> tuple[Host, ...]:
         try:
             return parse_file(path.read_text(), given)
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            why = error.strerror if isinstance(error, OSError) else "it is not a text file"
             raise UsageError(f"--hosts {given} can't be read: {why}") from None
     if "/" in given:
-        raise UsageError(f"--hosts {given}: there is no such file", "name a file with a host on each line")
+        raise UsageError(f"--hosts {given}: no such file", "name a file with a host on each line")
     return parse_list(given)
 
 
@@ -104,7 +104,7 @@ class _Reader:
                 )  # fmt: skip
         if not _NAME.fullmatch(name):
             hint = "write an IPv6 address in brackets: `[fe80::1]`" if name.count(":") > 1 else ""
-            self._add(f"`{name}` is no name of a host", line, number, column, len(name) or 1, hint)
+            self._add(f"`{name}` is not the name of a host", line, number, column, len(name) or 1, hint)
         given: dict[str, int | None] = {} if slots is None else {"slots": slots}
         for field, at in fields:
             self._field(field, at, given, line, number)
@@ -135,7 +135,7 @@ class _Reader:
     def _number(self, text: str, what: str, line: str, number: int, column: int) -> int | None:
         if text.isascii() and text.isdigit() and 0 < int(text) < 10000:
             return int(text)
-        message = f"`{text}` is no number of {what}: 1 to 9999" if text else f"a number of {what} is missing"
+        message = f"`{text}` is not a number of {what}: 1 to 9999" if text else f"a number of {what} is missing"
         self._add(message, line, number, column, max(1, len(text)))
         return None
 

@@ -11,7 +11,6 @@ import math
 import os
 import shutil
 import signal
-import stat
 import sys
 import tempfile
 import time
@@ -21,12 +20,13 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from stagerun import signals
-from stagerun.child import program
-from stagerun.errors import ExitCode
-from stagerun.launch.folder import LAUNCHER_PID, REPORT_DIR, Report, lives, nothing_begun, reports, send, unwritable
-from stagerun.launch.relay import GRACE_S, Relay, least_before
-from stagerun.text import duration
+from stagerun.base.errors import ExitCode
+from stagerun.base.text import duration
+from stagerun.launch.folder import LAUNCHER_PID, REPORT_DIR, Report, lives, nothing_started, reports, send, unwritable
+from stagerun.launch.stopping import GRACE_S, Relay, least_before
+from stagerun.system import signals
+from stagerun.system.files import own_folder
+from stagerun.system.process import program
 
 FOLDER_PREFIX = "stagerun-launch-"
 _HELD = "launcher"  # a lock of the process that has made the folder
@@ -49,7 +49,7 @@ def run_workers(
     `grace` seconds. `stopped`: the code of a stop before any worker has started. `saves`: rank 0 may have something to save
     when another fails, and is waited for as long. StorageError without a folder for temporary files.
     """
-    with begun(grace) as life:
+    with new_life(grace) as life:
         # All workers are here, so they meet on the loopback device, whatever this host's name resolves to.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         found, deaths = live(life, command, nproc, threads, saves)
@@ -80,7 +80,7 @@ class Life:
 
 
 @contextmanager
-def begun(grace: float) -> Iterator[Life]:
+def new_life(grace: float) -> Iterator[Life]:
     """The report folder, and signals passed on to the workers. Main thread. StorageError without a folder for temporary files."""
     signals.block()  # one that came in between would leave the folder behind; the relay answers it
     try:
@@ -236,8 +236,7 @@ def _sweep() -> None:
     such a folder, too, and a link in it: neither is followed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         try:
-            found = folder.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            if not own_folder(folder.lstat()):
                 continue
             lock = os.open(folder / _HELD, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
@@ -261,8 +260,8 @@ def verdict(
     """The one exit code and message for all workers.
 
     A worker that only lost its peers is not the cause; one that met an error of its own is, then one that was killed, then one
-    that was told to stop. A worker with nothing to say leaves it to the one that raised the error (`runner.together`).
-    `deaths`: exit codes by rank as the agent saw them, negative for a signal. `asked`: the launcher was told to stop; `stopped` is
+    that was asked to stop. A worker with nothing to say leaves it to the one that raised the error (`train.agreement`).
+    `deaths`: exit codes by rank as the agent saw them, negative for a signal. `asked`: the launcher was asked to stop; `stopped` is
     the code where that leaves nothing else to say. `hosts`: by rank, where there are several.
     """
     causes = [r for r in reports if r.code not in (ExitCode.DONE, ExitCode.SAVED, ExitCode.PEER)]
@@ -273,8 +272,8 @@ def verdict(
         return worst.code, worst.text if same else "\n".join(f"rank {r.rank}: {r.text}" for r in telling)
     if any(r.rank == 0 for r in reports) and all(r.code == ExitCode.DONE for r in reports):
         return ExitCode.DONE, ""  # everything is on disk; what came then, a signal or a kill, was too late to matter
-    told = {r.rank for r in reports if r.code != ExitCode.DONE}
-    killed = {rank: code for rank, code in deaths.items() if code < 0 and rank not in told}
+    reported = {r.rank for r in reports if r.code != ExitCode.DONE}
+    killed = {rank: code for rank, code in deaths.items() if code < 0 and rank not in reported}
     if killed:
         # The agent ends those that are left with SIGTERM: another signal tells more.
         rank, code = min(killed.items(), key=lambda death: (death[1] == -signal.SIGTERM, death[0]))
@@ -295,7 +294,7 @@ def verdict(
     if peers:
         return ExitCode.PEER, peers[0].text
     if stopped in deaths.values() or (asked and not deaths):
-        return stopped, nothing_begun(stopped)
+        return stopped, nothing_started(stopped)
     return _said_nothing(deaths, hosts)
 
 

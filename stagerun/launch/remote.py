@@ -1,6 +1,6 @@
 """The launcher's side: an agent on each of several hosts, over ssh, and what they say. No torch.
 
-A host is gone when its connection has ended, or nothing was heard of it for SILENCE_S. That is told once, as a message of the kind
+A host is gone when its connection has ended, or nothing was heard of it for SILENCE_S. It is reported once, as a message of the kind
 `lost`; its connection is closed then.
 """
 
@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 from stagerun.launch.hostfile import Host
 from stagerun.launch.ssh import Way, passed_on
-from stagerun.launch.wire import ALIVE_S, SILENCE_S, Garbled, Reader, line
+from stagerun.launch.wire import ALIVE_S, SILENCE_S, line, reader
+from stagerun.system.lines import Garbled
 
 # From ssh's start, or from when a bundle last got on, until the agent's first word, and for as long as it starts: an interpreter and
 # torch, perhaps from a busy file server.
@@ -45,7 +46,7 @@ class Message:
 
 Show = Callable[[str, str, str], None]
 Each = Mapping[str, Mapping[str, Any]]
-NOBODY: Each = {}
+NO_ONE: Each = {}
 
 
 class _Line:
@@ -59,7 +60,7 @@ class _Line:
         )  # fmt: skip
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             os.set_blocking(stream.fileno(), False)  # type: ignore[union-attr]
-        self.reader = Reader()
+        self.reader = reader()
         self.leaving: deque[memoryview] = deque()
         self.said: deque[str] = deque(maxlen=_SAID_LINES)
         self.began, self.heard, self.first = now, 0.0, 0.0  # heard: of its agent, last and first
@@ -151,7 +152,7 @@ class Remote:
         self._watch(one)
 
     def drop(self, host: str) -> None:
-        """Hangs up; nothing more is told of it."""
+        """Hangs up; nothing more is reported of it."""
         if self._lines[host].open:
             self._close(self._lines[host], silent=True)
 
@@ -189,13 +190,13 @@ class Remote:
         self,
         hosts: Sequence[str],
         question: str,
-        each: Each = NOBODY,
+        each: Each = NO_ONE,
         limit: float | None = None,
         waiting_for: Callable[[Sequence[str]], None] = lambda hosts: None,
         **words: Any,
     ) -> dict[str, dict[str, Any]]:
         """Everyone's answer, in their order; `each`: words of the question to one of them; who is left out was lost or failed, of which
-        `receive` tells next. `limit` as of `put`; `waiting_for` is told once, after a while, who has not answered yet."""
+        `receive` reports next. `limit` as of `put`; `waiting_for` is called once, after a while, with those that have not answered yet."""
         for host in hosts:
             self.put(host, question, limit, **words, **each.get(host, {}))
         say_at = time.monotonic() + _WAITING_S
@@ -298,7 +299,7 @@ class Remote:
         self._read_rest(one)
         text, hint = one.why(silent)
         if garbled:
-            text = f"{one.host.name} says `{garbled}`, which is no agent's word"
+            text = f"{one.host.name} says `{garbled}`, which no agent says"
             hint = "nothing that its shell reads at its start may print anything" if not one.heard else _OTHER
         one.leaving.clear()
         for stream in (one.process.stdin, one.process.stdout, one.process.stderr):
@@ -314,3 +315,52 @@ class Remote:
         with suppress(KeyError, ValueError):
             self._selector.get_key(one.process.stderr)  # type: ignore[arg-type]
             self._read(one, "err")
+
+
+# Between the end of one attempt and the next; an attempt at a host that is switched off takes ssh.CONNECT_S.
+AGAIN_S = 15.0
+_SENDING_S = 0.1  # of each look, for a bundle
+
+
+class Probe:
+    """`question`: what they are asked; who answers is back. `rests`: seconds before the first time, by host."""
+
+    def __init__(
+        self, way: Way, hosts: Mapping[str, Host], question: Mapping[str, Any], rests: Mapping[str, float]
+    ) -> None:
+        self._hosts, self._question = hosts, question
+        self._remote = Remote((), way, lambda host, stream, text: None)
+        self._next = {name: time.monotonic() + rests.get(name, 0.0) for name in hosts}
+        self.answers: dict[str, dict[str, Any]] = {}
+
+    def __enter__(self) -> "Probe":
+        return self
+
+    def __exit__(self, *of_error: object) -> None:
+        self._remote.__exit__(None, None, None)
+
+    def look(self, timeout: float = 0.0) -> None:
+        """Brings `answers` up to date."""
+        now = time.monotonic()
+        for name, due in self._next.items():
+            if now >= due:
+                self._next[name] = float("inf")
+                self._remote.add(self._hosts[name])
+                self._remote.put(name, "facts", **self._question)
+        messages = self._remote.receive(timeout)
+        while self._remote.leaving and time.monotonic() < now + timeout + _SENDING_S:
+            messages += self._remote.receive(0.01)
+        for message in messages:
+            if message.kind == "answer":
+                self.answers[message.host] = message.words
+            elif message.kind in ("lost", "failed"):
+                self._later(message.host)
+
+    def again(self, host: str) -> None:
+        """What it answered won't do."""
+        self._remote.drop(host)
+        self._later(host)
+
+    def _later(self, host: str) -> None:
+        self.answers.pop(host, None)
+        self._next[host] = time.monotonic() + AGAIN_S

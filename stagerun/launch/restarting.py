@@ -1,9 +1,19 @@
-"""What comes after a life of a job on several hosts: its end, or another life, and on which hosts. Pure."""
+"""One life of a job on several hosts: its workers are started through the agents and watched to their end; and what comes after it:
+the end, or another life, and on which hosts. No torch."""
 
-from dataclasses import dataclass
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import FrameType
 
-from stagerun.errors import ExitCode
-from stagerun.text import count, listed
+from stagerun.base.errors import WORTH_ANOTHER_START, ExitCode
+from stagerun.base.text import count, listed
+from stagerun.launch.folder import Report
+from stagerun.launch.local import too_late, verdict
+from stagerun.launch.remote import Message, Remote
+from stagerun.launch.start import Orders
+from stagerun.system import signals
 
 RELEASED_S = 10.0
 AGAIN = "run the same command again: it goes on from the newest snapshot"
@@ -61,7 +71,7 @@ def decide(ended: Ended, policy: Policy) -> Finish | Again:
         return Finish(ended.code, ended.text)
     if ended.code == ExitCode.SAVED and not ended.lost:
         came = [name for name in ended.answering if name not in ended.hosts]
-        if not came:  # somebody stopped the workers of a host there
+        if not came:  # someone stopped the workers of a host there
             return Finish(ended.code, ended.text)
         several = len(came) > 1
         says = f"{listed(came)} answer{'' if several else 's'} again: going on with {'them' if several else 'it'}"
@@ -69,7 +79,7 @@ def decide(ended: Ended, policy: Policy) -> Finish | Again:
     if ended.code == ExitCode.IN_USE and ended.releasing:
         says = f"{_first_line(ended.text)}; it may be what the last life has left, and saves: next try in {RELEASED_S:.0f} s"
         return Again(_ordered(ended, policy), False, says, RELEASED_S)
-    if ended.code not in (ExitCode.PEER, ExitCode.RANKS_DIFFER, ExitCode.SAVED):
+    if ended.code not in WORTH_ANOTHER_START or ended.code == ExitCode.STORAGE:
         return Finish(ended.code, ended.text)
     gone = [name for name in ended.lost if name not in ended.answering]
     left = _ordered(ended, policy)
@@ -115,3 +125,164 @@ def _saved_or_gone(ended: Ended) -> int:
 
 def _first_line(text: str) -> str:
     return text.partition("\n")[0]
+
+
+_LOOK_S = 0.25
+_END_S, _MARGIN_S = 2.0, 60.0
+# The signal that stands for a stop which only the launcher wants.
+_OWN_STOP = signal.SIGUSR1
+
+
+class Asking:
+    """The stop signals that came to this process, from `install` on."""
+
+    def __init__(self) -> None:
+        self.numbers: list[signal.Signals] = []
+
+    def install(self) -> None:
+        def note(number: int, frame: FrameType | None) -> None:
+            self.numbers.append(signal.Signals(number))
+
+        for number in signals.stop_signals():
+            signal.signal(number, note)
+
+    def __bool__(self) -> bool:
+        return bool(self.numbers)
+
+    @property
+    def impatient(self) -> bool:
+        """Someone at the keyboard means it."""
+        return self.numbers.count(signal.SIGINT) > 1
+
+
+@dataclass
+class LifeEnd:
+    code: int
+    text: str
+    lost: dict[str, str] = field(default_factory=dict)  # host, how
+    last_heard: float = 0.0  # of a lost one, of time.monotonic(); 0: none was lost
+    slept: float = 0.0  # seconds that this process was stopped for, where that is why hosts are lost
+
+
+class Lived:
+    """`workers`: by host, in the order of ranks. `endpoint` and `job` as of `local.Node`."""
+
+    def __init__(
+        self,
+        remote: Remote,
+        workers: Mapping[str, int],
+        endpoint: str,
+        job: str,
+        orders: Orders,
+        asking: Asking,
+        say: Callable[[str], None],
+    ) -> None:
+        self._remote, self._workers, self._orders, self._asking, self._say = remote, workers, orders, asking, say
+        self._waiting = set(workers)
+        self._reports: list[Report] = []
+        self._deaths: dict[int, int] = {}
+        self._failed: dict[str, tuple[int, str]] = {}
+        self._lost: dict[str, str] = {}
+        self._last_heard = self._slept = 0.0
+        self._late = False
+        self._stopped = 0.0  # when the workers were asked to stop
+        self._trouble = 0.0  # when something went wrong
+        self._hosts: dict[int, str] = {}  # by rank
+        first = 0
+        for index, (name, nproc) in enumerate(workers.items()):
+            node = {"index": index, "count": len(workers), "first": first, "endpoint": endpoint, "job": job}
+            remote.send(
+                name, "go", command=list(orders.command), nproc=nproc, threads=orders.threads,
+                grace=orders.grace, saves=orders.saves, node=node,
+            )  # fmt: skip
+            self._hosts |= dict.fromkeys(range(first, first + nproc), name)
+            first += nproc
+
+    def to_its_end(self, come: Callable[[], str]) -> LifeEnd:
+        """`come`: says which host answers that is to be taken in, and '' as a rule; then all is saved and stopped."""
+        while self._waiting:
+            for message in self._remote.receive(_LOOK_S):
+                self._heard(message)
+            if self._asking.impatient:
+                return self._at_once()
+            if self._asking and not self._stopped:
+                self._stop(self._asking.numbers[0])
+            elif not self._stopped and not self._trouble and (text := come()):
+                self._say(text)
+                self._stop(_OWN_STOP)
+            self._end_late()
+        code, text = self._verdict()
+        return LifeEnd(code, text, self._lost, self._last_heard, self._slept)
+
+    def _at_once(self) -> LifeEnd:
+        """All workers are killed; rank 0 may have saved all by then, and be about to say so."""
+        for name in self._waiting:
+            self._remote.send(name, "end")
+        last = time.monotonic() + _END_S
+        while self._waiting and time.monotonic() < last:
+            for message in self._remote.receive(_LOOK_S):
+                self._heard(message)
+        first = [one for one in self._reports if one.rank == 0]
+        if first and first[0].code in (ExitCode.DONE, ExitCode.SAVED):
+            return LifeEnd(first[0].code, first[0].text)
+        return LifeEnd(ExitCode.INTERRUPTED, "ended without saving")
+
+    def _stop(self, number: signal.Signals) -> None:
+        self._stopped = time.monotonic()
+        for name in self._waiting:
+            self._remote.send(name, "stop", signal=int(number))
+
+    def _heard(self, message: Message) -> None:
+        words, host = message.words, message.host
+        if host not in self._workers:
+            return
+        match message.kind:
+            case "ended":
+                self._waiting.discard(host)
+                self._reports += [Report(*one) for one in words["reports"]]
+                self._deaths |= dict(words["deaths"])
+                self._late |= bool(words["late"])
+                bad = any(r[1] not in (ExitCode.DONE, ExitCode.SAVED) for r in words["reports"])
+                if bad or words["deaths"]:
+                    self._trouble = self._trouble or time.monotonic()
+            case "failed":
+                self._waiting.discard(host)
+                self._failed[host] = (words["code"], f"{host}: {words['text']}")
+                self._tell_gone(self._failed[host][1])
+            case "lost" if host in self._waiting:
+                self._waiting.discard(host)
+                self._lost[host] = words["text"]
+                self._slept = max(self._slept, self._remote.slept)
+                self._last_heard = max(self._last_heard, self._remote.heard(host))
+                ranks = [str(rank) for rank, name in self._hosts.items() if name == host]
+                text = f"{words['text']} (rank{'s' * (len(ranks) > 1)} {' '.join(ranks)})"
+                self._say(text)
+                self._tell_gone(f"{text}\n  hint: {AGAIN}")
+
+    def _tell_gone(self, text: str) -> None:
+        """The others would wait for it."""
+        self._trouble = self._trouble or time.monotonic()
+        for name in self._waiting:
+            self._remote.send(name, "gone", text=text, watched=self._orders.limits is not None)
+
+    def _end_late(self) -> None:
+        """Hosts that are still busy when all time is over. Their agents kill what is late, after a stop and after a worker's end; this is
+        for an agent that doesn't come to it."""
+        began = self._stopped or self._trouble
+        if began and time.monotonic() > began + self._orders.grace + _MARGIN_S:
+            for name in sorted(self._waiting):
+                self._remote.send(name, "end")
+                self._failed[name] = (ExitCode.PEER, f"{name}: its workers had not ended in time, and were killed")
+            self._waiting.clear()
+
+    def _verdict(self) -> tuple[int, str]:
+        reports = sorted(self._reports, key=lambda one: one.rank)
+        if not reports and not self._deaths and (self._lost or self._failed):
+            code, text = next(iter(self._failed.values()), (int(ExitCode.PEER), ""))
+            return code, text or f"{next(iter(self._lost.values()))}\n  hint: {AGAIN}"
+        code, text = verdict(reports, self._deaths, bool(self._stopped), self._orders.stopped, self._hosts)
+        if code == ExitCode.PEER and self._late:
+            return code, too_late((self._asking.numbers or [_OWN_STOP])[0], self._orders.grace)
+        if code == ExitCode.PEER and self._failed:
+            return next(iter(self._failed.values()))
+        return code, text

@@ -1,45 +1,38 @@
-"""Networks by name. A new one is a row in MODELS (and in `spec.networks`, which a test holds equal)."""
+"""Networks by name. A new one is a class in one of these modules and a row of `language.networks`, which names it."""
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 
 from torch import Tensor, nn
 
-from stagerun import recipe
-from stagerun.errors import UsageError
-from stagerun.models.alexnet_bn import AlexNetBN
-from stagerun.models.batch_norm import BatchNorm2d
-from stagerun.models.blur_pool import add_blur_pool
+from stagerun.base import recipe
+from stagerun.base.errors import UsageError
+from stagerun.base.recipe import ZeroGamma
+from stagerun.language.networks import NETWORKS, TORCHVISION
 from stagerun.models.catalog import torchvision_network
-from stagerun.models.fillers import fill
-from stagerun.models.inception_bn import InceptionBN
-from stagerun.models.inception_bn_28_small import InceptionBN28Small
-from stagerun.models.residual import resnet50_intel_caffe, set_gamma
-from stagerun.models.resnet9 import ResNet9
-from stagerun.models.resnet_small import ResNetSmall
-from stagerun.recipe import ZeroGamma
-from stagerun.spec.networks import NETWORKS, TORCHVISION
+from stagerun.models.layers import BatchNorm2d, fill
+from stagerun.models.resnet import add_blur_pool, set_gamma
 
-__all__ = ["MODELS", "BatchNorm2d", "build"]
+__all__ = ["BatchNorm2d", "build", "maker"]
 
-MODELS: dict[str, Callable[[recipe.Model], nn.Module]] = {
-    **{name: partial(torchvision_network, name) for name in TORCHVISION},
-    "alexnet_bn": AlexNetBN,
-    "inception_bn": InceptionBN,
-    "inception_bn_28_small": InceptionBN28Small,
-    "resnet50_intel_caffe": resnet50_intel_caffe,
-    "resnet9": ResNet9,
-    "resnet_small": ResNetSmall,
-}
+
+def maker(name: str) -> Callable[[recipe.Model], nn.Module]:
+    """What makes the network of that name."""
+    if name in TORCHVISION:
+        return partial(torchvision_network, name)
+    module, _, what = NETWORKS[name].made_by.partition(".")
+    made: Callable[[recipe.Model], nn.Module] = getattr(import_module(f"stagerun.models.{module}"), what)
+    return made
 
 
 def build(model: recipe.Model) -> nn.Module:
     """The network with freshly drawn weights, from torch's global random state, in float32 on the CPU.
 
     Images come as [N, model.channels, H, W]; it answers with logits [N, model.num_classes]. Images of a size that the
-    network does not take are a UsageError. Settings that mean nothing for a network are refused by `spec`, not here.
+    network does not take are a UsageError. Settings that mean nothing for a network are refused by `language`, not here.
     """
-    net = MODELS[model.name](model)
+    net = maker(model.name)(model)
     if model.zero_gamma is not ZeroGamma.AS_PUBLISHED:
         set_gamma(net, model.zero_gamma)
     if model.blur_pool:

@@ -3,11 +3,12 @@
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 
-from torch import nn
+from torch import Tensor, nn
 
-from stagerun import recipe
-from stagerun.models.batch_norm import BatchNorm2d
+from stagerun.base import recipe
+from stagerun.models.layers import BatchNorm2d
 from stagerun.models.vision import torchvision_models
 
 # What is asked of a network besides its number of classes: logits alone, of the images as they come. To leave the weights
@@ -49,65 +50,47 @@ def _batch_norm(theirs: nn.BatchNorm2d, model: recipe.Model) -> BatchNorm2d:
     return ours
 
 
-def _of_channels(conv: nn.Conv2d, channels: int, fill: Callable[[nn.Conv2d], None]) -> nn.Conv2d:
-    """A first convolution for images of other channels, filled by the network's rule."""
+def _of_channels(conv: nn.Conv2d, channels: int, fill: Callable[[Tensor], Tensor] | None) -> nn.Conv2d:
+    """A first convolution for images of other channels, filled by the network's rule, or as torch fills it."""
     assert conv.groups == 1 and not isinstance(conv.padding, str)
     shape = (conv.kernel_size, conv.stride, conv.padding)
     new = nn.Conv2d(channels, conv.out_channels, *shape, bias=conv.bias is not None)  # type: ignore[arg-type]
-    fill(new)
-    if new.bias is not None and fill is not _as_torch:
-        nn.init.zeros_(new.bias)
+    if fill is not None:
+        fill(new.weight)
+        if new.bias is not None:
+            nn.init.zeros_(new.bias)
     return new
 
 
-def _as_torch(conv: nn.Conv2d) -> None:
-    """torch's own weights and biases stay."""
+def _patches(weight: Tensor) -> Tensor:
+    return nn.init.trunc_normal_(weight, std=math.sqrt(1 / weight[0].numel()))
 
 
-def _fan_out(conv: nn.Conv2d) -> None:
-    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
-
-
-def _fan_in(conv: nn.Conv2d) -> None:
-    nn.init.kaiming_normal_(conv.weight)
-
-
-def _fan_in_uniform(conv: nn.Conv2d) -> None:
-    nn.init.kaiming_uniform_(conv.weight)
-
-
-def _patches(conv: nn.Conv2d) -> None:
-    fan_in = conv.weight[0].numel()
-    nn.init.trunc_normal_(conv.weight, std=math.sqrt(1 / fan_in))
-
-
-def _normal(std: float) -> Callable[[nn.Conv2d], None]:
+def _normal(std: float) -> Callable[[Tensor], Tensor]:
     """Cut off at +-2, which is many times every std that is used."""
-
-    def fill(conv: nn.Conv2d) -> None:
-        nn.init.trunc_normal_(conv.weight, std=std)
-
-    return fill
+    return partial(nn.init.trunc_normal_, std=std)
 
 
-# How torchvision fills the first convolution, by family; biases, where there are any, start at zero, but for torch's own.
-FIRST_FILLS: dict[str, Callable[[nn.Conv2d], None]] = {
-    "alexnet": _as_torch,
+_FAN_OUT = partial(nn.init.kaiming_normal_, mode="fan_out", nonlinearity="relu")
+
+# How torchvision fills the first convolution, by family; None: by torch's own weights and biases, else biases start at zero.
+FIRST_FILLS: dict[str, Callable[[Tensor], Tensor] | None] = {
+    "alexnet": None,
     "convnext": _normal(0.02),
-    "densenet": _fan_in,
-    "efficientnet": _fan_out,
+    "densenet": nn.init.kaiming_normal_,
+    "efficientnet": _FAN_OUT,
     "googlenet": _normal(0.01),
     "inception": _normal(0.1),
     "maxvit": _normal(0.02),
-    "mnasnet": _fan_out,
-    "mobilenet": _fan_out,
-    "regnet": _fan_out,
-    "resnet": _fan_out,
-    "resnext": _fan_out,
-    "shufflenet": _as_torch,
-    "squeezenet": _fan_in_uniform,
-    "swin": _as_torch,
-    "vgg": _fan_out,
+    "mnasnet": _FAN_OUT,
+    "mobilenet": _FAN_OUT,
+    "regnet": _FAN_OUT,
+    "resnet": _FAN_OUT,
+    "resnext": _FAN_OUT,
+    "shufflenet": None,
+    "squeezenet": nn.init.kaiming_uniform_,
+    "swin": None,
+    "vgg": _FAN_OUT,
     "vit": _patches,
-    "wide": _fan_out,
+    "wide": _FAN_OUT,
 }

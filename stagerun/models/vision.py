@@ -16,7 +16,7 @@ def torchvision_part(module: str) -> ModuleType:
     """A module of torchvision, by its dotted name.
 
     The wheel on PyPI is the CUDA build. Beside a CPU build of torch its compiled extension does not load, and the import
-    fails where a Python file registers a fake for the operator `torchvision::nms` that nobody defined. That one error is
+    fails where a Python file registers a fake for the operator `torchvision::nms` that is not defined. That one error is
     answered by defining the operators and importing again; neither models nor transforms need them. Defining them first would
     break a matching pair, which defines them itself.
     """

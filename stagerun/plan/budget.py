@@ -3,9 +3,10 @@
 from bisect import bisect_right
 from dataclasses import dataclass
 
+from stagerun.base.recipe import Schedule
+from stagerun.base.text import count, duration
 from stagerun.plan.hours import Hours, Speed, of_part, spent
 from stagerun.plan.plan import Plan, PlannedStage
-from stagerun.recipe import Schedule
 
 MOST = 1000  # allocations that are counted
 
@@ -20,16 +21,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What an allocation of `seconds`, begun now, comes to.
+    """How far an allocation of `seconds`, started now, gets.
 
     `stage` and `iter`: what it is at when the time is over, `last` being the updates that the stage is trained to; `testing`:
     all of them are done, and it is being evaluated; the ensembles are, where `stage` is ''. `epoch`: of the whole schedule,
     along the path of ancestors. `finished`: the stages that are done by then, of those that were not.
 
-    `saved_stage`, `saved_iter`: from where the same command goes on if the run is killed then, '' for the seed; told to stop a
-    little before, it goes on from `stop_iter` of the stage. `lost`: updates that a kill costs. `allocations` of that length it
-    takes in all when each is told to stop, `killed_allocations` when each is killed; None if it never ends, MOST + 1 for more
-    than MOST.
+    `saved_stage`, `saved_iter`: from where the same command continues if the run is killed then, '' for the seed. If it is asked to stop
+    a little before, it continues from `stop_iter` of the stage. `lost`: updates that a kill costs. `allocations`: how many of that
+    length it takes in all when each is asked to stop, `killed_allocations` when each is killed; None if it never ends, MOST + 1 for
+    more than MOST.
     """
 
     seconds: float
@@ -96,7 +97,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """How an allocation ends: what it is at, where it goes on if it was told to stop, and if it was killed."""
+    """How an allocation ends: where it is, and where the next one continues after a stop, and after a kill."""
 
     at: Place
     testing: bool
@@ -184,7 +185,7 @@ def _allocation(job: _Job, place: Place, seconds: float) -> _End | None:
 
 
 def _count(job: _Job, first: Place, seconds: float, killed: bool) -> int | None:
-    """How many allocations until all is done, each of which goes on where the last one was saved; None if one gets nowhere."""
+    """How many allocations until all is done, each continuing where the last one was saved; None if one gets nowhere."""
     place, number = first, 1
     while (end := _allocation(job, place, seconds)) is not None:
         then = end.saved if killed else end.stopped
@@ -194,3 +195,47 @@ def _count(job: _Job, first: Place, seconds: float, killed: bool) -> int | None:
         if number > MOST:
             break
     return number
+
+
+def render_budget(found: Budget) -> str:
+    """Where an allocation of that length ends, and what follows."""
+    if not found.total:
+        return "nothing is left to do in an allocation"
+    if found.done:
+        return f"an allocation of {duration(found.seconds)} is enough: all is done after {duration(found.total)}"
+    done = f", after {', '.join(found.finished)}" if found.finished else ""
+    ends = f"an allocation of {duration(found.seconds)} ends in"
+    if found.testing:
+        lines = [f"{ends} the evaluation of {found.stage or 'the ensembles'}{done}"]
+        lines.append(f"  {f'{found.stage} is saved by then, and' if found.stage else 'which'} is evaluated again")
+    else:
+        lines = [f"{ends} {found.stage}, at iteration {found.iter} of {found.last} (epoch {found.epoch:.2f}){done}"]
+        saved = f"{found.saved_stage} at {found.saved_iter}" if found.saved_stage else "the seed"
+        lines.append(
+            f"  asked to stop before (SIGTERM, SIGUSR1): saves {found.stage} at iteration {found.stop_iter}, and nothing is lost"
+        )
+        lines.append(
+            f"  killed: the last snapshot by then is {saved}; {count(found.lost, 'iteration')}, "
+            f"{duration(found.lost_seconds)}, are trained again"
+            if found.saved_stage
+            else f"  killed: there is no snapshot by then; it starts again from the seed, {duration(found.lost_seconds)} lost"
+        )
+    return "\n".join([*lines, f"  {_allocations(found)}"])
+
+
+def _allocations(found: Budget) -> str:
+    length = duration(found.seconds)
+    if found.allocations is None:
+        short = "too short for a start and what is next, an iteration and its snapshot or an evaluation"
+        return f"with {length} each it gets nowhere: {short}"
+    times = _number(found.allocations)
+    text = f"{times} allocations of {length} in all: the same command goes on where the last one ended"
+    if found.killed_allocations is None:
+        return text + "; if each is killed, it never gets beyond its last snapshot: set a smaller `snapshot`"
+    if found.killed_allocations != found.allocations:
+        return text + f"; {_number(found.killed_allocations)} if each is killed"
+    return text
+
+
+def _number(allocations: int) -> str:
+    return str(allocations) if allocations <= MOST else f"more than {MOST}"

@@ -1,10 +1,11 @@
-"""Which snapshots of a stage count for what it is now, and why others don't. Pure."""
+"""Which snapshots of a stage count for what it is now, and why others don't; renamed stages, and rollbacks. Pure."""
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
+from stagerun.base.recipe import FROM_ITER, Schedule, Stage
+from stagerun.base.snapshots import TRAINING_SET, Inventory, SnapshotRef, how_far, same_set
 from stagerun.plan.planned import Change, PlannedStage, State, label
-from stagerun.recipe import FROM_ITER, Schedule, Stage
-from stagerun.snapshots import TRAINING_SET, Inventory, SnapshotRef, same_set
 
 IMAGES = "data.train.source"  # in a Change: no field of identity, but what lies there
 
@@ -26,7 +27,7 @@ class Source:
 def source_of(stage: Stage, parent: PlannedStage, usable: tuple[SnapshotRef, ...]) -> Source:
     """`usable` are the parent's snapshots that count.
 
-    Of several at one iteration (one was trained once more, elsewhere) the oldest is taken, so that all that start there start
+    If there are several at one iteration (one was trained again elsewhere), the oldest is taken, so that all that start there start
     from the same bits.
     """
     since = min((ref.attempt for ref in usable), default=0)
@@ -61,7 +62,7 @@ def counts(ref: SnapshotRef, stage: Stage, source: Source | None, inventory: Inv
 
 def of_these_images(refs: tuple[SnapshotRef, ...], stage: Stage, schedule: Schedule) -> tuple[SnapshotRef, ...]:
     """The snapshots that count for the stage, without those trained on other images than are there now, where one of them is its end.
-    A stage in its midst goes on with what is there, and `run` says that it is EQUIVALENT."""
+    A stage that is half trained continues with what is there, and `run` says that it is EQUIVALENT."""
     now, last = schedule.sets.get("train", ""), stage.solver.max_iter
 
     def other(ref: SnapshotRef) -> bool:
@@ -95,13 +96,16 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
 def why_stale(
     schedule: Schedule, stage: Stage, source: Source | None, own: tuple[SnapshotRef, ...], inventory: Inventory
 ) -> tuple[str, tuple[Change, ...]]:
-    """In words, and the fields that differ. `own` are the stage's snapshots, none of which counts."""
+    """The reason in words, and the fields that differ. `own` are the stage's snapshots, none of which counts."""
     newest = max(own, key=lambda ref: (ref.attempt, ref.iter))
     changed = changed_fields(newest, stage)
     changes = tuple(_change(field, newest, stage) for field in changed if field != FROM_ITER)
     images = _other_images(newest, stage, schedule)
     if changes:
-        return "its definition has changed since it was trained", changes + images
+        return (
+            "its definition has changed since it was trained, by an edit or by a --set of `run` that is not given here",
+            changes + images,
+        )
     if images:
         return "the training images have changed since it was trained", images
     if source is None:
@@ -135,3 +139,123 @@ def _change(field: str, ref: SnapshotRef, stage: Stage) -> Change:
     origin = stage.origins.get(field)
     name = field.removeprefix("solver.")
     return Change("from" if field == FROM_ITER else name, old, new, origin.span if origin else None)
+
+
+# -- snapshots under the names that their stages have now
+#
+# A block that makes several stages names them after what they start from, so one more entry in `from` renames those that are
+# trained already; and a person may think of a better word. What a snapshot depends on does not include the name: one that was
+# trained under a name that the schedule no longer has belongs to the stage that it counts for by everything else.
+
+
+def taken_over(stage: Stage, source: Source | None, inventory: Inventory, known: Collection[str]) -> Inventory:
+    """The inventory in which `stage` has what counts for it of names that are not `known`: those of the schedule.
+
+    Call it in running order, which makes the first of several stages that could have the same snapshots their owner.
+    A name that reached the stage's end is taken only if the stage has no end yet, its own name first: so two stages that were
+    trained alike each find their own. What is not an end may come from several names, since a stage can be renamed in its midst, and
+    twice. Where the snapshot that it came from is gone, what is older than all that is left of the parent came from another
+    one.
+    """
+    if source is not None and not source.at and source.parent.state not in (State.DONE, State.RESUME):
+        return inventory  # under a parent that is not trained yet, one stage can't be distinguished from another
+    length = stage.solver.max_iter
+    ended = any(ref.iter == length for ref in inventory.of(stage.name) if counts(ref, stage, source, inventory))
+    since = source.since if source is not None and not source.at else 0
+    taken: dict[str, str] = {}
+    for refs in _of_others(inventory, known).values():
+        fitting = [ref for ref in refs if counts(ref, stage, source, inventory) and ref.attempt >= since]
+        ends = any(ref.iter == length for ref in fitting)
+        if ends and ended:
+            continue
+        ended = ended or ends
+        taken |= {ref.name: stage.name for ref in fitting}
+    return under(inventory, taken)
+
+
+def under(inventory: Inventory, names: Mapping[str, str]) -> Inventory:
+    """The inventory with snapshots under other stages: by the snapshot's name the stage's."""
+    if not names:
+        return inventory
+
+    def renamed(ref: SnapshotRef) -> SnapshotRef:
+        if ref.name not in names or names[ref.name] == ref.stage:
+            return ref
+        return replace(ref, stage=names[ref.name], trained_as=ref.trained_as or ref.stage)
+
+    return replace(inventory, snapshots=tuple(renamed(ref) for ref in inventory.snapshots))
+
+
+def names_of(inventory: Inventory) -> dict[str, str]:
+    """The names that `under` needs to make this inventory from the one on disk."""
+    return {ref.name: ref.stage for ref in inventory.snapshots if ref.trained_as}
+
+
+def _of_others(inventory: Inventory, known: Collection[str]) -> dict[str, list[SnapshotRef]]:
+    """Snapshots by name; the name that was started first comes first."""
+    found: dict[str, list[SnapshotRef]] = {}
+    for ref in inventory.snapshots:  # oldest first
+        if ref.stage not in known:
+            found.setdefault(ref.stage, []).append(ref)
+    return found
+
+
+# -- where `on_nan: ROLLBACK` goes back to
+
+
+def scheduled(iter: int, every: int, branches: Collection[int]) -> bool:
+    """Whether a run that nothing interrupts has a snapshot of the stage there. One that a stop made at such a place is as good."""
+    return iter in branches or (every > 0 and iter > 0 and iter % every == 0)
+
+
+def place(iter: int, every: int, branches: Collection[int]) -> int:
+    """The iteration that a run which fails after `iter` updates goes back to, if nothing is lost; 0: the stage's start.
+
+    Also where it has gone back before: the way that it is on began at such a place, at or before `iter`, and no later one lies
+    between them.
+    """
+    return max([iter - iter % every if every else 0, *(branch for branch in branches if branch <= iter)])
+
+
+def targets(
+    inventory: Inventory,
+    stage: Stage,
+    branches: Collection[int],
+    parent: str,
+    skipped: int,
+    iter: int,
+    like: SnapshotRef | None = None,
+) -> tuple[SnapshotRef, ...]:
+    """The snapshots that a stage in training at `iter`, with `skipped` images left out so far, may go back to: the first is the one
+    to take, the others stand in for it. None: back to the stage's start.
+
+    Snapshots at other places than scheduled ones are passed over: they are there only where someone stopped the run, and the
+    bits must not depend on that. `parent` is the id of what the stage started from. `like`: the one it went on from, of a stage that
+    is kept though its definition has changed.
+    """
+
+    def its_own(ref: SnapshotRef) -> bool:
+        same = not changed_fields(ref, stage) or (like is not None and ref.identity == like.identity)
+        return ref.parent == parent and same and (ref.skipped, ref.iter) <= (skipped, iter)
+
+    every = stage.solver.snapshot
+    own = [ref for ref in inventory.of(stage.name) if scheduled(ref.iter, every, branches) and its_own(ref)]
+    return tuple(sorted(own, key=how_far, reverse=True))
+
+
+# -- what an evaluation depends on besides weights
+
+
+def other_set(schedule: Schedule, tested_set: str) -> bool:
+    """Whether the validation images are known to be others than those that `tested_set` (of a result) is of."""
+    return same_set(tested_set, schedule.sets.get("val", "")) is False
+
+
+def tested_on(schedule: Schedule, stage: Stage) -> str:
+    """Images and transform of a stage's evaluation, as text; '' without data.val."""
+    val = schedule.data.val
+    if val is None:
+        return ""
+    # Without a field that evaluations never have, so that the results of a version that did not know it still count.
+    transform = str(stage.solver.test_transform).replace(", crop_size_ramp=None", "")
+    return f"{val.path} {val.images} {transform}"

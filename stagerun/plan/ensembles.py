@@ -1,17 +1,17 @@
-"""Plan + what was evaluated -> for each ensemble whether it can be, or was. Pure."""
+"""Plan + results so far -> for each ensemble, whether it can be evaluated or already was. Pure."""
 
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stagerun.events import EnsembleTested
+from stagerun.base.events import EnsembleTested
+from stagerun.base.recipe import Ensemble, EnsembleRule, Schedule
+from stagerun.base.snapshots import SnapshotRef
+from stagerun.base.text import columns, count, listed
+from stagerun.plan.counting import other_set, tested_on
 from stagerun.plan.hours import EVALUATION_SHARE, Speed, Spent
 from stagerun.plan.plan import Plan, State
-from stagerun.plan.tested import other_set, tested_on
-from stagerun.recipe import Ensemble, EnsembleRule, Schedule
-from stagerun.snapshots import SnapshotRef
-from stagerun.text import columns, count, listed
 
 
 class EnsembleState(enum.Enum):
@@ -100,7 +100,7 @@ def ensembles_left(
 def _left(schedule: Schedule, ensemble: Ensemble, speeds: Mapping[str, Speed]) -> Spent | None:
     """As if each member were evaluated by itself, which is too much where making the images takes the time."""
     found = [(schedule.stage(name).solver, speeds.get(name)) for name in ensemble.members]
-    # Of a stage with averaged weights `test` is two evaluations.
+    # With averaged weights, `test` covers two evaluations.
     tests = [speed.test / (1 if solver.ema_decay is None else 2) for solver, speed in found if speed is not None]
     if len(tests) < len(found):
         return None
@@ -148,6 +148,9 @@ def _state_in_words(planned: PlannedEnsemble) -> str:
     return "ready" + (f": {planned.why}" if planned.why else "")
 
 
+_FIGURES = ("top1", "top5", "loss", "best", "gain", "gain_over_mean")
+
+
 def ensembles_record(ensembles: Sequence[PlannedEnsemble]) -> list[dict[str, object]]:
     """For JSON; the fields of a result are None where there is none."""
     return [
@@ -158,12 +161,7 @@ def ensembles_record(ensembles: Sequence[PlannedEnsemble]) -> list[dict[str, obj
             "batch_norm_iter": e.ensemble.batch_norm_iter if e.ensemble.rule is EnsembleRule.WEIGHT_AVERAGE else None,
             "state": e.state.value,
             "why": e.why,
-            "top1": e.result.top1 if e.result else None,
-            "top5": e.result.top5 if e.result else None,
-            "loss": e.result.loss if e.result else None,
-            "best": e.result.best if e.result else None,
-            "gain": e.result.gain if e.result else None,
-            "gain_over_mean": e.result.gain_over_mean if e.result else None,
+            **{name: getattr(e.result, name, None) for name in _FIGURES},
         }
         for e in ensembles
     ]

@@ -1,13 +1,17 @@
 """How long a schedule takes, stage by stage, from how fast each part of it goes. Pure: the speeds are measured elsewhere."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 
+from stagerun.base.events import EnsembleTested, RunStarted, SnapshotWritten, StageFinished, StageStarted, Tested
+from stagerun.base.recipe import Schedule, Solver, Stage
+from stagerun.base.text import columns, count, duration
 from stagerun.plan.plan import Plan, PlannedStage
-from stagerun.recipe import Schedule, Solver, Stage
+from stagerun.plan.rehearsal import cost_key
 
-# Of training on as many images: backward through a layer is two products of the size of the one forward, for the gradients of
-# its weights and of what it was given.
+# An evaluation's share of the time to train on as many images: backward through a layer takes two products of the size of the one
+# forward, for the gradients of its weights and of its input.
 EVALUATION_SHARE = 1 / 3
 
 
@@ -47,7 +51,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hours:
-    """How fast every stage goes, by name; those that are not in `speeds` are of a kind that nothing was measured of.
+    """How fast every stage goes, by name; for those that are not in `speeds` nothing was measured.
 
     `source` says where that is from, as the end of `4 h left ...`. `opening`: seconds of each process life before its first
     stage, the copying of images among them. `left_out` and `notes` are sentences.
@@ -58,7 +62,7 @@ class Hours:
     opening: float = 0.0
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    unknown: str = "is of a kind that was not measured"  # what is said of a stage that is not in `speeds`
+    unknown: str = "is of a kind that was not measured"  # the words for a stage that is not in `speeds`
 
 
 def spent(schedule: Schedule, stage: Stage, speed: Speed, first: int, last: int) -> Spent:
@@ -182,3 +186,142 @@ def tested_images(schedule: Schedule, solver: Solver) -> tuple[int, int]:
     whole = schedule.data.val.images
     one = whole if solver.test_iter is None else min(whole, solver.test_iter * solver.test_batch_size)
     return passes * whole, passes * one
+
+
+# -- what the last run here says about the hours of what is left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Means over the last process life of a run, in seconds as in `Speed` and `Hours`; None: it had nothing of the kind.
+
+    `test_image`: one image of an evaluation.
+    """
+
+    who: str  # how many workers, on what
+    test_image: float | None = None
+    blocked: float | None = None
+    written: float | None = None
+    start: float | None = None
+    opening: float | None = None
+
+
+def measured(events: Sequence[tuple[float, object]]) -> Measured | None:
+    """Means over the (time, event) pairs of a process life; None if it doesn't begin with its start."""
+    run = next((event for _, event in events if isinstance(event, RunStarted)), None)
+    if run is None:
+        return None
+    tests = [e for _, e in events if isinstance(e, Tested)]
+    written = [e for _, e in events if isinstance(e, SnapshotWritten)]
+    begins = [
+        (time, e) for time, e in events if isinstance(e, RunStarted | StageStarted | StageFinished | EnsembleTested)
+    ]
+    first: list[float] = []
+    starts: list[float] = []
+    for (before, one), (after, two) in pairwise(begins):
+        if isinstance(two, StageStarted) and not isinstance(one, StageStarted):
+            (first if isinstance(one, RunStarted) else starts).append(max(0.0, after - before))
+    start = _mean(starts)
+    images = sum(e.images for e in tests)
+    return Measured(
+        who=f"with {count(run.workers, 'worker')} on {run.device}",
+        test_image=sum(e.seconds for e in tests) / images if images else None,
+        blocked=_mean([e.blocked_seconds for e in written]),
+        written=_mean([e.seconds for e in written]),
+        start=start,
+        opening=max(0.0, first[0] - (start or 0.0)) if first else None,
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def hours_of_run(schedule: Schedule, run: Measured, images_per_second: Mapping[str, float]) -> Hours:
+    """By how fast stages were trained (one at least): a stage that was not goes as those of its kind, or as the slowest."""
+    kinds: dict[str, list[float]] = {}
+    for name, measured_rate in images_per_second.items():
+        kinds.setdefault(cost_key(schedule, schedule.stage(name).solver), []).append(measured_rate)
+    slowest = min(images_per_second.values())
+    other = []
+
+    def rate(name: str, solver: Solver) -> float:
+        if name in images_per_second:
+            return images_per_second[name]
+        alike = kinds.get(cost_key(schedule, solver))
+        if alike is None:
+            other.append(name)
+            return slowest
+        return sum(alike) / len(alike)
+
+    def speed(name: str, solver: Solver) -> Speed:
+        whole, one = tested_images(schedule, solver)
+        return Speed(
+            iteration=solver.batch_size / rate(name, solver),
+            start=run.start or 0.0,
+            test=whole * (run.test_image or 0.0),
+            inner_test=one * (run.test_image or 0.0),
+            blocked=run.blocked or 0.0,
+            written=run.written or 0.0,
+        )
+
+    speeds = {stage.name: speed(stage.name, stage.solver) for stage in schedule.stages}
+    unlike = f"{', '.join(other)}: of a kind that was not trained yet, taken to be as slow as the slowest stage so far"
+    return Hours(
+        source=f"{run.who}, as in the last run here",
+        speeds=speeds,
+        opening=run.opening or 0.0,
+        left_out=not_known(schedule, run.test_image, run.blocked, run.start, run.opening),
+        notes=(unlike,) if other else (),
+    )
+
+
+# -- as text and JSON
+
+
+def render_hours(plan: Plan, hours: Hours, together: Mapping[str, Spent | None] | None = None) -> str:
+    """How long what is left takes, one line per stage, and per ensemble of `together`; '' if nothing is left."""
+    parts = {**left(plan, hours), **(together or {})}
+    known = [part for part in parts.values() if part is not None]
+    unknown = [name for name, part in parts.items() if part is None]
+    if not known:
+        return f"stage {', '.join(unknown)} {hours.unknown}" if unknown else ""
+    whole = sum(known, Spent(start=hours.opening))
+    some = f" without {', '.join(unknown)}" if unknown else ""
+    lines = [f"about {duration(whole.total)} left{some} {hours.source}", ""]
+    shown = [n for n in ("training", "tests", "snapshots", "start") if getattr(whole, n)]
+    titles = {"training": "training", "tests": "evaluation", "snapshots": "snapshots", "start": "start"}
+    rows: list[Sequence[str]] = [("stage", "iterations", *(titles[n] for n in shown), "in all")]
+    iterations = {p.label: p.iterations_left for p in plan.work}
+    if hours.opening:
+        rows.append(("(the job)", "", *("" for n in shown[:-1]), *[duration(hours.opening)] * 2))
+    for name, part in parts.items():
+        times = ["?"] * (len(shown) + 1) if part is None else _times(part, shown)
+        rows.append((name, str(iterations.get(name, "")), *times))
+    rows.append(("total", str(sum(iterations.values())), *_times(whole, shown)))
+    lines += columns(rows)
+    lines += [f"stage {', '.join(unknown)} {hours.unknown}"] if unknown else []
+    lines += [f"not counted: {', '.join(hours.left_out)}"] if hours.left_out else []
+    return "\n".join([*lines, *hours.notes])
+
+
+def _times(part: Spent, shown: Sequence[str]) -> list[str]:
+    return [*(duration(getattr(part, name)) for name in shown), duration(part.total)]
+
+
+def hours_record(plan: Plan, hours: Hours, together: Mapping[str, Spent | None] | None = None) -> dict[str, object]:
+    """The same for `--json`, in seconds; a stage that nothing is known about has none."""
+    parts = {**left(plan, hours), **(together or {})}
+    known = [part for part in parts.values() if part is not None]
+    return {
+        "source": hours.source,
+        "stages": [{"stage": name, **(_record(part) if part else {})} for name, part in parts.items()],
+        "opening": hours.opening,
+        "left": _record(sum(known, Spent(start=hours.opening if parts else 0.0))),
+        "not_counted": list(hours.left_out),
+        "notes": list(hours.notes),
+    }
+
+
+def _record(part: Spent) -> dict[str, object]:
+    return {**asdict(part), "in_all": part.total}

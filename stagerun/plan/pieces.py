@@ -1,16 +1,16 @@
-"""Stretches of a stage that are trained once more, for a snapshot that others start from. Pure.
+"""Stretches of a stage that are trained once more, for a snapshot that others start from; lost snapshots. Pure.
 
 A stage saves what its children start from on its way. Where a child was thought of later, or the snapshot is gone, the stage
 has passed that place already: then it is trained again from the newest of its snapshots before that, or from its start, up to
 there and no further. Its other snapshots and its end stay as they are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
+from stagerun.base.snapshots import SnapshotRef, how_far
 from stagerun.plan.counting import Source
-from stagerun.plan.planned import PlannedStage, State
-from stagerun.snapshots import SnapshotRef, how_far
+from stagerun.plan.planned import Lost, PlannedStage, State
 
 
 def pieces(
@@ -70,9 +70,59 @@ def _of(
 
 
 def _first_behind(point: int, usable: tuple[SnapshotRef, ...]) -> SnapshotRef | None:
-    """Of the stage's own way, the snapshot nearest to `point`, where there is none: it tells in what environment the stage was
+    """The snapshot on the stage's own way that is nearest behind `point`, where there is none: it shows in what environment the stage was
     trained there, which the one before it does not where another life went on. What came in a life after the newest is of
     other pieces."""
     newest = max(usable, key=lambda ref: (ref.iter, ref.attempt), default=None)
     behind = [ref for ref in usable if newest is not None and ref.iter >= point and ref.attempt <= newest.attempt]
     return min(behind, key=lambda ref: (ref.iter, ref.attempt), default=None)
+
+
+# -- snapshots that are gone, and from which stages came that still count
+#
+# Such a stage counts because its parent, unchanged, comes to the same bits again (`counting.counts`), in the same environment.
+# In another one it comes to others, and the stage is stale from then on. So `run` says that, and asks, before it trains anything.
+
+
+def lost_points(
+    planned: Mapping[str, PlannedStage],
+    pieces: Iterable[PlannedStage],
+    usable: Mapping[str, tuple[SnapshotRef, ...]],
+    sources: Mapping[str, Source | None],
+    named: Collection[str],
+) -> tuple[Lost, ...]:
+    """Those that this plan trains again, on a stage's own way or in a piece of it. `planned` has all stages, in running order;
+    `usable` and `sources` are by stage."""
+    children: dict[tuple[str, int | None], list[str]] = {}
+    for name, child in planned.items():
+        source = sources[name]
+        if source is not None and not source.at and usable[name] and child.state is not State.DISABLED:
+            children.setdefault((source.parent.stage.name, child.stage.parent_iter), []).append(name)
+    work = [w for w in (*pieces, *planned.values()) if w.iterations_left]
+    found: list[Lost] = []
+    for (name, parent_iter), names in children.items():
+        parent = planned[name]
+        iter = parent.stage.solver.max_iter if parent_iter is None else parent_iter
+        again = next((w for w in work if w.stage.name == name and w.iter < iter <= w.last), None)
+        if again is not None:
+            asked = tuple(n for n in names if n in named)
+            like = _like(again, [ref for n in names for ref in usable[n]])
+            found.append(Lost(name, iter, parent_iter is None, tuple(names), asked, like))
+    return tuple(found)
+
+
+def _like(again: PlannedStage, below: Iterable[SnapshotRef]) -> SnapshotRef | None:
+    """The snapshot that shows in what environment the stage was trained before. If nothing of the stage is left, it may be
+    one of a stage that came from it (`below`): if that was trained in the life in which the stage was started, so was all between."""
+    if again.until is not None:
+        return again.like
+    if again.state is State.RESUME:
+        return again.start
+    life = None if again.start is None else again.start.attempt
+    return next((ref for ref in below if ref.attempt == life or _first_life(ref)), None)
+
+
+def _first_life(ref: SnapshotRef) -> bool:
+    """Whether the life that wrote it has trained all that it came from. Before snapshots were numbered in each life, those of the
+    first life of a folder had attempt 1, as they alone; since then every life has a number, be it without a snapshot."""
+    return ref.began_empty or (ref.attempt == 1 and not ref.serial)

@@ -2,14 +2,16 @@
 
 A stage's snapshot counts if the stage has the same identity now as when it was trained, and started from the snapshot that
 its parent ends in now. So a changed stage makes itself and its descendants stale, and never its ancestors. What it is called does
-not matter (`renamed`).
+not matter (`counting.taken_over`).
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from stagerun.errors import ResumeRefused
-from stagerun.plan.choice import Choice, choice, require_starts
+from stagerun.base.errors import Problem, RecipeError, ResumeRefused, Span, UsageError, listing, nearest
+from stagerun.base.recipe import Schedule, Stage
+from stagerun.base.snapshots import Inventory, SnapshotRef, how_far
+from stagerun.language.build import completed
 from stagerun.plan.counting import (
     IMAGES,
     Source,
@@ -18,15 +20,132 @@ from stagerun.plan.counting import (
     of_these_images,
     skipped_before,
     source_of,
+    taken_over,
     why_stale,
 )
-from stagerun.plan.lost import lost_points
-from stagerun.plan.pieces import has_passed, pieces
+from stagerun.plan.pieces import has_passed, lost_points, pieces
 from stagerun.plan.planned import Change, Lost, Plan, PlannedStage, State, label
-from stagerun.plan.renamed import taken_over
-from stagerun.recipe import Schedule, Stage
-from stagerun.snapshots import Inventory, SnapshotRef, how_far
-from stagerun.spec.upgraded import completed
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Names of stages, groups resolved. `chosen` are those that may be trained."""
+
+    redo: frozenset[str]
+    keep: frozenset[str]
+    chosen: frozenset[str]
+
+
+def choice(
+    schedule: Schedule, redo: Collection[str], keep: Collection[str], only: Collection[str], until: str | None
+) -> Choice:
+    """Raises RecipeError with every name that no stage has, and every contradiction. The name of a stage that makes several
+    stands for all of them."""
+    members = _members(schedule)
+    problems = []
+    asked = (("--redo", redo), ("--keep", keep), ("--only", only), ("--until", [until] if until is not None else []))
+    for option, names in asked:
+        for name in names:
+            wrong = _wrong(schedule, members, option, name)
+            if not wrong and option == "--redo" and not _resolved(members, keep).isdisjoint(members[name]):
+                wrong = f"`{name}` is both in --redo and in --keep", ""
+            if wrong:
+                problems.append(Problem(wrong[0], Span(option, 1, 1, len(name)), name, wrong[1]))
+    if only and until is not None:
+        span = Span("--until", 1, 1, len(until))
+        problems.append(
+            Problem(
+                "--only and --until say different things", span, until, "leave one of them out; --only is repeatable"
+            )
+        )
+    if problems:
+        raise RecipeError(problems)
+    everything = [stage.name for stage in schedule.stages]
+    chosen = _resolved(members, only) if only else frozenset(everything)
+    if until is not None:
+        chosen = frozenset(everything[: 1 + max(everything.index(name) for name in members[until])])
+    return Choice(_resolved(members, redo), _resolved(members, keep), chosen)
+
+
+def require_starts(plan: Plan, chosen: Collection[str]) -> None:
+    """UsageError for a stage that is to be trained, and starts from what is neither on disk nor to be trained."""
+    by_name = {s.stage.name: s for s in plan.stages}
+    missing: dict[str, None] = {}  # in running order
+    for planned in (*plan.pieces, *plan.stages):
+        stage, above = planned.stage, planned.stage.parent
+        if planned.until is not None and stage.name not in chosen:
+            missing[stage.name] = None
+        if planned.state is not State.FRESH or planned.start is not None or above is None:
+            continue
+        if not any(piece.stage.name == above for piece in plan.pieces):
+            missing |= dict.fromkeys(_not_chosen(by_name, above))
+    fresh = [s for s in plan.stages if s.state is State.FRESH and s.start is None]
+    waiting = [s.stage for s in fresh if missing and _above(by_name, s) & missing.keys()]
+    if waiting:
+        first, alone = waiting[0], {s.group for s in plan.schedule.stages if s.enabled and s not in waiting}
+        asked = dict.fromkeys(s.name if s.group in alone else s.group or s.name for s in waiting)
+        words = " ".join(f"--only {name}" for name in (*missing, *asked))
+        raise UsageError(
+            f"stage `{first.name}` starts from `{label(first.parent or '', first.parent_iter)}`, where there is no snapshot "
+            "that counts, and which is left out",
+            f"`{words}` trains {_what(plan, missing)} first",
+        )
+
+
+def _what(plan: Plan, missing: Collection[str]) -> str:
+    """What `missing` stages would train: only a stretch of those that are already past it."""
+    pieces = [piece for piece in plan.pieces if piece.stage.name in missing]
+    if {piece.stage.name for piece in pieces} != set(missing):
+        return "that"
+    if len(pieces) == 1:
+        (piece,) = pieces
+        return f"that stretch of `{piece.stage.name}` alone, {piece.iter} to {piece.until},"
+    stretches = ", ".join(f"{piece.iter} to {piece.until} of `{piece.stage.name}`" for piece in pieces)
+    return f"those stretches alone, {stretches},"
+
+
+def _not_chosen(by_name: Mapping[str, PlannedStage], name: str) -> list[str]:
+    """The stage and its ancestors up to one that is on disk or to be trained, the uppermost first."""
+    found: list[str] = []
+    above: str | None = name
+    while above is not None and by_name[above].state is State.NOT_CHOSEN:
+        found.insert(0, above)
+        above = by_name[above].stage.parent
+    return found
+
+
+def _above(by_name: Mapping[str, PlannedStage], planned: PlannedStage) -> set[str]:
+    found: set[str] = set()
+    name = planned.stage.parent
+    while name is not None:
+        found.add(name)
+        name = by_name[name].stage.parent
+    return found
+
+
+def _members(schedule: Schedule) -> dict[str, list[str]]:
+    """What each name stands for, in running order."""
+    members: dict[str, list[str]] = {stage.name: [stage.name] for stage in schedule.stages}
+    names = frozenset(members)
+    for stage in schedule.stages:
+        if stage.group is not None and stage.group not in names:
+            members.setdefault(stage.group, []).append(stage.name)
+    return members
+
+
+def _resolved(members: Mapping[str, list[str]], names: Collection[str]) -> frozenset[str]:
+    return frozenset(member for name in names for member in members.get(name, ()))
+
+
+def _wrong(schedule: Schedule, members: Mapping[str, list[str]], option: str, name: str) -> tuple[str, str] | None:
+    if name not in members:
+        known = list(members)
+        return f"no stage is named `{name}`", nearest(name, known) or f"the stages are {listing(known)}"
+    if option in ("--only", "--until") and not any(schedule.stage(member).enabled for member in members[name]):
+        hint = "write `enabled: true` in schedule.prototxt, at the stages it starts from as well"
+        return f"stage `{name}` is not enabled", hint
+    return None
+
 
 __all__ = ["Change", "Lost", "Plan", "PlannedStage", "State", "changed_fields", "make_plan", "require_fresh"]
 
@@ -89,7 +208,7 @@ def require_fresh(plan: Plan) -> None:
 
 
 def _changed_themselves(plan: Plan) -> list[str]:
-    """Of the stale stages those that are not so for their parent's sake alone; for all stages of a block, its name."""
+    """The stale stages that are so not just because of their parent; for all stages of a block, its name."""
     stale = {s.stage.name for s in plan.stale}
     own = [s.stage for s in plan.stale if not s.lost and (s.changes or s.stage.parent not in stale)]
     others = {stage.group for stage in plan.schedule.stages if stage not in own}
@@ -104,23 +223,23 @@ def _plan_stage(
     usable = tuple(ref for ref in own if counts(ref, stage, source, inventory))
     usable = of_these_images(usable, stage, schedule)
     position, skipped = _position(stage, source), skipped_before(stage, source)
-    begun = PlannedStage(
+    planned = PlannedStage(
         stage=stage, state=State.FRESH, iter=0, position=position, skipped=skipped, skipped_before=skipped
     )
     if usable:
         # An end is an end, even if a stretch was trained once more elsewhere and left out images there.
         ends = [ref for ref in usable if ref.iter == stage.solver.max_iter]
-        return usable, _gone_on(begun, max(ends or usable, key=how_far), kept=False)
+        return usable, _gone_on(planned, max(ends or usable, key=how_far), kept=False)
     if stage.name in asked.keep and own:
         newest = max(own, key=lambda ref: (ref.attempt, ref.iter))
         same = completed(newest.identity)
         alike = [ref for ref in own if ref.parent == newest.parent and completed(ref.identity) == same]
-        return tuple(alike), _gone_on(begun, newest, kept=True)
+        return tuple(alike), _gone_on(planned, newest, kept=True)
     parent = source.parent if source is not None else None
-    begun = replace(begun, start=source.start if source is not None else None)
+    planned = replace(planned, start=source.start if source is not None else None)
     lost = _lost(stage, source)
     if not own:
-        return (), replace(begun, state=State.STALE, why=lost, lost=True) if lost else begun
+        return (), replace(planned, state=State.STALE, why=lost, lost=True) if lost else planned
     why, changes = why_stale(schedule, stage, source, own, inventory)
     # Below a stage that `redo` names but that is up to date again (the same command, typed a second time) only what is
     # stale because of it follows; a change of its own must be named, which other images are not.
@@ -134,7 +253,7 @@ def _plan_stage(
     if lost or (parent is not None and parent.state is State.STALE):
         redo = False  # there is nothing to start from
     return (), replace(
-        begun,
+        planned,
         state=State.FRESH if redo else State.STALE,
         changes=changes,
         why=f"trained again: {why}" if redo else lost or why,
@@ -143,16 +262,16 @@ def _plan_stage(
     )
 
 
-def _gone_on(begun: PlannedStage, newest: SnapshotRef, kept: bool) -> PlannedStage:
+def _gone_on(planned: PlannedStage, newest: SnapshotRef, kept: bool) -> PlannedStage:
     """The stage where its newest snapshot is where training has come to."""
-    length = begun.stage.solver.max_iter
+    length = planned.stage.solver.max_iter
     if kept:  # finished where it was to finish then
         length = min(length, newest.whole("solver.max_iter", length))
     done = newest.iter >= length
     why = ["kept as it is"] * kept if done else [f"from {newest.name}"]
     why += [f"trained as `{newest.trained_as}`"] * bool(newest.trained_as)
     return replace(
-        begun,
+        planned,
         state=State.DONE if done else State.RESUME,
         iter=newest.iter,
         skipped=newest.skipped,

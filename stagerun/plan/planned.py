@@ -3,9 +3,9 @@
 import enum
 from dataclasses import dataclass, field
 
-from stagerun.errors import Span
-from stagerun.recipe import Schedule, Stage
-from stagerun.snapshots import Inventory, SnapshotRef
+from stagerun.base.errors import Span
+from stagerun.base.recipe import Schedule, Stage
+from stagerun.base.snapshots import Inventory, SnapshotRef
 
 
 class State(enum.Enum):
@@ -41,7 +41,7 @@ class PlannedStage:
     None: the seed, or a snapshot that is yet to be made. `end` is the finished stage's snapshot (DONE).
 
     A piece (`Plan.pieces`) is a stretch of a stage that is trained once more, FRESH or RESUME, up to the iteration `until`, for
-    the sake of a snapshot there; `children` are the stages that start from it, and `like` is the snapshot that tells in what
+    the sake of a snapshot there; `children` are the stages that start from it, and `like` is the snapshot that shows in what
     environment the stage was trained there before.
     """
 
@@ -99,7 +99,7 @@ class Lost:
 
     `end`: it is the stage's end. `children` came from there, and count. `named` are those of them that --redo or --keep names,
     or that follow from such a one: of them the command says what becomes of them with other bits. `like` is a snapshot whose
-    environment the stage was in there, as far as what is left tells; None: nothing that is left does.
+    environment the stage was in there, as far as what is left shows; None if nothing does.
     """
 
     stage: str
@@ -111,7 +111,7 @@ class Lost:
 
     @property
     def unasked(self) -> tuple[str, ...]:
-        """Those that another environment would make stale with no one having said what then."""
+        """Those that another environment would make stale, where the command doesn't say what to do then."""
         return tuple(name for name in self.children if name not in self.named)
 
 
@@ -161,12 +161,12 @@ class Plan:
 
     @property
     def iterations(self) -> int:
-        """Of all stages that are enabled."""
+        """Iterations of all stages that are enabled."""
         return sum(s.stage.solver.max_iter for s in self.stages if s.state is not State.DISABLED)
 
     @property
     def iterations_left(self) -> int:
-        """That the plan trains, pieces among them."""
+        """Iterations that the plan trains, pieces among them."""
         return sum(s.iterations_left for s in (*self.stages, *self.pieces))
 
     def _above(self, stage: Stage) -> set[str]:

@@ -3,16 +3,61 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from stagerun.base.recipe import Schedule
+from stagerun.base.text import columns, count, size
 from stagerun.plan.estimate import Figures, pass_of, passes_of, speeds_of
 from stagerun.plan.hours import Hours, at_images_per_second, not_known
-from stagerun.plan.reduction import OVERLAP, Link, Step, step
-from stagerun.recipe import Schedule
-from stagerun.text import columns, count, size
+
+# Backward's share of a pass: through a layer it takes two products, each of the size of the one forward.
+BACKWARD_SHARE = 2 / 3
+# How much of backward is left when the first gradients leave: 0.84 in one profile (`run --profile`) of one iteration of `resnet18`.
+# Where the last layer alone fills a piece, as in ResNet-50, it is more.
+OVERLAP = 0.84
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The link of each host to the others. `bandwidth` in bytes per second, each way; `latency` in seconds, of one message."""
+
+    bandwidth: float
+    latency: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Seconds of an iteration. `communicating`: all that the link does for it; `exposed`: what of that is left after backward."""
+
+    computing: float
+    communicating: float
+    exposed: float
+
+    @property
+    def total(self) -> float:
+        return self.computing + self.exposed
+
+
+def ring(size: float, workers: int, link: Link) -> float:
+    """Seconds of a ring all-reduce of `size` bytes over p workers: 2 (p-1)/p * size / bandwidth + 2 (p-1) * latency. Each worker sends
+    2 (p-1) messages, each a p-th of the whole: p-1 until one of them has the sum of each part, p-1 until all have it."""
+    steps = 2 * (workers - 1)
+    return steps / workers * size / link.bandwidth + steps * link.latency
+
+
+def step(pieces: Sequence[float], workers: int, link: Link, one_pass: float, passes: int, update: float) -> Step:
+    """An iteration of `passes` device batches, `one_pass` seconds of forward and backward each, and an update of `update` seconds, in
+    which `pieces` (bytes, in the order in which they leave) are summed, one after the other on the same link.
+
+    They leave while the last pass goes backward, which hides as much as is left of it after the first has left (OVERLAP), but never the
+    last piece: that is full when backward is over.
+    """
+    times = [ring(size, workers, link) for size in pieces] if workers > 1 else [0.0]
+    hidden = min(OVERLAP * BACKWARD_SHARE * one_pass, sum(times[:-1]))
+    return Step(computing=passes * one_pass + update, communicating=sum(times), exposed=sum(times) - hidden)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """Of one stage. `bytes` are summed in an iteration, in so many `pieces`. `passes` of the busiest worker per iteration; `efficiency`
+    """One stage. `bytes` are summed in an iteration, in so many `pieces`. `passes` of the busiest worker per iteration; `efficiency`
     against one worker that does all of it alone."""
 
     stage: str
@@ -27,7 +72,7 @@ class Predicted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """`pieces`: by stage, bytes of the gradients and of what travels with them, as they leave. `images_per_second`: of one worker alone,
-    where it was told; None: as in `figures`. `elastic`: as of `determinism`."""
+    where it was given; None: as in `figures`. `elastic`: as of `determinism`."""
 
     workers: int
     link: Link
@@ -104,7 +149,7 @@ def render_prediction(job: Job, found: Mapping[str, Predicted]) -> str:
             )
         )
     sent = dict.fromkeys(f"{size(p.bytes)} in {count(p.pieces, 'piece')}" for p in found.values())
-    head = f"{_place(job)}, predicted from {_told(job)}; summed in an iteration: {' or '.join(sent)}"
+    head = f"{_place(job)}, predicted from {_basis(job)}; summed in an iteration: {' or '.join(sent)}"
     return "\n".join([head, "", *columns(rows), *(f"note: {text}" for text in remarks(job))])
 
 
@@ -128,7 +173,7 @@ def remarks(job: Job) -> list[str]:
     return said
 
 
-def _told(job: Job) -> str:
+def _basis(job: Job) -> str:
     if job.images_per_second is not None:
         return f"{job.images_per_second:g} images/s of one worker alone"
     assert job.figures is not None

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from stagerun.recipe import Data, Schedule, Solver, Source, Stage, Transform
+from stagerun.base.recipe import Data, Schedule, Solver, Source, Stage, Transform
+from stagerun.language.networks import NETWORKS
 from stagerun.schedule.image_size import at_largest, largest_crop_size
-from stagerun.spec.networks import NETWORKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def rehearsal(
     schedule: Schedule, iters: int, workers: int, device_batch: int | None, test_inside: bool = True
 ) -> Schedule:
     """Every stage with `iters` iterations, or all it has if those are fewer, of one device batch per worker.
-    Stages that start from the midst of another do so here, as near to its middle as it goes.
+    Stages that start from inside another do so here, as near to its middle as possible.
 
     Learning rates are scaled with the batch, so that a network that has hardly been trained stays finite. Images are read
     where they are, not copied to scratch; where their size changes within a stage, they have the largest one. Only the last
@@ -72,7 +72,7 @@ def rehearsal(
         )
         above = schedule.stage(stage.parent).solver.max_iter if stage.parent is not None else 0
         middle = min(iters, above) // 2
-        # One iteration has no midst: it is its end.
+        # One iteration has no middle: it is its end.
         leaves = None if stage.parent_iter is None or not middle else min(stage.parent_iter, middle)
         return replace(stage, solver=short, parent_iter=leaves)
 
@@ -87,7 +87,7 @@ def rehearsal(
 
 def interruptible(schedule: Schedule, iters: int, logical_workers: int, device_batch: int | None) -> Schedule:
     """The rehearsal with as many device batches per iteration as asked for, and snapshots inside the stages: wherever a run of it is
-    interrupted, the next goes on in the midst of a stage, most often."""
+    interrupted, the next most often continues inside a stage."""
     short = rehearsal(schedule, iters, logical_workers, device_batch)
 
     def saved(stage: Stage) -> Stage:

@@ -6,16 +6,15 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 
+from stagerun.base.recipe import Determinism, Schedule, Solver, Stage
+from stagerun.base.snapshots import SnapshotRef
+from stagerun.base.text import columns, count
+from stagerun.base.units import epochs
+from stagerun.plan.described import augmentation, augmentation_changes, course, crop_size_ramp, described
 from stagerun.plan.hazards import joints, notes, solver_changes
-from stagerun.plan.images import augmentation, augmentation_changes, crop_size_ramp
 from stagerun.plan.plan import Lost, Plan, PlannedStage, State
 from stagerun.plan.planned import label
-from stagerun.plan.update import course, described
-from stagerun.recipe import Determinism, Schedule, Solver, Stage
 from stagerun.schedule import learning_rate, make_knobs, warm_up_end
-from stagerun.snapshots import SnapshotRef
-from stagerun.text import columns, count
-from stagerun.units import epochs
 
 CSV_COLUMNS = ("stage", "iter", "epoch", "lr", "momentum", "weight_decay")
 
@@ -66,8 +65,8 @@ def render_text(plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] =
 
 
 def going_on(plan: Plan) -> str:
-    """What of the plan matters to who types the same command again: what is done, and where training goes on; '' where nothing is on disk
-    yet, or where more is to be said."""
+    """The part of the plan that matters when the same command is typed again: what is done and where training continues. '' if nothing
+    is on disk yet, or if there is more to say."""
     done = [s.stage.name for s in plan.stages if s.state is State.DONE]
     if plan.lost or not (done or any(s.state is State.RESUME for s in plan.stages)):
         return ""
@@ -77,8 +76,8 @@ def going_on(plan: Plan) -> str:
     said += [f"then {', '.join(work[1:])}"] * bool(work[1:])
     lines = [f"{plan.schedule.name}: {'; '.join(said)}"]
     lines.append(f"{plan.iterations_left} of {count(plan.iterations, 'iteration')} to do")
-    told = (s for s in plan.stages if s.again or s.kept or s.state in (State.STALE, State.NOT_CHOSEN))
-    return "\n".join(lines + [f"{s.stage.name}: {stage_state(s)}{f', {s.why}' if s.why else ''}" for s in told])
+    notable = (s for s in plan.stages if s.again or s.kept or s.state in (State.STALE, State.NOT_CHOSEN))
+    return "\n".join(lines + [f"{s.stage.name}: {stage_state(s)}{f', {s.why}' if s.why else ''}" for s in notable])
 
 
 def _kept_at(schedule: Schedule, stage: Stage) -> Iterator[str]:
@@ -129,7 +128,7 @@ def _details(plan: Plan, planned: PlannedStage) -> str:
         lines.append(f"  {planned.state.value}: {planned.why}")
     lines += [f"    {change}" for change in planned.changes]
     lines += [
-        f"  again: {p.iter} to {p.until}, for {', '.join(p.children)}, of which there is no snapshot to start from"
+        f"  again: {p.iter} to {p.until}, for {', '.join(p.children)}, because there is no snapshot there to start from"
         for p in plan.pieces
         if p.stage.name == stage.name
     ]
@@ -143,17 +142,17 @@ def _lost(schedule: Schedule, lost: Lost) -> Iterator[str]:
     where = "its end" if lost.end else label(lost.stage, lost.iter)
     yield f"  lost: {where}, from which {names} came; trained again it has the same bits only in the same environment"
     if lost.like is None:
-        yield f"    of which nothing is left that tells it; with other bits, {names} will be stale"
+        yield f"    nothing that is left shows in which one; with other bits, {names} will be stale"
         return
     yield f"    as of {lost.like.name}: {_environment(schedule, lost.like)}"
     if lost.unasked:
-        yield f"    in another, `run` trains nothing before it is told what to do about {', '.join(lost.unasked)}"
+        yield f"    in another, `run` trains nothing until the command says what to do about {', '.join(lost.unasked)}"
     if lost.named:
         yield f"    with other bits, {', '.join(lost.named)} will be trained again, or kept, as was asked for"
 
 
 def _environment(schedule: Schedule, ref: SnapshotRef) -> str:
-    """What the bits depend on besides the recipe: with ELASTIC not on the number of workers."""
+    """What the bits depend on besides the recipe; with ELASTIC, the number of workers isn't in it."""
     passed_over = ("workers",) if schedule.determinism is Determinism.ELASTIC else ()
     return ", ".join(f"{name} {value}" for name, value in sorted(ref.environment.items()) if name not in passed_over)
 
@@ -172,7 +171,7 @@ def carried_over(planned: PlannedStage) -> str:
 
 
 def moving_members(solver: Solver) -> dict[str, object]:
-    """Of momentum and weight decay that move: those of the first and the last update."""
+    """Momentum and weight decay of the first and the last update, where they move."""
     moving = [n for n in ("momentum", "weight_decay") if getattr(solver, f"{n}_policy") is not None]
     ends = [(end, make_knobs(solver)(i)) for end, i in (("first", 0), ("last", solver.max_iter - 1))]
     return {f"{end}_{name}": getattr(knobs, name) for name in moving for end, knobs in ends}
@@ -256,7 +255,7 @@ def csv_rows(plan: Plan) -> Iterator[str]:
         knobs = make_knobs(solver)
         for iter in range(solver.max_iter):
             k = knobs(iter)
-            # Of the images that were left out a plan knows how many, not where.
+            # A plan knows how many images were left out, but not where.
             skipped = planned.skipped if iter >= planned.iter else planned.skipped_before
             epoch = (planned.position + iter * solver.batch_size + skipped) / images
             writer.writerow((name, iter, repr(epoch), repr(k.lr), repr(k.momentum), repr(k.weight_decay)))

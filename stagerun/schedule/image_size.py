@@ -3,7 +3,7 @@
 from dataclasses import replace
 from fractions import Fraction
 
-from stagerun.recipe import CropSizeRamp, Solver, Transform
+from stagerun.base.recipe import CropSizeRamp, Solver, Transform
 
 
 def crop_size(solver: Solver, iter: int) -> int | None:

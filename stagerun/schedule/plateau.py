@@ -8,11 +8,12 @@ and not kept as a running sum, so that it has no history of roundings.
 import math
 from dataclasses import dataclass, replace
 
-from stagerun.recipe import Solver
+from stagerun.base.recipe import Solver
+from stagerun.schedule.policies import Formula
 
 
 @dataclass(frozen=True, slots=True)
-class Plateau:
+class Plateau(Formula):
     """base_lr * gamma ^ drops
 
     As a function of the iteration alone, what plan knows: the rate before any drop.
@@ -20,6 +21,9 @@ class Plateau:
     >>> Plateau(1.0, 0.5, (10,), 1)(100), Plateau(1.0, 0.5, (10,), 1).after(1)
     (1.0, 0.5)
     """
+
+    suspect = "gamma"
+    factor = True
 
     base_lr: float
     gamma: float

@@ -1,13 +1,13 @@
 """Caffe's learning-rate policies: one frozen class each, called with the iteration, counted from 0 at the start of the stage.
 
-The names and formulas are those of `sgd_solver.cpp` of sara-nl/caffe, 610a2fa9; a class's fields are fields of Solver of the
-same name. stagerun's own policies are in `shapes`, the table of all in `rates`. Pure, stdlib only.
+The names and formulas are those of `sgd_solver.cpp` of sara-nl/caffe, 610a2fa9. stagerun's own policies are in `shapes`. Pure,
+stdlib only.
 """
 
 import bisect
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 
 class Policy(Protocol):
@@ -15,7 +15,24 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class Formula:
+    """A policy that a schedule can name. A subclass's fields are fields of Solver of the same name; checks, notes and the search
+    for corners follow from them, and from these:
+
+    `suspect` is the field to point at where the rate is impossible. `factor`: gamma is a factor, at least 0, and not a rate.
+    `for_curves`: momentum and weight decay can follow it, too, with end_value in place of end_lr.
+    """
+
+    suspect: ClassVar[str] = "base_lr"
+    factor: ClassVar[bool] = False
+    for_curves: ClassVar[bool] = False
+
+    def __call__(self, iter: int) -> float:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed(Formula):
     """base_lr
 
     >>> Fixed(0.1)(7)
@@ -29,12 +46,15 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Step(Formula):
     """base_lr * gamma ^ floor(iter / stepsize)
 
     >>> [Step(1.0, 0.5, 10)(i) for i in (0, 9, 10, 20)]
     [1.0, 1.0, 0.5, 0.25]
     """
+
+    suspect = "gamma"
+    factor = True
 
     base_lr: float
     gamma: float
@@ -45,12 +65,15 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Exp:
+class Exp(Formula):
     """base_lr * gamma ^ iter
 
     >>> Exp(1.0, 0.5)(2)
     0.25
     """
+
+    suspect = "gamma"
+    factor = True
 
     base_lr: float
     gamma: float
@@ -60,12 +83,14 @@ class Exp:
 
 
 @dataclass(frozen=True, slots=True)
-class Inv:
+class Inv(Formula):
     """base_lr * (1 + gamma * iter) ^ -power
 
     >>> Inv(1.0, 1.0, 1.0)(3)
     0.25
     """
+
+    suspect = "gamma"
 
     base_lr: float
     gamma: float
@@ -76,12 +101,15 @@ class Inv:
 
 
 @dataclass(frozen=True, slots=True)
-class MultiStep:
+class MultiStep(Formula):
     """base_lr * gamma ^ (number of stepvalues <= iter); stepvalue grows
 
     >>> [MultiStep(1.0, 0.5, (10, 30))(i) for i in (9, 10, 29, 30)]
     [1.0, 0.5, 0.5, 0.25]
     """
+
+    suspect = "gamma"
+    factor = True
 
     base_lr: float
     gamma: float
@@ -92,12 +120,15 @@ class MultiStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Poly:
+class Poly(Formula):
     """base_lr * (1 - iter / max_iter) ^ power
 
     >>> Poly(1.0, 2.0, 10)(5)
     0.25
     """
+
+    suspect = "policy_start_iter"  # below zero only beyond its end
+    for_curves = True
 
     base_lr: float
     power: float
@@ -108,15 +139,17 @@ class Poly:
 
 
 @dataclass(frozen=True, slots=True)
-class PolyCyc:
+class PolyCyc(Formula):
     """base_lr * (1 - iter / lr_iter) ^ power, where the stage usually ends before lr_iter
 
-    Beyond lr_iter the base is negative: an even power rises again, an odd one is below zero, a broken one is no number
+    Beyond lr_iter the base is negative: an even power rises again, an odd one is below zero, a broken one gives no number
     (ValueError).
 
     >>> PolyCyc(1.0, 2.0, 20)(10)
     0.25
     """
+
+    suspect = "lr_iter"
 
     base_lr: float
     power: float
@@ -127,12 +160,14 @@ class PolyCyc:
 
 
 @dataclass(frozen=True, slots=True)
-class Sigmoid:
+class Sigmoid(Formula):
     """base_lr / (1 + exp(-gamma * (iter - stepsize)))
 
     >>> Sigmoid(1.0, 0.1, 50)(50)
     0.5
     """
+
+    suspect = "gamma"
 
     base_lr: float
     gamma: float
@@ -143,6 +178,18 @@ class Sigmoid:
         if x < -700:  # exp would overflow a double; the value is below 1e-304 times base_lr
             return 0.0
         return self.base_lr / (1.0 + math.exp(-x))
+
+
+CAFFES: dict[str, type[Formula]] = {
+    "fixed": Fixed,
+    "step": Step,
+    "exp": Exp,
+    "inv": Inv,
+    "multistep": MultiStep,
+    "poly": Poly,
+    "poly_cyc": PolyCyc,
+    "sigmoid": Sigmoid,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,10 @@
 """The policies that Caffe has not: one frozen class each, called with the iteration, counted from 0.
 
-A class's fields are fields of Solver of the same name; momentum and weight decay follow some of the same classes, with their
-value as base_lr. A policy that ends at max_iter stays at its end from there on, which is met where `policy_start_iter` lets
+A new policy is a class and a row of SHAPES here, and its line in the comment of `lr_policy` in protos/stagerun.proto, which
+`stagerun help` shows; what else needs to be known of it, `Formula` says. A field that Solver lacks is a line there, and one in
+`recipe.Solver`.
+
+Momentum and weight decay follow some of the same classes, with their value as base_lr. A policy that ends at max_iter stays at its end from there on, which is met where `policy_start_iter` lets
 the stage begin further on. The lines and waves are computed from the nearer end, so that what is left of a rate just before
 zero has all of its digits. Pure, stdlib only.
 """
@@ -10,7 +13,8 @@ import bisect
 import math
 from dataclasses import dataclass
 
-from stagerun.recipe import Knot
+from stagerun.base.recipe import Knot
+from stagerun.schedule.policies import Formula
 
 
 def between(a: float, b: float, of_a: float, of_b: float) -> float:
@@ -34,12 +38,14 @@ def wave(a: float, b: float, gone: float, whole: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class Linear(Formula):
     """base_lr + (end_lr - base_lr) * iter / max_iter
 
     >>> [Linear(1.0, 0.5, 4)(i) for i in range(6)]
     [1.0, 0.875, 0.75, 0.625, 0.5, 0.5]
     """
+
+    for_curves = True
 
     base_lr: float
     end_lr: float
@@ -50,7 +56,7 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class Cosine:
+class Cosine(Formula):
     """end_lr + (base_lr - end_lr) * (1 + cos(pi * iter / max_iter)) / 2
 
     Loshchilov and Hutter, SGDR (arXiv:1608.03983), equation 5, without restarts: those are stages.
@@ -58,6 +64,8 @@ class Cosine:
     >>> [round(Cosine(1.0, 0.0, 4)(i), 4) for i in range(5)]
     [1.0, 0.8536, 0.5, 0.1464, 0.0]
     """
+
+    for_curves = True
 
     base_lr: float
     end_lr: float
@@ -68,7 +76,7 @@ class Cosine:
 
 
 @dataclass(frozen=True, slots=True)
-class OneMinusSqrt:
+class OneMinusSqrt(Formula):
     """end_lr + (base_lr - end_lr) * (1 - sqrt(iter / max_iter))
 
     The cooldown of Hägele et al., Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations (arXiv:2405.18392).
@@ -76,6 +84,8 @@ class OneMinusSqrt:
     >>> [OneMinusSqrt(1.0, 0.0, 4)(i) for i in (0, 1, 4)]
     [1.0, 0.5, 0.0]
     """
+
+    for_curves = True
 
     base_lr: float
     end_lr: float
@@ -90,7 +100,7 @@ class OneMinusSqrt:
 
 
 @dataclass(frozen=True, slots=True)
-class OneCycle:
+class OneCycle(Formula):
     """start_lr + (base_lr - start_lr) * (1 - cos(pi * iter / peak_iter)) / 2 up to peak_iter, then
     end_lr + (base_lr - end_lr) * (1 + cos(pi * (iter - peak_iter) / (max_iter - peak_iter))) / 2
 
@@ -115,12 +125,38 @@ class OneCycle:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpEpoch:
+class Triangular(Formula):
+    """start_lr + (base_lr - start_lr) * max(0, 1 - |iter / stepsize - 2 * floor(iter / (2 * stepsize)) - 1|)
+
+    Smith, Cyclical Learning Rates (arXiv:1506.01186), who trained with Caffe: a cycle has 2 * stepsize iterations, which rise from start_lr
+    to base_lr and fall back. Half a cycle is his test of learning rates.
+
+    >>> [Triangular(1.0, 0.5, 2)(i) for i in range(6)]
+    [0.5, 0.75, 1.0, 0.75, 0.5, 0.75]
+    """
+
+    base_lr: float
+    start_lr: float
+    stepsize: int
+
+    def __call__(self, iter: int) -> float:
+        gone = iter % (2 * self.stepsize)
+        if gone < self.stepsize:
+            return line(self.start_lr, self.base_lr, gone, self.stepsize)
+        return line(self.base_lr, self.start_lr, gone - self.stepsize, self.stepsize)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpEpoch(Formula):
     """base_lr * gamma ^ (iter / epoch_iter), where an epoch has epoch_iter iterations, no whole number of them in general
 
     >>> ExpEpoch(1.0, 0.25, 2.5)(5)
     0.0625
     """
+
+    suspect = "gamma"
+    factor = True
+    for_curves = True
 
     base_lr: float
     gamma: float
@@ -131,7 +167,7 @@ class ExpEpoch:
 
 
 @dataclass(frozen=True, slots=True)
-class PiecewiseLinear:
+class PiecewiseLinear(Formula):
     """base_lr * factor, with straight lines from knot to knot; before the first and after the last it stays
 
     Of two knots at one place the first ends a line, and the second counts from there on.
@@ -140,6 +176,9 @@ class PiecewiseLinear:
     >>> [rate(i) for i in range(5)]
     [0.0, 0.0, 1.0, 1.0, 1.0]
     """
+
+    suspect = "knot"
+    for_curves = True
 
     base_lr: float
     knot: tuple[Knot, ...]
@@ -150,3 +189,14 @@ class PiecewiseLinear:
             return self.base_lr * self.knot[max(passed - 1, 0)].factor
         a, b = self.knot[passed - 1], self.knot[passed]
         return self.base_lr * line(a.factor, b.factor, iter - a.iter, b.iter - a.iter)
+
+
+SHAPES: dict[str, type[Formula]] = {
+    "linear": Linear,
+    "cosine": Cosine,
+    "one_minus_sqrt": OneMinusSqrt,
+    "one_cycle": OneCycle,
+    "triangular": Triangular,
+    "exp_epoch": ExpEpoch,
+    "piecewise_linear": PiecewiseLinear,
+}

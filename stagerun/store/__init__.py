@@ -13,16 +13,15 @@ nothing and need no lock; `pin` and `unpin` need none either. All the rest is fo
 call at a time. Every OSError becomes a StorageError or PermissionDenied.
 """
 
-from stagerun.snapshots import Inventory, SnapshotRef
+from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.store.disk import Disk, File, LocalDisk
-from stagerun.store.fault_points import FaultyDisk, disk_of_run, planned_fault
-from stagerun.store.faults import Damaged, TooLarge, is_full, not_as_written, only_one, reporting
+from stagerun.store.errors import Damaged, TooLarge, is_full, not_as_written, only_one, reporting
+from stagerun.store.faults import FaultyDisk, disk_of_run, planned_fault
 from stagerun.store.layout import Place, lives_folder, parse_name, snapshot_name
 from stagerun.store.lease import SILENT_S, Lease, last_word, require_free
 from stagerun.store.lives import Life, last_lives
 from stagerun.store.lock import Holder, Lock, holder
-from stagerun.store.pins import pin, pins, unpin
-from stagerun.store.place import local_kind, lost_with, prepare
+from stagerun.store.manifest import Metadata
 from stagerun.store.read import (
     answers_now,
     aside,
@@ -36,8 +35,9 @@ from stagerun.store.read import (
     set_aside,
     verify,
 )
-from stagerun.store.retain import discard, drop, superfluous, sweep
-from stagerun.store.write import Blob, commit, write_atomic
+from stagerun.store.retain import discard, drop, pin, pins, superfluous, sweep, unpin
+from stagerun.store.write import Blob, commit, lost_with, prepare, write_atomic
+from stagerun.system.files import local_kind
 
 __all__ = [
     "SILENT_S",
@@ -52,6 +52,7 @@ __all__ = [
     "Life",
     "LocalDisk",
     "Lock",
+    "Metadata",
     "Place",
     "SnapshotRef",
     "TooLarge",

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from stagerun.system.files import sync_folder
+
 
 class File(Protocol):
     """A new file, open for writing. Every method raises OSError."""
@@ -50,13 +52,13 @@ class Disk(Protocol):
     def read(self, path: Path, limit: int) -> bytes:
         """All of a regular file.
 
-        Neither the file nor the folder it is in may be a symbolic link (ELOOP, ENOTDIR). EINVAL if it is no regular
+        Neither the file nor the folder it is in may be a symbolic link (ELOOP, ENOTDIR). EINVAL if it isn't a regular
         file, without waiting for the other end of a pipe; EFBIG, unread, above `limit` bytes.
         """
 
     def digest(self, path: Path, limit: int) -> tuple[int, str]:
         """Bytes and sha256, in hex, of a regular file, as the disk has it: not as the system remembers it from writing, where it
-        can be made to forget that. In little memory. Errors as of `read`."""
+        can be made to forget that. In little memory. Raises as `read` does."""
 
     def unlink(self, path: Path) -> None:
         """Deletes a file or link. IsADirectoryError for a folder."""
@@ -98,16 +100,7 @@ class LocalDisk:
         return LocalFile(os.open(path, flags, 0o666))
 
     def sync_folder(self, path: Path) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        except OSError as error:
-            # Some network file systems don't have this call for folders, and say so with EINVAL. No write has failed,
-            # and to refuse would leave a run there without any snapshot.
-            if error.errno != errno.EINVAL:
-                raise
-        finally:
-            os.close(fd)
+        sync_folder(path)
 
     def rename(self, source: Path, target: Path) -> None:
         os.rename(source, target)
@@ -152,7 +145,7 @@ class LocalDisk:
 
 @contextmanager
 def _opened(path: Path, limit: int) -> Iterator[tuple[int, int]]:
-    """(descriptor, bytes) of a regular file, for reading. Errors as of `Disk.read`."""
+    """(descriptor, bytes) of a regular file, for reading. Raises as `Disk.read` does."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         # O_NONBLOCK: opening a named pipe would wait for a writer. It means nothing for a regular file.
@@ -193,7 +186,7 @@ def rename(disk: Disk, source: Path, target: Path) -> None:
     own name no one else knows, over another.
 
     NFS sends a request again when the answer is lost, and the second one fails because the first one was carried out.
-    So an error is looked up: what was renamed is no longer under its old name, and is under the new one.
+    So an error is looked up: what was renamed has left its old name, and is under the new one.
     """
     try:
         disk.rename(source, target)
@@ -217,7 +210,7 @@ _LEFT = frozenset({errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, err
 def delete(disk: Disk, path: Path) -> bool:
     """Deletes a file, a link, or a folder with the files in it. Whether nothing is left.
 
-    What is left is not an error: a file that somebody has open (NFS keeps it under another name until then), or a folder
+    What is left is not an error: a file that is still open somewhere (NFS keeps it under another name until then), or a folder
     inside, which stagerun has not made.
     """
     try:

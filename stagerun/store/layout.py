@@ -93,7 +93,7 @@ def temp_name(name: str) -> str:
 
 
 def trash_name(name: str) -> str:
-    """A fresh name to delete under. It is not the same twice, since an earlier one may not be empty yet."""
+    """A fresh name to delete under. Never the same twice, since an earlier one may not be empty yet."""
     return f"{_TRASH}{name}-{os.urandom(4).hex()}"
 
 

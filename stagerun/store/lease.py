@@ -2,7 +2,7 @@
 
 `Lock` decides between the processes of one kernel, and of all hosts where the file system carries locks to them; but not every
 one does, and a server may give up the lock of a host it has lost sight of, whose run goes on. So each process life has an
-attempt, above all before it, and a file that it writes anew every BEAT_S seconds. Who finds the newest life without an end
+attempt, above all before it, and a file that it writes anew every BEAT_S seconds. A run that finds the newest life without an end
 watches its beat, for SILENT_BEATS of them by its own monotonic clock: no clock of one host is compared with another's. If it
 moves, the folder is in use. If not, the next attempt begins, and the one before may write no more: `require_held`, asked right
 before a snapshot gets its name, before anything is deleted and before a result is written, says so.
@@ -20,7 +20,7 @@ What can happen, and why nothing is lost:
   goes on from, or has a newer one of.
 - NFS shows a client an old list of a folder for up to a minute. A file that is opened by its name is looked up at the server,
   so the taker also writes `taken_by` into the files of all lives before it that have not ended: the one right before it may have
-  been killed before it could tell its own predecessor. Should a beat that was under way overwrite that, then it has itself
+  been killed before it could write into its own predecessor's. Should a beat that was under way overwrite that, then it has itself
   changed the folder, and its client forgets the list.
 - A file has no name for an instant, on a file system that renames in two steps: absence is silence to who watches, and the
   holder, which asks under the same `_writing` as it beats, looks twice.
@@ -37,24 +37,23 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from stagerun.binding import step_aside
-from stagerun.errors import ExitCode, FolderInUseError, StagerunError, StorageError
+from stagerun.base.errors import ExitCode, FolderInUseError, StagerunError, StorageError
 from stagerun.store.disk import Disk, make_folder
-from stagerun.store.faults import reporting
+from stagerun.store.errors import reporting
 from stagerun.store.layout import is_leftover, life_name, lives_folder
 from stagerun.store.lives import (
     Life,
-    Process,
     Seen,
     attempts_of_lives,
     encode,
     look_at,
     newest_life,
     now_text,
-    this_process,
 )
 from stagerun.store.lock import Holder, holder_named
 from stagerun.store.write import make_file, replace_file
+from stagerun.system.binding import step_aside
+from stagerun.system.process import Identity, this_process
 
 BEAT_S = 5.0
 SILENT_BEATS = 3
@@ -85,7 +84,7 @@ class Lease:
         disk: Disk,
         out: Path,
         beats: Disk,
-        me: Process | None = None,
+        me: Identity | None = None,
         beat_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
@@ -105,7 +104,7 @@ class Lease:
 
         `locked`: `Lock` is held, which settles it for the processes of this machine, the kernel having given up the lock of one
         that is dead. Else, on a file system without locks, the process is looked for. One elsewhere is watched, which
-        `say` is told.
+        `say` reports.
         """
         seen = newest_life(self.disk, self.out)
         self._waited_for = seen.attempt if seen else 0
@@ -118,7 +117,7 @@ class Lease:
         self._watch(seen, locked, stop)
 
     def take(self, newest: str, above: Iterable[int]) -> int:
-        """Begins a life, after `wait`; its attempt, higher than those of `above` and of all lives. `newest` as in Life.
+        """Starts a life, after `wait`, and returns its attempt, higher than those of `above` and of all lives. `newest` as in Life.
 
         FolderInUseError if another run is faster; StorageError, PermissionDenied.
         """
@@ -177,7 +176,7 @@ class Lease:
     def _beat_on(self) -> None:
         step_aside()
         while not self._over.wait(self.beat_s) and not self.lost:
-            # One that can't be written may cost the lease, where somebody else wants it, and no more: the fence is read.
+            # One that can't be written may cost the lease, where another run wants it, and no more: the fence is read.
             with contextlib.suppress(StagerunError):
                 self.beat()
 
@@ -196,11 +195,11 @@ class Lease:
             before = self._clock()
             self._pause(self.beat_s / LOOKS_PER_BEAT)
             if stop():
-                raise StoppedWaiting(f"stopped while it was looked whether {first} still lives; nothing was begun")
+                raise StoppedWaiting(f"stopped while waiting to see whether {first} is alive; nothing was started")
             # Before the look, which so comes after that time.
             silent = silent_for + min(self._clock() - before, self.beat_s) >= SILENT_BEATS * self.beat_s
             seen = newest_life(self.disk, self.out)
-            if seen is not None and seen.attempt >= first.attempt:  # else its file is gone, which is no sign of life
+            if seen is not None and seen.attempt >= first.attempt:  # else its file is gone, which is not a sign of life
                 if seen.attempt == first.attempt and self.is_over(seen, locked):
                     return
                 if seen.attempt == first.attempt and first.life is None and seen.life is not None:
@@ -283,7 +282,7 @@ class Lease:
 
 
 def require_free(disk: Disk, out: Path, locked: bool = True) -> None:
-    """For what changes a folder, under `Lock`, without beginning a life. FolderInUseError if a run holds it, or one elsewhere may,
+    """For what changes a folder, under `Lock`, without starting a life. FolderInUseError if a run holds it, or one elsewhere may,
     which can't be known without waiting; StorageError, PermissionDenied. `locked` as in `Lease.wait`."""
     seen = newest_life(disk, out)
     if seen is None or Lease(disk, out, disk).is_over(seen, locked):
@@ -295,7 +294,7 @@ def require_free(disk: Disk, out: Path, locked: bool = True) -> None:
 
 
 def last_word(disk: Disk, out: Path) -> tuple[Holder, bool] | None:
-    """Whom the newest life is of, if it has not ended, and whether it is known to live: it runs on this machine. Not whose lock
+    """The process of the newest life, if it has not ended, and whether it is known to live: it runs on this machine. Not whose lock
     the kernel has given up. For a look without waiting, which changes nothing; StorageError, PermissionDenied."""
     seen = newest_life(disk, out)
     if seen is None or _ended(seen):

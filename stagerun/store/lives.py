@@ -9,44 +9,20 @@ A file that can't be read, or is not what its name says, is of a life nothing is
 
 import errno
 import json
-import os
 import re
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stagerun.store.disk import Disk
-from stagerun.store.faults import DAMAGE, reporting
+from stagerun.store.errors import DAMAGE, reporting
 from stagerun.store.layout import attempt_of_life, life_name, lives_folder
-from stagerun.world import boot_id
+from stagerun.system.process import Identity
+from stagerun.system.typed import json_object, read_as
 
 MAX_BYTES = 1 << 16
 
 _BEGUN = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}")
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process among those of all hosts and boots. `boot` is the kernel's own name for the time since it was booted, '' where it
-    has none; `namespace` that of its process numbers; `born` when it began, in clock ticks since the boot (proc_pid_stat(5),
-    field 22): a number that the kernel gives to another process later comes with another one."""
-
-    host: str
-    boot: str
-    namespace: str
-    pid: int
-    born: int
-
-    def same_machine(self, other: "Process") -> bool:
-        """Whether it runs, or ran, under the very kernel that `other` does, with numbers that mean the same. A host's name alone
-        tells nothing: there may be two, and it outlives a reboot."""
-        mine, its = ((p.host, p.boot, p.namespace) for p in (self, other))
-        return bool(self.boot) and mine == its
-
-    def alive(self) -> bool:
-        """To be asked on the same machine. A zombie is dead: all that it held is given up."""
-        state, born = _stat(str(self.pid))
-        return state not in ("", "Z", "X") and born == self.born
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +32,7 @@ class Life:
 
     attempt: int
     run: str
-    process: Process
+    process: Identity
     begun: str
     newest: str
     beat: int = 0
@@ -79,16 +55,6 @@ class Seen:
         return str(self.life) if self.life else f"a process that left no readable name in {life_name(self.attempt)}"
 
 
-def this_process() -> Process:
-    return Process(
-        host=os.uname().nodename,
-        boot=boot_id(),
-        namespace=_link("/proc/self/ns/pid"),
-        pid=os.getpid(),
-        born=_stat("self")[1],
-    )
-
-
 def now_text() -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %z")
 
@@ -98,23 +64,14 @@ def encode(life: Life) -> bytes:
 
 
 def parse(data: bytes, attempt: int) -> Life | None:
-    """None for what `encode` doesn't give, or for another attempt: somebody else's bytes, or torn ones."""
+    """None for what `encode` doesn't give, or for another attempt: foreign bytes, or torn ones."""
     try:
-        body = json.loads(data)
-        process = Process(**body.pop("process"))
-        life = Life(process=process, **body)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        life = read_as(Life, json_object(data))
+    except ValueError:
         return None
+    process = life.process
     texts = (process.host, process.boot, process.namespace, life.run, life.newest)
-    counts = (process.pid, process.born, life.attempt, life.beat)
-    perhaps = (life.code, life.taken_by)
-    good = (
-        all(isinstance(text, str) and text.isprintable() for text in texts)
-        and all(type(number) is int and number >= 0 for number in counts)
-        and all(number is None or type(number) is int for number in perhaps)
-        and isinstance(life.begun, str)
-        and _BEGUN.fullmatch(life.begun) is not None
-    )
+    good = all(text.isprintable() for text in texts) and _BEGUN.fullmatch(life.begun) is not None
     return life if good and life.attempt == attempt else None
 
 
@@ -160,25 +117,3 @@ def last_lives(disk: Disk, out: Path, count: int) -> list[Seen]:
     """Those of the highest attempts, at most `count`, ascending. StorageError, PermissionDenied."""
     found = (look_at(disk, out, attempt) for attempt in attempts_of_lives(disk, out)[-count:])
     return [seen for seen in found if seen is not None]
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path) as file:
-            return file.read().strip()
-    except OSError:  # no Linux, or a box that hides it
-        return ""
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
-
-
-def _stat(pid: str) -> tuple[str, int]:
-    """(state, start in ticks) of a process; ('', 0) if there is none."""
-    # Its own name, in brackets, may hold spaces and brackets.
-    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return (fields[0], int(fields[19])) if len(fields) > 19 else ("", 0)

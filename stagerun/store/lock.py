@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from stagerun.errors import FolderInUseError, PermissionDenied, StagerunError, StorageError
-from stagerun.private import gone, open_lock
+from stagerun.base.errors import FolderInUseError, PermissionDenied, StagerunError, StorageError
 from stagerun.store.disk import LocalDisk
-from stagerun.store.faults import reporting
+from stagerun.store.errors import reporting
 from stagerun.store.layout import lock_file
-from stagerun.store.lives import newest_life, now_text, this_process
+from stagerun.store.lives import newest_life, now_text
+from stagerun.system.files import open_lock
+from stagerun.system.host import host_name
+from stagerun.system.process import gone, this_process
 
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
@@ -124,7 +126,7 @@ class Lock:
             with reporting("write", path):
                 # The file of an output folder is never deleted: whoever opened it before would hold a lock on a file without a name.
                 os.ftruncate(self._fd, 0)
-                myself = f"process {os.getpid()} on {os.uname().nodename}, since {now_text()}\n"
+                myself = f"process {os.getpid()} on {host_name()}, since {now_text()}\n"
                 os.pwrite(self._fd, myself.encode(), 0)
                 self._writer = os.getpid()
         except BaseException:

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from stagerun.errors import PermissionDenied, ResumeRefused
-from stagerun.snapshots import Inventory, SnapshotRef
+from stagerun.base.errors import PermissionDenied, ResumeRefused
+from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.store.disk import Disk, rename
-from stagerun.store.faults import Damaged, TooLarge, only_one, reading, reporting
+from stagerun.store.errors import Damaged, TooLarge, only_one, reading, reporting
 from stagerun.store.layout import (
     MANIFEST,
     Place,
@@ -131,7 +131,7 @@ def require_size(manifest: Manifest, most: Mapping[str, int] | None) -> None:
 
 
 def verify(disk: Disk, out: Path, name: str) -> None:
-    """Reads every byte of a snapshot from the disk, in little memory. Errors as of `read`."""
+    """Reads every byte of a snapshot from the disk, in little memory. Raises as `read` does."""
     manifest = inspect(disk, out, name)
     folder = snapshots_folder(out) / name
     for file, entry in manifest.files.items():
@@ -142,7 +142,7 @@ def verify(disk: Disk, out: Path, name: str) -> None:
 
 
 def read_file(disk: Disk, out: Path, name: str, file: str, most: int | None = None) -> bytes:
-    """One file of a snapshot, as it was written. Errors as of `read`; Damaged, too, if the snapshot has no such file."""
+    """One file of a snapshot, as it was written. Raises as `read` does; Damaged, too, if the snapshot doesn't have the file."""
     return read_file_of(disk, snapshots_folder(out) / name, file, most)[1]
 
 
@@ -160,7 +160,7 @@ def read_file_of(disk: Disk, folder: Path, file: str, most: int | None = None) -
 def read_folder(
     disk: Disk, folder: Path, most: Mapping[str, int] | None = None
 ) -> tuple[SnapshotRef, dict[str, bytes]]:
-    """The snapshot in a folder, wherever it lies, under its own name, and its files. Errors as of `read`."""
+    """The snapshot in a folder, wherever it lies, under its own name, and its files. Raises as `read` does."""
     manifest = _inspect(disk, folder)
     require_size(manifest, most)
     return manifest.ref(), {file: _verified(disk, folder, file, entry) for file, entry in manifest.files.items()}
@@ -195,7 +195,7 @@ def is_whole(disk: Disk, out: Path, name: str, now: str) -> bool:
 
 
 def set_aside(disk: Disk, out: Path, name: str) -> str:
-    """Renames a damaged snapshot to `.bad-NAME`, for somebody to look at; its new name.
+    """Renames a damaged snapshot to `.bad-NAME`, for a person to look at; its new name.
 
     For rank 0, holding the lock. StorageError, PermissionDenied.
     """

@@ -1,14 +1,27 @@
-"""Which snapshots are not needed any more, and deleting them."""
+"""Which snapshots are not needed any more, and deleting them; and pins, which keep one until the pin is taken off.
+
+A pin is a file OUT/pins/NAME. Setting one needs no lock, so that it works beside a run that is training: the file is made first, then it
+is looked whether the snapshot is still there. How that meets a run that is deleting it just then is argued in `discard`. On NFS a host
+may see another's new file only after some seconds (its cache of names, `acdirmin`): there a pin made on another host than the run's
+is sure once it has been there for that long.
+"""
 
 from collections.abc import Container, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
-from stagerun.snapshots import Inventory, SnapshotRef
-from stagerun.store.disk import Disk, delete, rename
-from stagerun.store.faults import reporting
-from stagerun.store.layout import in_trash, is_leftover, results_folder, snapshots_folder, trash_name
-from stagerun.store.pins import pins
+from stagerun.base.snapshots import Inventory, SnapshotRef
+from stagerun.store.disk import Disk, delete, make_folder, rename
+from stagerun.store.errors import reporting
+from stagerun.store.layout import (
+    in_trash,
+    is_leftover,
+    parse_name,
+    pins_folder,
+    results_folder,
+    snapshots_folder,
+    trash_name,
+)
 from stagerun.store.read import is_whole
 
 
@@ -67,7 +80,7 @@ def discard(disk: Disk, out: Path, name: str) -> bool:
 
 
 def sweep(disk: Disk, out: Path) -> tuple[str, ...]:
-    """Deletes what killed runs left half written or half deleted; the names of what is still held by somebody.
+    """Deletes what killed runs left half written or half deleted; the names of what is still open somewhere.
 
     For rank 0, just after it took the lock: then no one is writing. StorageError, PermissionDenied.
     """
@@ -88,3 +101,43 @@ def sweep(disk: Disk, out: Path) -> tuple[str, ...]:
         with reporting("clear away what a killed run left", folder), suppress(FileNotFoundError):
             held += [name for name in filter(is_leftover, disk.names(folder)) if not delete(disk, folder / name)]
     return tuple(held)
+
+
+def pins(disk: Disk, out: Path) -> frozenset[str]:
+    """Names of the snapshots that are pinned. StorageError, PermissionDenied."""
+    root = pins_folder(out)
+    with reporting("list the pins of snapshots", root):
+        try:
+            names = disk.names(root)
+        except FileNotFoundError:
+            return frozenset()
+    return frozenset(name for name in names if parse_name(name) is not None)
+
+
+def pin(disk: Disk, out: Path, name: str) -> bool:
+    """Pins a snapshot that was there when the caller looked. False if it was deleted meanwhile: then no pin is left.
+
+    Needs no lock. StorageError, PermissionDenied.
+    """
+    path = pins_folder(out) / name
+    with reporting(f"pin snapshot {name}", path.parent):
+        make_folder(disk, path.parent)
+        with suppress(FileExistsError), closing(disk.create(path)) as file:
+            file.sync()
+        disk.sync_folder(path.parent)
+        if name in disk.names(snapshots_folder(out)):
+            return True
+    unpin(disk, out, name)
+    return False
+
+
+def unpin(disk: Disk, out: Path, name: str) -> bool:
+    """Whether there was a pin to take off. Needs no lock. StorageError, PermissionDenied."""
+    path = pins_folder(out) / name
+    with reporting(f"unpin snapshot {name}", path.parent):
+        try:
+            disk.unlink(path)
+        except FileNotFoundError:
+            return False
+        disk.sync_folder(path.parent)
+    return True

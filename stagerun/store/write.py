@@ -21,47 +21,67 @@ import hashlib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from stagerun.errors import StagerunError, StorageError
-from stagerun.snapshots import SnapshotRef
+from stagerun.base.errors import StagerunError, StorageError
+from stagerun.base.snapshots import SnapshotRef
 from stagerun.store.disk import Disk, delete, make_folder, rename, was_renamed
-from stagerun.store.faults import Damaged, not_as_written, reporting, storage_failure
-from stagerun.store.layout import MANIFEST, Place, snapshot_name, snapshots_folder, temp_name
-from stagerun.store.manifest import FileEntry, Manifest, check_names, encode
+from stagerun.store.errors import Damaged, not_as_written, reporting, storage_failure
+from stagerun.store.layout import MANIFEST, snapshot_name, snapshots_folder, temp_name
+from stagerun.store.manifest import FileEntry, Manifest, Metadata, check_names, encode, manifest_of
 from stagerun.store.read import inspect
 
 Blob = bytes | bytearray | memoryview
 
+PROBE = b"x" * 4096  # a block, so that a full disk shows
 CHUNK = 1 << 20  # bytes hashed and written at a time: they are still in the cache when they are copied
+
+
+def prepare(disk: Disk, out: Path) -> None:
+    """Makes `out`, with what is above it, and `out`/snapshots; writes, syncs and deletes a file there.
+
+    For rank 0; needs no lock, and disturbs no run that holds it. StorageError, PermissionDenied.
+    """
+    root = snapshots_folder(out)
+    with reporting("make the output folder", out):
+        make_folder(disk, root)
+    with reporting("write", root):
+        probe = root / temp_name("probe")
+        try:
+            with contextlib.closing(disk.create(probe)) as file:
+                file.write(memoryview(PROBE))
+                file.sync()
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                disk.unlink(probe)
+        disk.sync_folder(root)
+
+
+def lost_with(out: Path, kind: str, host: str) -> str:
+    """For the user. `host`: where the folder is, '' for the first host of a job to come."""
+    where, whose = (host, host) if host else ("its first host", "that host")
+    return (
+        f"{out} lies on a file system ({kind}) of {where} alone: if {whose} is lost, the run can't go on, neither there nor elsewhere; "
+        "--out on one that all hosts share lets it"
+    )
 
 
 def commit(
     disk: Disk,
     out: Path,
+    metadata: Metadata,
     *,
-    stage: str,
-    iter: int,
-    attempt: int,
     files: Mapping[str, Blob],
     content: Collection[str],
-    parent: str = "",
-    identity: Mapping[str, str],
-    environment: Mapping[str, str],
-    id_stage: str = "",
-    serial: int = 0,
-    skipped: int = 0,
-    began_empty: bool = False,
     require_held: Callable[[], None] = lambda: None,
 ) -> SnapshotRef:
     """Writes a snapshot; when it returns, the snapshot is complete, on the disk, and was looked at again.
 
-    `files` are contiguous bytes by name (letters, digits, `.`, `_`, `-`); `content` names those that make up the id, in
-    which the stage is called `id_stage` if that is given. For rank 0, holding the lock; it may run in a thread of its own, one at a
-    time. StorageError or PermissionDenied if it can't be written, and what `require_held` raises (FolderInUseError): what was there
-    before is unharmed, and what was started is deleted where that is possible. A snapshot is never overwritten: StorageError if one
-    of that name is there, whatever state it is in.
+    `files` are contiguous bytes by name (letters, digits, `.`, `_`, `-`); `content` names those that make up the id. For rank 0,
+    holding the lock; it may run in a thread of its own, one at a time. StorageError or PermissionDenied if it can't be written, and
+    what `require_held` raises (FolderInUseError): what was there before is unharmed, and what was started is deleted where that is
+    possible. A snapshot is never overwritten: StorageError if one of that name is there, whatever state it is in.
     """
     check_names(files, content)
-    name, root = snapshot_name(stage, iter, attempt), snapshots_folder(out)
+    name, root = snapshot_name(*metadata.place), snapshots_folder(out)
     _require_new(disk, root, name)
     temp = root / temp_name(name)
     blobs = {file: memoryview(blob).cast("B") for file, blob in files.items()}
@@ -72,18 +92,7 @@ def commit(
         for file, blob in blobs.items():
             writing = f"write {file} of snapshot {name}"
             entries[file] = _write(disk, temp / file, blob)
-        manifest = Manifest(
-            place=Place(stage, iter, attempt),
-            parent=parent,
-            identity=dict(identity),
-            environment=dict(environment),
-            files=entries,
-            content=tuple(sorted(content)),
-            id_stage=id_stage if id_stage != stage else "",
-            serial=serial,
-            skipped=skipped,
-            began_empty=began_empty,
-        )
+        manifest = manifest_of(metadata, entries, content)
         writing = f"write {MANIFEST} of snapshot {name}"
         _write(disk, temp / MANIFEST, memoryview(encode(manifest)))
         disk.sync_folder(temp)
@@ -186,7 +195,7 @@ _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
 
 def _publish(disk: Disk, temp: Path, target: Path, manifest: bytes) -> None:
     """Gives a snapshot its name. An error of the rename counts for nothing if the directory of that name holds the very
-    manifest that was written, and the one it was written to is gone (`disk.rename`). StorageError if somebody else's has
+    manifest that was written, and the one it was written to is gone (`disk.rename`). StorageError if another run's has
     taken the name meanwhile."""
     try:
         disk.rename(temp, target)

@@ -14,8 +14,8 @@ import small
 import tiny
 
 from cluster.hosts import Cluster, Started
-from stagerun.cli.log_tail import Tail
-from stagerun.events import Iterated
+from stagerun.base.events import Iterated
+from stagerun.train.log_file import Tail
 
 SOLVERS = Path(__file__).resolve().parents[2] / "solvers" / "fashion_collapse"
 LENGTHS = {"init": 12, "cyc1": 8, "cyc2": 8, "cyc3": 8, "collapse": 8}

@@ -8,7 +8,7 @@ import pytest
 
 from cluster import jobs
 from cluster.hosts import Cluster
-from stagerun.cli.log_tail import Tail
+from stagerun.train.log_file import Tail
 
 pytestmark = pytest.mark.cluster
 TIME_OUT_S = 5.0

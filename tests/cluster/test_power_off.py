@@ -9,7 +9,7 @@ import pytest
 
 from cluster import jobs
 from cluster.hosts import Cluster, Started
-from stagerun.cli.log_tail import Tail
+from stagerun.train.log_file import Tail
 
 pytestmark = pytest.mark.cluster
 HOSTS = ("node1", "node2", "node3")  # node1 has rank 0, and is where they meet

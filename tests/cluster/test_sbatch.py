@@ -12,7 +12,7 @@ import pytest
 
 from cluster import jobs
 from cluster.slurm import Slurm
-from stagerun.launch.sbatch import Batch, script
+from stagerun.tools.slurm.command import Batch, script
 
 pytestmark = pytest.mark.cluster
 

@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 
 # What is imported is the folder above: this one is a package in it.
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:1] = [str(TESTS), str(TESTS / "help")]
 
 if __name__ == "__main__":
     try:

@@ -20,7 +20,7 @@ from reliability.kills import ended
 from reliability.trial import Scenario, Trial
 
 from stagerun.data.write import write_lmdb
-from stagerun.proto import caffe_pb2
+from stagerun.language.proto import caffe_pb2
 
 INTERVAL_S = 60.0
 PROBE = 6  # iterations, of which the first, which is slow, does not count

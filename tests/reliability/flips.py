@@ -1,5 +1,5 @@
 """Flipped bits, cut files and zeroed pages in the newest snapshot of a real run: found each time, and the one before is used. A
-stage is left half trained with two snapshots. The newest is harmed, and then it goes as in `runner.walk`, in one process: a plan
+stage is left half trained with two snapshots. The newest is harmed, and then it goes as in `train.walk`, in one process: a plan
 is made, what it starts from is read, and where that was damaged it is set aside and the plan is made again. Only what was changed is
 put back.
 """
@@ -18,10 +18,10 @@ import tiny
 from reliability.trial import Scenario, Trial
 
 from stagerun import store
-from stagerun.runner.bounds import most_bytes
-from stagerun.runner.keeper import Keeper
-from stagerun.snapshots import SnapshotRef
-from stagerun.spec import load
+from stagerun.base.snapshots import SnapshotRef
+from stagerun.language import load
+from stagerun.train.keeper import Keeper
+from stagerun.train.stored import most_bytes
 
 PAGE = 4096
 PER_TRIAL = 100

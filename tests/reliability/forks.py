@@ -85,9 +85,9 @@ def serve() -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch.distributed  # noqa: F401
 
-    import stagerun.cli.main
-    import stagerun.cli.running
-    import stagerun.runner.walk  # noqa: F401
+    import stagerun.cli
+    import stagerun.train.command
+    import stagerun.train.run  # noqa: F401
 
     for line in sys.stdin:
         print(json.dumps(_life(json.loads(line))), flush=True)
@@ -134,7 +134,7 @@ def _worker(order: dict, rank: int, port: int) -> int:
         place = {"RANK": rank, "WORLD_SIZE": order["workers"], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in place.items()})
     sys.argv = ["stagerun", *order["arguments"]]
-    from stagerun.cli.main import main
+    from stagerun.cli import main
 
     try:
         main(order["arguments"])

@@ -27,7 +27,7 @@ def load(folder: Path, seed: int, count: int, attack: str = "") -> dict[str, Any
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}",
+        "PYTHONPATH": os.pathsep.join(map(str, (TESTS, TESTS / "help", TESTS.parent))),
         "TMPDIR": str(folder / "tmp"),
         # torch makes it where a network is compiled; and once it has looked for it, it names it in the environment of what it starts.
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "tmp" / "torchinductor"),

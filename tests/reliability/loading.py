@@ -24,14 +24,16 @@ from click.testing import CliRunner
 from reliability import forging
 
 import stagerun
-from stagerun import recipe
-from stagerun.cli.main import main as command
+from stagerun.base import recipe
+from stagerun.base.errors import StagerunError
+from stagerun.cli import main as command
 from stagerun.comm import SoloComm
-from stagerun.errors import StagerunError
-from stagerun.runner.bounds import most_bytes, require_buildable
-from stagerun.runner.keeper import Keeper
-from stagerun.runner.start import StageRun, restored
-from stagerun.spec import load
+from stagerun.language import load
+from stagerun.system.world import World
+from stagerun.train.keeper import Keeper
+from stagerun.train.stage_start import restored
+from stagerun.train.stored import most_bytes, require_buildable
+from stagerun.train.worker import StageRun, Step, Worker
 
 NEVER = {
     "pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty",
@@ -144,11 +146,9 @@ def ways(schedule: str, out: Path, snapshot: Path) -> dict[str, Callable[[], int
                 files = keeper.read(planned.start, most) if planned.start is not None else None
                 if planned.start is None or files is not None:
                     break
-            run = StageRun(
-                schedule=keeper.schedule, planned=planned, number=1, comm=SoloComm(), device=torch.device("cpu"),
-                images=cast(Any, None), stop=lambda: False, keeper=keeper, iterations_left=0, files=files,
-            )  # fmt: skip
-            restored(run)
+            cpu, images = torch.device("cpu"), cast(Any, None)
+            worker = Worker(keeper.schedule, str(out), SoloComm(), World(), cpu, keeper, lambda: False, images)
+            restored(StageRun(worker, Step(planned, number=1, iterations_left=0, files=files)))
         except StagerunError as error:
             return int(error.exit_code)
         return 0

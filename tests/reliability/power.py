@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from disks import Folder, HookedDisk, Killed, ModelDisk, killed
 from reliability.trial import Scenario, Trial
-from test_store_disks import Folder, HookedDisk, Killed, ModelDisk, killed
 
 from stagerun import store
-from stagerun.snapshots import SnapshotRef
+from stagerun.base.snapshots import SnapshotRef
 
 OUT = Path("/runs/out")
 RESULT = OUT / "results" / "r.json"
@@ -124,10 +124,19 @@ def taken(disk: store.Disk) -> tuple[store.Lease, int]:
 
 def commit(disk: store.Disk, iter: int, attempt: int, lease: store.Lease) -> SnapshotRef:
     return store.commit(
-        disk, OUT, stage="cyc1", iter=iter, attempt=attempt, files=content(iter), content=("model.safetensors",),
-        identity={"solver.base_lr": "1.6"}, environment={"torch": "2.13"}, serial=iter,
+        disk,
+        OUT,
+        store.Metadata(
+            place=store.Place("cyc1", iter, attempt),
+            parent="",
+            identity={"solver.base_lr": "1.6"},
+            environment={"torch": "2.13"},
+            serial=iter,
+        ),
+        files=content(iter),
+        content=("model.safetensors",),
         require_held=lease.require_held,
-    )  # fmt: skip
+    )
 
 
 def found_after(rng: random.Random, disk: ModelDisk) -> ModelDisk:

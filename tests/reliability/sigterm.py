@@ -27,8 +27,8 @@ from reliability.kills import ended
 from reliability.trial import Scenario, Trial
 
 from stagerun import store
-from stagerun.cli.main import main as command
-from stagerun.errors import ExitCode
+from stagerun.base.errors import ExitCode
+from stagerun.cli import main as command
 
 GRACE = 120  # seconds; a busy machine of two processors imports torch in 20
 LATE = 60  # more seconds, and it hangs

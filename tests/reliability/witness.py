@@ -19,7 +19,7 @@ from pathlib import Path
 from reliability.trial import Scenario, Trial
 
 from stagerun import store
-from stagerun.errors import StagerunError
+from stagerun.base.errors import StagerunError
 
 # Those by which something on a disk is changed or looked at. Not every machine has all (aarch64 has no `mkdir`, `rename`, `open`).
 CALLS = (
@@ -55,9 +55,12 @@ def content(iter: int) -> dict[str, bytes]:
 
 def commit(out: Path, iter: int, attempt: int = 1) -> None:
     store.commit(
-        store.LocalDisk(), out, stage="cyc1", iter=iter, attempt=attempt, files=content(iter), content=("model.safetensors",),
-        identity={}, environment={},
-    )  # fmt: skip
+        store.LocalDisk(),
+        out,
+        store.Metadata(place=store.Place("cyc1", iter, attempt), parent="", identity={}, environment={}),
+        files=content(iter),
+        content=("model.safetensors",),
+    )
 
 
 def work(out: Path) -> None:

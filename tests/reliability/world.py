@@ -17,8 +17,8 @@ import small
 import tiny
 from reliability.trial import Scenario, Trial
 
-from stagerun.cli.log_tail import Tail
-from stagerun.events import Iterated, StageStarted
+from stagerun.base.events import Iterated, StageStarted
+from stagerun.train.log_file import Tail
 
 WORKERS = (1, 2, 3, 4, 8)
 ELASTIC = ("--set", "determinism=ELASTIC")

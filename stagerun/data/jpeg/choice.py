@@ -5,16 +5,20 @@ which one is used changes nothing but the speed.
 """
 
 import functools
+import itertools
 import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stagerun.data.jpeg.decoder import Decoder
-from stagerun.data.jpeg.selftest import same_pixels
-from stagerun.data.jpeg.simple import SimpleDecoder
+import cv2
+import numpy as np
+
+from stagerun.base.errors import StagerunError, UsageError, listing, nearest
+from stagerun.data.jpeg.decoder import Decoder, Request, by_opencv
+from stagerun.data.jpeg.header import read_header
+from stagerun.data.jpeg.slices import SimpleDecoder
 from stagerun.data.jpeg.turbo import ENVIRONMENT, HINT, Library, TurboDecoder, candidates, load
-from stagerun.errors import StagerunError, UsageError, listing, nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,7 @@ def _library_once(environment: str) -> Library:
         except OSError as error:
             why = str(error)
         except AttributeError as error:
-            why = f"{path} is no libjpeg-turbo of version 3: {error}"
+            why = f"{path} is not a libjpeg-turbo of version 3: {error}"
         if environment:
             raise _Missing(f"{ENVIRONMENT} names what can't be used: {why}")
     raise _Missing(f"no libjpeg-turbo of version 3 was found: {HINT}")
@@ -128,15 +132,14 @@ def _library_once(environment: str) -> Library:
 def _compiled(environment: str) -> Callable[[], Decoder]:
     library = _library(environment)
     try:
-        from stagerun.data.jpeg.compiled import CompiledDecoder
-        from stagerun.data.jpeg.kernels import compiled
+        from stagerun.data.jpeg.compiled import CompiledDecoder, compiled
 
         kernels = compiled(library)
     except ModuleNotFoundError as error:
         raise _Missing(f"{error.name} is not installed: pip install 'stagerun[fast]'") from None
     except Exception as error:  # numba has many ways to say that it doesn't go with this numpy, Python or machine
         raise _Missing(f"numba can't be used: {' '.join(str(error).split())}") from None
-    return functools.partial(CompiledDecoder, library, kernels)
+    return functools.partial(CompiledDecoder, library, *kernels)
 
 
 def _turbojpeg(environment: str) -> Callable[[], Decoder]:
@@ -153,3 +156,61 @@ _TIERS: dict[str, tuple[str, Callable[[str], Callable[[], Decoder]]]] = {
     ),
     "opencv": ("decodes the whole picture", lambda _: Decoder),
 }
+
+
+# -- Whether a tier gives the pixels it should, before it is trusted: a library found may be of any version.
+
+_SIZE = 72, 192  # 12 blocks of 16 pixels across, 6 of 32: intervals of 4 and 3, as `prepare` writes them
+_SAMPLINGS = (
+    cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420,
+    cv2.IMWRITE_JPEG_SAMPLING_FACTOR_422,
+    cv2.IMWRITE_JPEG_SAMPLING_FACTOR_440,
+    cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444,
+    cv2.IMWRITE_JPEG_SAMPLING_FACTOR_411,
+)
+_REQUESTS = (  # rows and columns of the reduced picture
+    Request(3, 1, 0, 0, *_SIZE),
+    Request(3, 1, 21, 30, 33, 45),
+    Request(3, 2, 10, 15, 16, 22),
+    Request(3, 4, 5, 9, 9, 25),
+    Request(3, 8, 2, 6, 5, 12),
+)
+_GREY = Request(1, 1, 0, 0, *_SIZE), Request(1, 1, 21, 30, 33, 45), Request(1, 2, 10, 15, 16, 22)
+
+
+def same_pixels(decoder: Decoder) -> bool:
+    """Whether small pictures and parts of them, with restart markers and without, of every sampling, progressive and grey, are
+    as OpenCV decodes them, reduced too.
+
+    By the tier itself: `decode` would ask OpenCV where the tier fails.
+    """
+    colour = [picture(interval, sampling) for interval, sampling in itertools.product((0, 1, 4), _SAMPLINGS)]
+    colour += [picture(3, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_411), picture(progressive=True)]
+    grey = [picture(interval, grey=True) for interval in (0, 4)]
+    cases = [*itertools.product(colour, _REQUESTS), *itertools.product(grey, (*_GREY, _REQUESTS[1]))]
+    return all(_is_same(decoder, data, wanted) for data, wanted in cases)
+
+
+def _is_same(decoder: Decoder, data: bytes, wanted: Request) -> bool:
+    header = read_header(data)
+    pixels = decoder.fast(data, header, wanted)
+    return pixels is not None and np.array_equal(pixels, by_opencv(data, header, wanted))
+
+
+def picture(
+    interval: int = 0,
+    sampling: int = cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420,
+    *,
+    progressive: bool = False,
+    grey: bool = False,
+) -> bytes:
+    """A JPEG of stripes and edges, with a restart marker after every `interval` MCUs."""
+    y, x = np.mgrid[: _SIZE[0], : _SIZE[1]]
+    image = np.stack([3 * x + y, (x ^ y) * 2, 5 * y + (x // 9 % 2) * 90], axis=-1).astype(np.uint8)
+    options = [
+        *(cv2.IMWRITE_JPEG_RST_INTERVAL, interval),
+        *(cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling),
+        *(cv2.IMWRITE_JPEG_PROGRESSIVE, int(progressive)),
+    ]
+    _, data = cv2.imencode(".jpg", image[..., 1] if grey else image, options)
+    return data.tobytes()

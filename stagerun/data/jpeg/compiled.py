@@ -1,30 +1,191 @@
-"""The fastest tier: what `turbojpeg` does, in two compiled calls per picture."""
+"""The fastest tier: cutting and decoding compiled, without the GIL. Imports numba: a quarter of a second; so only making a decoder does.
 
-from typing import TYPE_CHECKING
+The functions of libjpeg-turbo and two of libc are known to the compiled code by names of our own, so that no other
+library's functions of the same name are called. It is compiled in every process (0.4 seconds) and not kept on disk:
+numba would do so with pickle, in a folder that may be read-only, shared by many nodes, or older than this file.
+
+The kernels check every bound themselves: their input is whatever was found in a file.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding
+import numba
+import numpy as np
+from numba.core import types
 
 from stagerun.data.jpeg import slices
-from stagerun.data.jpeg.decoder import Pixels, Request, mark
+from stagerun.data.jpeg.decoder import Pixels, Request
 from stagerun.data.jpeg.header import Header
 from stagerun.data.jpeg.slices import Window
-from stagerun.data.jpeg.turbo import Library, Region, TurboDecoder, is_usable, pixel_format, shape_of
+from stagerun.data.jpeg.turbo import (
+    DECODED,
+    DECOMPRESS,
+    FAILED,
+    FUNCTIONS,
+    HEIGHT,
+    WARNED,
+    WARNING,
+    WIDTH,
+    Library,
+    Region,
+    TurboDecoder,
+    pixel_format,
+)
 
-if TYPE_CHECKING:
-    from stagerun.data.jpeg.kernels import Kernels
+_i32, _i64, _address = types.int32, types.int64, types.intp
+_read = types.Array(types.uint8, 1, "C", readonly=True)  # takes writable arrays too
+_write = types.Array(types.uint8, 1, "C")
+
+
+def _external(name: str, signature: Any) -> Any:
+    return types.ExternalFunction(f"stagerun_{name}", signature)
+
+
+# Structures of up to 16 bytes travel as whole 64-bit words in both calling conventions (x86-64 System V, AArch64).
+_init = _external("tj3Init", _address(_i32))
+_destroy = _external("tj3Destroy", types.void(_address))
+_get = _external("tj3Get", _i32(_address, _i32))
+_error_code = _external("tj3GetErrorCode", _i32(_address))
+_header = _external("tj3DecompressHeader", _i32(_address, _address, types.uintp))
+_scale = _external("tj3SetScalingFactor", _i32(_address, _i64))
+_region = _external("tj3SetCroppingRegion", _i32(_address, _i64, _i64))
+_decompress = _external("tj3Decompress8", _i32(_address, _address, types.uintp, _address, _i32, _i32))
+_find = _external("memchr", _address(_address, _i32, types.uintp))
+_copy = _external("memcpy", _address(_address, _address, types.uintp))
+
+
+def _bind(library: Library) -> None:
+    """Gives code compiled from now on its functions."""
+    libc = ctypes.CDLL(None)
+    for calls, names in ((library.calls, FUNCTIONS), (libc, ("memchr", "memcpy"))):
+        for name in names:
+            address = ctypes.cast(getattr(calls, name), ctypes.c_void_p).value
+            llvmlite.binding.add_symbol(f"stagerun_{name}", address)
+
+
+def _cut(
+    source: Any,
+    scratch: Any,
+    scan_at: int,
+    frame_at: int,
+    grid_rows: int,
+    grid_columns: int,
+    first_row: int,
+    rows: int,
+    first_column: int,
+    columns: int,
+    height: int,
+    width: int,
+) -> int:
+    """`slices.cut`: bytes written to `scratch`, 0 if the restart markers aren't those of the grid."""
+    # A cut is at most as long as its file, but for the marker at its end.
+    if scan_at > source.size or frame_at + 9 > scan_at or scratch.size < source.size + 2:
+        return 0
+    data, out = source.ctypes.data, scratch.ctypes.data
+    _copy(out, data, np.uint64(scan_at))
+    scratch[frame_at + 5], scratch[frame_at + 6] = height >> 8, height & 255
+    scratch[frame_at + 7], scratch[frame_at + 8] = width >> 8, width & 255
+    count, wanted, last = grid_rows * grid_columns, (first_row + rows) * grid_columns, source.size - 1
+    at = begin = place = scan_at
+    row = column = number = 0
+    for segment in range(wanted):
+        code: Any = 0
+        while code == 0 or code == 0xFF:
+            if at >= last:
+                return 0
+            found = _find(data + at, np.int32(0xFF), np.uint64(last - at))
+            if found == 0:
+                return 0
+            at = found - data
+            code = np.int64(source[at + 1])
+            at += 2 if code == 0 else (1 if code == 0xFF else 0)
+        if segment == count - 1:
+            if code & 0xF8 == 0xD0:
+                return 0
+        elif code != 0xD0 | (segment & 7):
+            return 0
+        if row >= first_row and first_column <= column < first_column + columns:
+            _copy(out + place, data + begin, np.uint64(at - begin))
+            place += at - begin + 2
+            scratch[place - 2], scratch[place - 1] = 0xFF, 0xD0 | (number & 7)
+            number += 1
+        at += 2
+        begin = at
+        column += 1
+        if column == grid_columns:
+            row, column = row + 1, 0
+    scratch[place - 1] = 0xD9
+    return place
+
+
+def _decode(
+    source: Any,
+    size: int,
+    height: int,
+    width: int,
+    shrink: int,
+    x: int,
+    y: int,
+    region_width: int,
+    region_height: int,
+    pixels: Any,
+    channels: int,
+    pixel_format: int,
+) -> int:
+    """The region of the file in source[:size] into `pixels`: DECODED, WARNED, or FAILED if the library can't or finds
+    another size. A region of the width 0 is the whole. See `turbo.TurboDecoder._outcome` for the calls.
+    """
+    rows, columns = -(-height // shrink), -(-width // shrink)
+    if region_width > 0:
+        rows, columns = region_height, region_width
+    if size > source.size or rows * columns * channels > pixels.size:
+        return FAILED
+    data = source.ctypes.data
+    handle = _init(np.int32(DECOMPRESS))
+    if handle == 0:
+        return FAILED
+    ready = _header(handle, data, np.uint64(size)) == 0 or _error_code(handle) == WARNING
+    ready = ready and _get(handle, np.int32(HEIGHT)) == height and _get(handle, np.int32(WIDTH)) == width
+    ready = ready and _scale(handle, np.int64(1) | np.int64(shrink) << 32) == 0
+    if ready and region_width > 0:
+        ready = _region(handle, np.int64(x) | np.int64(y) << 32, np.int64(columns) | np.int64(rows) << 32) == 0
+    outcome = FAILED
+    if ready:
+        if _decompress(handle, data, np.uint64(size), pixels.ctypes.data, np.int32(0), np.int32(pixel_format)) == 0:
+            outcome = DECODED
+        elif _error_code(handle) == WARNING:
+            outcome = WARNED
+    _destroy(handle)
+    return outcome
+
+
+def compiled(library: Library) -> tuple[Callable[..., int], Callable[..., int]]:
+    """`_cut` and `_decode`."""
+    _bind(library)  # first: compiled code that lacks a function ends the process
+    cut = numba.njit(_i64(_read, _write, *[_i64] * 10), nogil=True)(_cut)
+    decode = numba.njit(_i64(_read, *[_i64] * 8, _write, _i64, _i64), nogil=True)(_decode)
+    return cut, decode
+
 
 _WHOLE = Region()
 
 
 class CompiledDecoder(TurboDecoder):
+    """What `turbojpeg` does, in two compiled calls per picture."""
+
     tier = "compiled"
 
-    def __init__(self, library: Library, kernels: "Kernels") -> None:
+    def __init__(self, library: Library, cut: Callable[..., int], decode: Callable[..., int]) -> None:
         super().__init__(library)
-        self._kernels = kernels
+        self._compiled_cut, self._compiled_decode = cut, decode
 
     def _cut(self, source: Pixels, header: Header, window: Window) -> Pixels | None:
         data = self._scratch.of(source.size + slices.MARKER)
         cells = window.cells
-        size = self._kernels.cut(
+        size = self._compiled_cut(
             source,
             data,
             header.scan_at,
@@ -40,15 +201,11 @@ class CompiledDecoder(TurboDecoder):
         )
         return data[:size] if size else None
 
-    def _decode(
-        self, source: Pixels, height: int, width: int, wanted: Region | None, request: Request, forgiving: bool
-    ) -> Pixels | None:
-        shape = shape_of(height, width, wanted, request)
-        flat = self._pixels.of(shape[0] * shape[1] * shape[2])
-        pixels = flat.reshape(shape)
-        mark(pixels)
+    def _outcome(
+        self, source: Pixels, height: int, width: int, wanted: Region | None, request: Request, pixels: Pixels
+    ) -> int:
         region = wanted or _WHOLE
-        outcome = self._kernels.decode(
+        return self._compiled_decode(
             source,
             source.size,
             height,
@@ -58,8 +215,7 @@ class CompiledDecoder(TurboDecoder):
             region.y,
             region.width,
             region.height,
-            flat,
+            pixels.reshape(-1),
             request.channels,
             pixel_format(request),
         )
-        return pixels if is_usable(outcome, pixels, forgiving) else None

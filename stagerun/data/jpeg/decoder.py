@@ -5,7 +5,7 @@ here uses, so the tier never changes a picture, only the time it takes. What a t
 whole picture, of which the part is cut out.
 
 Damage is judged alike by all tiers. In a file of one scan, libjpeg makes up the pixels of what is damaged, and goes on: they
-come out the same whether the rest is looked at or not, and damage outside the part is not noticed by anyone. In a file of
+come out the same whether the rest is looked at or not, and damage outside the part goes unnoticed. In a file of
 several scans each goes over the whole picture, and the libraries differ in when they give up: there OpenCV alone decides
 about a file that another one warns of. This is how they behave, not a law of the format: held against each other over 41,000
 damaged files (random bytes, markers, and stretches of other data, in all samplings; parts, shrunk parts and the whole).
@@ -13,14 +13,14 @@ damaged files (random bytes, markers, and stretches of other data, in all sampli
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from stagerun.base.errors import DataError
 from stagerun.data.jpeg.header import Buffer, Header, Reach, as_bytes
-from stagerun.data.rectangle import Rectangle
-from stagerun.errors import DataError
 
 Pixels = NDArray[np.uint8]
 
@@ -38,6 +38,16 @@ _GREY = {
     4: cv2.IMREAD_REDUCED_GRAYSCALE_4,
     8: cv2.IMREAD_REDUCED_GRAYSCALE_8,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Rectangle:
+    """A part of an image, in pixels from the top left."""
+
+    top: int
+    left: int
+    height: int
+    width: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +154,22 @@ def _request(header: Header, channels: int, part: Rectangle | None, shrink: int)
     return Request(channels, shrink, top // shrink, left // shrink, height // shrink, width // shrink)
 
 
+def imdecode(data: Buffer, flags: int) -> NDArray[Any]:
+    """What OpenCV makes of an image's file. DataError, without a place, if it can't decode it."""
+    try:
+        image = cv2.imdecode(np.frombuffer(as_bytes(data), np.uint8), flags)
+        why = "its file is damaged"
+    except cv2.error as error:
+        image, why = None, error.err
+    if image is None:
+        raise DataError(f"the image can't be decoded: {why}", "make the LMDB again from its source")
+    return image
+
+
 def by_opencv(data: Buffer, header: Header, request: Request) -> Pixels:
     """The part cut from the whole picture; DataError if OpenCV can't decode it."""
     flags = (_GREY if request.channels == 1 else _COLOR)[request.shrink] | cv2.IMREAD_IGNORE_ORIENTATION
-    try:
-        image = cv2.imdecode(np.frombuffer(as_bytes(data), np.uint8), flags)
-    except cv2.error as error:
-        raise DataError(f"the image can't be decoded: {error.err}") from None
-    if image is None:
-        raise DataError("the image can't be decoded: its file is damaged", "make the LMDB again from its source")
+    image = imdecode(data, flags)
     size = scaled(header.height, request.shrink), scaled(header.width, request.shrink)
     if image.shape[:2] != size:
         raise DataError(

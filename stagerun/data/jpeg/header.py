@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.errors import DataError
+from stagerun.base.errors import DataError
 
 Buffer = bytes | bytearray | memoryview | NDArray[np.uint8]
 
@@ -26,7 +26,8 @@ _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 # Outside of one, bytes before a marker are skipped, as libjpeg does.
 _NEXT = re.compile(rb"\xff([^\x00\xff])", re.DOTALL)
 
-_SOI, _EOI, _SOS, _DRI, _TEM = 0xD8, 0xD9, 0xDA, 0xDD, 0x01
+_SOI, _EOI, _SOS, _DRI, _APP1, _TEM = 0xD8, 0xD9, 0xDA, 0xDD, 0xE1, 0x01
+EXIF = b"Exif\0\0"
 _BASELINE, _EXTENDED, _PROGRESSIVE, _ARITHMETIC_PROGRESSIVE = 0xC0, 0xC1, 0xC2, 0xCA
 _USUAL = (_BASELINE, _EXTENDED, _PROGRESSIVE)
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # these three are tables and an extension
@@ -41,6 +42,14 @@ SAMPLINGS = {
     ((1, 2), (1, 1), (1, 1)): "4:4:0",
     ((4, 1), (1, 1), (1, 1)): "4:1:1",
 }
+
+
+class Unreadable(DataError):
+    """An image whose header can't be used. `reason` is one of `odd.REASONS`, for counting."""
+
+    def __init__(self, reason: str, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.reason = reason
 
 
 class Reach(enum.Enum):
@@ -69,6 +78,15 @@ class Header:
     frame_at: int
     scan_at: int
 
+    @property
+    def kind(self) -> str:
+        """How the image is stored, in words: `baseline JPEG`, `progressive grey JPEG` ..."""
+        colour = {1: "grey ", 3: "", 4: "CMYK "}[self.components]
+        if self.unusual:
+            return f"unusual {colour}JPEG"
+        # "extended sequential" with 8 bits is baseline with more tables, and decoded alike
+        return f"{'progressive ' if self.progressive else '' if colour else 'baseline '}{colour}JPEG"
+
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
@@ -82,12 +100,12 @@ class _Frame:
 def read_header(data: Buffer) -> Header:
     """The header of a JPEG.
 
-    DataError, without a place, for what is no JPEG, is cut off, has no pixels or more than MAX_PIXELS, other than 8
+    Unreadable, without a place, for what is not a JPEG, is cut off, has no pixels or more than MAX_PIXELS, other than 8
     bits per channel, or more than MAX_SCANS scans.
     """
     view = as_bytes(data)
     if view[:3] != b"\xff\xd8\xff":
-        raise DataError("the image is not a JPEG", "convert it before the LMDB is made")
+        raise Unreadable("not an image", "the image is not a JPEG", "convert it before the LMDB is made")
     frame, interval, at = None, 0, 2
     while True:
         code, at = _next_marker(view, at)
@@ -109,7 +127,9 @@ def read_header(data: Buffer) -> Header:
         raise _damaged("it has no frame header")
     reach = _reach(frame, view[at + 2])
     if reach is not Reach.PART and (scans := bytes(view).count(b"\xff\xda")) > MAX_SCANS:
-        raise DataError(f"the image has {scans} scans, more than {MAX_SCANS}", "leave it out, or encode it again")
+        raise Unreadable(
+            "unsupported", f"the image has {scans} scans, more than {MAX_SCANS}", "leave it out, or encode it again"
+        )
     return Header(
         height=frame.height,
         width=frame.width,
@@ -122,6 +142,21 @@ def read_header(data: Buffer) -> Header:
         frame_at=frame.at,
         scan_at=at + length,
     )
+
+
+def exif_of(data: Buffer) -> bytes:
+    """The Exif data of a JPEG whose header `read_header` reads, or b''."""
+    view, at = as_bytes(data), 2
+    while True:
+        code, at = _next_marker(view, at)
+        if code in _ALONE:
+            continue
+        if code == _SOS:
+            return b""
+        length = _length(view, at)
+        if code == _APP1 and view[at + 2 : at + 8] == EXIF:
+            return bytes(view[at + 2 : at + length])
+        at += length
 
 
 def is_complete(data: Buffer) -> bool:
@@ -185,17 +220,20 @@ def _frame(view: memoryview, at: int, length: int, code: int) -> _Frame:
         raise _damaged("its frame header is malformed")
     bits, height, width = view[at + 2], view[at + 3] << 8 | view[at + 4], view[at + 5] << 8 | view[at + 6]
     if bits != 8:
-        raise DataError(f"the image has {bits} bits per channel", "only images of 8 bits per channel are read")
+        raise Unreadable(
+            "unsupported", f"the image has {bits} bits per channel", "only images of 8 bits per channel are read"
+        )
     if not height or not width:
         raise _damaged(f"it is {height} x {width} pixels (height x width)")
     if height * width > MAX_PIXELS:
-        raise DataError(
+        raise Unreadable(
+            "too many pixels",
             f"the image is {height} x {width} pixels (height x width), more than {MAX_PIXELS:,}",
             "reduce it before the LMDB is made",
         )
     factors = view[at + 9 : at + length : 3]
     if len(factors) not in (1, 3, 4):
-        raise _damaged(f"it has {len(factors)} colour components")
+        raise _damaged(f"it has {len(factors)} colour components", "unsupported")
     return _Frame(at - 2, code, height, width, tuple((f >> 4, f & 15) for f in factors))
 
 
@@ -209,12 +247,13 @@ def _reach(frame: _Frame, in_scan: int) -> Reach:
     return Reach.WHOLE
 
 
-def _cut_off() -> DataError:
-    return DataError(
+def _cut_off() -> Unreadable:
+    return Unreadable(
+        "truncated",
         "the image is cut off: JPEG data ends within its header",
         "its file was incomplete when the LMDB was made; make the LMDB again from complete files",
     )
 
 
-def _damaged(why: str) -> DataError:
-    return DataError(f"the image can't be decoded: {why}", "make the LMDB again from its source")
+def _damaged(why: str, reason: str = "damaged") -> Unreadable:
+    return Unreadable(reason, f"the image can't be decoded: {why}", "make the LMDB again from its source")

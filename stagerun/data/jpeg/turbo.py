@@ -154,57 +154,41 @@ class TurboDecoder(Decoder):
     ) -> Pixels | None:
         """The region of a file that should be height x width; None if the library thinks otherwise or can't, or, unless
         `forgiving`, warns."""
-        shape = shape_of(height, width, wanted, request)
-        pixels = self._pixels.of(shape[0] * shape[1] * shape[2]).reshape(shape)
+        rows, columns = scaled(height, request.shrink), scaled(width, request.shrink)
+        if wanted is not None:
+            rows, columns = wanted.height, wanted.width
+        pixels = self._pixels.of(rows * columns * request.channels).reshape(rows, columns, request.channels)
+        mark(pixels)
+        outcome = self._outcome(source, height, width, wanted, request, pixels)
+        usable = outcome == DECODED or (outcome == WARNED and forgiving and is_written(pixels))
+        return pixels if usable else None
+
+    def _outcome(
+        self, source: Pixels, height: int, width: int, wanted: Region | None, request: Request, pixels: Pixels
+    ) -> int:
+        """Decodes into `pixels`: DECODED, WARNED or FAILED."""
         # Each picture has a handle of its own (1 us). A used one keeps tables, with which a file that lacks them would
         # be decoded, and a region: one that isn't within the next picture makes the library loop for ever.
         handle = self._calls.tj3Init(DECOMPRESS)
         if not handle:
             raise MemoryError("libjpeg-turbo gives no decoder")
         try:
-            outcome = self._decode_with(handle, source, height, width, wanted, request, pixels)
-            return pixels if is_usable(outcome, pixels, forgiving) else None
+            calls, at, size = self._calls, source.ctypes.data, source.size
+            if calls.tj3DecompressHeader(handle, at, size) and calls.tj3GetErrorCode(handle) != WARNING:
+                return FAILED
+            # `pixels` is for the size that `read_header` found: more must not be written.
+            if (calls.tj3Get(handle, HEIGHT), calls.tj3Get(handle, WIDTH)) != (height, width):
+                return FAILED
+            if calls.tj3SetScalingFactor(handle, Scale(1, request.shrink)):
+                return FAILED
+            if wanted is not None and calls.tj3SetCroppingRegion(handle, wanted):
+                return FAILED
+            failed = calls.tj3Decompress8(handle, at, size, pixels.ctypes.data, 0, pixel_format(request))
+            if not failed:
+                return DECODED
+            return WARNED if calls.tj3GetErrorCode(handle) == WARNING else FAILED
         finally:
             self._calls.tj3Destroy(handle)
-
-    def _decode_with(
-        self,
-        handle: int,
-        source: Pixels,
-        height: int,
-        width: int,
-        wanted: Region | None,
-        request: Request,
-        pixels: Pixels,
-    ) -> int:
-        """DECODED, WARNED or FAILED, as the compiled kernel."""
-        calls, at, size = self._calls, source.ctypes.data, source.size
-        if calls.tj3DecompressHeader(handle, at, size) and calls.tj3GetErrorCode(handle) != WARNING:
-            return FAILED
-        # `pixels` is for the size that `read_header` found: more must not be written.
-        if (calls.tj3Get(handle, HEIGHT), calls.tj3Get(handle, WIDTH)) != (height, width):
-            return FAILED
-        if calls.tj3SetScalingFactor(handle, Scale(1, request.shrink)):
-            return FAILED
-        if wanted is not None and calls.tj3SetCroppingRegion(handle, wanted):
-            return FAILED
-        mark(pixels)
-        failed = calls.tj3Decompress8(handle, at, size, pixels.ctypes.data, 0, pixel_format(request))
-        if not failed:
-            return DECODED
-        return WARNED if calls.tj3GetErrorCode(handle) == WARNING else FAILED
-
-
-def is_usable(outcome: int, pixels: Pixels, forgiving: bool) -> bool:
-    """Whether what was decoded is the picture."""
-    return outcome == DECODED or (outcome == WARNED and forgiving and is_written(pixels))
-
-
-def shape_of(height: int, width: int, wanted: Region | None, request: Request) -> tuple[int, int, int]:
-    """Of the pixels that decoding gives."""
-    if wanted is not None:
-        return wanted.height, wanted.width, request.channels
-    return scaled(height, request.shrink), scaled(width, request.shrink), request.channels
 
 
 def pixel_format(request: Request) -> int:

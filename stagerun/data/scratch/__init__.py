@@ -10,15 +10,14 @@
         NAME.lock                       held by the process that makes or checks the copy
 
 NAME says which state of which LMDB it is (`look`): a changed source is another name. The kernel drops every lock with the
-process that held it, so that a killed job blocks no one, and what it had copied is gone on from. A folder's time of change
+process that held it, so that a killed job blocks no other, and the next one continues from what it had copied. A folder's time of change
 is when it was last used; it decides only which of the unused copies goes first when room is needed. Nothing is touched but
 folders with stagerun's manifest below stagerun-UID, and in these nothing but the files above.
 """
 
 from stagerun.data.scratch.blocks import Progress
-from stagerun.data.scratch.layout import Found, Original, look
-from stagerun.data.scratch.locks import CopyStopped
-from stagerun.data.scratch.removing import Removal, copies_of, unstage
+from stagerun.data.scratch.layout import CopyStopped, Found, Original, look
+from stagerun.data.scratch.room import Removal, copies_of, unstage
 from stagerun.data.scratch.staging import Copy, How, stage
 
 __all__ = [

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagerun.data.scratch.layout import BLOCK, JOURNAL, Original, SourceChanged, blocks_in, reading
-from stagerun.data.scratch.locks import CopyStopped
+from stagerun.base.errors import DataError, PermissionDenied, StorageError
+from stagerun.data.scratch.layout import BLOCK, JOURNAL, CopyStopped, Original, SourceChanged, blocks_in
 from stagerun.data.scratch.serving import Lost
 from stagerun.data.scratch.sharing import Block, Share
-from stagerun.errors import DataError, PermissionDenied, StorageError
+from stagerun.system.lmdb_file import reading
 
 _PIECE = 1 << 22
 # Blocks on their way at once: a file server gives one reader a part of what it has.
@@ -22,7 +22,7 @@ _LOWEST_PRIORITY = 19
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Of all copies asked for at once, in bytes. `waiting`: another process makes them."""
+    """Bytes of all copies that were asked for at once. `waiting`: another process makes them."""
 
     done: int
     total: int
@@ -63,7 +63,7 @@ def known_blocks(folder: Path) -> dict[int, str]:
 class BlockCopy:
     """Brings `target` to the bytes of `original`. `known`: digests of blocks that may be there already.
 
-    With `beside` it is to disturb others on the machine as little as it can: one thread, at the lowest priority.
+    With `beside` it disturbs others on the machine as little as it can: one thread, at the lowest priority.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class BlockCopy:
 
     def _read_back(self, number: int, room: memoryview) -> str:
         """The digest of the block as the disk has it: the kernel is asked to forget its own copy first, which it does for
-        what is written and not mapped. What the drive itself still has in memory can't be told apart."""
+        what is written and not mapped. What the drive itself still has in memory can't be distinguished."""
         digest = hashlib.sha256()
         at, end = number * BLOCK, number * BLOCK + self._size(number)
         with contextlib.suppress(OSError):
@@ -288,7 +288,7 @@ def _start(thread: threading.Thread) -> None:
         thread.start()
     except RuntimeError as error:
         raise StorageError(
-            f"the threads that copy can't be begun: {error}",
+            f"the threads that copy can't be started: {error}",
             "this machine allows this user no more (`ulimit -u`): end some",
         ) from None
 

@@ -1,21 +1,115 @@
-"""Names and files of the scratch folder, and what a manifest says."""
+"""Names and files of the scratch folder, what a manifest says, and locks that die with their holder.
+
+The locks are those of flock(2), which the kernel gives up when the process ends, however it ends.
+"""
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import re
 import stat
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
-from stagerun.data.write import sync_folder
-from stagerun.errors import DataError, PermissionDenied, StorageError
-from stagerun.lmdb_file import BY_SCHEDULE, SIDE_FILE, check_file, data_file
-from stagerun.private import private_folder
+from stagerun.base.errors import DataError, PermissionDenied, StorageError
+from stagerun.system.files import private_folder, write_whole
+from stagerun.system.lmdb_file import BY_SCHEDULE, SIDE_FILE, check_file, data_file, ends_of, reading
+from stagerun.system.typed import Signed, json_object, read_as
+
+# Between two looks at a lock that another process has: no one waits inside the kernel, where a request to stop isn't heard.
+_PAUSE_S = 0.1
+
+
+class CopyStopped(Exception):
+    """A request to stop came before the copies were there. What was copied stays, and the next job goes on from it."""
+
+
+@contextlib.contextmanager
+def held(path: Path, stop: Callable[[], bool], waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Waits for the lock and holds it. `waiting` is called from time to time meanwhile. CopyStopped, OSError."""
+    while (fd := _try(path)) is None:
+        if stop():
+            raise CopyStopped
+        waiting()
+        time.sleep(_PAUSE_S)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def held_now(path: Path) -> Iterator[bool]:
+    """Holds the lock if it can be had at once: gives whether it could. OSError."""
+    fd = _try(path)
+    try:
+        yield fd is not None
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def _try(path: Path) -> int | None:
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        kept = False
+        try:
+            if not _flock(fd, fcntl.LOCK_EX):
+                return None
+            # Whoever removes a copy removes its lock too, while holding it: the name may be another file's, or no one's.
+            with contextlib.suppress(FileNotFoundError):
+                kept = os.path.samestat(os.fstat(fd), path.lstat())
+            if kept:
+                return fd
+        finally:
+            if not kept:
+                os.close(fd)
+
+
+@contextlib.contextmanager
+def unused_now(folder: Path) -> Iterator[bool]:
+    """Whether no one reads the copy; and no one starts to, until the end. Call it while holding the copy's lock. OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield _flock(fd, fcntl.LOCK_EX)
+    finally:
+        os.close(fd)
+
+
+class Use:
+    """That this process reads a copy: a shared lock on its folder, which also keeps systemd-tmpfiles away from it
+    (python/cpython#81831)."""
+
+    def __init__(self, folder: Path) -> None:
+        """Call it while holding the copy's lock: then no one is removing it. OSError."""
+        self._fd: int | None = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_SH)
+            os.utime(self._fd)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with contextlib.suppress(OSError):  # a disk that is gone
+                os.utime(fd)
+            os.close(fd)
+
+
+def _flock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
 
 BLOCK = 1 << 26
 DATA, MANIFEST, JOURNAL, SUSPECT = "data.mdb", "stagerun-copy.json", "blocks", "suspect"
@@ -24,7 +118,6 @@ OWN_FILES = (DATA, SIDE_FILE, f"{SIDE_FILE}.new", JOURNAL, SUSPECT, f"{MANIFEST}
 PARTIAL = ".partial"
 
 _NAME = re.compile(r"[0-9a-f]{64}")
-_ENDS = 1 << 20
 _VERSION = 1
 _MOST_MANIFEST_BYTES = 1 << 26
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -45,8 +138,7 @@ class Original:
 def look(path: str) -> Original:
     """The LMDB in folder `path` as it is now. DataError if it is not whole, PermissionDenied.
 
-    Its state is known by its real path, size, time of change, and the bytes at both ends of data.mdb: LMDB's first two pages
-    change with every commit.
+    Its state is known by its real path, size, time of change, and the bytes at both ends of data.mdb.
     """
     check_file(path, BY_SCHEDULE)  # one that a command names is looked for before
     file = data_file(path)
@@ -54,21 +146,8 @@ def look(path: str) -> Original:
         found = os.fstat(stream.fileno())
         real = str(file.resolve())
         digest = hashlib.sha256(f"{real}\0{found.st_size}\0{found.st_mtime_ns}\0".encode(errors="surrogateescape"))
-        digest.update(stream.read(_ENDS))
-        stream.seek(max(0, found.st_size - _ENDS))
-        digest.update(stream.read(_ENDS))
+        digest.update(ends_of(stream.fileno(), found.st_size))
     return Original(path, str(Path(real).parent), found.st_size, found.st_mtime_ns, digest.hexdigest())
-
-
-@contextlib.contextmanager
-def reading(file: Path) -> Iterator[None]:
-    """Errors of reading the LMDB that is copied."""
-    try:
-        yield
-    except PermissionError:
-        raise PermissionDenied(f"{file}: may not be read", "ask its owner for read permission") from None
-    except OSError as error:
-        raise DataError(f"{file}: can't be read: {error.strerror}", "check the disk or the file server") from None
 
 
 @contextlib.contextmanager
@@ -107,13 +186,13 @@ def home_of(scratch: str, make: bool = True) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Of a copy. A partial one has no `blocks` yet."""
+    """What is known about a copy. A partial one has no `blocks` yet."""
 
     source: str  # real path of the LMDB's folder
     size: int  # of data.mdb
-    mtime_ns: int
+    mtime_ns: Signed
     blocks: tuple[str, ...] = ()  # sha256 in hex of each BLOCK bytes of data.mdb, the last one shorter
-    side: tuple[int, int] | None = None  # size and mtime_ns of the source's side file
+    side: tuple[int, Signed] | None = None  # size and mtime_ns of the source's side file
     made: str = ""  # date and time
     seconds: float = 0.0
     stagerun: str = ""
@@ -125,54 +204,40 @@ def blocks_in(size: int) -> int:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Whole or not at all. OSError."""
-    new = folder / f"{MANIFEST}.new"
-    with open(new, "w", encoding="ascii") as stream:
-        stream.write(json.dumps({"version": _VERSION, **asdict(manifest)}, indent=1))
-        stream.flush()
-        os.fsync(stream.fileno())
-    new.rename(folder / MANIFEST)
-    sync_folder(folder)
+    text = json.dumps({"version": _VERSION, **asdict(manifest)}, indent=1)
+    write_whole(folder / MANIFEST, text.encode(), aside=folder / f"{MANIFEST}.new")
 
 
 def read_manifest(folder: Path) -> Manifest | None:
     """None if there is none, or it isn't what `write_manifest` writes. OSError if the disk fails."""
-    said = _said(folder)
-    try:
-        side = said["side"]
-        manifest = Manifest(
-            source=str(said["source"]),
-            size=int(said["size"]),
-            mtime_ns=int(said["mtime_ns"]),
-            blocks=tuple(str(digest) for digest in said["blocks"]),
-            side=(int(side[0]), int(side[1])) if side is not None else None,
-            made=str(said["made"]),
-            seconds=float(said["seconds"]),
-            stagerun=str(said["stagerun"]),
-        )
-        known = said["version"] == _VERSION and len(manifest.blocks) in (0, blocks_in(manifest.size))
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError, OverflowError):
+    found = _json(folder)
+    if found.get("version") != _VERSION or not {field.name for field in fields(Manifest)} <= found.keys():
         return None
-    return manifest if known and manifest.size >= 0 else None
+    try:
+        manifest = read_as(Manifest, found)
+    except ValueError:
+        return None
+    return manifest if len(manifest.blocks) in (0, blocks_in(manifest.size)) else None
 
 
 def is_of_another_version(folder: Path) -> bool:
     """Whether its manifest is one that this version can't judge: what it says of the copy, and which files are its own."""
-    said = _said(folder)
-    return isinstance(said, dict) and isinstance(said.get("version"), int) and said["version"] != _VERSION
+    version = _json(folder).get("version")
+    return isinstance(version, int) and version != _VERSION
 
 
-def _said(folder: Path) -> Any:
-    """The manifest's JSON; None if there is none, or it is damaged. OSError."""
+def _json(folder: Path) -> Mapping[str, object]:
+    """What the manifest holds; nothing if it is missing or damaged. OSError."""
     try:
         fd = os.open(folder / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return {}
     with open(fd, "rb") as stream:
         data = stream.read(_MOST_MANIFEST_BYTES)
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        return None
+        return json_object(data)
+    except ValueError:
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,13 +273,13 @@ def survey(home: Path) -> list[Found]:
 
 
 def suspect(folder: Path) -> None:
-    """The copy is checked, and mended, before anybody uses it again. As far as the disk lets us say so."""
+    """The copy is checked, and mended, before anyone uses it again. As far as the disk lets us say so."""
     with contextlib.suppress(OSError):
         os.close(os.open(folder / SUSPECT, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
 
 
 def file_size(folder: Path) -> int | None:
-    """Of data.mdb; None if there is none. OSError."""
+    """The size of data.mdb; None if there is none. OSError."""
     try:
         return (folder / DATA).lstat().st_size
     except (FileNotFoundError, NotADirectoryError):

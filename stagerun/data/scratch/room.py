@@ -2,24 +2,29 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from stagerun.base.errors import StorageError
+from stagerun.base.text import size
 from stagerun.data.scratch.layout import (
     PARTIAL,
     Found,
     Manifest,
     Original,
     file_size,
+    held,
+    held_now,
+    home_of,
     read_manifest,
     remove,
     survey,
     taken,
+    unused_now,
     write_manifest,
+    writing,
 )
-from stagerun.data.scratch.locks import held, held_now, unused_now
-from stagerun.errors import StorageError
-from stagerun.text import size
 
 
 def free_bytes(home: Path) -> int:
@@ -35,7 +40,7 @@ def take_room(
 
     The caller holds the locks of these copies. Under one lock for all jobs, and with what others are about to write counted as
     written: two jobs at once don't both take the last room. Removes copies that no one uses, interrupted ones first, then the
-    longest unused, if and only if that makes enough room, and tells `removed`; StorageError else. CopyStopped, OSError.
+    longest unused, if and only if that makes enough room, and calls `removed` for each; else StorageError. CopyStopped, OSError.
     """
     with held(home / "lock", stop):
         names = {original.name for original in originals}
@@ -59,7 +64,7 @@ def take_room(
 
 @contextlib.contextmanager
 def idle_now(one: Found) -> Iterator[str]:
-    """'' while the copy is locked against everybody, or why it can't be. OSError."""
+    """'' while the copy is locked against everyone, or why it can't be. OSError."""
     with contextlib.ExitStack() as stack:
         if not stack.enter_context(held_now(one.lock)):
             why = "is being made" if one.partial else "is being checked"
@@ -106,3 +111,45 @@ def _no_room(home: Path, needed: int, pending: int, reserve: int, kept: Sequence
         f"{home}: no room for the images: {'; '.join(parts)}",
         "free some space there, give another `scratch`, or leave it out to read the data where it is",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """A copy that was removed, or why it was not."""
+
+    copy: Found
+    kept: str = ""  # "is in use"; '' if it was removed
+
+
+def unstage(scratch: str, sources: Collection[str] | None, dry_run: bool = False) -> list[Removal]:
+    """Removes the copies of the LMDBs in folders `sources`, old states and interrupted copies too; None: all of this user's.
+
+    With `dry_run` it only says what would be. The sources need not exist any more. StorageError, PermissionDenied.
+    """
+    with writing(scratch):
+        home = home_of(scratch, make=False)
+        if not home.is_dir():
+            return []
+        with held(home / "lock", lambda: False):
+            return [_remove(one, dry_run) for one in _of(home, sources)]
+
+
+def copies_of(scratch: str, source: str) -> list[Found]:
+    """Complete copies of the LMDB that is, or was, in folder `source`, longest unused first. StorageError, PermissionDenied."""
+    with writing(scratch):
+        return [one for one in _of(home_of(scratch, make=False), [source]) if not one.partial]
+
+
+def _of(home: Path, sources: Collection[str] | None) -> list[Found]:
+    if sources is None:
+        return survey(home)
+    # data.mdb itself may be a link, and a manifest has the folder that it leads to.
+    wanted = {os.path.dirname(os.path.realpath(os.path.join(source, "data.mdb"))) for source in sources}
+    return [one for one in survey(home) if one.manifest.source in wanted]
+
+
+def _remove(one: Found, dry_run: bool) -> Removal:
+    with idle_now(one) as kept:
+        if not kept and not dry_run:
+            drop(one)
+        return Removal(one, kept)

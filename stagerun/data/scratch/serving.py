@@ -12,19 +12,19 @@ who gets one compares again. The bytes go as they are over the network of the cl
 
 import contextlib
 import hmac
-import json
 import os
-import resource
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from stagerun.data.scratch.layout import BLOCK, DATA
-from stagerun.data.scratch.locks import CopyStopped
+from stagerun.data.scratch.layout import BLOCK, DATA, CopyStopped
+from stagerun.system.host import open_files
+from stagerun.system.lines import Garbled, Message, message_of
+from stagerun.system.lines import line as line_of
 
 # A side that has said nothing for so long has gone, or its network.
 SILENT_S = 10.0
@@ -69,13 +69,7 @@ class Server:
         self._open: set[socket.socket] = set()
         self._strangers: dict[socket.socket, None] = {}  # of `_open`, in the order in which they came
         # The worker itself needs descriptors: files, sockets to other ranks. A large job's other nodes need more than the usual 1024.
-        files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = 4 * _MOST_CONNECTIONS if most == resource.RLIM_INFINITY else min(most, 4 * _MOST_CONNECTIONS)
-        if files != resource.RLIM_INFINITY and files < wanted:
-            with contextlib.suppress(OSError, ValueError):  # a sandbox
-                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
-            files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most = _MOST_CONNECTIONS if files == resource.RLIM_INFINITY else min(_MOST_CONNECTIONS, files // 4)
+        self._most = min(_MOST_CONNECTIONS, open_files(4 * _MOST_CONNECTIONS) // 4)
         self.moved = 0  # bytes that were copied or found to be there, whether they are on a shelf yet or not
         self._over = False
         self._listener = socket.socket(socket.AddressFamily(family), socket.SOCK_STREAM)
@@ -183,7 +177,7 @@ class Server:
         finally:
             self._forget(connection)
 
-    def _answer(self, connection: socket.socket, asked: dict[str, Any]) -> None:
+    def _answer(self, connection: socket.socket, asked: Message) -> None:
         match asked:
             case {"try": int(count)} if 0 < count <= _MOST_TRIED:
                 _send(connection, {"bytes": count})
@@ -213,8 +207,8 @@ class Neighbour:
         self._connection: socket.socket | None = None
 
     def ask(self, name: str, want: Sequence[int]) -> tuple[int, str, int] | int:
-        """Of one of the blocks `want`: its number, digest and bytes, which `read` then gives. While it has none of them, how many bytes
-        it has copied."""
+        """The number, digest and size of one of the blocks `want`, whose bytes `read` then gives. While the other node has none of
+        them: how many bytes it has copied."""
         answer = self._asked({"of": name, "want": list(want)})
         match answer:
             case {"block": int(number), "sha256": str(digest), "bytes": int(count)} if number in want:
@@ -225,16 +219,16 @@ class Neighbour:
 
     def measure(self, seconds: float) -> float:
         """Bytes per second that come from there, over `seconds` at least, in pieces that take none of them long."""
-        piece, came, begun = memoryview(bytearray(1 << 20)), 0, time.monotonic()
+        piece, came, started = memoryview(bytearray(1 << 20)), 0, time.monotonic()
         count = len(piece)
-        while (took := time.monotonic() - begun) < seconds:
+        while (took := time.monotonic() - started) < seconds:
             if self._asked({"try": count}).get("bytes") != count:
                 raise self._lost()
             left = count
             while left:
                 left -= self.read(piece[: min(len(piece), left)])
             came += count
-            if time.monotonic() - begun - took < seconds / 8:
+            if time.monotonic() - started - took < seconds / 8:
                 count = min(2 * count, _MOST_TRIED)
         return came / took
 
@@ -278,7 +272,7 @@ class Neighbour:
                 raise self._lost() from None
         return self._connection
 
-    def _asked(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _asked(self, question: Message) -> Message:
         connection = self._connected()
         try:
             _send(connection, question)
@@ -291,12 +285,9 @@ class Neighbour:
             if len(line) > _LONGEST_LINE:
                 raise self._lost()
         try:
-            answer = json.loads(line)
-        except ValueError:
+            return message_of(line)
+        except Garbled:
             raise self._lost() from None
-        if not isinstance(answer, dict):
-            raise self._lost()
-        return answer
 
 
 def own_place(meeting: str, first: bool) -> tuple[int, str, str]:
@@ -304,7 +295,7 @@ def own_place(meeting: str, first: bool) -> tuple[int, str, str]:
     all others reach that one. OSError."""
     family, kind, _, _, place = socket.getaddrinfo(meeting, 9, type=socket.SOCK_DGRAM)[0]
     if first:
-        # As of the monitors: Debian has a host's own name mean 127.0.1.1 there, which no other host reaches.
+        # As for the monitors: Debian has a host's own name mean 127.0.1.1 there, which no other host reaches.
         loops = str(place[0]).startswith("127.") or place[0] == "::1"
         return int(family), "" if loops else str(place[0]), meeting
     with socket.socket(family, kind) as probe:
@@ -313,12 +304,12 @@ def own_place(meeting: str, first: bool) -> tuple[int, str, str]:
     return int(family), own, own
 
 
-def _send(connection: socket.socket, message: dict[str, Any]) -> None:
-    connection.sendall(json.dumps(message).encode() + b"\n")
+def _send(connection: socket.socket, message: Message) -> None:
+    connection.sendall(line_of(message))
 
 
 def _first_line(connection: socket.socket) -> bytes:
-    """Of somebody who may be anybody: short, and whole in a short time."""
+    """The first line of someone who may be anyone: short, and whole within a short time."""
     line, end = b"", time.monotonic() + HELLO_S
     while not line.endswith(b"\n") and len(line) < _LONGEST_HELLO:
         connection.settimeout(max(1e-3, end - time.monotonic()))
@@ -329,13 +320,10 @@ def _first_line(connection: socket.socket) -> bytes:
     return line
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
+def _parsed(line: bytes) -> Message:
     if not line.endswith(b"\n"):
         raise Lost
     try:
-        message = json.loads(line)
-    except RecursionError:
+        return message_of(line)
+    except Garbled:
         raise Lost from None
-    if not isinstance(message, dict):
-        raise Lost
-    return message

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import stagerun
+from stagerun.base.errors import StorageError
 from stagerun.data.scratch.blocks import BlockCopy, Progress, Tally, known_blocks, worth_keeping
 from stagerun.data.scratch.layout import (
     DATA,
@@ -20,25 +21,25 @@ from stagerun.data.scratch.layout import (
     Manifest,
     Original,
     SourceChanged,
+    Use,
     blocks_in,
     file_size,
+    held,
     home_of,
     is_of_another_version,
     look,
     read_manifest,
-    reading,
     remove,
     suspect,
     taken,
+    unused_now,
     write_manifest,
     writing,
 )
-from stagerun.data.scratch.locks import Use, held, unused_now
 from stagerun.data.scratch.room import take_room
 from stagerun.data.scratch.sharing import Exchange, Share
-from stagerun.data.write import sync_folder
-from stagerun.errors import StorageError
-from stagerun.lmdb_file import SIDE_FILE
+from stagerun.system.files import sync_folder, write_whole
+from stagerun.system.lmdb_file import SIDE_FILE, reading
 
 GIGABYTE = 10**9
 
@@ -88,8 +89,8 @@ def stage(
 ) -> list[Copy]:
     """A complete copy of each LMDB below folder `scratch`, in order; `reserve` gigabytes stay free on that disk.
 
-    Any number of processes, threads and jobs may call it at once: one copies, the others wait. `stop` is asked and `watch`
-    told while it goes on, from several threads; `removed` is told each copy that was removed to make room. `verify`: copies that are there
+    Any number of processes, threads and jobs may call it at once: one copies, the others wait. `stop` and `watch` are
+    called while it goes on, from several threads; `removed` gets each copy that was removed to make room. `verify`: copies that are there
     are read whole and compared, too. `beside`: as little in the way of others on the node as can be. `exchange`: with the other nodes
     of the job, which hand on what they have.
 
@@ -126,7 +127,7 @@ def stage(
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """How copies are made; `stage` tells the words."""
+    """How copies are made; `stage` explains the words."""
 
     tally: Tally
     stop: Callable[[], bool]
@@ -135,7 +136,7 @@ class Making:
 
 
 def _offer(home: Path, wanted: Iterable[Original], todo: Sequence[Original], exchange: Exchange) -> None:
-    """Tells the other nodes what this one needs, and what it has."""
+    """Reports to the other nodes what this one needs, and what it has."""
     has = {}
     for original in wanted:
         manifest = read_manifest(home / original.name) if original not in todo else None
@@ -146,13 +147,13 @@ def _offer(home: Path, wanted: Iterable[Original], todo: Sequence[Original], exc
 
 def _one(home: Path, original: Original, todo: bool, making: Making) -> tuple[How, int, float]:
     """Has one copy made or mended, as far as that is needed: (how, bytes copied, seconds)."""
-    begun, before = time.monotonic(), making.tally.copied
+    started, before = time.monotonic(), making.tally.copied
     how = How.THERE
     if todo:
         make = _mend if (home / original.name).exists() else _make
         how = make(home, original, making)
     _mirror_side_file(home / original.name, original)
-    return how, making.tally.copied - before, time.monotonic() - begun
+    return how, making.tally.copied - before, time.monotonic() - started
 
 
 def _usable(home: Path, original: Original) -> bool:
@@ -188,14 +189,14 @@ def _clear(folder: Path) -> None:
     with unused_now(folder) as unused:
         if not unused:
             raise StorageError(
-                f"{folder}: is no complete copy any more, and in use",
+                f"{folder}: is no longer a complete copy, and is in use",
                 "wait until the jobs that read it have ended, or use another scratch folder",
             )
         remove(folder)
 
 
 def _make(home: Path, original: Original, making: Making) -> How:
-    partial, begun, share = home / f"{original.name}{PARTIAL}", time.monotonic(), None
+    partial, started, share = home / f"{original.name}{PARTIAL}", time.monotonic(), None
     try:
         _same(original)
         known = known_blocks(partial)
@@ -213,7 +214,7 @@ def _make(home: Path, original: Original, making: Making) -> How:
             mtime_ns=original.mtime_ns,
             blocks=blocks,
             made=time.strftime("%Y-%m-%d %H:%M:%S %z"),
-            seconds=round(time.monotonic() - begun, 3),
+            seconds=round(time.monotonic() - started, 3),
             stagerun=stagerun.__version__,
         )
         write_manifest(partial, manifest)
@@ -282,10 +283,5 @@ def _mirror_side_file(folder: Path, original: Original) -> None:
             return
         data = stream.read()
     # Renamed over the old one, which those who have it mapped keep. It has a digest of its own, compared when it is loaded.
-    new = folder / f"{SIDE_FILE}.new"
-    with new.open("wb") as writer:
-        writer.write(data)
-        writer.flush()
-        os.fsync(writer.fileno())
-    new.rename(copy)
+    write_whole(copy, data, aside=folder / f"{SIDE_FILE}.new")
     write_manifest(folder, replace(manifest, side=side))

@@ -1,0 +1,286 @@
+"""What happens in a run, as values. The loop yields them, sinks show and store them; nothing flows back.
+
+Every rank makes them, in the same order but for what rank 0 alone knows: snapshots, and notes on them, on other ranks, on what is
+promised. Only rank 0 has sinks. `OUT/log.jsonl` holds one line per event with the fields below and `time` (seconds since the
+epoch) and `event` (the class's name).
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted:
+    schedule: str
+    out: str
+    workers: int
+    device: str
+    threads: int
+    stages: tuple[str, ...]  # that are enabled
+    iterations: int  # of all of them
+    iterations_left: int  # that are to be done now; pieces among them
+    version: str
+    ensembles: tuple[str, ...] = ()
+    disabled: tuple[str, ...] = ()  # stages of the schedule that are not enabled
+    hosts: tuple[str, ...] = ()  # by rank
+    attempt: int = 0  # the process life, rank 0 knows; 0 in logs of before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Something the user should know; `warning` if it may need an answer."""
+
+    text: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageStarted:
+    stage: str
+    number: int  # 1-based, of all stages
+    iter: int  # 0, or where it goes on
+    max_iter: int
+    start: str  # what its weights come from, in words
+    batch_size: int
+    device_batch_size: int
+    carried_over: str = ""  # from the stage it starts from, in words
+    iterations_left: int = 0  # of all stages, this one among them; rank 0 knows
+    train_seconds: float = 0.0  # spent on the stage's iterations before, over all process lives; rank 0 knows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iterated:
+    """One weight update was done. `iter` counts it; lr, momentum and weight_decay are those it was done with."""
+
+    stage: str
+    iter: int
+    epoch: float  # of the whole schedule, along the path of ancestors
+    lr: float
+    momentum: float
+    weight_decay: float
+    loss: float  # mean over the global batch, before the update
+    images: int
+    seconds: float
+    update_seconds: float = 0.0  # of them: from the last backward pass to the new weights, once per iteration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotFinite:
+    """One iteration had a loss or gradients that are not finite; weights and momentum are as before it. After a rollback a
+    StageStarted (or PieceStarted) says where training goes on."""
+
+    stage: str
+    iter: int  # updates done before it
+    lr: float  # that it would have been done with
+    what: str  # is not finite, in words
+    done: str  # about it; of recipe.OnNan: STOP also where it has come once too often
+    number: int  # of SKIP: iterations one after the other, this one among them; of ROLLBACK: failures in the stage
+    most: int  # `max_nan`
+    position: int  # of its first image
+    images: int
+    seconds: float
+    keys: tuple[str, ...] = ()  # of its images in the LMDB, in their order; rank 0 knows
+    back_to: int | None = None  # ROLLBACK: updates that are kept
+    snapshot: str = ""  # ROLLBACK: from which they come, or `seed N`; rank 0 knows
+    until: int | None = None  # of a stretch that is trained once more (PieceStarted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renamed:
+    """What a stage has of the time when it was called otherwise. Of the life of the last RunStarted; rank 0 knows."""
+
+    stage: str
+    snapshots: tuple[str, ...]  # by their names on disk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceStarted:
+    """A stretch of a stage that has that behind it is trained once more, for a snapshot at `until`. Nothing else comes of it: its
+    updates are reported as Retraced, and nothing is evaluated."""
+
+    stage: str
+    iter: int
+    until: int
+    start: str  # what its weights come from, in words
+    children: tuple[str, ...]  # the stages that will start there; rank 0 knows
+    iterations_left: int = 0  # of all that is to be done, this among them; rank 0 knows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retraced:
+    """One weight update of such a stretch was done, as an Iterated of the stage reported once."""
+
+    stage: str
+    iter: int
+    until: int
+    lr: float
+    loss: float
+    images: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotDue:
+    stage: str
+    iter: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotWritten:
+    stage: str
+    iter: int
+    name: str
+    bytes: int
+    blocked_seconds: float  # training stood still
+    seconds: float  # until it was on disk
+    cpu_seconds: float = 0.0  # of this process: copying, digests, writing, reading back, deleting older ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotFailed:
+    stage: str
+    iter: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestDue:
+    stage: str
+    iter: int
+
+    __test__ = False  # not a test case of pytest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tested:
+    stage: str
+    iter: int
+    images: int
+    top1: float  # 0..1
+    top5: float
+    loss: float
+    seconds: float
+    ema: bool = False  # with the averaged weights (`ema_decay`) in place of the trained ones
+
+    __test__ = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFinished:
+    """A stage's last weights are on disk and evaluated. Also the content of OUT/results/SNAPSHOT.json."""
+
+    stage: str
+    iterations: int
+    epochs: float
+    first_lr: float
+    last_lr: float
+    weight_decay: float
+    augmentation: str
+    loss: float  # mean over the last iterations, 100 at most
+    top1: float | None
+    top5: float | None
+    test_loss: float | None  # None also where it is not finite
+    train_seconds: float  # over all process lives, without evaluation
+    images_per_second: float
+    snapshot: str
+    ema_top1: float | None = None  # of the averaged weights, where the stage has `ema_decay`
+    ema_top5: float | None = None
+    ema_test_loss: float | None = None
+    tested_on: str = ""  # what the evaluation depends on besides the weights; '' if nothing was evaluated
+    last_weight_decay: float | None = None  # that of the last update, where it is another than the first one's
+    skips: int = 0  # iterations without an update (`on_nan: SKIP`)
+    rollbacks: int = 0  # `on_nan: ROLLBACK`
+    tested_set: str = ""  # the images of the evaluation (`lmdb_file.set_of`); '' if unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnsembleTested:
+    """Several stages' last weights were evaluated together. Also the content of OUT/results/ensembles/NAME.json.
+
+    `snapshots`, `rule`, `batch_norm_iter`, `tested_on` and `tested_set` are what it was made from: while these are the same, it counts. `attempt`,
+    `serial`: of the newest snapshot that this process life had written by then, or could have (0 of an older version): what comes
+    after them in the order of snapshots was trained later.
+    """
+
+    name: str
+    rule: str  # of recipe.EnsembleRule
+    members: tuple[str, ...]
+    images: int
+    top1: float  # 0..1
+    top5: float
+    loss: float | None  # None where it is not finite
+    seconds: float
+    best: str  # the member with the highest top-1 by itself, the first of several
+    best_top1: float
+    mean_top1: float  # of the members by themselves
+    snapshots: tuple[str, ...]  # ids of the members' ends
+    batch_norm_iter: int  # 0 where no weights are averaged
+    tested_on: str
+    attempt: int = 0
+    serial: int = 0
+    tested_set: str = ""
+
+    @property
+    def gain(self) -> float:
+        """Top-1 over that of the best member, as a fraction."""
+        return self.top1 - self.best_top1
+
+    @property
+    def gain_over_mean(self) -> float:
+        """Top-1 over the mean of the members, as a fraction."""
+        return self.top1 - self.mean_top1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """The run ends before its end, on demand, with everything saved."""
+
+    stage: str
+    iter: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The run ends in an error. `text` is '' where another worker reports it; a killed run leaves no such line."""
+
+    code: int  # errors.ExitCode
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFinished:
+    trained: bool  # whether there was anything to do
+    seconds: float
+    not_chosen: tuple[str, ...] = ()  # stages that are still to be trained, and were left out; rank 0 knows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexed:
+    """In log.jsonl alone, every few thousand lines: from byte `since` to this line all lines are Iterated or Retraced, except for those
+    that begin at `lines`. A reader that needs few lines of a long log skips the rest."""
+
+    since: int
+    lines: tuple[int, ...]
+
+
+Event = (
+    RunStarted
+    | Renamed
+    | Note
+    | StageStarted
+    | Iterated
+    | NotFinite
+    | PieceStarted
+    | Retraced
+    | SnapshotDue
+    | SnapshotWritten
+    | SnapshotFailed
+    | TestDue
+    | Tested
+    | StageFinished
+    | EnsembleTested
+    | Stopped
+    | Failed
+    | RunFinished
+    | Indexed
+)

@@ -1,0 +1,79 @@
+"""How fast training goes and how long it will take: the arithmetic of the live line and of `status`. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stagerun.base.text import duration
+
+if TYPE_CHECKING:  # what every command prints goes by `strip`, and the events take 20 ms to import
+    from stagerun.base.events import Iterated, StageStarted
+
+# Iterations over which speed and loss are averaged.
+WINDOW = 50
+_LEAST_BAR, _LONGEST_BAR = 6, 40
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The last iterations: mean loss, images per second, seconds per iteration."""
+
+    loss: float
+    images_per_second: float
+    seconds_per_iteration: float
+
+
+def pace(window: "Sequence[Iterated]") -> Pace:
+    """Over `window`, at least one and at most WINDOW iterations of one stage."""
+    seconds = sum(e.seconds for e in window)
+    images = sum(e.images for e in window)
+    loss = sum(e.loss for e in window) / len(window)
+    return Pace(loss, images / seconds if seconds else 0.0, seconds / len(window))
+
+
+def progress_line(stage: "StageStarted", stages: int, window: "Sequence[Iterated]", left: int) -> str:
+    """Where training is after the last iteration of `window`, with `left` iterations to go in all `stages`."""
+    now, speed = window[-1], pace(window)
+    return (
+        f"stage {stage.number}/{stages} {now.stage}  {now.iter}/{stage.max_iter}  epoch {now.epoch:.2f}  "
+        f"LR {now.lr:.4g}  loss {speed.loss:.4f}  {speed.images_per_second:.0f} images/s  "
+        f"{duration((stage.max_iter - now.iter) * speed.seconds_per_iteration)} left in stage, "
+        f"{duration(left * speed.seconds_per_iteration)} in all"
+    )
+
+
+DONE, TO_DO, STALE = "ok", "-", "stale"  # marks of stages; of one that has started it is `62 %`
+
+
+def share(iter: int, max_iter: int) -> str:
+    """The mark of a stage in which `iter` updates are done."""
+    return f"{100 * iter // max_iter} %" if max_iter else TO_DO
+
+
+def colour(mark: str) -> str | None:
+    """By the name that click and rich have for it."""
+    return {DONE: "green", STALE: "red", TO_DO: None}.get(mark, "cyan")
+
+
+def strip(marks: Mapping[str, str]) -> str:
+    """By stage, in the order of the schedule -> `init ok  cyc1 62 %  collapse -`."""
+    return "  ".join(f"{name} {mark}" for name, mark in marks.items())
+
+
+def live_line(
+    marks: Mapping[str, str], stage: "StageStarted", window: "Sequence[Iterated]", left: int, width: int
+) -> tuple[dict[str, str], int, str]:
+    """As `progress_line`, in at most `width` characters if that can be: the marks to show, how long a bar, 0 for none, and the rest,
+    with two spaces between them. A narrow terminal leaves out first epoch and LR, or other stages, then the bar."""
+    now, speed = window[-1], pace(window)
+    stage_left = duration((stage.max_iter - now.iter) * speed.seconds_per_iteration)
+    times = f"{stage_left} of {duration(left * speed.seconds_per_iteration)} left"
+    done, loss = f"{now.iter}/{stage.max_iter}", f"loss {speed.loss:.4f}"
+    short = f"{done}  {speed.images_per_second:.0f} img/s  {loss}  {times}"
+    long = f"{done}  epoch {now.epoch:.2f}  LR {now.lr:.4g}  {speed.images_per_second:.0f} images/s  {loss}  {times}"
+    own = {now.stage: share(now.iter, stage.max_iter)}
+    for shown, rest in ((dict(marks), long), (dict(marks), short), (own, long), (own, short)):
+        bar = width - len(strip(shown)) - len(rest) - 4
+        if bar >= _LEAST_BAR:
+            return shown, min(bar, _LONGEST_BAR), rest
+    return own if bar >= -2 else {now.stage: ""}, 0, short

@@ -1,0 +1,405 @@
+"""The resolved schedule, as frozen values: every default applied, every duration in iterations.
+
+Made by `language.resolve` alone; read by everything else. The meaning, unit and range of a field stand in
+`protos/stagerun.proto`, where the field has the same name; here only what differs is said. No I/O, stdlib only.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stagerun.base.errors import Span
+
+
+class Determinism(enum.Enum):
+    FIXED = "FIXED"
+    ELASTIC = "ELASTIC"
+
+
+class MomentumForm(enum.Enum):
+    CAFFE = "CAFFE"
+    TORCH = "TORCH"
+
+
+class Precision(enum.Enum):
+    FP32 = "FP32"
+    BF16 = "BF16"
+    FP64 = "FP64"
+
+
+class ParamKind(enum.Enum):
+    ANY = "ANY"
+    WEIGHT = "WEIGHT"
+    BIAS = "BIAS"
+    NORM = "NORM"
+
+
+class InterpMode(enum.Enum):
+    LINEAR = "LINEAR"
+    AREA = "AREA"
+    NEAREST = "NEAREST"
+    CUBIC = "CUBIC"
+    LANCZOS4 = "LANCZOS4"
+    ANTIALIAS = "ANTIALIAS"
+    AUTO = "AUTO"
+
+
+class PadMode(enum.Enum):
+    ZERO = "ZERO"
+    REFLECT = "REFLECT"
+
+
+class ChannelOrder(enum.Enum):
+    BGR = "BGR"
+    RGB = "RGB"
+
+
+class DecayFrom(enum.Enum):
+    STAGE_START = "STAGE_START"
+    WARMUP_END = "WARMUP_END"
+
+
+class EnsembleRule(enum.Enum):
+    MEAN_PROBABILITY = "MEAN_PROBABILITY"
+    MEAN_LOGIT = "MEAN_LOGIT"
+    WEIGHT_AVERAGE = "WEIGHT_AVERAGE"
+
+
+class Cache(enum.Enum):
+    AUTO = "AUTO"
+    DISK = "DISK"
+    MEMORY = "MEMORY"
+    DEVICE = "DEVICE"
+
+
+class OnBadRecord(enum.Enum):
+    STOP = "STOP"
+    REPLACE = "REPLACE"
+
+
+class OnNan(enum.Enum):
+    STOP = "STOP"
+    SKIP = "SKIP"
+    ROLLBACK = "ROLLBACK"
+
+
+class ScratchCopy(enum.Enum):
+    BEFORE = "BEFORE"
+    BESIDE = "BESIDE"
+
+
+class ScratchFrom(enum.Enum):
+    MEASURED = "MEASURED"
+    SOURCE = "SOURCE"
+    NODES = "NODES"
+
+
+class ZeroGamma(enum.Enum):
+    AS_PUBLISHED = "AS_PUBLISHED"
+    NONE = "NONE"
+    LAST = "LAST"
+    ALL = "ALL"
+
+
+class VarianceNorm(enum.Enum):
+    FAN_IN = "FAN_IN"
+    FAN_OUT = "FAN_OUT"
+    AVERAGE = "AVERAGE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filler:
+    type: str = "constant"
+    value: float = 0.0
+    min: float = 0.0
+    max: float = 1.0
+    mean: float = 0.0
+    std: float = 1.0
+    variance_norm: VarianceNorm = VarianceNorm.FAN_IN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    name: str
+    num_classes: int
+    channels: int = 3
+    moving_average_fraction: float = 0.9  # of most networks, eps too; `language.networks` has those of each
+    eps: float = 1e-5
+    zero_gamma: ZeroGamma = ZeroGamma.AS_PUBLISHED
+    fc_weight_filler: Filler | None = None
+    fc_bias_filler: Filler | None = None
+    blur_pool: bool = False
+    spare_classes: bool = False  # of what `run` checks, not of the network: the canonical form leaves it out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    source: str  # as written; `path` is what it means on this machine
+    path: str
+    images: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    train: Source
+    val: Source | None = None
+    scratch: str | None = None
+    shuffle: bool = True
+    loader_threads: int | None = None
+    cache: Cache = Cache.AUTO
+    on_bad_record: OnBadRecord = OnBadRecord.STOP
+    scratch_reserve: float = 1.0  # gigabytes
+    scratch_copy: ScratchCopy = ScratchCopy.BEFORE
+    scratch_from: ScratchFrom = ScratchFrom.MEASURED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomAspectRatio:
+    min_area_ratio: float
+    max_area_ratio: float
+    aspect_ratio_change: float
+    max_attempt: int
+    interp_mode: InterpMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomResize:
+    min_size: int
+    max_size: int
+    interp_mode: InterpMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomResizedCrop:
+    min_area_ratio: float = 0.08
+    max_area_ratio: float = 1.0
+    min_aspect_ratio: float = 3 / 4
+    max_aspect_ratio: float = 4 / 3
+    max_attempt: int = 10
+    interp_mode: InterpMode = InterpMode.LINEAR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColorJitter:
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandAugment:
+    num_ops: int = 2
+    magnitude: int = 9
+    num_magnitude_bins: int = 31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CropSizeRamp:
+    start_size: int
+    start_epoch: float = 0.0
+    end_epoch: float
+    multiple: int = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transform:
+    scale: float = 1.0
+    mirror: bool = False
+    crop_size: int | None = None
+    mean_value: tuple[float, ...] = ()
+    pad: int = 0
+    random_aspect_ratio: RandomAspectRatio | None = None
+    random_resize: RandomResize | None = None
+    pad_mode: PadMode = PadMode.ZERO
+    random_resized_crop: RandomResizedCrop | None = None
+    channel_order: ChannelOrder = ChannelOrder.BGR
+    std_value: tuple[float, ...] = ()
+    cutout_size: int = 0
+    lighting_std: float = 0.0
+    color_jitter: ColorJitter | None = None
+    rand_augment: RandAugment | None = None
+    trivial_augment: bool = False
+    rectangular: bool = False
+    crop_size_ramp: CropSizeRamp | None = None
+
+    @property
+    def changes_colours(self) -> bool:
+        return bool(self.color_jitter or self.rand_augment or self.trivial_augment)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParamRule:
+    name: str = "*"
+    kind: ParamKind = ParamKind.ANY
+    lr_mult: float = 1.0
+    decay_mult: float = 1.0
+    adapt: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knot:
+    iter: float  # of the policy; a knot that was written in epochs need not be a whole one
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """How momentum or weight_decay moves: PolicyParameter."""
+
+    policy: str
+    end_value: float = 0.0
+    power: float | None = None
+    gamma: float | None = None
+    knot: tuple[Knot, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solver:
+    """One stage's settings. Durations are iterations of this stage, whatever unit they were written in. Learning rates are
+    those of batch_size: `base_lr_batch` is in them already."""
+
+    base_lr: float
+    lr_policy: str
+    max_iter: int
+    batch_size: int
+    device_batch_size: int
+    power: float | None = None
+    gamma: float | None = None
+    stepsize: int | None = None
+    stepvalue: tuple[int, ...] = ()
+    lr_iter: int | None = None
+    warmup_iter: int = 0
+    warmup_start_lr: float = 0.0
+    decay_from: DecayFrom = DecayFrom.STAGE_START
+    policy_start_iter: int = 0
+    end_lr: float = 0.0
+    start_lr: float = 0.0
+    peak_iter: int | None = None
+    knot: tuple[Knot, ...] = ()
+    plateau_winsize: tuple[int, ...] = ()
+    average_loss: int = 1
+    epoch_iter: float | None = (
+        None  # iterations of one epoch, in fractions; derived, and None in an older snapshot's recipe
+    )
+    momentum_policy: Curve | None = None
+    weight_decay_policy: Curve | None = None
+    type: str = "SGD"
+    momentum: float = 0.0
+    momentum2: float = 0.999
+    rms_decay: float = 0.99
+    delta: float = 1e-8
+    regularization_type: str = "L2"
+    local_lr_auto: bool = False
+    local_gw_ratio: float = 0.001
+    ema_decay: float | None = None
+    ema_interval: int = 1
+    momentum_form: MomentumForm = MomentumForm.CAFFE
+    weight_decay: float = 0.0
+    clip_gradients: float | None = None
+    param: tuple[ParamRule, ...] = ()
+    carry_momentum: bool = False
+    carry_data: bool = True
+    transform: Transform = field(default_factory=Transform)
+    test_transform: Transform = field(default_factory=Transform)
+    mixup_alpha: float = 0.0
+    cutmix_alpha: float = 0.0
+    label_smoothing: float = 0.0
+    random_seed: int
+    precision: Precision = Precision.FP32
+    channels_last: bool = True
+    compile: bool = False
+    on_nan: OnNan = OnNan.STOP
+    max_nan: int = 3
+    display: int = 100
+    test_interval: int = 0
+    test_iter: int | None = None
+    test_batch_size: int
+    snapshot: int = 0
+
+    @property
+    def logical_workers(self) -> int:
+        """Device batches per iteration, over the whole job."""
+        return self.batch_size // self.device_batch_size
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a field of a stage got its value: `span` is None for a default, and for what was read from an LMDB."""
+
+    text: str
+    layer: str  # "default", "schedule", "stage", "sweep", "--set" or "LMDB"
+    span: Span | None = None
+
+
+# The key in a stage's identity of the iteration of its parent that it starts from. Not there where that is the parent's end.
+FROM_ITER = "from_iter"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One node of the tree. `parent` is None for a stage that starts from the seed; `parent_iter` is the iteration of the
+    parent that it starts from, None for the parent's end. `group` is the stage in schedule.prototxt that several were made of.
+    A stage below one that is not enabled is not enabled either.
+
+    `identity` maps each field that snapshots depend on, shared ones included (`solver.base_lr`, `model.name`, ...), to
+    its canonical text; two stages with equal identity and equal parent snapshots train to the same bits. `origins` has
+    the same keys, and those of the other fields of Solver too.
+    """
+
+    name: str
+    parent: str | None
+    parent_iter: int | None = None
+    enabled: bool = True
+    group: str | None = None
+    solver: Solver
+    identity: Mapping[str, str]
+    origins: Mapping[str, Origin]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ensemble:
+    """`members` are names of stages, groups resolved, in the order of the schedule."""
+
+    name: str
+    members: tuple[str, ...]
+    rule: EnsembleRule = EnsembleRule.MEAN_PROBABILITY
+    batch_norm_iter: int = 100
+    span: Span = field(default_factory=lambda: Span("", 1, 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """`stages` are in the order in which they run: parents before children. `files` are (path, text) as read. `sets`: which images the
+    LMDBs hold (`lmdb_file.set_of`), by "train" and "val", as far as someone has looked."""
+
+    name: str
+    seed: int
+    model: Model
+    data: Data
+    determinism: Determinism = Determinism.FIXED
+    keep_snapshots: int = 3
+    stages: tuple[Stage, ...]
+    ensembles: tuple[Ensemble, ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
+    sets: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def stage(self, name: str) -> Stage:
+        """The stage of that name. KeyError if there is none."""
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        raise KeyError(name)
+
+    def start_iter(self, stage: Stage) -> int:
+        """Updates of its parent that a stage starts after; 0 from the seed."""
+        if stage.parent is None:
+            return 0
+        return self.stage(stage.parent).solver.max_iter if stage.parent_iter is None else stage.parent_iter
+
+    def branch_points(self, name: str) -> tuple[int, ...]:
+        """The iterations of a stage, before its end, at which another one starts: growing."""
+        last = self.stage(name).solver.max_iter
+        points = {s.parent_iter for s in self.stages if s.parent == name and s.parent_iter is not None}
+        return tuple(sorted(p for p in points if p < last))

@@ -1,0 +1,95 @@
+"""What is known about a snapshot without its tensors: values that plan, store and train hand to each other. No I/O."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stagerun.base.errors import ResumeRefused
+
+TRAINING_SET = "training set"  # what a snapshot's `environment` calls the images that it was trained on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRef:
+    """One complete snapshot. `name` is its directory's name below OUT/snapshots; (stage, iter, attempt) is unique on disk.
+
+    `id` is a digest of its tensors (weights, momentum, averaged weights) and place, not of clock or machine: training the
+    same thing again gives the same id. `parent` is the id of the snapshot its stage started from, '' for the seed. `identity` is that of the stage
+    when it was trained (`recipe.Stage.identity`). `environment` is what the bits depend on besides: torch build,
+    processor, threads, workers, reducer, training set. `trained_as`: where a plan gave it to a stage of another name, that which it was
+    trained under, and which its directory has; '' else. `serial` counts the snapshots that a process life has written, from 1, so that
+    (attempt, serial) orders them without a clock; 0 in one of an older version. `skipped`: images that `on_nan: ROLLBACK` has left out,
+    along the path of ancestors up to here. `began_empty`: the process life that wrote it found no snapshot in the folder when it began, so
+    that it has trained itself whatever this one came from. `id_stage`: the stage's name in `id`, if that is not the directory's: of a
+    stage that was renamed what comes after goes on with the first, or else what is trained again would be something else.
+    """
+
+    name: str
+    stage: str
+    iter: int
+    attempt: int
+    id: str
+    parent: str
+    identity: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    bytes: int = 0
+    trained_as: str = ""
+    id_stage: str = ""
+    serial: int = 0
+    skipped: int = 0
+    began_empty: bool = False
+
+    @property
+    def begun_as(self) -> str:
+        """The name that its stage had when it began: that in `id`."""
+        return self.id_stage or self.trained_as or self.stage
+
+    @property
+    def ends_stage(self) -> bool:
+        """Whether its stage, as long as it was then, ends with it."""
+        return self.identity.get("solver.max_iter") == str(self.iter)
+
+    def whole(self, field: str, default: int) -> int:
+        """A whole number of the identity; `default` where it doesn't have the field. ResumeRefused for what no run writes."""
+        text = self.identity.get(field, str(default))
+        if not text.isascii() or not text.isdigit() or len(text) > 18:
+            raise ResumeRefused(
+                f"snapshot {self.name} says that {field} was {text[:40]!r}, which is not a whole number",
+                "no run writes that: take the snapshot away, or choose another folder with --out",
+            )
+        return int(text)
+
+
+def same_set(before: str, now: str) -> bool | None:
+    """Whether two texts of `lmdb_file.set_of` are of the same images: by all of them where both know it, else by the sample that
+    both have; None where one is unknown."""
+    old, new = (dict(re.findall(r"(sample|index) (\w+)", text)) for text in (before, now))
+    kind = next((kind for kind in ("index", "sample") if kind in old and kind in new), None)
+    return None if kind is None else old[kind] == new[kind]
+
+
+def how_far(ref: SnapshotRef) -> tuple[int, int, int]:
+    """Orders the snapshots of one stage by how far its training has come: the greatest is the one to go on from.
+
+    The images that were left out come first. Each rollback adds to them, so whatever was trained after one is further than what
+    came before it, also at a smaller iteration: that lies on a way that was given up.
+    """
+    return ref.skipped, ref.iter, ref.attempt
+
+
+def passed_over(name: str) -> str:
+    """What is said of one of `Inventory.forbidden`."""
+    return f"snapshot {name} may not be read by this user, and is passed over here; `run` would refuse to"
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The complete snapshots of an output folder, oldest first by (attempt, serial), and the names of damaged ones. `forbidden`: of those
+    that this user may not read, where someone only looks."""
+
+    snapshots: tuple[SnapshotRef, ...] = ()
+    damaged: tuple[str, ...] = ()
+    forbidden: tuple[str, ...] = ()
+
+    def of(self, stage: str) -> tuple[SnapshotRef, ...]:
+        return tuple(s for s in self.snapshots if s.stage == stage)

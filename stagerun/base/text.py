@@ -1,0 +1,166 @@
+"""Numbers and rows as people read them."""
+
+import csv
+import io
+import os
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
+from typing import TextIO
+
+# C0 but tab and newline, DEL, C1; what turns the direction of writing; line separators; halves of a pair, as in a name that isn't UTF-8.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def shown(text: str) -> str:
+    """`text` with U+FFFD for each character that would command a terminal, as long as before: a caret still points at its place."""
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+# Asked for the columns of the terminal that is printed on, the innermost last; none for a pipe or a file, where nothing is folded.
+_terminals: list[Callable[[], int | None]] = []
+
+
+@contextmanager
+def printing_on(terminal: Callable[[], int | None]) -> Iterator[None]:
+    """Within it tables are folded to the columns that `terminal` gives whenever it is asked, in all threads. For the command line."""
+    _terminals.append(terminal)
+    try:
+        yield
+    finally:
+        _terminals.pop()
+
+
+def terminal() -> int | None:
+    """Columns of the terminal that is printed on; None for a pipe or a file."""
+    return _terminals[-1]() if _terminals else None
+
+
+_FOLDED = 32  # characters to which a long cell is folded before a table is cut
+_NARROWEST = 12
+_CARETS = re.compile(r"\s*\^+")
+_GAP, _INSIDE = re.compile(r"\S {2,}"), re.compile(r"(?<=\S) (?=\S)")
+_LABEL = re.compile(r"\s*\S+( \S+)* {2,}")
+
+
+def columns(rows: Sequence[Sequence[str]], indent: int = 0) -> list[str]:
+    """Rows of cells as lines, columns as wide as their widest cell, no trailing spaces. On a terminal too narrow for that long cells
+    are folded, and then the table is cut into several, one below the other. `indent`: what is put before each line."""
+    natural = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    width = terminal()
+    room = None if width is None else width - indent
+    lines: list[str] = []
+    for part in parts([min(w, _FOLDED) for w in natural], room):
+        widths = [natural[i] for i in part]
+        while room is not None and sum(widths) + 2 * len(widths) - 2 > room and max(widths) > _NARROWEST:
+            widths[widths.index(max(widths))] -= 1
+        lines += [""] * bool(lines)
+        for row in rows:
+            folded = [_folded(row[i], w) for i, w in zip(part, widths, strict=True)]
+            for cells in zip_longest(*folded, fillvalue=""):
+                lines.append("  ".join(cell.ljust(w) for cell, w in zip(cells, widths, strict=True)).rstrip())
+    return lines
+
+
+def parts(widths: Sequence[int], room: int | None, gap: int = 2) -> list[list[int]]:
+    """The columns of a table in as many parts as it takes for each to be no wider than `room`; the first column is in all."""
+    found = [[0]]
+    for i in range(1, len(widths)):
+        wide = sum(widths[j] + gap for j in (*found[-1], i)) - gap
+        if room is not None and wide > room and len(found[-1]) > 1:
+            found.append([0])
+        found[-1].append(i)
+    return found
+
+
+def wrapped(text: str, width: int | None) -> str:
+    """Text with lines no longer than `width`, broken between words, as far as there are any; the rest of a line stands below its
+    text. A row of Markdown stays whole; a source line with a caret below it is cut, and the caret with it."""
+    if width is None:
+        return text
+    lines, found = text.split("\n"), list[str]()
+    for i, line in enumerate(lines):
+        label = _LABEL.match(line)
+        indent = len(line) - len(line.lstrip()) + 2 if label is None or label.end() > width / 2 else label.end()
+        if carets := next(filter(_CARETS.fullmatch, lines[i : i + 2]), None):
+            found.append(_cut(line, width, carets.index("^")))
+        elif line.startswith("|") or len(_GAP.findall(line)) < 2:
+            found += [line] if line.startswith("|") else _folded(line, width, " " * indent)
+        else:  # between fields that stand two spaces apart rather than inside one
+            for part in _folded(_INSIDE.sub("\0", line), width, " " * indent):
+                found += _folded(part.replace("\0", " "), width, " " * indent)
+    return "\n".join(found)
+
+
+def _cut(line: str, width: int, at: int) -> str:
+    """What of a line is seen around the column `at`."""
+    start = 0 if at < width * 3 // 4 else at - width // 2
+    seen = line[start : start + width]
+    if line.lstrip(" ^"):  # not the carets
+        seen = "..." * (start > 0) + seen[3 * (start > 0) :]
+        seen = seen[: width - 3] + "..." if len(line) > start + width else seen
+    return seen
+
+
+def _folded(text: str, width: int, indent: str = "") -> list[str]:
+    if len(text) <= width:
+        return [text]
+    return textwrap.wrap(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
+    )
+
+
+def to_nowhere(stream: TextIO) -> None:
+    """Sends a stream to /dev/null from now on, so that neither a later line nor the flush at exit fails."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
+
+
+def csv_text(rows: Iterable[Iterable[object]], delimiter: str = ",") -> str:
+    text = io.StringIO()
+    csv.writer(text, delimiter=delimiter, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def count(number: int, noun: str) -> str:
+    """`1 worker`, `2 workers`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def first(lines: Sequence[str], most: int = 20) -> list[str]:
+    """The first lines, and how many more there are."""
+    return [*lines[:most], *([f"and {len(lines) - most} more"] if len(lines) > most else [])]
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def duration(seconds: float, short: str = "") -> str:
+    """`42 s`, `3 min 05 s`, `2 h 07 min`, `3 d 04 h`. `short` is the format below a minute: `.1f` for tenths, `.3g` for `0.0123 s`."""
+    whole = round(seconds)
+    text = format(seconds, short) if short else str(whole)
+    if float(text) < 60:
+        return f"{text} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
+
+
+def percent(share: float | None) -> str:
+    """`12.34 %`; '' for None."""
+    return "" if share is None else f"{100 * share:.2f} %"
+
+
+def size(count: float) -> str:
+    """Bytes as `512 B`, `1.5 MB`: powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

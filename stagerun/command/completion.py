@@ -1,0 +1,24 @@
+"""`stagerun completion`: what a shell needs in order to complete stagerun's words."""
+
+import click
+from click.shell_completion import ShellComplete, get_completion_class
+
+from stagerun.command.options import argument, command
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@command()
+def completion(shell: str = argument("SHELL", type=click.Choice(SHELLS))) -> None:
+    """Prints the script with which bash, zsh or fish completes commands, options, their values, folders and files.
+
+    \b
+    bash  stagerun completion bash > ~/.local/share/bash-completion/completions/stagerun
+    zsh   stagerun completion zsh > ~/.zfunc/_stagerun   (with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc)
+    fish  stagerun completion fish > ~/.config/fish/completions/stagerun.fish
+    """
+    found = get_completion_class(shell)
+    assert found is not None
+    main = click.get_current_context().find_root().command
+    # Not the shell's own `source`, which starts bash to look at its version.
+    click.echo(ShellComplete.source(found(main, {}, "stagerun", "_STAGERUN_COMPLETE")), nl=False)

@@ -1,0 +1,95 @@
+"""How far a command over many images or bytes has come: a bar on a terminal, else a line every ten seconds. On stderr."""
+
+import os
+import time
+from types import TracebackType
+
+from rich.progress import BarColumn, Progress, TextColumn
+
+from stagerun.base.text import duration, size
+from stagerun.command.ending import tell
+from stagerun.command.terminal import Terminal
+
+BYTES = "bytes"
+_LINE_EVERY_S = 10.0
+_REDRAWN_EVERY_S = 0.1
+
+
+class Shown:
+    """A context manager; the work calls `progress` and `say`, one call at a time. `noun`: what is counted, or BYTES.
+
+    The rate is that of this process: what an earlier one, or another, has done doesn't count.
+    """
+
+    def __init__(self, what: str, noun: str = "images") -> None:
+        console = Terminal(stderr=True)
+        self._what, self._noun = what, noun
+        self._first: tuple[float, int] | None = None
+        self._next = 0.0
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            # No markup: a folder's name may have brackets in it.
+            columns = (TextColumn("{task.description}", markup=False), TextColumn("{task.fields[text]}", markup=False))
+            self._bar = Progress(columns[0], BarColumn(), columns[1], console=console, transient=True)
+            self._task = self._bar.add_task(what, total=None, text="")
+
+    def __enter__(self) -> "Shown":
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def progress(self, done: int, total: int, by: str = "") -> None:
+        """`by` names others, if another process does the work: `another process has copied`."""
+        now = time.monotonic()
+        if self._first is None:
+            self._next = now + (_LINE_EVERY_S if self._bar is None else 0)
+        if self._first is None or by:
+            self._first = now, done
+        if now < self._next:
+            return
+        text = f"{by} {self._of(done, total)}" if by else self._text(done, total, now)
+        if self._bar is None:
+            self._next = now + _LINE_EVERY_S
+            tell(f"{self._what}: {text}")
+        else:
+            self._next = now + _REDRAWN_EVERY_S
+            self._bar.update(self._task, completed=done, total=total, text=text)
+
+    def say(self, text: str) -> None:
+        if self._bar is None:
+            tell(text)
+        else:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def rate(self, done: int) -> str:
+        """`, 1480 images/s`, or '' where it is too soon to say."""
+        if self._first is None:
+            return ""
+        since, first = self._first
+        seconds = time.monotonic() - since
+        if seconds <= 0.1 or done <= first:
+            return ""
+        each = (done - first) / seconds
+        return f", {size(each)}/s" if self._noun == BYTES else f", {each:.0f} {self._noun}/s"
+
+    def _text(self, done: int, total: int, now: float) -> str:
+        assert self._first is not None
+        since, first = self._first
+        text = f"{self._of(done, total)}{self.rate(done)}"
+        if done > first and now - since > 1:
+            text += f", {duration((total - done) * (now - since) / (done - first))} left"
+        return text
+
+    def _of(self, done: int, total: int) -> str:
+        return f"{size(done)} of {size(total)}" if self._noun == BYTES else f"{done} of {total} {self._noun}"
+
+
+def threads_here(given: int | None) -> int:
+    """Those asked for, or as many as there are processors for this process."""
+    return given or len(os.sched_getaffinity(0))

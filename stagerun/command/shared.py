@@ -1,0 +1,222 @@
+"""Options that several commands have, and the types of their values."""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+
+from stagerun.base import units
+from stagerun.base.errors import UsageError, listing, nearest
+from stagerun.command.options import argument, option
+from stagerun.system.pulse import LEAST_S, Limits, Section
+
+# Values of --bind.
+AUTO, CORES, NONE = BIND = ("auto", "cores", "none")
+TRAINED = "What is trained"
+WORKERS = "Workers"
+
+# Images per second that someone may mean: one in a quarter of an hour, and more than all machines together train.
+SLOWEST, FASTEST = 1e-3, 10**9
+
+
+class FiniteRange(click.FloatRange):
+    """Click's own lets `nan` through, which is neither below nor above, and `inf` where there is no upper end."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if not math.isfinite(click.FLOAT.convert(value, param, ctx)):
+            self.fail(f"{value} is not a number.", param, ctx)
+        return float(super().convert(value, param, ctx))
+
+
+class Duration(click.ParamType):  # generic in a newer click alone
+    """A length of time on the command line, in seconds; `least`: and no shorter."""
+
+    name = "time"
+
+    def __init__(self, least: float = 0.0) -> None:
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = units.seconds(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is not a length of time: write 4h, 90m, 3h30m, 2d or 1:30:00.", param, ctx)
+        if seconds < self.least:
+            self.fail(f"{value} is too short: {self.least:g}s is the least.", param, ctx)
+        return seconds
+
+
+class Bandwidth(click.ParamType):
+    """`10Gbit/s`, in bytes per second."""
+
+    name = "rate"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return value if isinstance(value, float) else units.bandwidth(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is not the speed of a link: write 10Gbit/s, 100Mbit/s or 1.2GB/s.", param, ctx)
+
+
+class Latency(click.ParamType):
+    """`50us`, in seconds."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return value if isinstance(value, float) else units.short_seconds(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is not a latency: write 50us or 0.2ms.", param, ctx)
+
+
+Folder = Annotated[str, argument("DIR")]
+Overrides = Annotated[
+    tuple[str, ...],
+    option(
+        "--set STAGE.FIELD=VALUE",
+        "Change a field for this command: `cyc2.base_lr=0.5`, `seed=3`, `data.train.source=/x`. Repeatable.",
+    ),
+]
+Out = Annotated[str | None, option("--out FOLDER", "Output folder.  [default: ./out/NAME]")]
+OutToCome = Annotated[str | None, option("--out FOLDER", "Output folder of the run to come.  [default: ./out/NAME]")]
+OutOfName = Annotated[str | None, option("--out FOLDER", "Output folder, where SNAPSHOT is a name.")]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedOptions:
+    """Which schedule, its output folder, and what becomes of its stages."""
+
+    folder: Folder
+    overrides: Overrides = ()
+    out: Out = None
+    redo: tuple[str, ...] = option(
+        "--redo STAGE", "Train a stale stage, and what follows from it, again.", title=TRAINED, default=()
+    )
+    keep: tuple[str, ...] = option(
+        "--keep STAGE", "Keep a stale stage's snapshots as they are.", title=TRAINED, default=()
+    )
+    only: tuple[str, ...] = option(
+        "--only STAGE",
+        "Train this stage alone; what it starts from must be there. Repeatable.",
+        title=TRAINED,
+        default=(),
+    )
+    until: str | None = option(
+        "--until STAGE", "Train up to this stage, it included, and nothing after it.", title=TRAINED
+    )
+
+
+Nproc = Annotated[
+    int | None,
+    option(
+        "--nproc N",
+        "Workers on this machine.  [default: one per GPU, else one per NUMA node]",
+        title=WORKERS,
+        least=1,
+        launcher=True,
+    ),
+]
+Threads = Annotated[
+    int | None,
+    option(
+        "--threads N",
+        "Threads per worker.  [default: the processors shared evenly]",
+        title=WORKERS,
+        least=1,
+        launcher=True,
+    ),
+]
+DeviceBatch = Annotated[
+    int | None, option("--device-batch N", "Images per forward pass, where the real batch does not fit.", least=1)
+]
+ForwardBatch = Annotated[
+    int | None, option("--device-batch N", "Images per forward pass.  [default: test_batch_size]", least=1)
+]
+OwnThreads = Annotated[
+    int | None, option("--threads N", "Threads.  [default: OMP_NUM_THREADS, or one per processor]", least=1)
+]
+DataThreads = Annotated[
+    int | None,
+    option("--threads N", "Threads.  [default: one per processor of this process]", type=click.IntRange(1)),
+]
+Views = Annotated[
+    str,
+    option(
+        "--views",
+        "What is averaged for an image: nothing; it and its mirror; four corners, centre, and their mirrors.",
+        type=click.Choice(["one", "flip", "10crop"]),
+    ),
+]
+Ema = Annotated[bool, option("--ema", "The averaged weights (`ema_decay`) in place of the trained ones.")]
+Synthetic = Annotated[bool, option("--synthetic", "Make up images of the right kind: no data needed.")]
+Json = Annotated[bool, option("--json", "One JSON object on stdout.")]
+
+
+def _no_folder(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """A word after --plot is its FILE: `plan --plot DIR` would draw into DIR, and miss its DIR."""
+    if value is not None and os.path.isdir(value):
+        words = f"plan {value}" if ctx.info_name == "plan" else f"{ctx.info_name} A B"
+        raise click.BadParameter(f"{value} is a folder: write `stagerun {words} --plot`.", ctx, param)
+    return value
+
+
+PlotFile = Annotated[
+    str | None,
+    option(
+        "--plot [FILE]",
+        "Also draw it, in the terminal or into FILE (.svg, .png, .html; pip install 'stagerun[plots]').",
+        is_flag=False,
+        flag_value="-",
+        callback=_no_folder,
+    ),
+]
+Scale = Annotated[
+    str | None,
+    option(
+        "--scale",
+        "With --plot: of the learning rate.  [default: log where it falls far for long]",
+        type=click.Choice(("log", "linear")),
+    ),
+]
+
+
+def limits(words: Sequence[str]) -> Limits | None:
+    """What `--timeout SECTION=TIME ...` says; None for `off`. UsageError."""
+    given: dict[Section, float] = {}
+    names = [section.value for section in Section]
+    for word in words:
+        name, equals, time = (part.strip() for part in word.partition("="))
+        if word.strip() == "off":
+            if len(words) > 1:
+                raise UsageError(
+                    "--timeout off, and another --timeout", "`off` is for all sections: leave the others out"
+                )
+            return None
+        if not equals and name in names:
+            raise UsageError(f"--timeout {word}: how long is not said", f"write `--timeout {name}=5m`")
+        if name not in names:
+            hint = nearest(name, names) or f"write SECTION=TIME; the sections are {listing(names)}; or `off`"
+            raise UsageError(f"--timeout {word}: there is no section `{name}`", hint)
+        section = Section(name)
+        if section in given:
+            raise UsageError(f"--timeout {name} is given twice")
+        try:
+            given[section] = units.seconds(time)
+        except ValueError:
+            raise UsageError(
+                f"--timeout {word}: `{time}` is not a length of time", "write 90s, 5m, 2h or 1:30:00"
+            ) from None
+        if given[section] < LEAST_S:
+            raise UsageError(
+                f"--timeout {word} is too short", "on a busy machine, a process may wait for its turn that long"
+            )
+    return Limits(given)
+
+
+def output_folder(name: str, out: str | None) -> Path:
+    return Path(out) if out is not None else Path("out") / name

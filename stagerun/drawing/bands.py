@@ -1,0 +1,235 @@
+"""The bands beneath the curve: what holds from where to where, in words. Pure.
+
+Every stage has its line (`Picture.lanes`); what is the same in all of them is shown once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from stagerun.drawing.picture import Kind, Mark, Picture, Point, StagePicture, Unit
+
+# A setting that takes more values than this within a stage is shown by its first and last.
+MOST_RUNS = 12
+# Lines of labels above the curve; labels closer together are left out.
+MOST_ROWS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """`text` holds from `begin` to `end` on an x axis, in `stage`; in `stage` '' it is that of all of them. `label` is what is
+    written there."""
+
+    stage: str
+    begin: float
+    end: float
+    text: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """`lanes` from top to bottom. `keys`: what a short label in it stands for. `unlabelled`: texts that are written nowhere."""
+
+    title: str
+    lanes: tuple[tuple[Segment, ...], ...]
+    keys: tuple[tuple[str, str], ...] = ()
+    unlabelled: int = 0
+
+    @property
+    def remark(self) -> str:
+        return f"{self.unlabelled} more, too short for a label" if self.unlabelled else ""
+
+
+def bands(picture: Picture, unit: Unit) -> list[Band]:
+    """Stages, weight decay, momentum where it moves, batch size, image size, augmentation."""
+    lanes = picture.lanes(unit)
+
+    def band(title: str, runs: Callable[[StagePicture], list[tuple[int, str]]]) -> Band:
+        rows: list[list[Segment]] = [[] for _ in range(1 + max(lanes.values()))]
+        for stage in picture.stages:
+            found = runs(stage)
+            ends = [at for at, _ in found[1:]] + [stage.iterations]
+            rows[lanes[stage.name]] += [
+                Segment(stage.name, stage.x(at, unit), stage.x(end, unit), text, text)
+                for (at, text), end in zip(found, ends, strict=True)
+            ]
+        return Band(title, tuple(tuple(sorted(row, key=lambda s: s.begin)) for row in rows))
+
+    found = [
+        band("stages", lambda s: [(0, s.name + ("" if s.enabled else " (not enabled)"))]),
+        band("weight decay", lambda s: _runs(s.points, lambda p: short_number(p.weight_decay))),
+        band("momentum", lambda s: _runs(s.points, lambda p: short_number(p.momentum))),
+        band("batch", lambda s: [(0, str(s.batch_size))]),
+        band("image size", lambda s: _runs(s.points, size_text)),
+        band("augmentation", lambda s: [(0, s.augmentation)]),
+    ]
+    return [
+        _together(b, picture.end(unit)) if b.title != "stages" else b
+        for b in found
+        if b.title != "momentum" or len(_texts(b)) > 1
+    ]
+
+
+def _runs(points: Sequence[Point], text: Callable[[Point], str]) -> list[tuple[int, str]]:
+    """Where each value begins; one stretch with both ends where there are many."""
+    found: list[tuple[int, str]] = []
+    for point in points:
+        now = text(point)
+        if not found or found[-1][1] != now:
+            found.append((point.iter, now))
+    return found if len(found) <= MOST_RUNS else [(0, f"{found[0][1]} \N{RIGHTWARDS ARROW} {found[-1][1]}")]
+
+
+def size_text(point: Point) -> str:
+    return "as stored" if point.size is None else str(point.size)
+
+
+def _texts(band: Band) -> list[str]:
+    return list(dict.fromkeys(segment.text for lane in band.lanes for segment in lane))
+
+
+def _together(band: Band, end: float) -> Band:
+    """One line where all stages have the same, and one with both where consecutive stages have."""
+    texts = _texts(band)
+    if len(texts) == 1:
+        return replace(band, lanes=((Segment("", 0.0, end, texts[0], texts[0]),),))
+    return replace(band, lanes=tuple(_merged(lane) for lane in band.lanes))
+
+
+def _merged(lane: Sequence[Segment]) -> tuple[Segment, ...]:
+    found: list[Segment] = []
+    for segment in lane:
+        last = found[-1] if found else None
+        if last is not None and last.text == segment.text and segment.begin <= last.end * (1 + 1e-9):
+            found[-1] = replace(last, end=segment.end)
+        else:
+            found.append(segment)
+    return tuple(found)
+
+
+def keyed(band: Band, fits: Callable[[Segment, float], bool]) -> Band:
+    """The band with the labels `(a)`, `(b)` ... where a text doesn't fit, and `keys`; with none where that doesn't fit either.
+
+    `fits` is given the place up to which the label of a segment may go: the next one's begin, infinite if there is none.
+    """
+    keys: dict[str, str] = {}
+    whole: set[str] = set()
+
+    def short(segment: Segment, limit: float) -> Segment:
+        if fits(segment, limit):
+            whole.add(segment.text)
+            return segment
+        keyed = replace(segment, label=keys.get(segment.text, f"({_letters(len(keys))})"))
+        if not fits(keyed, limit):
+            return replace(segment, label="")
+        keys[segment.text] = keyed.label
+        return keyed
+
+    lanes = []
+    for lane in band.lanes:
+        limits = [s.begin for s in lane[1:]] + [float("inf")]
+        lanes.append(tuple(short(s, limit) for s, limit in zip(lane, limits, strict=True)))
+    unlabelled = sum(text not in whole and text not in keys for text in _texts(band))
+    return replace(
+        band, lanes=tuple(lanes), keys=tuple((key, text) for text, key in keys.items()), unlabelled=unlabelled
+    )
+
+
+def _letters(number: int) -> str:
+    """a, b, ... z, aa, ab ..."""
+    rest, last = divmod(number, 26)
+    return (_letters(rest - 1) if rest else "") + chr(ord("a") + last)
+
+
+def short_number(value: float) -> str:
+    """As recipes write it: 5e-5, 0.9, 4096."""
+    plain = f"{value:.4g}"
+    mantissa, _, exponent = f"{value:.3e}".partition("e")
+    power = f"{float(mantissa):g}e{int(exponent)}"
+    return power if value and len(power) < len(plain) else plain
+
+
+def factor_text(factor: float | None) -> str:
+    """`x0.557`; an arrow from or to zero has none."""
+    return "" if factor is None else f"x{factor:.3g}"
+
+
+def leaves(stage: StagePicture) -> str:
+    """`leaves main at 600`, `leaves main` at its end."""
+    return f"leaves {stage.parent}" + (f" at {stage.parent_iter}" if stage.leaves_early else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What is written above a place, of these stages; the letters of their sides are in the text."""
+
+    at: float
+    text: str
+    stages: tuple[StagePicture, ...]
+
+
+def mark_labels(
+    picture: Picture, text: Callable[[Mark], str], place: Callable[[StagePicture, Mark], float]
+) -> list[Label]:
+    """From left to right. The same text at the same `place` is one label; '' is none."""
+    found: dict[tuple[float, str], list[StagePicture]] = {}
+    for stage in picture.stages:
+        for mark in stage.marks:
+            if text(mark):
+                found.setdefault((place(stage, mark), text(mark)), []).append(stage)
+    labels = []
+    for (at, said), stages in sorted(found.items(), key=lambda item: item[0][0]):
+        sides = "".join(dict.fromkeys(stage.side for stage in stages))
+        labels.append(Label(at, f"{sides} {said}".strip(), tuple(stages)))
+    return labels
+
+
+def on_rows(
+    labels: Sequence[Label], extent: Callable[[Label], tuple[float, float]]
+) -> tuple[list[list[tuple[float, Label]]], int]:
+    """The labels with their begins, on as many rows as it takes up to MOST_ROWS, and how many have no room there. `extent`: where
+    a label begins, and where the next one may."""
+    rows: list[list[tuple[float, Label]]] = []
+    filled: list[float] = []
+    left_out = 0
+    for label in labels:
+        begin, end = extent(label)
+        row = next((i for i, taken in enumerate(filled) if taken <= begin), len(rows))
+        if row == MOST_ROWS:
+            left_out += 1
+            continue
+        if row == len(rows):
+            rows.append([])
+            filled.append(0.0)
+        rows[row].append((begin, label))
+        filled[row] = end
+    return rows, left_out
+
+
+def jumps(picture: Picture) -> list[str]:
+    """A sentence for each jump of the learning rate that is marked, in the order of the stages."""
+    found = []
+    for stage in picture.stages:
+        for mark in stage.marks:
+            if not mark.jumps:
+                continue
+            where = {
+                Kind.START: f"where it {leaves(stage)}",
+                Kind.WARM_UP: f"at {mark.iter}, the end of its warm-up",
+                Kind.STEP: f"at {mark.iter}",
+            }[mark.kind]
+            factor = f" ({factor_text(mark.factor)})" if mark.factor is not None else ""
+            found.append(f"{stage.name}: {mark.before:.4g} -> {mark.after:.4g}{factor} {where}")
+    return found
+
+
+def not_shown(picture: Picture) -> list[str]:
+    """The parts of each stage's learning rate that are not drawn, and how the second of two sides looks."""
+    found = []
+    for stage in picture.stages:
+        marked = sum(mark.kind is Kind.STEP for mark in stage.marks)
+        if stage.steps > marked:
+            found.append(f"{stage.name}: {stage.steps - marked} more steps, which are not marked")
+        if stage.drops:
+            found.append(f"{stage.name}: up to {stage.drops} drops, which depend on the loss, are not drawn")
+    return found + [f"{side} is dashed, over {picture.sides[0]}" for side in picture.sides[1:]]

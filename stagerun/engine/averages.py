@@ -1,0 +1,98 @@
+"""What is averaged beside training: BatchNorm's running statistics, gathered from every logical worker and moved once per iteration,
+and a running average of the weights."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from stagerun.models import BatchNorm2d
+
+
+class BatchStatistics:
+    """The batch and running statistics of all BatchNorm layers of a model, each kind as one flat vector [n].
+
+    The layers' buffers become views into the vectors, so make this after the model has its device and dtype. All layers
+    have the same moving_average_fraction and have seen the same number of iterations: they move together.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layers = [m for m in model.modules() if isinstance(m, BatchNorm2d)]
+        self._iterations: int | None = None
+        self.n = sum(2 * m.num_features for m in self.layers)
+        sample = next(model.parameters())
+        dtype = self.layers[0].running_mean.dtype if self.layers else sample.dtype
+        self.batch = torch.zeros(self.n, dtype=dtype, device=sample.device)
+        self.running = torch.zeros(self.n, dtype=dtype, device=sample.device)
+        offset = 0
+        for layer in self.layers:
+            for batch, running in (("batch_mean", "running_mean"), ("batch_var", "running_var")):
+                part = slice(offset, offset + layer.num_features)
+                self.running[part].copy_(getattr(layer, running))
+                setattr(layer, batch, self.batch[part])
+                setattr(layer, running, self.running[part])
+                offset += layer.num_features
+
+    @torch.no_grad()
+    def forget(self) -> None:
+        """After an iteration that failed: a forward pass adds its statistics to 0 times the last ones, and 0 times infinity is
+        not a number."""
+        self.batch.zero_()
+
+    @torch.no_grad()
+    def move(self, total: Tensor, logical_workers: int) -> None:
+        """Running statistics one iteration on. `total` float64 [n]: `batch` summed over the logical workers.
+
+        Caffe keeps A = f*A + x and c = f*c + 1 and reads A/c, with f the moving_average_fraction. After t iterations
+        c = (1 - f^t) / (1 - f), so that A/c moves by (x - A/c) * (1 - f) / (1 - f^t): the first x counts whole.
+        """
+        if not self.layers:
+            return
+        if self._iterations is None:  # read once, after any restoring, because on a GPU it waits for the device
+            self._iterations = int(self.layers[0].num_batches_tracked)
+        self._iterations += 1
+        torch._foreach_add_([layer.num_batches_tracked for layer in self.layers], 1)
+        fraction = self.layers[0].moving_average_fraction
+        mean = (total / logical_workers).to(self.running.dtype)
+        self.running.lerp_(mean, (1 - fraction) / (1 - fraction**self._iterations))
+
+
+class Average:
+    """Copies of a model's parameters and BatchNorm statistics (not of counters), in their dtype, that follow them:
+    average = decay*average + (1-decay)*w, once every `interval` iterations. The decay is the same from the first step on.
+
+    `tensors` are the copies, by the names of the model's state_dict. Make this after the model has its device, dtype and
+    BatchStatistics: its tensors are looked up once.
+    """
+
+    def __init__(self, model: nn.Module, decay: float, interval: int) -> None:
+        self.decay, self.interval = decay, interval
+        self._live = {k: t for k, t in model.state_dict().items() if t.is_floating_point()}
+        self.tensors: dict[str, Tensor] = {k: t.clone() for k, t in self._live.items()}
+
+    def restart(self) -> None:
+        """The average is what the weights are now."""
+        _copy(self._live, self.tensors)
+
+    @torch.no_grad()
+    def follow(self, iter: int) -> None:
+        """After the update that made the stage's iteration `iter`."""
+        if iter % self.interval == 0:
+            torch._foreach_lerp_(list(self.tensors.values()), list(self._live.values()), 1 - self.decay)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The model has the averaged weights inside, and exactly its own again outside, whatever happens in between."""
+        own = {k: t.clone() for k, t in self._live.items()}
+        try:
+            _copy(self.tensors, self._live)
+            yield
+        finally:
+            _copy(own, self._live)
+
+
+@torch.no_grad()
+def _copy(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
+    for name, tensor in source.items():
+        target[name].copy_(tensor)

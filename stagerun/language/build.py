@@ -1,0 +1,212 @@
+"""Checked settings -> the frozen values of recipe, and what each came from. Pure; all settings are in order here."""
+
+import posixpath
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from stagerun.base import recipe
+from stagerun.language import layers, tree, values
+from stagerun.language.layers import PAIRS
+from stagerun.language.networks import NETWORKS, PLAIN
+from stagerun.language.tree import SCHEDULE, SOLVER, Block, Entry, is_message
+from stagerun.language.values import NONE, RATES
+from stagerun.language.view import View
+from stagerun.schedule import POLICIES, own_fields
+
+# Messages whose absence means something else than all of their defaults.
+OPTIONAL = {"test_transform_param"} | {
+    member.path
+    for kind in (recipe.Model, recipe.Data, recipe.Solver, recipe.Transform)
+    for member in values.layout(kind)
+    if member.is_message and member.default is None
+}
+# Fields that say nothing by themselves: they are resolved into others, or stand in stages.
+SKIPPED = {"clear", "solver", "stage", "ensemble"} | {other for _, other in PAIRS}
+
+
+def model(view: View) -> recipe.Model:
+    norm = view.inside("batch_norm_param")
+    fraction, eps = NETWORKS[view.text("name") or ""].batch_norm or PLAIN
+    return values.build(
+        recipe.Model,
+        view,
+        moving_average_fraction=norm.number("moving_average_fraction")
+        if norm.has("moving_average_fraction")
+        else fraction,
+        eps=norm.number("eps") if norm.has("eps") else eps,
+    )
+
+
+def data(view: View, root: str) -> recipe.Data:
+    val = view.view("val")
+    return values.build(
+        recipe.Data, view, train=_source(view.inside("train"), root), val=_source(val, root) if val else None
+    )
+
+
+def _source(view: View, root: str) -> recipe.Source:
+    return values.build(recipe.Source, view, path=path_of(root, view.text("source") or ""))
+
+
+def path_of(root: str, source: str) -> str:
+    """The folder that `source` means in a schedule whose folder is `root`."""
+    return posixpath.normpath(posixpath.join(root, source))
+
+
+def solver(view: View, seed: int, images: int) -> recipe.Solver:
+    """A stage's settings, durations in iterations; `seed` is Schedule.seed, `images` is how many an epoch has."""
+    own_seed = view.whole("random_seed")
+    return values.build(
+        recipe.Solver,
+        view,
+        **_for_the_batch(view, images),
+        test_transform=evaluation_transform(view),
+        random_seed=seed if own_seed is None else own_seed,
+    )
+
+
+# The fields of Solver that a learning rate depends on, besides those of `_for_the_batch`.
+RATE_FIELDS = {
+    *("lr_policy", "max_iter", "warmup_iter", "decay_from", "policy_start_iter"),
+    *(name for policy in POLICIES for name in own_fields(policy) if name not in RATES),
+}
+
+
+def rate_settings(view: View, images: int | None) -> dict[str, Any]:
+    """Those fields, by name. `images`: of an epoch. OverflowError where `base_lr_batch` makes a rate too large for a double."""
+    return {**values.settings(recipe.Solver, view, RATE_FIELDS), **_for_the_batch(view, images)}
+
+
+def _for_the_batch(view: View, images: int | None) -> dict[str, Any]:
+    found = values.settings(recipe.Solver, view, ("batch_size", *RATES))
+    batch, base = found["batch_size"], view.whole("base_lr_batch")
+    rates = {name: scaled(found[name], batch, base) for name in RATES}
+    return {"batch_size": batch, "epoch_iter": None if images is None else images / batch, **rates}
+
+
+def scaled(rate: float, batch: int, base: int | None) -> float:
+    """A learning rate for `base` images as one for `batch`: linear scaling (Goyal et al., arXiv:1706.02677), on the decimal
+    number as written, rounded once.
+
+    >>> scaled(0.256, 2048, 256), 0.1 * 3 / 1, scaled(0.1, 3, 1)
+    (2.048, 0.30000000000000004, 0.3)
+    """
+    return rate if base is None else float(Fraction(repr(rate)) * batch / base)
+
+
+def evaluation_transform(view: View) -> recipe.Transform:
+    """The transform of an evaluation. Without one of its own it has the training's, with nothing drawn at random and
+    crop_size from the start."""
+    own = view.view("test_transform_param")
+    if own is not None:
+        return values.build(recipe.Transform, own)
+    names = ("scale", "crop_size", "mean_value", "channel_order", "std_value")
+    return recipe.Transform(**values.settings(recipe.Transform, view.inside("transform_param"), names))
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One resolved value: `solver.base_lr`, its canonical text, where it came from."""
+
+    key: str
+    text: str
+    identity: bool
+    origin: recipe.Origin
+
+
+def facts(
+    kind: Descriptor, block: Block | None, prefix: str, derived: Mapping[str, str], schedule: str, identity: bool = True
+) -> Iterator[Fact]:
+    """Every field below a message, written or not, in the order of the .proto. `derived` has the canonical text of
+    defaults that come from other fields, by key; `schedule` is the path of schedule.prototxt.
+    """
+    for field in kind.fields:
+        if field.name in SKIPPED:
+            continue
+        key = prefix + field.name
+        counts = identity and tree.identity(field)
+        entry = block.entries.get(field.name) if block else None
+        if is_message(field) and not field.is_repeated and (entry or field.name not in OPTIONAL):
+            inner = block.block(field.name) if block else None
+            yield from facts(field.message_type, inner, key + ".", derived, schedule, counts)
+        elif entry:
+            layer = layers.layer_of(entry.place, schedule)
+            origin = recipe.Origin(_written(entry), layer, None if layer == layers.LMDB else entry.place)
+            yield Fact(key, _canonical(entry), counts, origin)
+        else:
+            text = derived.get(key) or default_text(field)
+            yield Fact(key, text, counts, recipe.Origin(text, "default"))
+
+
+def default_text(field: FieldDescriptor) -> str:
+    """The default that the .proto states, as a Fact has it."""
+    value = tree.default(field)
+    return ("[]" if field.is_repeated else NONE) if value is None else tree.canonical(value, field)
+
+
+def _written(entry: Entry) -> str:
+    texts = [_block_as_written(v.value) if isinstance(v.value, Block) else v.text for v in entry.values]
+    return f"[{', '.join(texts)}]" if entry.field.is_repeated else texts[0]
+
+
+def _block_as_written(block: Block) -> str:
+    """On one line; a knot's `iter` that was written as `epoch` has that in its text."""
+    found = []
+    for name, entry in block.entries.items():
+        text = _written(entry)
+        found.append(text if text.startswith(f"{layers.EPOCH}: ") else f"{name}: {text}")
+    return "{ " + " ".join(found) + " }"
+
+
+def _canonical(entry: Entry) -> str:
+    texts = [
+        _message(v.value) if isinstance(v.value, Block) else tree.canonical(v.value, entry.field) for v in entry.values
+    ]
+    return f"[{', '.join(texts)}]" if entry.field.is_repeated else texts[0]
+
+
+def _message(block: Block) -> str:
+    """A message of scalars on one line, defaults spelt out; a field that is not written and has none is left out."""
+    entries = ((f, block.entries.get(f.name)) for f in block.kind.fields)
+    texts = ((f.name, _canonical(e) if e else default_text(f)) for f, e in entries)
+    return "{ " + " ".join(f"{name}: {text}" for name, text in texts if text != NONE) + " }"
+
+
+# -- identities of snapshots that another version of stagerun made, in the words of this one
+
+# Defaults that the .proto does not state, and that follow from no other field.
+_CONSTANT = {"warmup_iter": "0", "mean_value": "[0.0]", "std_value": "[1.0]"}
+
+
+def completed(identity: Mapping[str, str]) -> dict[str, str]:
+    """The identity (`recipe.Stage.identity`) with the fields that it lacks at their defaults, and without those that count no
+    more: the version that wrote it did not know the ones, and an upgrade is not a difference.
+
+    A name that this version doesn't know stays. A default that follows from other fields is stated as `none`: fields of that
+    kind are as old as snapshots are.
+    """
+    policy = identity.get("solver.lr_policy", "").strip('"')
+    found = {key: value for key, value in identity.items() if values.identity(key, policy) or not values.known(key)}
+    defaults = {key: text for key, text in _defaults(SCHEDULE, "", identity) if values.is_read(key, policy)}
+    return found | {key: text for key, text in defaults.items() if key not in identity}
+
+
+def _defaults(kind: Descriptor, prefix: str, said: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(key, text) of each field below a message that training depends on; of a message that may be absent its fields where one
+    of them is said, `none` for itself else."""
+    for field in kind.fields:
+        key = prefix + field.name
+        if kind is SCHEDULE and field.name == "solver":
+            yield from _defaults(SOLVER, "solver.", said)
+        elif field.name in SKIPPED or not tree.identity(field):
+            continue
+        elif not is_message(field) or field.is_repeated:
+            yield key, _CONSTANT.get(field.name) or default_text(field)
+        elif field.name not in OPTIONAL or any(name.startswith(f"{key}.") for name in said):
+            yield from _defaults(field.message_type, f"{key}.", said)
+        else:
+            yield key, NONE

@@ -1,0 +1,345 @@
+"""Errors of meaning in what is done to images, and in what the network can do with them. Pure."""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+
+from stagerun.base import recipe
+from stagerun.base.errors import Problem, Problems, listing
+from stagerun.language.networks import FILLER_FIELDS, NETWORKS, Network
+from stagerun.language.view import Doubtful, View
+
+# Ways to cut out a rectangle or to resize: a transform has one at most.
+GEOMETRIES = ("random_resize_param", "random_aspect_ratio_param", "random_resized_crop_param")
+# What needs colours, and how to recognise it in a transform.
+COLOURED: dict[str, Callable[[View], bool]] = {
+    "lighting_std": lambda view: bool(view.number("lighting_std")),
+    "color_jitter_param": lambda view: view.has("color_jitter_param"),
+    "rand_augment_param": lambda view: view.has("rand_augment_param"),
+    "trivial_augment": lambda view: view.flag("trivial_augment"),
+}
+MOST_COMPILED = 4  # sizes of images in training
+# What an evaluation can't have, since it sees the same images each time.
+DRAWN: dict[str, Callable[[View], bool]] = {
+    "mirror": lambda view: view.flag("mirror"),
+    "random_aspect_ratio_param": lambda view: view.has("random_aspect_ratio_param"),
+    "random_resized_crop_param": lambda view: view.has("random_resized_crop_param"),
+    "cutout_size": lambda view: bool(view.whole("cutout_size")),
+    **COLOURED,
+}
+# What is done to an image before the device has it, so that its pixels can't be kept there.
+NOT_ON_DEVICE: dict[str, Callable[[View], bool]] = {
+    **{name: lambda view, name=name: view.has(name) for name in GEOMETRIES},  # type: ignore[misc]
+    **{name: has for name, has in COLOURED.items() if name != "lighting_std"},
+}
+
+
+def check_transform(view: View, channels: int | None, problems: Problems) -> None:
+    """What holds for every transform."""
+    for check in CHECKS:
+        with contextlib.suppress(Doubtful):
+            check(view, channels, problems)
+
+
+def _values(view: View, channels: int | None, problems: Problems) -> None:
+    for name in ("mean_value", "std_value"):
+        count = len(view.numbers(name))
+        if channels is not None and count not in (0, 1, channels):
+            allowed = "1" if channels == 1 else f"1 or {channels}"
+            images = f"the images have {channels} channel{'s' if channels > 1 else ''}"
+            problems.add(view.place(name), f"{count} values of `{name}`, and {images}", f"give {allowed}")
+
+
+def _geometry(view: View, channels: int | None, problems: Problems) -> None:
+    for first, second in itertools.combinations([name for name in GEOMETRIES if view.has(name)], 2):
+        hint = "remove one"
+        if "random_resized_crop_param" not in (first, second):
+            hint += "; Caffe ignored the second without a word"
+        problems.add(view.place(first), f"`{first}` and `{second}` exclude each other", hint)
+
+
+def _rectangles(view: View, channels: int | None, problems: Problems) -> None:
+    for name in ("random_aspect_ratio_param", "random_resized_crop_param"):
+        inner = view.view(name)
+        if inner is None:
+            continue
+        if not view.has("crop_size"):
+            hint = "write `crop_size: ...` beside it: the rectangle is resized to that"
+            problems.add(view.place(name), f"`{name}` needs `crop_size`", hint)
+        _ordered(inner, "min_area_ratio", "max_area_ratio", problems)
+        if name == "random_resized_crop_param":
+            _ordered(inner, "min_aspect_ratio", "max_aspect_ratio", problems)
+
+
+def _ordered(view: View, low_name: str, high_name: str, problems: Problems) -> None:
+    low, high = view.scalar(low_name), view.scalar(high_name)
+    if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
+        place = view.place(high_name if high_name in view.block.entries else low_name)
+        problems.add(place, f"`{low_name}` {low} is more than `{high_name}` {high}")
+
+
+def _resize(view: View, channels: int | None, problems: Problems) -> None:
+    inner = view.view("random_resize_param")
+    if inner is not None:
+        _ordered(inner, "min_size", "max_size", problems)
+
+
+def _ramp(view: View, channels: int | None, problems: Problems) -> None:
+    ramp = view.view("crop_size_ramp_param")
+    if ramp is None:
+        return
+    with contextlib.suppress(Doubtful):
+        start, end = ramp.number("start_epoch"), ramp.number("end_epoch")
+        if start is not None and end is not None and end <= start:
+            message = f"`end_epoch` {end:g} does not come after `start_epoch` {start:g}"
+            problems.add(ramp.place("end_epoch"), message, "between them crop_size goes from start_size to its end")
+    if not view.has("crop_size"):
+        hint = "write `crop_size: ...` beside it: that is where the ramp ends"
+        problems.add(view.place("crop_size_ramp_param"), "`crop_size_ramp_param` needs `crop_size`", hint)
+    elif ramp.whole("start_size") == view.whole("crop_size"):
+        message = f"`start_size` is `crop_size`, {view.whole('crop_size')}: nothing changes"
+        problems.add(ramp.place("start_size"), message, "remove `crop_size_ramp_param`, or start elsewhere")
+
+
+def check_compiled(stage: View, problems: Problems) -> None:
+    """torch makes a network's code for eight shapes, evaluations included, and leaves it uncompiled for others without a word."""
+    transform = stage.view("transform_param") if stage.flag("compile") else None
+    ramp = transform.view("crop_size_ramp_param") if transform else None
+    if transform is None or ramp is None:
+        return
+    start, end, multiple = ramp.whole("start_size"), transform.whole("crop_size"), ramp.whole("multiple")
+    if start is None or end is None or not multiple:
+        return
+    low, high = sorted((start, end))
+
+    def sizes(multiple: int) -> int:
+        """The two ends, and what lies between."""
+        return 2 + (high - 1) // multiple - low // multiple
+
+    if sizes(multiple) > MOST_COMPILED:
+        message = (
+            f"`compile` makes code for each size, and the ramp has up to {sizes(multiple)}: {MOST_COMPILED} at most"
+        )
+        fitting = next(m for m in itertools.count(multiple, multiple) if sizes(m) <= MOST_COMPILED)
+        problems.add(ramp.place("multiple"), message, f"write `multiple: {fitting}`, or leave `compile` out")
+
+
+def _sides(view: View, channels: int | None, problems: Problems) -> None:
+    """Images fit into what a resize leaves, and around the square that is cut out: at the start of a ramp, and at its end."""
+    ramp = view.view("crop_size_ramp_param")
+    for holder, name in ((ramp, "start_size"), (view, "crop_size")):
+        if holder is not None:
+            with contextlib.suppress(Doubtful):
+                _fits(holder, name, view, problems)
+
+
+def _fits(holder: View, name: str, view: View, problems: Problems) -> None:
+    side = holder.whole(name)
+    if side is None:
+        return
+    with contextlib.suppress(Doubtful):
+        resize = view.view("random_resize_param")
+        low = resize.whole("min_size") if resize else None
+        if low is not None and side > low and not view.has("random_aspect_ratio_param"):
+            message = f"`{name}` {side} does not fit into an image whose shorter side is {low}"
+            problems.add(holder.place(name), message, f"it can be {low}, or `min_size` {side}")
+    cutout = view.whole("cutout_size")
+    if cutout and cutout > side:
+        message = f"`cutout_size` {cutout} is more than `{name}` {side}"
+        problems.add(view.place("cutout_size"), message, "the square lies inside the image")
+
+
+def _padding(view: View, channels: int | None, problems: Problems) -> None:
+    if view.text("pad_mode") == "REFLECT" and not view.whole("pad"):
+        message = "`pad_mode` without `pad`: there is no padding"
+        problems.add(view.place("pad_mode"), message, "write `pad: 4`, or remove it")
+
+
+def _colours(view: View, channels: int | None, problems: Problems) -> None:
+    for name, has in COLOURED.items():
+        with contextlib.suppress(Doubtful):
+            if channels == 1 and has(view):
+                problems.add(view.place(name), f"`{name}` needs colours, and the images have 1 channel", "remove it")
+
+
+def _policies(view: View, channels: int | None, problems: Problems) -> None:
+    if view.has("rand_augment_param") and view.flag("trivial_augment"):
+        message = "`rand_augment_param` and `trivial_augment` exclude each other"
+        problems.add(view.place("trivial_augment"), message, "remove one: each is a whole policy")
+
+
+def _jitter(view: View, channels: int | None, problems: Problems) -> None:
+    inner = view.view("color_jitter_param")
+    if inner and not any(inner.number(name) for name in ("brightness", "contrast", "saturation", "hue")):
+        message = "`color_jitter_param` changes nothing: all of it is 0"
+        problems.add(view.place("color_jitter_param"), message, "write `brightness: 0.4` in it, say, or remove it")
+
+
+def _magnitude(view: View, channels: int | None, problems: Problems) -> None:
+    inner = view.view("rand_augment_param")
+    if inner is None:
+        return
+    magnitude, bins = inner.whole("magnitude"), inner.whole("num_magnitude_bins")
+    if magnitude is not None and bins is not None and magnitude >= bins:
+        place = inner.place("magnitude" if "magnitude" in inner.block.entries else "num_magnitude_bins")
+        message = f"`magnitude` {magnitude} is not below `num_magnitude_bins` {bins}"
+        problems.add(place, message, f"it goes from 0 to {bins - 1}")
+
+
+CHECKS: tuple[Callable[[View, int | None, Problems], None], ...] = (
+    _values,
+    _geometry,
+    _rectangles,
+    _resize,
+    _ramp,
+    _sides,
+    _padding,
+    _colours,
+    _policies,
+    _jitter,
+    _magnitude,
+)
+
+
+def check_training(view: View, on_device: bool, problems: Problems) -> None:
+    """`on_device`: with `cache: DEVICE`."""
+    for name, has in NOT_ON_DEVICE.items():
+        with contextlib.suppress(Doubtful):
+            if on_device and has(view):
+                message = f"`cache: DEVICE` needs a transform that neither resizes nor changes colours: `{name}`"
+                problems.add(view.place(name), message, "write `cache: AUTO` under `data`, or remove it here")
+    with contextlib.suppress(Doubtful):
+        if view.flag("rectangular"):
+            message = "`rectangular` is for an evaluation, not for training"
+            problems.add(view.place("rectangular"), message, "write it in `test_transform_param`")
+
+
+def check_drawn(view: View, problems: Problems) -> None:
+    """An evaluation sees the same images each time."""
+    hint = "an evaluation sees the same images each time; remove it"
+    for name, has in DRAWN.items():
+        with contextlib.suppress(Doubtful):
+            if has(view):
+                problems.add(view.place(name), f"`test_transform_param` draws at random: `{name}`", hint)
+    with contextlib.suppress(Doubtful):
+        inner = view.view("random_resize_param")
+        if inner and inner.whole("max_size") is not None and inner.whole("max_size") != inner.whole("min_size"):
+            message = "`test_transform_param` draws at random: `min_size` and `max_size` differ"
+            problems.add(inner.place("max_size"), message, "make them equal, or leave `max_size` out")
+    with contextlib.suppress(Doubtful):
+        if view.has("crop_size_ramp_param"):
+            message = "`crop_size_ramp_param` is for training, and an evaluation has one size"
+            problems.add(view.place("crop_size_ramp_param"), message, "remove it: `crop_size` says which")
+    with contextlib.suppress(Doubtful):
+        missing = [name for name in ("crop_size", "random_resize_param") if not view.has(name)]
+        if view.flag("rectangular") and missing:
+            message = "`rectangular` needs " + " and ".join(f"`{name}`" for name in missing)
+            hint = "write `crop_size: 288 random_resize_param { min_size: 328 }`, say: the shorter side of an image, and of its crop"
+            problems.add(view.place("rectangular"), message, hint)
+
+
+# -- settings of Model that mean nothing for its network, and images that the network does not take
+
+_MOST_NAMES = 6
+
+
+def check_model(schedule: View, stages: Iterable[View], problems: Problems) -> None:
+    """`stages` are the settings of each stage."""
+    with suppress(Doubtful):
+        model = schedule.view("model")
+        name = model.text("name") if model else None
+        if model and name:
+            network = NETWORKS[name]
+            for check in (_batch_norm, _zero_gamma, _blur_pool, _fillers):
+                with suppress(Doubtful):
+                    check(name, network, model, problems)
+            for stage in stages:
+                _sizes(name, network, stage, problems)
+
+
+def classes_problem(schedule: recipe.Schedule, lmdb: str, classes: Sequence[str]) -> Problem | None:
+    """What is wrong with `num_classes` where the images in folder `lmdb` have these `classes`; () where they have no names."""
+    number, known = schedule.model.num_classes, len(classes)
+    if number == known or not known or (number > known and schedule.model.spare_classes):
+        return None
+    stage = schedule.stages[0]
+    origin, problems = stage.origins.get("model.num_classes"), Problems()
+    for path, text in schedule.files:
+        problems.file(path, text)
+    names = ", ".join(classes[:_MOST_NAMES]) + ", ..." * (known > _MOST_NAMES)
+    hint = f"write `num_classes: {known}`"
+    if number > known:
+        hint += "; if outputs without a class are meant, add `spare_classes: true`"
+    span = origin.span if origin is not None and origin.span is not None else stage.span
+    problems.add(span, f"`num_classes` is {number}, but {lmdb} has {known} class{'es' * (known > 1)}: {names}", hint)
+    return problems.all()[0]
+
+
+def _batch_norm(name: str, network: Network, model: View, problems: Problems) -> None:
+    if network.batch_norm is None and model.has("batch_norm_param"):
+        hint = f"remove it, or take `{name}_bn`, which has them" if f"{name}_bn" in NETWORKS else "remove it"
+        problems.add(model.place("batch_norm_param"), f"`{name}` has no BatchNorm layers", hint)
+
+
+def _zero_gamma(name: str, network: Network, model: View, problems: Problems) -> None:
+    if not network.zero_gamma and model.text("zero_gamma") != "AS_PUBLISHED":
+        hint = "remove it: it is for ResNets, ResNeXts and Wide ResNets"
+        problems.add(model.place("zero_gamma"), f"`zero_gamma` means nothing for `{name}`", hint)
+
+
+def _blur_pool(name: str, network: Network, model: View, problems: Problems) -> None:
+    if not network.blur_pool and model.flag("blur_pool"):
+        hint = "remove it: it is for torchvision's ResNets, ResNeXts and Wide ResNets, and `resnet50_intel_caffe`"
+        problems.add(model.place("blur_pool"), f"`blur_pool` means nothing for `{name}`", hint)
+
+
+def _fillers(name: str, network: Network, model: View, problems: Problems) -> None:
+    for field, there in (("fc_weight_filler", network.fc_weight), ("fc_bias_filler", network.fc_bias)):
+        with suppress(Doubtful):
+            filler = model.view(field)
+            if filler and not network.fc_weight:
+                message = f"`{field}`: the last layer of `{name}` is a convolution, not a linear one"
+                problems.add(model.place(field), message, "remove it")
+            elif filler and not there:
+                problems.add(model.place(field), f"`{field}`: the last layer of `{name}` has no biases", "remove it")
+            elif filler:
+                _filler(filler, problems)
+
+
+def _filler(filler: View, problems: Problems) -> None:
+    """A field that is written and not read would leave weights that no one meant: without `type` they are all the same."""
+    kind = filler.text("type") or ""
+    read = ("type", *FILLER_FIELDS[kind])
+    for field in filler.block.entries:
+        if field not in read:
+            readers = [f'type: "{k}"' for k, fields in FILLER_FIELDS.items() if field in fields]
+            message = f"a filler of type `{kind}` does not read `{field}`"
+            problems.add(filler.place(field), message, f"write {listing(readers)}, or remove it")
+    if kind == "uniform":
+        _ordered(filler, "min", "max", problems)
+
+
+def _sizes(name: str, network: Network, stage: View, problems: Problems) -> None:
+    """Where a crop says how large the images are; the others are met in training."""
+    with suppress(Doubtful):
+        transform = stage.view("transform_param")
+        ramp = transform.view("crop_size_ramp_param") if transform else None
+        start = ramp.whole("start_size") if ramp else None
+        if ramp and start is not None and not network.fits(start, start):
+            message = f"`{name}` takes images of {network.sizes}, not {start} x {start}"
+            hint = "remove `crop_size_ramp_param`, or take another network"
+            if network.largest is None:
+                hint = f"write `start_size: {network.smallest}`, or take another network"
+            problems.add(ramp.place("start_size"), message, hint)
+    for field in ("transform_param", "test_transform_param"):
+        with suppress(Doubtful):
+            transform = stage.view(field)
+            crop = transform.whole("crop_size") if transform else None
+            if transform and crop is not None and not network.fits(crop, crop):
+                message = f"`{name}` takes images of {network.sizes}, not {crop} x {crop}"
+                hint = f"write `crop_size: {network.smallest}`, or take another network"
+                problems.add(transform.place("crop_size"), message, hint)
+            elif transform and crop is not None and transform.flag("rectangular") and not network.fits(crop, crop + 8):
+                message = f"`rectangular` gives images of many sizes, and `{name}` takes {network.sizes}"
+                problems.add(transform.place("rectangular"), message, "remove it, or take another network")

@@ -1,0 +1,257 @@
+"""Inheritance: what a stage's settings are, from the layers that set them. Pure.
+
+Layers are, from the lowest: `Schedule.solver`, `--set solver.FIELD=...`, the stage's own file or `solver_param`, its entry in `sweep`,
+`--set STAGE.FIELD=...`. A field that a layer sets replaces the inherited one whole. If two fields say the same
+thing in different units, the one in the higher layer replaces the other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stagerun.base import units
+from stagerun.base.errors import Problems, Span, nearest
+from stagerun.language.lexer import INT64_MAX
+from stagerun.language.tree import SOLVER, Block, Entry, Value
+from stagerun.language.view import Doubtful, View
+
+# (in iterations, in epochs): all that a duration can be written as.
+DURATIONS = (
+    ("max_iter", "max_epoch"),
+    ("warmup_iter", "warmup_epoch"),
+    ("policy_start_iter", "policy_start_epoch"),
+    ("lr_iter", "lr_epoch"),
+    ("stepsize", "stepsize_epoch"),
+    ("stepvalue", "stepvalue_epoch"),
+    ("peak_iter", "peak_epoch"),
+    ("plateau_winsize", "plateau_winsize_epoch"),
+    ("snapshot", "snapshot_epoch"),
+    ("test_interval", "test_epoch"),
+    ("display", "display_epoch"),
+)
+PAIRS = (*DURATIONS, ("device_batch_size", "iter_size"))
+# Where knots stand in a Solver besides its own: in these messages.
+INSIDE = ("momentum_policy", "weight_decay_policy")
+EPOCH = "epoch"
+SET = "--set"  # the path of a place in an argument
+LMDB = "LMDB"  # that of a value which was read from the LMDB itself
+PARTNER = dict(PAIRS) | {b: a for a, b in PAIRS}
+
+
+def merge(layers: Sequence[Block]) -> Block:
+    """The settings that the layers, lowest first, come to. `check_layers` finds mistakes in `clear` and in pairs."""
+    place = layers[-1].place
+    entries: dict[str, Entry] = {}
+    doubtful: set[str] = set()
+    broken = False
+    for layer in layers:
+        touched = {*layer.entries, *layer.doubtful}
+        for name in {*cleared(layer), *touched, *(PARTNER[n] for n in touched if n in PARTNER)}:
+            entries.pop(name, None)
+            doubtful.discard(name)
+        entries |= {name: entry for name, entry in layer.entries.items() if name != "clear"}
+        doubtful |= layer.doubtful | {PARTNER[n] for n in layer.doubtful if n in PARTNER}
+        broken |= layer.broken
+    return Block(SOLVER, place, entries, frozenset(doubtful), broken)
+
+
+def cleared(layer: Block) -> tuple[str, ...]:
+    """The names that a layer takes away."""
+    entry = layer.entries.get("clear")
+    return tuple(str(v.value) for v in entry.values) if entry else ()
+
+
+def check_layers(layers: Sequence[Block], problems: Problems) -> None:
+    """Both of a pair in one layer, and `clear` of something that is not a field, stands in the same layer, or is not inherited."""
+    for number, layer in enumerate(layers):
+        for first, second in PAIRS:
+            if first in layer.entries and second in layer.entries:
+                later, earlier = layer.entries[second], layer.entries[first]
+                if later.name < earlier.name:
+                    later, earlier = earlier, later
+                message = f"`{later.field.name}` and `{earlier.field.name}` say the same thing"
+                problems.add(later.name, message, f"keep one of them; the other stands in line {earlier.name.line}")
+        entry = layer.entries.get("clear")
+        for value in entry.values if entry else ():
+            _check_clear(str(value.value), value, layer, layers[:number], problems)
+
+
+def _check_clear(name: str, value: Value, layer: Block, below: Sequence[Block], problems: Problems) -> None:
+    if name not in SOLVER.fields_by_name or name == "clear":
+        problems.add(
+            value.span, f"`clear` names `{name}`, which is not a field of Solver", nearest(name, SOLVER.fields_by_name)
+        )
+    elif name in layer.entries:
+        line = layer.entries[name].name.line
+        problems.add(
+            value.span, f"`{name}` is cleared and set in one place", f"it is set in line {line}; take one of them out"
+        )
+    elif not below:
+        problems.add(
+            value.span, "`clear` takes away what is inherited, and here nothing is", "write it in a stage's file"
+        )
+    elif not any(b.broken or name in b.doubtful for b in below):
+        inherited = merge(below).entries
+        partner = PARTNER.get(name, "")
+        if name not in inherited and partner in inherited:
+            problems.add(value.span, f"`{name}` is not inherited, but `{partner}` is", f'write `clear: "{partner}"`')
+
+
+def edit(base: Block | None, path: Sequence[str], leaf: Block) -> Block:
+    """`base` with the entries of `leaf` put into the message that `path` leads to, which is made if it is not there."""
+    if not path:
+        assert base is not None
+        doubtful = (base.doubtful - set(leaf.entries)) | leaf.doubtful
+        kept = {n: e for n, e in base.entries.items() if n not in leaf.doubtful}
+        return replace(base, entries=kept | dict(leaf.entries), doubtful=doubtful)
+    assert base is not None
+    field = base.kind.fields_by_name[path[0]]
+    inner = base.block(path[0])
+    name = base.entries[path[0]].name if inner else leaf.place
+    changed = edit(inner or Block(field.message_type, leaf.place), path[1:], leaf)
+    entry = Entry(field, name, (Value(changed, "", name),))
+    return replace(base, entries={**base.entries, path[0]: entry}, doubtful=base.doubtful - {path[0]})
+
+
+def in_iterations(block: Block, images: int | None, problems: Problems) -> Block:
+    """The settings with every duration in iterations and the device batch in images, each still at the place where it
+    was written. `images` (of an epoch) is None where it isn't known; what depends on it is doubtful then.
+    """
+    try:
+        batch = View(block).whole("batch_size")
+    except Doubtful:
+        batch = None
+    entries = {n: e for n, e in block.entries.items() if n not in dict(PAIRS).values()}
+    doubtful = set(block.doubtful)
+    for iterations, epochs in DURATIONS:
+        if epochs in block.entries:
+            found = _convert(block.entries[epochs], iterations, images, batch, problems)
+            if found:
+                entries[iterations] = found
+            else:
+                doubtful.add(iterations)
+    if "iter_size" in block.entries:
+        found = _device_batch(block.entries["iter_size"], batch, problems)
+        if found:
+            entries["device_batch_size"] = found
+        else:
+            doubtful.add("device_batch_size")
+    return _knots_in_iterations(replace(block, entries=entries, doubtful=frozenset(doubtful)), images, batch, problems)
+
+
+def _knots_in_iterations(block: Block, images: int | None, batch: int | None, problems: Problems) -> Block:
+    """A Solver's settings with every knot at an iteration, no whole one in general, still at the place where it was written.
+    `images` of an epoch and `batch` are None where they aren't known; knots that depend on them are doubtful then.
+    """
+    block = _knots_converted(block, images, batch, problems)
+    for name in INSIDE:
+        inner = block.block(name)
+        if inner is not None:
+            found = _knots_converted(inner, images, batch, problems)
+            value = replace(block.entries[name].values[0], value=found)
+            block = replace(block, entries={**block.entries, name: replace(block.entries[name], values=(value,))})
+    return block
+
+
+def _knots_converted(block: Block, images: int | None, batch: int | None, problems: Problems) -> Block:
+    """The message with its field `knot` converted, or doubtful."""
+    entry = block.entries.get("knot")
+    if entry is None:
+        return block
+    values = []
+    for value in entry.values:
+        assert isinstance(value.value, Block)
+        found = _knot(value.value, images, batch, problems)
+        values += [replace(value, value=found)] if found else []
+    if len(values) == len(entry.values):
+        return replace(block, entries={**block.entries, "knot": replace(entry, values=tuple(values))})
+    kept = {name: e for name, e in block.entries.items() if name != "knot"}
+    return replace(block, entries=kept, doubtful=block.doubtful | {"knot"})
+
+
+def _knot(block: Block, images: int | None, batch: int | None, problems: Problems) -> Block | None:
+    """The knot with `iter` in place of `epoch`. None where it has both, neither, no factor, or is not known."""
+    iter, epoch = block.entries.get("iter"), block.entries.get(EPOCH)
+    if block.broken or block.doubtful:
+        return None  # which has been reported
+    if "factor" not in block.entries:
+        problems.add(block.place, "Knot lacks `factor`", "write `factor: 1` for base_lr itself, say")
+        return None
+    if iter is not None and epoch is not None:
+        later, earlier = sorted((iter, epoch), key=lambda e: e.name, reverse=True)
+        message = f"`{later.field.name}` and `{earlier.field.name}` say the same thing"
+        problems.add(later.name, message, f"keep one of them; the other stands in line {earlier.name.line}")
+        return None
+    if epoch is None:
+        if iter is None:
+            problems.add(block.place, "Knot lacks `iter` or `epoch`", "write `epoch: 5` or `iter: 1000`, say")
+        return block if iter is not None else None
+    if images is None or batch is None:
+        return None
+    value = epoch.values[0]
+    assert isinstance(value.value, int | float)
+    place = units.exact(value.value, images, batch)
+    if place > INT64_MAX:
+        problems.add(value.span, "`epoch` is more iterations than 64 bits can count")
+        return None
+    count = place.numerator if place.denominator == 1 else float(place)
+    converted = Entry(
+        block.kind.fields_by_name["iter"], epoch.name, (Value(count, f"{EPOCH}: {value.text}", value.span),)
+    )
+    return replace(block, entries={"iter": converted} | {n: e for n, e in block.entries.items() if n != EPOCH})
+
+
+def _convert(entry: Entry, name: str, images: int | None, batch: int | None, problems: Problems) -> Entry | None:
+    if images is None or batch is None:
+        return None
+    values = []
+    for value in entry.values:
+        assert isinstance(value.value, int | float)
+        # 0 epochs mean what 0 iterations mean (none), and not the one iteration that a short duration is rounded up to.
+        count = units.iterations(value.value, images, batch) if value.value else 0
+        if count > INT64_MAX:
+            problems.add(value.span, f"`{entry.field.name}` is more iterations than 64 bits can count")
+            return None
+        values.append(Value(count, f"{entry.field.name}: {value.text}", value.span))
+    return Entry(SOLVER.fields_by_name[name], entry.name, tuple(values))
+
+
+def _device_batch(entry: Entry, batch: int | None, problems: Problems) -> Entry | None:
+    value = entry.values[0]
+    if batch is None:
+        return None
+    assert isinstance(value.value, int)
+    if batch % value.value:
+        message = f"`iter_size` {value.value} does not divide `batch_size` {batch}"
+        problems.add(value.span, message, divisors(batch, value.value))
+        return None
+    size = Value(batch // value.value, f"iter_size: {value.text}", value.span)
+    return Entry(SOLVER.fields_by_name["device_batch_size"], entry.name, (size,))
+
+
+def divisors(number: int, near: int) -> str:
+    """The divisors of `number` next to `near`, as a hint; nothing where the search would be long."""
+    if number > 10_000_000:
+        return ""
+    found = [d for d in range(1, min(number, 100_000) + 1) if number % d == 0]
+    below = [d for d in found if d < near][-1:]
+    above = [d for d in found if d > near][:1]
+    return f"{' or '.join(str(d) for d in below + above)} would" if below or above else ""
+
+
+def layer_of(span: Span | None, schedule: str) -> str:
+    """Which layer a place belongs to: `default`, `schedule`, `stage`, `--set` or `LMDB`."""
+    if span is None:
+        return "default"
+    if span.path in (SET, LMDB):
+        return span.path
+    return "schedule" if span.path == schedule else "stage"
+
+
+def higher(view: View, first: str, second: str) -> Span:
+    """Where to point when two values don't fit: at the one in the higher layer, at `first` if they share it."""
+
+    def height(place: Span) -> int:
+        return 3 if place.path == SET else {"stage": 1, "sweep": 2}.get(view.block.own.get(place, ""), 0)
+
+    a, b = view.place(first), view.place(second)
+    return b if height(b) > height(a) else a

@@ -1,0 +1,112 @@
+"""Every network by name, where it is made, and what can be known of it without torch. Literal tables; `models` builds them.
+
+A new network is a module in `models` and a row here.
+
+A new network is a class or function in stagerun/models, which makes it of a `recipe.Model`, and a row of NETWORKS here. Its
+name goes into the comment of `Model.name` in protos/stagerun.proto, which `stagerun help` shows.
+
+From torchvision come all networks that its `models` lists as classifiers. What it has besides is left out: detection,
+segmentation, key points, optical flow and video answer something else than one class per image, and the quantised
+classifiers hold integers, which can't be trained.
+"""
+
+from dataclasses import dataclass
+
+# moving_average_fraction and eps of BatchNorm where the network's authors wrote nothing else: 1 - momentum and eps of torch.
+PLAIN = (0.9, 1e-5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """`made_by`: what makes it, `MODULE.NAME` in stagerun/models; '' for torchvision's, which has it by the same name.
+
+    `batch_norm`: moving_average_fraction and eps as published, None where there is no BatchNorm.
+
+    Images have at least `smallest` pixels on each side and at most `largest`. `zero_gamma`, `blur_pool`, `fc_weight`
+    and `fc_bias` say whether these settings of Model mean something: the last two that there is a linear layer at the
+    end, and that it has biases.
+    """
+
+    made_by: str = ""
+    batch_norm: tuple[float, float] | None = PLAIN
+    smallest: int = 1
+    largest: int | None = None
+    zero_gamma: bool = False
+    blur_pool: bool = False
+    fc_weight: bool = True
+    fc_bias: bool = True
+
+    @property
+    def sizes(self) -> str:
+        """`224 x 224 pixels only`, or `75 x 75 pixels or more`."""
+        limit = "only" if self.smallest == self.largest else "or more"
+        return f"{self.smallest} x {self.smallest} pixels {limit}"
+
+    def fits(self, height: int, width: int) -> bool:
+        """Whether it takes images of that many pixels."""
+        return self.smallest <= min(height, width) and (self.largest is None or max(height, width) <= self.largest)
+
+
+def _all(network: Network, *names: str) -> dict[str, Network]:
+    return dict.fromkeys(names, network)
+
+
+_RESNET = Network(zero_gamma=True, blur_pool=True)
+_PLAIN = Network()
+_EPS_3 = Network(batch_norm=(0.9, 1e-3))
+_SLOW_EPS_3 = Network(batch_norm=(0.99, 1e-3))
+
+TORCHVISION: dict[str, Network] = {
+    "alexnet": Network(smallest=63, batch_norm=None),
+    **_all(Network(smallest=32, batch_norm=None), *(f"convnext_{size}" for size in ("tiny", "small", "base", "large"))),
+    **_all(Network(smallest=29), *(f"densenet{depth}" for depth in (121, 161, 169, 201))),
+    **_all(_PLAIN, *(f"efficientnet_b{n}" for n in range(5))),
+    **_all(_SLOW_EPS_3, *(f"efficientnet_b{n}" for n in range(5, 8))),
+    **_all(_EPS_3, *(f"efficientnet_v2_{size}" for size in "sml")),
+    "googlenet": Network(smallest=15, batch_norm=(0.9, 1e-3)),
+    "inception_v3": Network(smallest=75, batch_norm=(0.9, 1e-3)),
+    "maxvit_t": Network(smallest=224, largest=224, batch_norm=(0.99, 1e-3), fc_bias=False),
+    **_all(Network(batch_norm=(0.9997, 1e-5)), *(f"mnasnet{width}" for width in ("0_5", "0_75", "1_0", "1_3"))),
+    "mobilenet_v2": _PLAIN,
+    **_all(_SLOW_EPS_3, "mobilenet_v3_small", "mobilenet_v3_large"),
+    **_all(_PLAIN, *(f"regnet_x_{size}" for size in ("400mf", "800mf", "1_6gf", "3_2gf", "8gf", "16gf", "32gf"))),
+    **_all(
+        _PLAIN, *(f"regnet_y_{size}" for size in ("400mf", "800mf", "1_6gf", "3_2gf", "8gf", "16gf", "32gf", "128gf"))
+    ),
+    **_all(_RESNET, *(f"resnet{depth}" for depth in (18, 34, 50, 101, 152))),
+    **_all(_RESNET, "resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d"),
+    **_all(_PLAIN, *(f"shufflenet_v2_x{width}" for width in ("0_5", "1_0", "1_5", "2_0"))),
+    "squeezenet1_0": Network(smallest=21, batch_norm=None, fc_weight=False, fc_bias=False),
+    "squeezenet1_1": Network(smallest=17, batch_norm=None, fc_weight=False, fc_bias=False),
+    **_all(Network(smallest=4, batch_norm=None), "swin_t", "swin_s", "swin_b", "swin_v2_t", "swin_v2_s", "swin_v2_b"),
+    **_all(Network(smallest=32, batch_norm=None), *(f"vgg{depth}" for depth in (11, 13, 16, 19))),
+    **_all(Network(smallest=32), *(f"vgg{depth}_bn" for depth in (11, 13, 16, 19))),
+    **_all(
+        Network(smallest=224, largest=224, batch_norm=None),
+        *("vit_b_16", "vit_b_32", "vit_l_16", "vit_l_32", "vit_h_14"),
+    ),
+    **_all(_RESNET, "wide_resnet50_2", "wide_resnet101_2"),
+}
+
+NETWORKS: dict[str, Network] = {
+    **TORCHVISION,
+    "alexnet_bn": Network(made_by="small.AlexNetBN", smallest=15, fc_bias=False),
+    # MXNet's own BatchNorm in November 2015; two months later its eps was 1e-3.
+    "inception_bn": Network(made_by="inception.InceptionBN", batch_norm=(0.9, 1e-10)),
+    "inception_bn_28_small": Network(made_by="inception.InceptionBN28Small", batch_norm=(0.9, 1e-10)),
+    "resnet50_intel_caffe": Network(
+        made_by="resnet.resnet50_intel_caffe", smallest=3, batch_norm=(0.95, 1e-5), zero_gamma=True, blur_pool=True
+    ),
+    "resnet9": Network(made_by="small.ResNet9", smallest=8, fc_bias=False),
+    "resnet_small": Network(made_by="small.ResNetSmall", smallest=2, zero_gamma=True),
+    **_all(Network(made_by="wide.wide_resnet"), "wrn_16_8", "wrn_28_10", "wrn_40_4"),
+}
+
+# The fillers, and which fields of FillerParameter each reads. `models.layers` has their functions, which a test holds equal.
+FILLER_FIELDS: dict[str, tuple[str, ...]] = {
+    "constant": ("value",),
+    "gaussian": ("mean", "std"),
+    "uniform": ("min", "max"),
+    "xavier": ("variance_norm",),
+    "msra": ("variance_norm",),
+}

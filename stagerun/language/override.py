@@ -1,0 +1,185 @@
+"""`--set NAME=VALUE`: changes of single values, on the command line. Pure.
+
+NAME is a stage and a path inside its Solver (`collapse.max_epoch`, `collapse.transform_param.crop_size`), or a path
+inside Schedule (`seed`, `data.train.source`, `solver.batch_size`). VALUE is what would follow the colon in a
+file; the quotes of a text may be left out. A path into a message changes that one field of it and leaves its others.
+Problems point into the argument: path `--set`, its line counts the arguments.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from stagerun.base.errors import Problems, Span, nearest
+from stagerun.language.layers import PARTNER, SET
+from stagerun.language.lexer import Kind, tokens
+from stagerun.language.parse import parse_value
+from stagerun.language.tree import SCHEDULE, SOLVER, Block, Entry, Value, is_message, quoted
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """`leaf` holds the one entry that goes into the message at `path`, which starts in the stage's Solver, or in
+    Schedule where `stage` is None.
+    """
+
+    stage: str | None
+    path: tuple[str, ...]
+    leaf: Block
+
+
+def read(arguments: Sequence[str], stages: Sequence[str], problems: Problems) -> list[Override]:
+    """The arguments that make sense; mistakes in the others go to the problems."""
+    problems.file(SET, "\n".join(a.replace("\n", " ") for a in arguments))
+    found: list[Override] = []
+    seen: dict[tuple[str | None, tuple[str, ...]], int] = {}
+    for line, argument in enumerate(arguments, 1):
+        override = _one(line, argument.replace("\n", " "), stages, problems)
+        if override is None:
+            continue
+        (name,) = override.leaf.entries
+        key = (override.stage, (*override.path, name))
+        if key in seen:
+            place = override.leaf.place
+            problems.add(place, f"`{argument[: place.width]}` is set twice", f"argument {seen[key]} sets it already")
+        else:
+            seen[key] = line
+            found.append(override)
+    return found
+
+
+def _one(line: int, argument: str, stages: Sequence[str], problems: Problems) -> Override | None:
+    name, equals, text = argument.partition("=")
+    whole = Span(SET, line, 1, max(1, len(argument)))
+    if any(0xD800 <= ord(c) <= 0xDFFF for c in argument):  # how Python passes on bytes that are not UTF-8
+        problems.add(whole, "the argument is not UTF-8")
+        return None
+    if not equals or not name.strip():
+        problems.add(whole, "no `NAME=VALUE`", "write `--set STAGE.FIELD=VALUE` or `--set FIELD=VALUE`")
+        return None
+    words = name.split(".")
+    stage = words[0] if words[0] in stages and words[0] not in SCHEDULE.fields_by_name else None
+    kind = SOLVER if stage is not None else SCHEDULE
+    if stage is not None and len(words) == 1:
+        problems.add(Span(SET, line, 1, len(name)), f"`{stage}` is a stage", f"write `{stage}.FIELD=VALUE`")
+        return None
+    skip = 1 if stage is not None else 0
+    found = _follow(line, words, skip, kind, stages, problems)
+    if found is None:
+        return None
+    kind, field = found
+    if not text.strip():
+        problems.add(whole, f"`{name}` has no value", f'write `{name}=""` for an empty text' if _is_text(field) else "")
+        return None
+    place = Span(SET, line, 1, len(name))
+    entry = _value(line, len(name) + 2, text, field, place, problems)
+    leaf = Block(kind, place, {field.name: entry}) if entry else None
+    return Override(stage, tuple(words[skip:-1]), leaf) if leaf else None
+
+
+def _follow(
+    line: int, words: Sequence[str], skip: int, kind: Descriptor, stages: Sequence[str], problems: Problems
+) -> tuple[Descriptor, FieldDescriptor] | None:
+    """The message and the field that a dotted name leads to."""
+    column = 1 + sum(len(w) + 1 for w in words[:skip])
+    for number, word in enumerate(words[skip:], skip):
+        span = Span(SET, line, column, max(1, len(word)))
+        field = kind.fields_by_name.get(word)
+        last = number == len(words) - 1
+        if field is None:
+            _unknown(span, word, number, kind, stages, problems)
+        elif kind is SCHEDULE and word == "stage":
+            problems.add(
+                span, "stages are added and named in schedule.prototxt", "`--set` changes fields: STAGE.FIELD=VALUE"
+            )
+        elif not last and not is_message(field):
+            problems.add(span, f"`{word}` is not a message: it has no fields")
+        elif not last and field.is_repeated:
+            problems.add(span, f"`{word}` is a list of messages", f"give it whole: `{word}=[{{ ... }}]`")
+        else:
+            if last:
+                return kind, field
+            kind = field.message_type
+            column += len(word) + 1
+            continue
+        return None
+    return None
+
+
+def _unknown(span: Span, word: str, number: int, kind: Descriptor, stages: Sequence[str], problems: Problems) -> None:
+    known = kind.fields_by_name
+    if number == 0:
+        if word in SOLVER.fields_by_name:
+            hint = f"name the stage, or `solver` for all of them: `solver.{word}=...`"
+        else:
+            hint = nearest(word, [*stages, *known]) or (f"stages: {', '.join(stages)}" if stages else "")
+        problems.add(span, f"`{word}` is neither a stage nor a field of Schedule", hint)
+    else:
+        hint = nearest(word, known) or f"`stagerun help {kind.name}` lists them"
+        problems.add(span, f"{kind.name} has no field `{word}`", hint)
+
+
+def _is_text(field: FieldDescriptor) -> bool:
+    return bool(field.type == FieldDescriptor.TYPE_STRING)
+
+
+def _value(line: int, column: int, text: str, field: FieldDescriptor, place: Span, problems: Problems) -> Entry | None:
+    if (
+        _is_text(field)
+        and not text.lstrip().startswith(('"', "'"))
+        and not (field.is_repeated and text.startswith("["))
+    ):
+        span = Span(SET, line, column, len(text))
+        if "\0" in text:
+            problems.add(span, f"`{field.name}` holds a NUL character")
+            return None
+        return Entry(field, place, (Value(text, quoted(text), span),))
+    if tokens(text)[0].kind is Kind.END:
+        problems.add(place, f"`{field.name}` has no value", "quote the argument: `#` starts a comment")
+        return None
+    return parse_value(SET, line, column, text, field, problems)
+
+
+# -- `--set solver.FIELD=VALUE` that reaches no stage, since each sets the field itself
+
+
+def check_reached(changes: Sequence[Override], stages: Mapping[str, Block], problems: Problems) -> None:
+    """Reports each change for all stages that reaches none. `stages` are their settings, merged, with durations as they
+    are written. Where a stage's settings are not known for a mistake in them, it may be the one that is reached.
+    """
+    for change in changes:
+        path, place = _path(change), change.leaf.place
+        if not path or path[0] == "clear":
+            continue
+        field = path[0]
+        if all(_passes_by(block, field, place) for block in stages.values()) and stages:
+            _report(path, place, stages, problems)
+
+
+def _path(change: Override) -> tuple[str, ...]:
+    """From Solver to the field; empty where the change is not one of a field of Solver for all stages, as `solver={...}`."""
+    if change.stage is not None or change.path[:1] != ("solver",) or not change.leaf.entries:
+        return ()  # a value out of its range, which is reported as such, is not an entry
+    (name,) = change.leaf.entries
+    return (*change.path[1:], name)
+
+
+def _passes_by(block: Block, field: str, place: Span) -> bool:
+    """Whether nothing in the block comes from the argument at `place`, which changes the field or something in it."""
+    if block.broken or field in block.doubtful:
+        return False
+    entry = block.entries.get(field)
+    if entry is None:
+        return True
+    inside = [inner for value in block.blocks(field) for _, inner in value.walk()]
+    return not any((e.name.path, e.name.line) == (SET, place.line) for e in (entry, *inside))
+
+
+def _report(path: Sequence[str], place: Span, stages: Mapping[str, Block], problems: Problems) -> None:
+    field, name = path[0], ".".join(path)
+    written = all(field in b.entries or PARTNER.get(field) in b.entries for b in stages.values())
+    own = "its own" if len(path) == 1 else f"its own `{field}`"
+    says = f"sets {own}" if written else f"sets {own}, or clears it"
+    first = next(iter(stages))
+    problems.add(place, f"`solver.{name}` reaches no stage: each {says}", f"name the stage: `{first}.{name}=...`")

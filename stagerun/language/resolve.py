@@ -1,0 +1,364 @@
+"""A folder, or its texts -> recipe.Schedule, or every mistake in them. All but `load` is pure."""
+
+import contextlib
+import os
+import posixpath
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from stagerun.base import recipe
+from stagerun.base.errors import DataError, Problem, Problems, RecipeError, Span, StagerunError
+from stagerun.language import build, check, ensembles, layers, override, ranges, stages, tree, values
+from stagerun.language.check_images import check_model, classes_problem
+from stagerun.language.override import Override
+from stagerun.language.parse import LARGEST, parse
+from stagerun.language.stages import Node
+from stagerun.language.tree import SCHEDULE, SOLVER, Block, Entry, Value
+from stagerun.language.view import Doubtful, View
+from stagerun.system.lmdb_file import check_file, class_names
+
+SCHEDULE_FILE = "schedule.prototxt"
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """In place of the text of a file that can't be read: why, as the end of `FILE: ...`."""
+
+    reason: str
+
+
+MISSING = Unreadable("there is no such file")
+
+T = TypeVar("T")
+Text = bytes | str | Unreadable
+Records = Callable[[str], int]  # the folder of an LMDB -> its number of records; StagerunError
+
+
+def read(
+    texts: Mapping[str, Text],
+    root: str,
+    overrides: Sequence[str] = (),
+    shown: str = "",
+    records: Records | None = None,
+) -> recipe.Schedule:
+    """The schedule that the files describe. RecipeError with all mistakes of all files.
+
+    `texts` has schedule.prototxt and the stages' files by their path below the folder (`stage_files` says which); a
+    file that is not in it does not exist. `root` is the folder's absolute path, `shown` the same as the user wrote it,
+    for messages. `overrides` are the arguments of `--set`. `records` counts the LMDB of a Source without `images`; None
+    where no LMDB may be looked at.
+    """
+    problems = Problems()
+    path = posixpath.join(shown, SCHEDULE_FILE)
+    text = texts.get(SCHEDULE_FILE, MISSING)
+    if isinstance(text, Unreadable):
+        problems.add(
+            Span(path, 1, 1), text.reason, "a schedule is a folder with a schedule.prototxt and a file per stage"
+        )
+        raise RecipeError(problems.all())
+    schedule = ranges.sound(parse(path, text, SCHEDULE, problems), problems)
+    found = stages.nodes(schedule, problems)
+    names = dict.fromkeys([*(n.name for n in found), *stages.groups(found)])
+    changes = [replace(c, leaf=ranges.sound(c.leaf, problems)) for c in override.read(overrides, list(names), problems)]
+    schedule = _counted(_change_schedule(schedule, changes), root, records, problems)
+    files = _stage_blocks(found, texts, shown, problems)
+    settings = _settings(schedule, found, files, changes, problems)
+    lengths = {name: _known(block, lambda view: view.whole("max_iter")) for name, block in settings.items()}
+    found = stages.check_branches(found, {name: n for name, n in lengths.items() if n is not None}, problems)
+    order = stages.in_running_order(found, problems)
+    _check(schedule, settings, posixpath.basename(root), problems)
+    ensembles.check(schedule, found, settings, problems)
+    for node in found:
+        if node.parent in settings:
+            parent = View(settings[node.parent])
+            check.check_carry(node.name, View(settings[node.name]), node.parent, parent, problems)
+    if problems:
+        raise RecipeError(problems.all())
+    names = dict.fromkeys([SCHEDULE_FILE, *(n.file for n in found if n.file is not None)])
+    kept = tuple((posixpath.join(shown, n), _decoded(texts[n])) for n in names if texts.get(n, MISSING) != MISSING)
+    return _build(schedule, order, settings, root, path, kept)
+
+
+def stage_files(text: bytes | str) -> tuple[str, ...]:
+    """The files of the stages that a schedule.prototxt names, below its folder. Mistakes in it are not looked at."""
+    ignored = Problems()
+    schedule = parse(SCHEDULE_FILE, text, SCHEDULE, ignored)
+    return tuple(dict.fromkeys(n.file for n in stages.nodes(schedule, ignored) if n.file is not None))
+
+
+def _decoded(text: Text) -> str:
+    assert not isinstance(text, Unreadable)
+    return text if isinstance(text, str) else text.decode()
+
+
+def _known(block: Block, read: Callable[[View], T]) -> T | None:
+    """None where it could not be read."""
+    try:
+        return read(View(block))
+    except Doubtful:
+        return None
+
+
+def _stage_blocks(found: Sequence[Node], texts: Mapping[str, Text], shown: str, problems: Problems) -> dict[str, Block]:
+    """What each stage's own file says, by the stage's name; an empty, broken Block where it can't be read."""
+    parsed: dict[str, Block] = {}
+    result: dict[str, Block] = {}
+    for node in found:
+        path = posixpath.join(shown, node.file or "")
+        if node.file is None:
+            result[node.name] = node.solver or Block(SOLVER, node.file_place, broken=True)
+            continue
+        text = texts.get(node.file, MISSING)
+        if isinstance(text, Unreadable):
+            needed = text != MISSING or not node.filled
+            if needed:
+                hint = "every stage has a file of its own, which `solver:` names, or says it here in `solver_param { ... }`"
+                problems.add(node.file_place, f"{path}: {text.reason}", hint)
+            result[node.name] = Block(SOLVER, node.file_place, broken=needed)
+            continue
+        if node.file not in parsed:
+            parsed[node.file] = ranges.sound(parse(path, text, SOLVER, problems), problems)
+        result[node.name] = parsed[node.file]
+    return result
+
+
+def _change_schedule(schedule: Block, changes: Sequence[Override]) -> Block:
+    """Schedule with each `--set` that is for itself and not for a Solver."""
+    for change in changes:
+        if change.stage is None and change.path[:1] != ("solver",):
+            if change.path == () and "solver" in change.leaf.kind.fields_by_name and "solver" in change.leaf.entries:
+                continue  # `--set solver={...}` is a layer, as `--set solver.FIELD=...` is
+            schedule = layers.edit(schedule, change.path, change.leaf)
+    return schedule
+
+
+def _counted(schedule: Block, root: str, records: Records | None, problems: Problems) -> Block:
+    """Schedule with `images` in every Source that names an LMDB and doesn't say how many records it has."""
+    for name in ("train", "val"):
+        with contextlib.suppress(Doubtful):
+            source = View(schedule).inside("data").view(name)
+            folder = source.text("source") if source and not source.has("images") else None
+            if source is None or folder is None:
+                continue
+            message, hint = "Source lacks `images`", "write `images: N` with the number of its records"
+            try:
+                if records is not None:
+                    found = records(build.path_of(root, folder))
+                    value = Value(found, str(found), Span(layers.LMDB, 1, 1))
+                    field = source.block.kind.fields_by_name["images"]
+                    leaf = Block(source.block.kind, source.block.place, {"images": Entry(field, value.span, (value,))})
+                    schedule = layers.edit(schedule, ("data", name), leaf)
+                    continue
+            except StagerunError as error:
+                message += f", and the LMDB can't be counted: {error.message}"
+                hint = "check `source`; where the LMDB is on another machine, write `images: N` with the number of its records"
+            problems.add(source.block.place, message, hint)
+    return schedule
+
+
+def _settings(
+    schedule: Block, found: Sequence[Node], files: Mapping[str, Block], changes: Sequence[Override], problems: Problems
+) -> dict[str, Block]:
+    """The settings of each stage by its name, durations in iterations."""
+    images = _known(schedule, lambda view: view.inside("data").inside("train").whole("images"))
+    nothing = Block(SOLVER, schedule.place, broken="solver" in schedule.doubtful or schedule.broken)
+    shared = [c for c in changes if c.stage is None and c.path[:1] == ("solver",)]
+    below = [replace(c, path=c.path[1:]) for c in shared]
+    base = [schedule.block("solver") or nothing]
+    base += [
+        b for c in changes if c.stage is None and not c.path for b in c.leaf.blocks("solver") if c.leaf.kind is SCHEDULE
+    ]
+    base += _as_layer(below)
+    layers.check_layers(base, problems)
+    inherited = _deep(layers.merge(base), below)
+    merged_by_name, settings = {}, {}
+    for node in found:
+        swept = [node.sweep] if node.sweep is not None else []
+        stack = [inherited, files[node.name], *swept]
+        merged = layers.merge(stack)
+        # Where one block makes several stages: changes for all of them first, then those for this one.
+        for own in ([c for c in changes if c.stage == name] for name in (node.group, node.name) if name is not None):
+            stack += _as_layer(own)
+            merged = _deep(layers.merge([merged, *_as_layer(own)]), own)
+        layers.check_layers(stack, problems)
+        named = [("stage", files[node.name]), *(("sweep", block) for block in swept)]
+        places = {entry.place: layer for layer, block in named for _, entry in block.walk()}
+        merged = replace(merged, place=files[node.name].place, own=places)
+        merged_by_name[node.name] = merged
+        settings[node.name] = layers.in_iterations(merged, images, problems)
+    override.check_reached(shared, merged_by_name, problems)
+    return settings
+
+
+def _as_layer(changes: Sequence[Override]) -> list[Block]:
+    """The changes of whole fields as one layer."""
+    whole = [c.leaf for c in changes if not c.path]
+    if not whole:
+        return []
+    entries = {name: entry for leaf in whole for name, entry in leaf.entries.items()}
+    return [Block(SOLVER, whole[0].place, entries, frozenset().union(*(leaf.doubtful for leaf in whole)))]
+
+
+def _deep(block: Block, changes: Sequence[Override]) -> Block:
+    """The changes inside messages, on top of what is inherited."""
+    for change in changes:
+        if change.path:
+            block = layers.edit(block, change.path, change.leaf)
+    return block
+
+
+def _check(schedule: Block, settings: Mapping[str, Block], folder: str, problems: Problems) -> None:
+    view = View(schedule)
+    shared = check.Shared(
+        _known(schedule, lambda view: view.inside("model").whole("channels")),
+        _known(schedule, lambda view: view.inside("data").has("val")),
+        _known(schedule, lambda view: view.inside("data").inside("val").whole("images")),
+        _known(schedule, lambda view: view.inside("data").text("cache")) == "DEVICE",
+        _known(schedule, lambda view: view.inside("data").inside("train").whole("images")),
+    )
+    own = {n: e for n, e in schedule.entries.items() if n != "solver"}
+    check.check_required(replace(schedule, entries=own), problems)
+    if "name" not in schedule.entries and "name" not in schedule.doubtful and not schedule.broken:
+        ranges.folder_name_problem(folder, schedule.place, problems)
+    with contextlib.suppress(Doubtful):
+        check.check_data(view, problems)
+    check_model(view, [View(block) for block in settings.values()], problems)
+    for name, block in settings.items():
+        check.check_stage(name, View(block), shared, problems)
+        check.check_required(block, problems)
+
+
+def _build(
+    schedule: Block,
+    order: Sequence[Node],
+    settings: Mapping[str, Block],
+    root: str,
+    path: str,
+    files: tuple[tuple[str, str], ...],
+) -> recipe.Schedule:
+    view = View(schedule)
+    name = view.text("name") or posixpath.basename(root)
+    seed, keep = view.whole("seed"), view.whole("keep_snapshots")
+    assert seed is not None and keep is not None
+    model = build.model(view.inside("model"))
+    derived = {
+        "name": tree.quoted(name),
+        "model.batch_norm_param.moving_average_fraction": repr(model.moving_average_fraction),
+        "model.batch_norm_param.eps": repr(model.eps),
+    }
+    shared = list(build.facts(SCHEDULE, schedule, "", derived, path))
+    data = build.data(view.inside("data"), root)
+    return recipe.Schedule(
+        name=name,
+        seed=seed,
+        model=model,
+        data=data,
+        stages=tuple(_stage(node, settings[node.name], seed, data.train.images, shared, path) for node in order),
+        determinism=recipe.Determinism(view.text("determinism")),
+        keep_snapshots=keep,
+        files=files,
+        ensembles=ensembles.build(schedule, order),
+    )
+
+
+def _stage(node: Node, block: Block, seed: int, images: int, shared: Sequence[build.Fact], path: str) -> recipe.Stage:
+    solver = build.solver(View(block), seed, images)
+    derived = {
+        "solver.warmup_iter": "0",
+        "solver.random_seed": str(solver.random_seed),
+        "solver.test_batch_size": str(solver.test_batch_size),
+        "solver.test_transform_param": "transform_param without what is drawn at random",
+    }
+    for field, transform in (("transform_param", solver.transform), ("test_transform_param", solver.test_transform)):
+        derived[f"solver.{field}.mean_value"] = "[0.0]"
+        derived[f"solver.{field}.std_value"] = "[1.0]"
+        if transform.random_resize:
+            derived[f"solver.{field}.random_resize_param.max_size"] = str(transform.random_resize.max_size)
+    found = [*shared, *build.facts(SOLVER, block, "solver.", derived, path), *_branch(node)]
+    return recipe.Stage(
+        name=node.name,
+        parent=node.parent,
+        solver=solver,
+        identity={f.key: f.text for f in found if f.identity and values.is_read(f.key, solver.lr_policy)},
+        origins={f.key: _in_layer(f.origin, block) for f in found},
+        span=node.place,
+        parent_iter=node.parent_iter,
+        enabled=node.enabled,
+        group=node.group,
+    )
+
+
+def _in_layer(origin: recipe.Origin, block: Block) -> recipe.Origin:
+    layer = block.own.get(origin.span) if origin.span is not None else None
+    return origin if layer is None else replace(origin, layer=layer)
+
+
+def _branch(node: Node) -> Iterator[build.Fact]:
+    """The iteration of its parent that a stage starts from, where that is not the end. Part of its identity: a snapshot's id
+    says it, too, but only as long as the parent's snapshot is there."""
+    if node.parent_iter is not None:
+        origin = recipe.Origin(f"{node.parent}@{node.parent_iter}", "schedule", node.parent_place)
+        yield build.Fact(recipe.FROM_ITER, str(node.parent_iter), True, origin)
+
+
+# -- a folder -> recipe.Schedule: the only part that reads files
+
+
+def load(folder: str | Path, overrides: Sequence[str] = ()) -> recipe.Schedule:
+    """The schedule in a folder, with the changes of `--set`. RecipeError with every mistake of every file, sorted by
+    place; paths in it start with `folder` as it was given. Where `images` is not written, the LMDB's own count is read.
+    """
+    shown = os.path.normpath(folder)
+    if not os.path.isdir(shown):
+        raise RecipeError([_no_folder(shown)])
+    texts: dict[str, Text] = {SCHEDULE_FILE: _text(shown, SCHEDULE_FILE)}
+    first = texts[SCHEDULE_FILE]
+    if not isinstance(first, Unreadable):
+        texts |= {name: _text(shown, name) for name in stage_files(first) if name != SCHEDULE_FILE}
+    return read(texts, os.path.abspath(shown), overrides, "" if shown == "." else shown, _records)
+
+
+def _records(path: str) -> int:
+    """The records of the LMDB in a folder, by its two meta pages. DataError, PermissionDenied."""
+    found = check_file(path)
+    if not found:
+        raise DataError(f"{path}: the LMDB is empty")
+    return found
+
+
+def look_at_classes(schedule: recipe.Schedule) -> Problem | None:
+    """`classes_problem` for the LMDBs that are on this machine."""
+    paths = [source.path for source in (schedule.data.train, schedule.data.val) if source is not None]
+    named = [(path, class_names(path)) for path in paths]
+    return classes_problem(schedule, *max(named, key=lambda pair: len(pair[1])))
+
+
+def _no_folder(shown: str) -> Problem:
+    if os.path.isfile(shown):
+        return Problem(
+            "this is a file, and a schedule is a folder",
+            Span(shown, 1, 1),
+            hint=f"give {os.path.dirname(shown) or '.'}",
+        )
+    hint = "give the folder that holds schedule.prototxt"
+    return Problem("there is no such folder", Span(shown, 1, 1), hint=hint)
+
+
+def _text(folder: str, name: str) -> Text:
+    """The bytes of a file, one more than LARGEST at most."""
+    path = os.path.join(folder, name)
+    try:
+        # Opening a FIFO would wait for a writer, and reading a device may never end.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return Unreadable("this is not a regular file")
+        with open(path, "rb") as file:
+            return file.read(LARGEST + 1)
+    except FileNotFoundError:
+        return Unreadable("there is no such file")
+    except PermissionError:
+        return Unreadable("no permission to read it")
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        return Unreadable(f"can't be read ({error.strerror if isinstance(error, OSError) else error})")

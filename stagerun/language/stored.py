@@ -1,0 +1,151 @@
+"""A snapshot's recipe.prototxt -> recipe.Schedule: the inverse of `values.canonical`. Pure.
+
+Read by the types of recipe's dataclasses, so that a new field there needs nothing here.
+"""
+
+import dataclasses
+import enum
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from stagerun.base import recipe
+from stagerun.base.errors import Span
+from stagerun.language import lexer
+from stagerun.language.lexer import Kind, Token, tokens
+from stagerun.language.ranges import bounds_missed
+from stagerun.language.tree import SCHEDULE
+from stagerun.language.values import Member, layout
+
+# What divides, or is stepped by: a snapshot need not be ours, and `check` has not seen its recipe.
+_OF_SOLVER = ("max_iter", "batch_size", "device_batch_size", "test_batch_size")
+
+DEEPEST = 20  # messages inside messages; the language has five
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    line: int
+    fields: dict[str, "list[Token | _Block]"] = field(default_factory=dict)
+
+
+def read_recipe(text: str) -> recipe.Schedule:
+    """The schedule of which `text` is the canonical form. Its stages have no identity and no origins, and it has no files.
+
+    A field that is not there, because an older stagerun wrote the text, has the dataclass's default. ValueError with the
+    line if it is something else: an unknown field, a missing one without a default, a value of another type.
+    """
+    reader = _Reader(tokens(text))
+    schedule: recipe.Schedule = _read(recipe.Schedule, reader.block(None))
+    return schedule
+
+
+def read_foreign(text: str) -> recipe.Schedule:
+    """`read_recipe` for a text that someone else may have written. Raises ValueError, too, for a number below 1 where that can't be, and for a
+    transform with a value out of its range."""
+    schedule = read_recipe(text)
+    counts = {"num_classes": schedule.model.num_classes, "channels": schedule.model.channels}
+    counts |= {"images": min(s.images for s in (schedule.data.train, schedule.data.val) if s is not None)}
+    for name in _OF_SOLVER:
+        counts[name] = min((getattr(stage.solver, name) for stage in schedule.stages), default=1)
+    for name, least in counts.items():
+        if least < 1:
+            raise ValueError(f"`{name}` must be 1 or more")
+    for stage in schedule.stages:
+        _require_in_range(stage.solver.transform)
+    return schedule
+
+
+def _require_in_range(value: Any) -> None:
+    """A message of the recipe and those in it, by the ranges of what `check` reads; a default needs not be in one."""
+    kind = SCHEDULE.file.message_types_by_name[f"{type(value).__name__}Parameter"]
+    for member in layout(type(value)):
+        found = getattr(value, member.attribute)
+        field = kind.fields_by_name.get(member.name)
+        if dataclasses.is_dataclass(found):
+            _require_in_range(found)
+        elif field is not None and found not in (None, member.default) and (missed := bounds_missed(field, found)):
+            raise ValueError(f"`{member.name}` must be {missed}")
+
+
+class _Reader:
+    """`name: value` and `name { ... }`, nothing else of the text format."""
+
+    def __init__(self, found: list[Token]) -> None:
+        self.tokens, self.at = found, 0
+
+    def take(self) -> Token:
+        token = self.tokens[self.at]
+        self.at += token.kind is not Kind.END
+        return token
+
+    def block(self, opening: Token | None, depth: int = 0) -> _Block:
+        block = _Block(opening.line if opening else 1)
+        if depth > DEEPEST:
+            raise ValueError(f"line {block.line}: nested too deep")
+        while True:
+            name = self.take()
+            if (name.text == "}" and opening) or (name.kind is Kind.END and not opening):
+                return block
+            mark = self.take()
+            if name.kind is not Kind.WORD or mark.text not in (":", "{"):
+                raise ValueError(f"line {name.line}: `{lexer.shown(name.text)}` is not a field")
+            block.fields.setdefault(name.text, []).append(
+                self.block(mark, depth + 1) if mark.text == "{" else self.take()
+            )
+
+
+def _read(kind: Any, block: _Block) -> Any:
+    """The dataclass `kind` that a block describes."""
+    members = {member.name: member for member in layout(kind) if member.stored}
+    values: dict[str, Any] = {}
+    for name, items in block.fields.items():
+        if name not in members:
+            raise ValueError(f"line {items[0].line}: {kind.__name__} has no field `{name}`")
+        values[members[name].attribute] = _field(members[name], items)
+    for name, member in members.items():
+        if member.default is dataclasses.MISSING and member.attribute not in values:
+            raise ValueError(f"line {block.line}: {kind.__name__} lacks `{name}`")
+    if kind is recipe.Stage:
+        values["parent"] = values["parent"] or None
+        values |= {"identity": {}, "origins": {}, "span": Span("recipe.prototxt", block.line, 1)}
+    return kind(**values)
+
+
+def _field(member: Member, items: "list[Token | _Block]") -> Any:
+    if member.repeated:
+        return tuple(_item(member.kind, member.name, item) for item in items)
+    if len(items) > 1:
+        raise ValueError(f"line {items[1].line}: `{member.name}` a second time")
+    return _item(member.kind, member.name, items[0])
+
+
+def _item(wanted: Any, name: str, item: "Token | _Block") -> Any:
+    if isinstance(item, _Block) and dataclasses.is_dataclass(wanted):
+        return _read(wanted, item)
+    if isinstance(item, Token) and not dataclasses.is_dataclass(wanted):
+        try:
+            return _scalar(wanted, item)
+        except (ValueError, lexer.WrongValue) as error:
+            shown = lexer.shown(item.text)
+            raise ValueError(f"line {item.line}: `{name}` can't be `{shown}`") from error
+    raise ValueError(f"line {item.line}: `{name}` is of another kind")
+
+
+def _scalar(wanted: Any, token: Token) -> Any:
+    if wanted is str:
+        if token.kind is not Kind.STRING:
+            raise ValueError("no text in quotes")
+        return lexer.utf8(lexer.string(token))
+    if token.kind not in (Kind.WORD, Kind.NUMBER):
+        raise ValueError("no value")
+    if issubclass(wanted, enum.Enum):
+        return wanted(token.text)
+    if wanted is bool:
+        if token.text not in ("true", "false"):
+            raise ValueError("neither true nor false")
+        return token.text == "true"
+    number = wanted(token.text)
+    if wanted is float and not math.isfinite(number):
+        raise ValueError("not finite")
+    return number

@@ -1,0 +1,71 @@
+"""A Block read with its defaults. Values."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stagerun.base.errors import Span
+from stagerun.language import tree
+from stagerun.language.tree import Block, Scalar
+
+
+class Doubtful(Exception):
+    """The field could not be read, which has been reported: a check that needs it is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    block: Block
+
+    def has(self, name: str) -> bool:
+        """Whether the field is written. Doubtful if that is not known."""
+        if name in self.block.entries:
+            return True
+        if self.block.broken or name in self.block.doubtful:
+            raise Doubtful(name)
+        return False
+
+    def scalar(self, name: str) -> Scalar | None:
+        """The value, else the default of the .proto, else None."""
+        if self.has(name):
+            value = self.block.entries[name].values[0].value
+            assert not isinstance(value, Block)
+            return value
+        return tree.default(self.block.kind.fields_by_name[name])
+
+    def number(self, name: str) -> float | None:
+        value = self.scalar(name)
+        return float(value) if value is not None and not isinstance(value, str) else None
+
+    def whole(self, name: str) -> int | None:
+        value = self.scalar(name)
+        return value if isinstance(value, int) else None
+
+    def text(self, name: str) -> str | None:
+        value = self.scalar(name)
+        return value if isinstance(value, str) else None
+
+    def flag(self, name: str) -> bool:
+        return self.scalar(name) is True
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """The values of a repeated field of numbers."""
+        values = self.block.entries[name].values if self.has(name) else ()
+        return tuple(v.value for v in values if isinstance(v.value, int | float))
+
+    def view(self, name: str) -> "View | None":
+        block = self.block.block(name) if self.has(name) else None
+        return View(block) if block else None
+
+    def inside(self, name: str) -> "View":
+        """A message in which every field has a default, written or not."""
+        found = self.view(name)
+        return found or View(Block(self.block.kind.fields_by_name[name].message_type, self.block.place))
+
+    def views(self, name: str) -> "Iterator[View]":
+        self.has(name)
+        return (View(b) for b in self.block.blocks(name))
+
+    def place(self, name: str) -> Span:
+        """The place of the value; if the field isn't written, that of its block."""
+        entry = self.block.entries.get(name)
+        return entry.place if entry else self.block.place

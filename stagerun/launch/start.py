@@ -1,0 +1,145 @@
+"""The start of a job's workers on this machine, and what one worker does around its job: what `run`, `rehearse` and others have in common."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NoReturn
+
+from stagerun.base.errors import Diverged, ExitCode, PeerError, StagerunError, StorageError, UsageError
+from stagerun.base.text import count
+from stagerun.command.ending import bug_report, of_surroundings, tell
+from stagerun.launch.ancestors import bound_note
+from stagerun.launch.folder import report
+from stagerun.launch.local import run_workers
+from stagerun.launch.meeting import go_there, meet, place_note
+from stagerun.launch.stopping import GRACE_S, StopRequest, die_with_launcher
+from stagerun.launch.watch.worker import Monitored, monitored
+from stagerun.system.host import open_files
+from stagerun.system.pulse import Limits
+from stagerun.system.world import (
+    World,
+    default_threads,
+    from_environment,
+    give_threads,
+    launched,
+    rank_said,
+    started_by,
+    torchrun_note,
+)
+
+# What a worker does: its exit code. Its monitor is None where the orders have no limits.
+Job = Callable[[World, StopRequest, Monitored | None], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What all workers do: `stagerun COMMAND...`, with `threads` each (None: the processors shared evenly). `saves`: there is something to
+    save, within `grace` seconds from a signal, and rank 0 may save when another worker fails. `limits`: how long a worker may stay in a
+    section; None: it has no monitor."""
+
+    command: tuple[str, ...]
+    threads: int | None
+    grace: float = GRACE_S
+    saves: bool = True
+    limits: Limits | None = None
+
+    @property
+    def stopped(self) -> ExitCode:
+        """The exit code of a signal before anything has started."""
+        return ExitCode.SAVED if self.saves else ExitCode.INTERRUPTED
+
+
+def joined(nproc: int | None) -> bool:
+    """Whether a launcher started this process as one of several. UsageError if --nproc says otherwise."""
+    if launched() and nproc is not None:
+        raise UsageError(
+            f"--nproc, but a launcher has started this process as one of several ({started_by()})",
+            "leave --nproc out: the launcher says how many workers there are",
+        )
+    return launched()
+
+
+def start(job: Job, orders: Orders, nproc: int) -> int:
+    """Runs `nproc` workers on this machine, or `job` here if one is enough; the exit code."""
+    give_threads(orders.threads)
+    threads = orders.threads or default_threads(nproc)
+    if nproc == 1:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        return work(job, orders)
+    _require_files(nproc)
+    code, text = run_workers(orders.command, nproc, threads, orders.grace, orders.stopped, orders.saves)
+    tell(text)
+    return code
+
+
+def _require_files(nproc: int) -> None:
+    """StorageError where the launcher, which has pipes from each worker, would wait for workers that can't open theirs."""
+    files, needed = open_files(), 48 + 8 * nproc
+    if files < needed:
+        raise StorageError(
+            f"{count(nproc, 'worker')} and their launcher need {needed} open files each, and a process may have {files} here",
+            "raise that limit (ulimit -n 1024) and run the same command again",
+        )
+
+
+def work(job: Job, orders: Orders) -> int:
+    """One worker, whoever started it. Reports to a launcher of ours how it ended, or else to the terminal."""
+    # Without anything to save, no one waits.
+    stop = StopRequest("to save", grace=orders.grace) if orders.saves else StopRequest("which leaves nothing")
+    rank, world = rank_said(), World()
+    try:
+        stop.install(orders.stopped)
+        die_with_launcher()
+        world = from_environment()
+        rank = world.rank
+        tell(place_note(world))
+        go_there(meet(world))
+        if rank == 0 and world.size > 1:
+            tell(bound_note(world.local_size, world.launcher))
+            tell(torchrun_note())
+        code, text = _watched(job, world, stop, orders.limits), ""
+    except Diverged as error:  # the ranks agree on the loss, so all raise it, and one says so
+        code, text = int(error.exit_code), "" if rank else error.render()
+    except StagerunError as error:
+        code, text = int(error.exit_code), error.render()
+    except Exception as error:
+        known = of_surroundings(error)
+        code, text = (int(known.exit_code), known.render()) if known else (int(ExitCode.BUG), bug_report(error))
+    stop.settle(code)  # what comes now is too late to change how this ended
+    if not report(rank, code, text) and text:
+        tell(f"rank {rank}: {text}" if rank else text)  # rank 0 speaks for all
+    if world.size > 1:
+        _leave(code)
+    return code
+
+
+def _watched(job: Job, world: World, stop: StopRequest, limits: Limits | None) -> int:
+    """The job, with a monitor, which says first who is gone where a PeerError follows from it. The monitor watches before the job imports
+    torch, which may take long."""
+    with monitored(world, limits, lambda text: tell(f"rank {world.rank}: {text}" if world.rank else text)) as watch:
+        try:
+            return job(world, stop, watch)
+        except PeerError as error:
+            if watch is not None:
+                watch.explain(error)
+            raise
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends one worker of several without taking the interpreter down. A snapshot under way is finished.
+
+    After an error the process group is still open: threads of it may be waiting for peers that are gone or have another
+    error, and tearing it down would wait for them. But gloo's threads outlive a group that was destroyed, too; one that wants
+    the interpreter while it is being taken down aborts the process (SIGABRT), after all was said and done. Threads of others don't
+    end by themselves: those that torch.compile has started wait for more.
+    """
+    for thread in threading.enumerate():
+        if thread.name == "snapshot":  # of `train.snapshotter`
+            thread.join()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # no one reads any more
+            stream.flush()
+    os._exit(code)

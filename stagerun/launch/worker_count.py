@@ -1,0 +1,79 @@
+"""How many workers a machine has by default, and how many a schedule can have. No torch, but for counting several GPUs."""
+
+import os
+from dataclasses import replace
+
+from stagerun.base.errors import DataError, Problem, RecipeError, UsageError, listing
+from stagerun.base.recipe import Schedule, Stage
+from stagerun.base.text import count
+from stagerun.launch.sharing import default_workers
+from stagerun.system import signals
+from stagerun.system.cores import read
+
+
+def devices(schedule: Schedule | None = None) -> int:
+    """One worker per GPU that torch can use here; where there is none, one per NUMA node, as far as the batch of `schedule` has device
+    batches for them. Nvidia's driver and the environment tell where there is at most
+    one, which spares importing torch; batch systems name GPUs for a torch that was built without them, too.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        listed = len(os.listdir("/proc/driver/nvidia/gpus"))
+    except OSError:
+        listed = 0
+    named = listed if visible is None else len([n for n in visible.split(",") if n.strip() not in ("", "-1")])
+    found = named
+    if named > 1:
+        with signals.held():
+            import torch
+
+            found = torch.cuda.device_count()
+    stages = schedule.stages if schedule is not None else ()
+    most = min((stage.solver.logical_workers for stage in stages if stage.enabled), default=None)
+    return found or default_workers(replace(read(), gpus=()), most)
+
+
+def check_workers(schedule: Schedule, nproc: int) -> None:
+    """RecipeError with a mistake for each division of a batch into fewer device batches, at the first stage that has it."""
+    small: dict[tuple[int, int], list[Stage]] = {}
+    for stage in schedule.stages:
+        if stage.enabled and nproc > stage.solver.logical_workers:
+            small.setdefault((stage.solver.batch_size, stage.solver.device_batch_size), []).append(stage)
+    problems = []
+    for (batch, device_batch), stages in small.items():
+        most = stages[0].solver.logical_workers
+        origin = stages[0].origins.get("solver.device_batch_size") or stages[0].origins.get("solver.batch_size")
+        span = origin.span if origin and origin.span else stages[0].span
+        names = listing([s.name for s in stages], "and")
+        problems.append(
+            Problem(
+                f"{nproc} workers are too many for stage{'s' * (len(stages) > 1)} {names}: batch_size {batch} "
+                f"holds {most} device batch{'es' * (most > 1)} of {device_batch}",
+                span,
+                hint=f"use at most {count(most, 'worker')}, or a smaller device_batch_size",
+            )
+        )
+    if problems:
+        raise RecipeError(problems)
+
+
+def check_short(schedule: Schedule, workers: int, device_batch: int | None, synthetic: bool, does: str) -> None:
+    """Whether the schedule can be run cut short. `does`: what a command does then. RecipeError, DataError."""
+    if not any(stage.enabled for stage in schedule.stages):
+        raise UsageError(f"no stage of {schedule.name} is enabled", "take `enabled: false` out of one of them")
+    check_workers(schedule, workers)
+    largest = max(stage.solver.device_batch_size for stage in schedule.stages)
+    if device_batch is not None and device_batch > largest:
+        raise UsageError(
+            f"--device-batch {device_batch} is more than the schedule's device_batch_size of {largest}",
+            "it is for a machine where the real one does not fit; leave it out",
+        )
+    if synthetic:
+        return
+    sources = [s for s in (schedule.data.train, schedule.data.val) if s is not None]
+    missing = [s.path for s in sources if not os.path.exists(s.path)]
+    if missing:
+        raise DataError(
+            "\n".join(f"{path}: this machine has no such LMDB" for path in missing),
+            f"`--synthetic` {does} with made-up images of the same kind",
+        )

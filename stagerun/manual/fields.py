@@ -1,0 +1,272 @@
+"""The manual: what `stagerun help NAME` prints, from the comments of stagerun.proto. Pure."""
+
+import textwrap
+from collections.abc import Iterator, Mapping
+
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+
+from stagerun.base.errors import UsageError, nearest
+from stagerun.language import tree
+from stagerun.language.layers import PARTNER
+from stagerun.language.proto import stagerun_pb2
+from stagerun.language.proto.manual import COMMENTS
+from stagerun.language.ranges import CHOICES
+from stagerun.language.tree import is_message
+from stagerun.manual.pages import PAGES
+
+_TYPES = {
+    FieldDescriptor.TYPE_INT64: "whole number",
+    FieldDescriptor.TYPE_DOUBLE: "number",
+    FieldDescriptor.TYPE_BOOL: "true or false",
+    FieldDescriptor.TYPE_STRING: "text in quotes",
+}
+
+
+def help_text(name: str) -> str:
+    """The manual of a field (`base_lr`, `Solver.base_lr`, `transform_param.crop_size`, `solver.base_lr`), a message or
+    an enum, of the field that has such a value (`poly_cyc`, `LARS`), or of a topic (`resume`); an overview for ''. A name that
+    several messages have prints all of them. UsageError for an unknown name.
+    """
+    if not name:
+        return _overview()
+    messages = {m.name: m for m in _messages()}
+    enums = {_enum_name(e): e for e in _enums()}
+    if name in messages:
+        return _message(messages[name])
+    for known, kind in enums.items():
+        if name in (known, kind.name):
+            return _enum(kind)
+    *path, last = name.split(".")
+    fields = [
+        f for m in messages.values() for f in m.fields if f.name == last and (not path or path[-1] in _ways_to(m))
+    ]
+    if fields and (len(path) < 2 or _follows(path, last)):
+        return "\n\n".join(_field(f) for f in fields)
+    meant = [key for key, values in CHOICES.items() if name in values]  # a policy, a solver type, a network
+    if meant:
+        return "\n\n".join(help_text(key) for key in meant)
+    if topic := topic_text(name):
+        return topic
+    everything = [*PAGES, *messages, *enums, *WORDS, *(f.name for m in messages.values() for f in m.fields)]
+    everything += [f"{m.name}.{f.name}" for m in messages.values() for f in m.fields]
+    raise UsageError(f"the manual has no `{name}`", nearest(name, everything) or "`stagerun help` lists what there is")
+
+
+def _messages() -> list[Descriptor]:
+    return list(stagerun_pb2.DESCRIPTOR.message_types_by_name.values())
+
+
+def _enums() -> Iterator[EnumDescriptor]:
+    yield from stagerun_pb2.DESCRIPTOR.enum_types_by_name.values()
+    for message in _messages():
+        yield from message.enum_types
+
+
+def _enum_name(kind: EnumDescriptor) -> str:
+    return f"{kind.containing_type.name}.{kind.name}" if kind.containing_type else str(kind.name)
+
+
+def _ways_to(message: Descriptor) -> set[str]:
+    """What may stand before the dot: the message, or a field that holds it."""
+    return {message.name, *(f.name for m in _messages() for f in m.fields if f.message_type is message)}
+
+
+def _follows(path: list[str], last: str) -> bool:
+    """Whether a name of three words or more leads from field to field: `solver.transform_param.pad`."""
+    at = [m for m in _messages() if path[0] in _ways_to(m)]
+    for word in [*path[1:], last]:
+        fields = [f for m in at for f in m.fields if f.name == word]
+        at = [f.message_type for f in fields if is_message(f)]
+        if not fields:
+            return False
+    return True
+
+
+def _type(field: FieldDescriptor) -> str:
+    if is_message(field):
+        base = str(field.message_type.name)
+    elif field.enum_type is not None:
+        base = ", ".join(v.name for v in field.enum_type.values)
+    else:
+        base = _TYPES[field.type]
+    return f"{base}, any number of times" if field.is_repeated else base
+
+
+def _head(field: FieldDescriptor) -> str:
+    value = tree.default(field)
+    default = "" if value is None else f"   default: {tree.canonical(value, field)}"
+    return f"{field.containing_type.name}.{field.name}   {_type(field)}{default}"
+
+
+def _indented(name: str, margin: str = "  ") -> str:
+    return "\n".join((margin + line).rstrip() for line in COMMENTS.get(name, "").split("\n"))
+
+
+def _field(field: FieldDescriptor) -> str:
+    text = f"{_head(field)}\n{_indented(f'{field.containing_type.name}.{field.name}')}"
+    if field.containing_type is tree.SOLVER and field.name in PARTNER:
+        text += f"\n  See `{PARTNER[field.name]}`: one of the two can be given."
+    if not tree.identity(field):
+        text += "\n  Changing it makes no snapshot stale."
+    if is_message(field):
+        text += f"\n  Its fields: `stagerun help {field.message_type.name}`."
+    if field.enum_type is not None:
+        text += "\n" + _values(field.enum_type)
+    return text
+
+
+def _values(kind: EnumDescriptor) -> str:
+    lines = []
+    for value in kind.values:
+        comment = COMMENTS.get(f"{_enum_name(kind)}.{value.name}", "").replace("\n", "\n      ")
+        lines.append(f"    {value.name}" + (f"\n      {comment}" if comment else ""))
+    return "\n".join(lines)
+
+
+def _message(message: Descriptor) -> str:
+    width = max(len(f.name) for f in message.fields)
+    lines = [message.name, _indented(message.name), ""]
+    lines += [f"  {f.name:{width}}  {_first_sentence(f'{message.name}.{f.name}') or _type(f)}" for f in message.fields]
+    return "\n".join(lines)
+
+
+def _enum(kind: EnumDescriptor) -> str:
+    name = _enum_name(kind)
+    comment = f"{_indented(name)}\n" if name in COMMENTS else ""
+    return f"{name}\n{comment}{_values(kind)}"
+
+
+def _overview() -> str:
+    messages = {m.name: _first_sentence(m.name) for m in _messages()}
+    topics = textwrap.wrap(", ".join(TOPICS), 118, initial_indent="  ", subsequent_indent="  ")
+    return "\n".join(
+        [
+            "Pages of the manual; `stagerun help PAGE` shows one:",
+            "",
+            *_columns(PAGES),
+            "",
+            "Messages of the solver files; `stagerun help NAME` prints one, or one of their fields:",
+            "",
+            *_columns(messages),
+            "",
+            "Topics, under other names too; `stagerun help lint` lists what the linter looks for:",
+            "",
+            *topics,
+        ]
+    )
+
+
+def _columns(entries: Mapping[str, str]) -> list[str]:
+    width = max(map(len, entries))
+    return [f"  {name:{width}}  {says}" for name, says in entries.items()]
+
+
+def _first_sentence(name: str) -> str:
+    """The comment up to the first full stop that ends a sentence, on one line."""
+    text = " ".join(COMMENTS.get(name, "").split())
+    return text.split(". ")[0].rstrip(".:")
+
+
+# -- words that people look up and that are not the name of a field: what they are called here, or that they are not possible
+#
+# A page of the manual under one of these names would come before its entry here.
+
+# In the first line of each its name and synonyms, in small letters.
+_TEXT = """\
+own images, my images, own data, dataset
+  `stagerun data import FOLDER LMDB` makes an LMDB of a folder that has a folder of images for each class: once for
+  training, once for evaluation; pictures of many sizes with `--resize-height N --resize-width N`. `stagerun new NAME
+  --train LMDB --val LMDB` makes a schedule for them.
+  See `stagerun help your-own-images`, `stagerun help Source`, `stagerun new --help`, `stagerun data import --help`.
+
+collapse, cooldown, annealing
+  A short stage that ends a training: a steep decay to zero, no augmentation, often more weight decay. It starts from
+  the end of any stage, or from an iteration of it. `stagerun new` makes a schedule that has one.
+  See `stagerun help designing`, `stagerun help from`, `stagerun help lr_policy`, `stagerun help weight_decay`,
+  `stagerun help transform_param`.
+
+freeze, frozen, lock
+  `param { name: "layer1.*" lr_mult: 0 }` in a stage freezes these parameters there; they get no gradient. Running
+  statistics of BatchNorm still move. Not possible today: to hold those.
+  See `stagerun help ParamSpec`.
+
+weights, pretrained, transfer, finetune, fine tune, fine tuning, transfer learning, init weights
+  A stage starts from the weights of another stage of its schedule: `from`. Not possible today: to start from the
+  weights of another program, or of another schedule.
+  See `stagerun help StageEntry.from`, `stagerun help Carry`, `stagerun help Model`.
+
+resize, image size, resolution, input size
+  Once, when the LMDB is made: `stagerun data import --resize-shorter N`, or `--resize-height N --resize-width N`.
+  Each time an image is read: `random_resize_param`, `random_resized_crop_param`. The network gets `crop_size`.
+  See `stagerun help crop_size`, `stagerun help random_resize_param`, `stagerun help crop_size_ramp_param`, `stagerun
+  data import --help`.
+
+augmentation, augment, flip, rotation, randaugment, mixup, cutmix, normalization
+  `transform_param` says what is done to each training image, `mixup_alpha` and `cutmix_alpha` to pairs of them. A
+  stage that sets `transform_param` replaces all of it.
+  See `stagerun help TransformParameter`, `stagerun help mixup_alpha`, `stagerun help cutmix_alpha`, `stagerun help
+  label_smoothing`, `stagerun data show --help`.
+
+warmup, warm up
+  A straight line from `warmup_start_lr` to `base_lr` at the start of a stage.
+  See `stagerun help warmup_iter`, `stagerun help warmup_start_lr`, `stagerun help decay_from`.
+
+resume, continue, restart, checkpoint, crash
+  The same `stagerun run DIR` goes on after anything. `snapshot` says how much a crash costs at most; a stop saves.
+  See `stagerun help running-and-resuming`, `stagerun help snapshot`, `stagerun help keep_snapshots`, `stagerun run
+  --help`, `stagerun snapshots --help`.
+
+learning rate, lr, scheduler, decay
+  `base_lr` and `lr_policy`; `stagerun plan DIR --plot` draws it over all stages.
+  See `stagerun help designing`, `stagerun help base_lr`, `stagerun help lr_policy`, `stagerun help base_lr_batch`,
+  `stagerun plan --help`.
+
+epochs, length, duration
+  Every length can be given in iterations (weight updates) or in epochs: `max_iter` or `max_epoch`.
+  See `stagerun help max_iter`, `stagerun help max_epoch`.
+
+batch, gradient accumulation, accumulation, out of memory, oom
+  `batch_size` counts over the whole job. `device_batch_size` is what one worker computes at once: less of it needs
+  less memory, and gradients are accumulated.
+  See `stagerun help batch_size`, `stagerun help device_batch_size`, `stagerun help iter_size`.
+
+optimizer, optimiser
+  `type` says how a gradient moves a weight.
+  See `stagerun help Solver.type`, `stagerun help momentum`, `stagerun help weight_decay`.
+
+validation, evaluation, accuracy, evaluate
+  After every stage all images of `data.val` are evaluated, inside a stage at `test_interval`.
+  See `stagerun help Data.val`, `stagerun help test_interval`, `stagerun help test_transform_param`, `stagerun eval
+  --help`.
+
+gpu, gpus, workers, nodes, machines, cluster, slurm
+  How many workers there are is not part of a schedule: `stagerun run DIR --nproc N`, `--hosts`, or `stagerun sbatch`.
+  See `stagerun help many-machines`, `stagerun help batch_size`, `stagerun run --help`, `stagerun sbatch --help`,
+  `stagerun preflight --help`.
+
+inference, predict, deploy, onnx, torchvision
+  `stagerun predict SNAPSHOT FOLDER` says what is in pictures. `stagerun export` writes the network for torch,
+  safetensors or ONNX, and says how it is loaded.
+  See `stagerun help reports`, `stagerun predict --help`, `stagerun export --help`.
+
+early stopping, patience
+  Not possible today: a stage has the length that it is given. `plateau` lowers the rate where the loss stands still.
+  See `stagerun help lr_policy`, `stagerun help plateau_winsize`.
+
+class weights, imbalance, oversampling, multi label, regression, segmentation, detection, custom loss
+  Not possible today: each image has one label, all count alike, and the loss is cross-entropy.
+  See `stagerun help label_smoothing`.
+
+own network, architecture, dropout
+  `model.name` picks a network of a list, with its published dropout. Not possible today: a network of your own.
+  See `stagerun help Model`.
+"""
+
+TOPICS = {entry.split(",")[0].split("\n")[0]: entry for entry in _TEXT.strip().split("\n\n")}
+WORDS = {word: topic for topic, entry in TOPICS.items() for word in entry.split("\n")[0].split(", ")}
+
+
+def topic_text(name: str) -> str:
+    """What there is to say about a word or a few; '' where it is unknown."""
+    topic = WORDS.get(" ".join(name.lower().replace("-", " ").replace("_", " ").split()), "")
+    return "\n".join([topic, *TOPICS[topic].split("\n")[1:]]) if topic else ""

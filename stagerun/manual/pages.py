@@ -1,0 +1,50 @@
+"""The pages of the manual: their names, and what `stagerun help PAGE` prints."""
+
+import re
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+WIDEST = 110  # columns; longer lines are hard to read
+
+PAGES = {
+    "getting-started": "from an empty machine to a first trained schedule",
+    "your-own-images": "import a folder of pictures, make a schedule for them, look at what is trained on",
+    "designing": "stages, branches, learning rates; what `check`, `plan` and `rehearse` show before you pay",
+    "running-and-resuming": "workers, signals, snapshots, exit codes; what happens after a kill or an edit",
+    "many-machines": "ssh, MPI, Slurm, Kubernetes; preflight, cores, scratch disks",
+    "reports": "tables, curves, evaluation, predictions, export",
+    "caffe": "what is Caffe's here, and how its solver files are imported",
+    "reliability": "which faults are survived, and how that is counted",
+    "measured": "every figure, with the command that measured it",
+    "internals": "the map of the code, and where to add what",
+}
+
+_PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\)")
+_LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+
+
+def page_name(words: str) -> str:
+    """The page that `words` name, written with hyphens, spaces or underscores; '' if there is none."""
+    name = "-".join(re.split(r"[\s_-]+", words.strip().lower()))
+    return name if name in PAGES else ""
+
+
+def page_text(name: str) -> str:
+    """The Markdown of a page, with each picture as its caption and the path of its file."""
+    text = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+    return _PICTURE.sub(lambda found: f"[{found[1]}: {FOLDER / found[2]}]", text).rstrip("\n")
+
+
+def print_page(name: str) -> None:
+    """Prints a page on a terminal, laid out and in colour."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    console = Console()
+    console.print(Markdown(_LINK.sub(_typed, page_text(name))), width=min(console.width, WIDEST))
+
+
+def _typed(link: re.Match[str]) -> str:
+    """A link as a terminal can use it: another page as the command that shows it."""
+    name = link[2].removesuffix(".md")
+    return f"`stagerun help {name}`" if name in PAGES else link[0]

@@ -1,0 +1,268 @@
+"""How a stage's weights are updated and its images transformed, in a few words, with notes on what deserves a look. Pure."""
+
+import enum
+import math
+from dataclasses import dataclass
+from itertools import groupby
+
+from stagerun.base.errors import Span
+from stagerun.base.recipe import MomentumForm, OnNan, Origin, PadMode, Schedule, Solver, Stage, Transform
+from stagerun.language.values import layout
+from stagerun.schedule import POLICIES, SOLVER_TYPES, fields_read, is_ever, make_knobs, own_fields
+from stagerun.schedule.image_size import crop_size
+
+
+def place(stage: Stage, field: str) -> str:
+    """` (FILE:LINE)` where the field is written, or nothing."""
+    origin = stage.origins.get(field)
+    return f" ({origin.span.path}:{origin.span.line})" if origin and origin.span else ""
+
+
+def described(solver: Solver) -> str:
+    """The type and those of its settings that matter, `delta` left out; then the average, if one is kept."""
+    read = fields_read(solver)
+    parts = [solver.type]
+    parts += [f"momentum {course(solver, 'momentum')}"] if "momentum" in read else []
+    parts += [f"{n} {getattr(solver, n):g}" for n in ("momentum2", "rms_decay") if n in read]
+    if "momentum_form" in read and solver.momentum_form is MomentumForm.TORCH:
+        parts.append("momentum_form TORCH")
+    if "local_gw_ratio" in read:
+        name = "local_lr_auto" if solver.local_lr_auto else "local_gw_ratio"
+        parts.append(f"{name} {solver.local_gw_ratio:g}")
+    if is_ever(solver.weight_decay, solver.weight_decay_policy) and solver.regularization_type != "L2":
+        parts.append(solver.regularization_type)
+    if solver.ema_decay is not None:
+        every = f" every {solver.ema_interval} iterations" if solver.ema_interval > 1 else ""
+        parts.append(f"EMA {solver.ema_decay:g}{every}")
+    return ", ".join(parts)
+
+
+def course(solver: Solver, name: str) -> str:
+    """`momentum` or `weight_decay` from the first update to the last, with the knots between where it turns: `0.9`, or
+    `5e-05 -> 0.0002`."""
+    curve = getattr(solver, f"{name}_policy")
+    if curve is None:
+        return f"{getattr(solver, name):g}"
+    knobs, last = make_knobs(solver), solver.max_iter - 1
+    inner = {math.ceil(k.iter) - solver.policy_start_iter for k in curve.knot}
+    seen = [getattr(knobs(i), name) for i in sorted({0, last} | {i for i in inner if 0 < i < last})]
+    values = [v for v, _ in groupby(seen)]
+    turns = [b for a, b, c in zip(values, values[1:], values[2:], strict=False) if (b - a) * (c - b) < 0]
+    return " -> ".join(f"{v:.4g}" for v in (seen[0], *turns, seen[-1]))
+
+
+def update_notes(stage: Stage) -> list[str]:
+    """One sentence for each field that is written and not read, and for each value that makes little of the solver type."""
+    return [*_unread_fields(stage), *_unread_rules(stage), *_doubtful_values(stage)]
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A field of Solver that is written, at `span`, and not read. `name`: as it is written. `why`: the end of `NAME is not read`."""
+
+    field: str
+    name: str
+    why: str
+    origin: Origin
+    span: Span
+
+
+def unread_fields(stage: Stage) -> list[Unread]:
+    found = []
+    for field, why in _unread(stage.solver):
+        origin = stage.origins.get(f"solver.{field}")
+        if origin is not None and origin.span is not None:
+            found.append(Unread(field, _written_as(field, origin), why, origin, origin.span))
+    return found
+
+
+def _unread_fields(stage: Stage) -> list[str]:
+    return [f"{u.name} is not read{u.why}{place(stage, f'solver.{u.field}')}" for u in unread_fields(stage)]
+
+
+def _unread(solver: Solver) -> list[tuple[str, str]]:
+    """(field, why) of all that the stage doesn't read, written or not, as the end of `FIELD is not read`."""
+    of_policies = {name for kind in POLICIES for name in own_fields(kind)}
+    unread = [(n, f" by lr_policy {solver.lr_policy}") for n in sorted(of_policies - {*own_fields(solver.lr_policy)})]
+    of_types = {name for kind in SOLVER_TYPES.values() for name in kind.reads} - {"adapt", "local_lr_auto"}
+    for name in sorted(of_types - fields_read(solver)):
+        without = " without local_lr_auto" if (name, solver.type) == ("local_gw_ratio", "SGD") else ""
+        unread.append((name, f" by type {solver.type}{without}"))
+        if name == "momentum":
+            unread.append(("momentum_policy.policy", f" by type {solver.type}"))
+    if not solver.warmup_iter:
+        unread += [("warmup_start_lr", ": there is no warm-up"), ("decay_from", ": there is no warm-up")]
+    if not is_ever(solver.weight_decay, solver.weight_decay_policy):
+        unread.append(("regularization_type", ": weight_decay is 0"))
+    if solver.ema_decay is None:
+        unread.append(("ema_interval", ": there is no ema_decay"))
+    if solver.on_nan is OnNan.STOP:
+        unread.append(("max_nan", ": on_nan is STOP"))
+    return unread
+
+
+def _written_as(field: str, origin: Origin) -> str:
+    """The field's own name, or that of its partner in epochs."""
+    name = origin.text.lstrip("[").partition(": ")[0]
+    return name if name.endswith("_epoch") else field
+
+
+def _unread_rules(stage: Stage) -> list[str]:
+    """The same for what stands inside `param`."""
+    solver = stage.solver
+    where = place(stage, "solver.param")
+    if "adapt" not in fields_read(solver):
+        rules = [r for r in solver.param if not r.adapt]
+        return [f"adapt of param `{r.name}` is not read by type {solver.type}{where}" for r in rules]
+    if not solver.local_lr_auto:
+        return []
+    rules = [r for r in solver.param if r.adapt and r.lr_mult not in (0, 1)]
+    return [f"lr_mult {r.lr_mult:g} of param `{r.name}` is replaced by local_lr_auto{where}" for r in rules]
+
+
+def _doubtful_values(stage: Stage) -> list[str]:
+    solver, kind = stage.solver, SOLVER_TYPES[stage.solver.type]
+    found = []
+    for name in ("momentum", "weight_decay"):
+        value, curve = getattr(solver, name), getattr(solver, f"{name}_policy")
+        if curve is not None and not is_ever(value, curve):
+            where = place(stage, f"solver.{name}_policy.policy")
+            found.append(f"{name}_policy moves nothing: {name} is 0, and stays so by policy {curve.policy}{where}")
+    if kind.momentum_is is not None and not is_ever(solver.momentum, solver.momentum_policy):
+        meaning, usual = kind.momentum_is
+        found.append(
+            f"momentum is 0, and {meaning} of type {solver.type}: {usual} is usual{place(stage, 'solver.momentum')}"
+        )
+    if kind.divides and solver.delta == 0:
+        found.append(f"delta is 0: a weight without a gradient divides 0 by 0{place(stage, 'solver.delta')}")
+    if solver.ema_decay is not None and solver.ema_interval > solver.max_iter:
+        found.append(
+            f"ema_interval {solver.ema_interval} is never reached: the stage ends at {solver.max_iter}"
+            f"{place(stage, 'solver.ema_interval')}"
+        )
+    return found
+
+
+# -- images
+
+# The fields that turn pixels into the network's numbers, with the value that counts if none is given.
+_NUMBERS: dict[str, float | None] = {"channel_order": None, "mean_value": 0.0, "std_value": 1.0, "scale": None}
+
+
+def augmentation(solver: Solver) -> str:
+    """What is done to the images at random, in a few words."""
+    transform, parts = solver.transform, []
+    if transform.pad:
+        parts.append(f"pad {transform.pad}" + (" reflected" if transform.pad_mode is PadMode.REFLECT else ""))
+    if transform.mirror:
+        parts.append("mirror")
+    if transform.random_resize:
+        low, high = transform.random_resize.min_size, transform.random_resize.max_size
+        parts.append(f"resize {low}" if low == high else f"resize {low}-{high}")
+    if transform.random_aspect_ratio:
+        r = transform.random_aspect_ratio
+        parts.append(f"area {r.min_area_ratio:g}-{r.max_area_ratio:g}")
+    if transform.random_resized_crop:
+        c = transform.random_resized_crop
+        parts.append(f"area {c.min_area_ratio:g}-{c.max_area_ratio:g}")
+    if transform.crop_size:
+        ramp = transform.crop_size_ramp
+        parts.append(f"crop {ramp.start_size} -> {transform.crop_size}" if ramp else f"crop {transform.crop_size}")
+    if transform.color_jitter:
+        parts.append("jitter")
+    if transform.rand_augment:
+        parts.append(f"RandAugment {transform.rand_augment.num_ops}x{transform.rand_augment.magnitude}")
+    if transform.trivial_augment:
+        parts.append("TrivialAugment")
+    if transform.lighting_std:
+        parts.append(f"lighting {transform.lighting_std:g}")
+    if transform.cutout_size:
+        parts.append(f"cutout {transform.cutout_size}")
+    if solver.mixup_alpha:
+        parts.append(f"mixup {solver.mixup_alpha:g}")
+    if solver.cutmix_alpha:
+        parts.append(f"cutmix {solver.cutmix_alpha:g}")
+    if solver.label_smoothing:
+        parts.append(f"label smoothing {solver.label_smoothing:g}")
+    return ", ".join(parts) or "none"
+
+
+def augmentation_changes(before: Transform, now: Transform) -> list[str]:
+    """`field old -> new` for each part of the transform that differs."""
+    pairs = ((m.name, getattr(before, m.attribute), getattr(now, m.attribute)) for m in layout(Transform))
+    return [f"{name} {_short(old)} -> {_short(new)}" for name, old, new in pairs if old != new]
+
+
+def image_notes(schedule: Schedule, stage: Stage) -> list[str]:
+    """One sentence for each thing about the size of training images, then for each way in which an evaluation shows the network
+    something else than training does."""
+    solver, found = stage.solver, _ramp_notes(stage)
+    if schedule.data.val is None:
+        return found
+    if _resizes(solver.transform) and not _resizes(solver.test_transform):
+        shown = f"the centre {crop} x {crop} pixels" if (crop := solver.test_transform.crop_size) else "the whole"
+        found.append(
+            f"training resizes images, an evaluation doesn't: it shows {shown} of each as it is stored; "
+            "test_transform_param { random_resize_param { min_size: ... } } makes its shorter side that long first"
+        )
+    for name in _NUMBERS:
+        trained, tested = (_number(t, name) for t in (solver.transform, solver.test_transform))
+        if trained != tested:
+            where = place(stage, f"solver.test_transform_param.{name}")
+            where = where or place(stage, f"solver.transform_param.{name}")
+            found.append(
+                f"an evaluation has {name} {_short(tested)}, training {_short(trained)}: the network is given other numbers "
+                f"than it was trained on{where}"
+            )
+    return found
+
+
+def crop_size_ramp(solver: Solver) -> str:
+    """How large the images of the stage are while that changes; '' where it doesn't."""
+    ramp = solver.transform.crop_size_ramp
+    if ramp is None:
+        return ""
+    start, end = (f"{at:g}" for at in (ramp.start_epoch, ramp.end_epoch))
+    return f"images {ramp.start_size} -> {solver.transform.crop_size} pixels, epochs {start} to {end} of the stage"
+
+
+def _ramp_notes(stage: Stage) -> list[str]:
+    solver, ramp = stage.solver, stage.solver.transform.crop_size_ramp
+    if ramp is None:
+        return []
+    found, where = [], place(stage, "solver.transform_param.crop_size_ramp_param.end_epoch")
+    last = crop_size(solver, solver.max_iter - 1)
+    if last != solver.transform.crop_size:
+        found.append(f"crop_size {solver.transform.crop_size} is never reached: the stage ends at {last} pixels{where}")
+    if solver.compile:
+        found.append("compile: the network is compiled again for each size of its images")
+    return found
+
+
+def _resizes(transform: Transform) -> bool:
+    return bool(transform.random_resize or transform.random_aspect_ratio or transform.random_resized_crop)
+
+
+def _number(transform: Transform, name: str) -> object:
+    """The transform's value; of what is given by channel the numbers of all, or the one that all have."""
+    value, default = getattr(transform, name), _NUMBERS[name]
+    if default is None:
+        return value
+    values = value or (default,)
+    return values[:1] if len(set(values)) == 1 else values
+
+
+def _short(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    if isinstance(value, tuple):
+        return " ".join(f"{v:g}" for v in value) or "none"
+    if isinstance(value, int | float):
+        return f"{value:g}"
+    fields = getattr(value, "__dataclass_fields__", {})
+    inner = " ".join(f"{name}: {getattr(getattr(value, name), 'value', getattr(value, name))}" for name in fields)
+    return "{ " + inner + " }"

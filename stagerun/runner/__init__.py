@@ -1,1 +1,0 @@
-"""Walks a Plan. The only package that imports plan, store, data and engine."""

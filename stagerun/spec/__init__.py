@@ -1,8 +1,0 @@
-"""The language: solver files -> recipe.Schedule, with every mistake at once; its manual; its digest."""
-
-from stagerun.spec.digest import canonical, digest
-from stagerun.spec.load import load, look_at_classes
-from stagerun.spec.manual import help_text
-from stagerun.spec.resolve import Unreadable, read, stage_files
-
-__all__ = ["Unreadable", "canonical", "digest", "help_text", "load", "look_at_classes", "read", "stage_files"]

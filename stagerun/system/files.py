@@ -1,0 +1,176 @@
+"""Files and folders: written whole, put on the disk, on which file system, and whose they are; and what to do when the system refuses."""
+
+import contextlib
+import errno
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from stagerun.base.errors import PermissionDenied, StorageError
+
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+_OTHER = "check the disk and its server; the same command goes on"
+_HINTS = {
+    errno.ENOSPC: "free some space there; the same command goes on",
+    errno.EDQUOT: "your quota is used up: free some space there; the same command goes on",
+    errno.EFBIG: "no file may be so large there: see `ulimit -f`, or give a folder on another file system",
+    errno.EROFS: "that file system can only be read: give a folder on another one",
+    errno.ENOENT: "no folder can be made there: give another one",
+    errno.ENOTDIR: "a part of that path is a file: give another folder",
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.ELOOP: "a link in that path leads back to itself: give another folder",
+    errno.EMFILE: "raise the limit on open files (`ulimit -n`); the same command goes on",
+}
+
+
+def hint_for(error: Exception) -> str:
+    """What to do about a file that can't be written: an OSError, or lmdb's error."""
+    if isinstance(error, OSError):
+        return _HINTS.get(error.errno or 0, _OTHER)
+    # The binding keeps no number: the system's own words stand at the end of its text.
+    return next((hint for number, hint in _HINTS.items() if os.strerror(number) in str(error)), _OTHER)
+
+
+def write_whole(path: Path, data: bytes, sync: bool = True, aside: Path | None = None) -> None:
+    """Writes a file, over an old one if there is one: readers see the old bytes or the new. With `sync` they are on the disk, under this
+    name, when it returns. `aside`: what it is called until then, where someone clears away what a killed process leaves. OSError."""
+    # A name of its own for each call: a handler that ends a process may interrupt it while it writes the same file.
+    aside = aside or path.with_name(f".{path.name}-{os.getpid()}-{time.monotonic_ns()}")
+    try:
+        with open(aside, "wb") as file:
+            file.write(data)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        _rename(aside, path, data)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
+    if sync:
+        sync_folder(path.parent)
+
+
+def _rename(aside: Path, path: Path, data: bytes) -> None:
+    """NFS sends a request again when the answer is lost, and the second one doesn't find what the first one has renamed."""
+    try:
+        aside.rename(path)
+    except FileNotFoundError:
+        if aside.exists() or path.read_bytes() != data:
+            raise
+
+
+@contextlib.contextmanager
+def writing(file: str | Path, hint: str = "") -> Iterator[None]:
+    """PermissionDenied or StorageError, which name the file, for what goes wrong inside."""
+    try:
+        yield
+    except PermissionError as error:
+        raise PermissionDenied(f"may not write {file}", hint) from error
+    except OSError as error:
+        raise StorageError(f"can't write {file}: {error.strerror}", hint) from error
+
+
+def require_writable(file: str | Path) -> None:
+    """Before the work whose result goes there. What it holds stays: should the work come to nothing, that is better than nothing.
+    PermissionDenied, StorageError."""
+    with writing(file):
+        open(file, "ab").close()
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """A file that the user asked for, old bytes or new; its folder is made. PermissionDenied, StorageError."""
+    with writing(path, "choose another place with --output"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, data)
+
+
+def sync_folder(folder: Path) -> None:
+    """Puts a folder's list of names on the disk, so that a rename or a new file in it outlives a power cut. OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        # Some network file systems don't have this call for folders, and say so with EINVAL. No write has failed, and to
+        # refuse would leave a run there without any snapshot.
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(fd)
+
+
+def own_folder(found: os.stat_result) -> bool:
+    """Whether what `lstat` gave is a folder of this user, and not a link to one."""
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+
+
+def private_folder(folder: Path, content: str, instead: str, make: bool = True) -> Path:
+    """`folder`, made with `make`. PermissionDenied where it isn't this user's, or others may write to it: `content`, what is in it, can't be
+    trusted then. `instead`: what else to do. OSError."""
+    if make:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        found = folder.lstat()
+        if not own_folder(found):
+            raise PermissionDenied(f"{folder}: belongs to another user, or is not a folder", f"remove it, or {instead}")
+        if found.st_mode & _OTHERS_MAY_WRITE:
+            raise PermissionDenied(
+                f"{folder}: others may write to it (mode {stat.S_IMODE(found.st_mode):04o}), so its {content} can't be trusted",
+                f"`chmod 700 {folder}` if no one did, or remove it: its {content} are made again",
+            )
+    return folder
+
+
+def open_lock(path: Path) -> int:
+    """A descriptor of a lock file, which is made where there is none. flock(2) needs no more than a descriptor to read, so the file is for
+    its owner alone, and for those who may write to its folder as its group. OSError."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    folder = os.stat(path.parent)
+    shared = folder.st_mode & stat.S_IWGRP
+    with contextlib.suppress(OSError):  # another member of the group made it; a file system without modes
+        if shared:
+            os.fchown(fd, -1, folder.st_gid)
+    if not shared or os.fstat(fd).st_gid == folder.st_gid:
+        with contextlib.suppress(OSError):
+            os.fchmod(fd, 0o660 if shared else 0o600)  # one of a version before had other modes
+    return fd
+
+
+# As the kernel names them. Nothing is claimed of any other (nfs, lustre, gpfs, beegfs, ceph, fuse of any kind ...).
+LOCAL = frozenset(
+    {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs"}
+)
+_MOUNTS = "/proc/self/mountinfo"
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+def local_kind(path: Path, mounts: str | None = None) -> str:
+    """The kind of file system that `path` is, or would be made, on, where it is a host's own; '' where it isn't, or can't be known.
+    `mounts`: as for `mounted`."""
+    kind, _ = mounted(path, mounts)
+    return kind if kind in LOCAL else ""
+
+
+def mounted(path: Path, mounts: str | None = None) -> tuple[str, str]:
+    """(kind, source) of the file system that `path` is, or would be made, on; ('', '') where that can't be known. `mounts`: as in
+    proc_pid_mountinfo(5)."""
+    if mounts is None:
+        try:
+            mounts = Path(_MOUNTS).read_text(errors="replace")
+        except OSError:  # no Linux, or a box that hides it
+            return "", ""
+    real, best, found = os.path.realpath(path), "", ("", "")
+    for line in mounts.splitlines():
+        words, _, rest = line.partition(" - ")
+        fields, kinds = words.split(), rest.split()
+        if len(fields) < 5 or len(kinds) < 2:
+            continue
+        point = _OCTAL.sub(lambda octal: chr(int(octal[1], 8)), fields[4])
+        within = real == point or real.startswith(point.rstrip("/") + "/")
+        if within and len(point) >= len(best):  # of two at one place the later one covers the other
+            best, found = point, (kinds[0], kinds[1])
+    return found

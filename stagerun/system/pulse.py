@@ -1,0 +1,286 @@
+"""A worker's signs of life: a small record that its training thread writes and that a process beside it reads.
+
+The record has two slots, written in turn, each with a number and a checksum. So a reader never takes half of one, whatever
+order the processor makes writes visible in, and a writer that is stopped half way leaves the slot before it whole.
+"""
+
+import enum
+import struct
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Section(enum.Enum):
+    """What a worker is doing, each with a time-out of its own."""
+
+    START = "start"  # meeting the others, reading the start snapshot, opening the images
+    COPY = "copy"  # images to scratch, while training waits for them
+    FIRST_ITERATION = "first_iteration"  # of a stage in this process: torch may compile, libraries choose their ways
+    ITERATION = "iteration"
+    EVALUATION = "evaluation"
+    SAVE = "save"  # training stands still for a snapshot
+
+
+SECTIONS = tuple(Section)
+# Seconds without progress. Of an iteration and an evaluation at least that long, and SLOWEST times the slowest step of late.
+DEFAULTS = {
+    Section.START: 600.0,
+    Section.COPY: 1800.0,
+    Section.FIRST_ITERATION: 600.0,
+    Section.ITERATION: 60.0,
+    Section.EVALUATION: 60.0,
+    Section.SAVE: 600.0,
+}
+SLOWEST = 10
+# A shorter silence is nothing: on a busy machine a process waits for its turn.
+LEAST_S = 1.0
+_LEARNED = (Section.ITERATION, Section.EVALUATION)
+# The batch that comes is a step as well as the batch that is done: one alone says little.
+_KNOWN = 2
+# The slowest step is forgotten after one to two stretches of so many iterations.
+_STRETCH = 50
+
+_SLOT = struct.Struct("=QB???ddqQdd64s")
+_SUM = struct.Struct("=I")
+_SLOT_BYTES = 256
+SIZE = 2 * _SLOT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Time-outs. `given`: those that the user set, in seconds."""
+
+    given: Mapping[Section, float] = field(default_factory=dict)
+
+    def of(self, section: Section, slowest: float = 0.0, compiled: bool = False) -> float:
+        """Seconds without progress after which a rank counts as hung. `slowest`: the slowest step of late, in seconds, 0 if
+        not known; `compiled`: any step may meet a shape that torch compiles for. Both ask for a first iteration's patience."""
+        if section in self.given:
+            return self.given[section]
+        limit = DEFAULTS[section]
+        if section in _LEARNED:
+            unknown = compiled or slowest == 0
+            limit = max(limit, SLOWEST * slowest, self.of(Section.FIRST_ITERATION) if unknown else 0.0)
+        return limit
+
+    @property
+    def longest(self) -> float:
+        """The longest of all that are known beforehand."""
+        return max(self.of(section) for section in Section)
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The record, as it was last written. Times by CLOCK_MONOTONIC, in seconds."""
+
+    section: Section = Section.START
+    waiting: bool = False  # for other ranks, in a collective
+    printing: bool = False  # which may take as long as no one reads
+    compiled: bool = False
+    moved: float = 0.0  # when there last was progress
+    since: float = 0.0  # when it began to wait
+    iter: int = 0
+    batches: int = 0  # device batches of training, but for the first iteration's
+    busy: float = 0.0  # seconds that they took, without waiting for others
+    slowest: float = 0.0  # seconds of the slowest step of late in this section; 0 where that isn't known
+    stage: str = ""
+
+
+@dataclass(slots=True)
+class _Slow:
+    """Seconds of the slowest step, in this stretch and the one before."""
+
+    now: float = 0.0
+    before: float = 0.0
+    steps: int = 0
+
+    @property
+    def slowest(self) -> float:
+        return max(self.now, self.before) if self.steps >= _KNOWN else 0.0
+
+    def turn(self) -> None:
+        self.now, self.before = 0.0, self.now
+
+
+class Pulse:
+    """Written by one thread alone, the one that trains; a beat takes some microseconds. No one need read it."""
+
+    def __init__(
+        self,
+        buffer: memoryview | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        limits: Limits | None = None,
+    ) -> None:
+        """`buffer`: SIZE bytes, shared with who reads them. `limits`: those of who judges by them."""
+        self._buffer = buffer if buffer is not None else memoryview(bytearray(SIZE))
+        self._clock, self._limits = clock, limits or Limits()
+        self._number = 0
+        self._section, self._stage, self._iter = Section.START, b"", 0
+        self._waiting = self._printing = self._compiled = False
+        self._moved = self._since = self._printed = clock()
+        self._batches = 0
+        self._busy = 0.0
+        self._waited, self._fresh = 0.0, 0  # seconds and batches of the present iteration
+        self._suspended = False  # in it
+        self._slow = {section: _Slow() for section in _LEARNED}
+        # What a first iteration takes is the best guess at the next one.
+        self._slow[Section.FIRST_ITERATION] = self._slow[Section.ITERATION]
+        self._stretch = 0
+        # What the process beside this one wants reported, as lines of text; other threads may add to it.
+        self.news: deque[str] = deque()
+        self._write()
+
+    @property
+    def waits(self) -> bool:
+        """For other ranks."""
+        return self._waiting
+
+    @property
+    def within(self) -> Section:
+        """The section that the worker is in."""
+        return self._section
+
+    def stage(self, name: str, iter: int, compiled: bool) -> None:
+        """Training of a stage begins, at `iter`."""
+        self._stage, self._compiled = name.encode()[:64], compiled
+        self._iter = iter
+        self.enter(Section.FIRST_ITERATION)
+
+    def enter(self, section: Section) -> None:
+        if section is Section.EVALUATION and self._section is not section:
+            self._slow[section].turn()
+        self._section, self._waited, self._fresh = section, 0.0, 0
+        self._moved = self._clock()
+        self._write()
+
+    @contextmanager
+    def section(self, section: Section) -> Iterator[None]:
+        """Within it, and back to the one before, where an iteration goes on. What is printed while images are copied, as often as once
+        in some seconds, is not progress of the copy: only the time that it took doesn't count."""
+        before, moved, waited, fresh = self._section, self._moved, self._waited, self._fresh
+        self.enter(section)
+        entered = self._moved
+        try:
+            yield
+        finally:
+            self.enter(before)
+            self._waited, self._fresh = waited, fresh
+            if before is Section.COPY:
+                self._moved += moved - entered
+                self._write()
+
+    @contextmanager
+    def printing(self) -> Iterator[None]:
+        """Within it the worker writes to a screen, which a reader may keep it from for as long as he likes (Ctrl-S, a pager)."""
+        self.prints(True)
+        try:
+            yield
+        finally:
+            self.prints(False)
+
+    def prints(self, on: bool) -> None:
+        now = self._clock()
+        if self._section is not Section.COPY:
+            self._moved = now
+        elif not on:  # as in `section`
+            self._moved += now - self._printed
+        if on:
+            self._printed = now
+        self._printing = on
+        self._write()
+
+    def beat(self) -> None:
+        """There was progress: a device batch, say."""
+        now = self._clock()
+        self._step(now)
+        self._moved = now
+        self._fresh += 1
+        self._write()
+
+    def wait(self) -> None:
+        """This rank begins to wait for others."""
+        now = self._clock()
+        self._step(now)
+        self._waiting, self._since = True, now
+        self._write()
+
+    def go_on(self) -> None:
+        """The others have come. While images are copied that is not progress: the ranks then meet all the time."""
+        now = self._clock()
+        self._waited += now - self._since
+        self._waiting = False
+        if self._section is not Section.COPY:
+            self._moved = now
+        self._write()
+
+    def iterated(self, iter: int, seconds: float) -> None:
+        """An iteration is done, and took so long; a first one doesn't say how fast this rank is."""
+        if self._section is Section.ITERATION:
+            if not self._suspended:
+                self._busy += max(0.0, seconds - self._waited)
+                self._batches += self._fresh
+            self._stretch += 1
+            if self._stretch % _STRETCH == 0:
+                self._slow[Section.ITERATION].turn()
+        self._iter, self._suspended = iter, False
+        self.enter(Section.ITERATION)
+
+    def _step(self, now: float) -> None:
+        slow = self._slow.get(self._section)
+        if slow is None or self._waiting:
+            return
+        step = now - self._moved
+        # This process was suspended, or it would have been ended: that says nothing of how long a step takes.
+        if step > self._limits.of(self._section, slow.slowest, self._compiled):
+            self._suspended = True
+            return
+        slow.now = max(slow.now, step)
+        slow.steps += 1
+
+    def _write(self) -> None:
+        self._number += 1
+        slow = self._slow.get(self._section)
+        slot = _SLOT.pack(
+            self._number,
+            SECTIONS.index(self._section),
+            self._waiting,
+            self._printing,
+            self._compiled,
+            self._moved,
+            self._since,
+            self._iter,
+            self._batches,
+            self._busy,
+            slow.slowest if slow is not None else 0.0,
+            self._stage,
+        )
+        start = self._number % 2 * _SLOT_BYTES
+        self._buffer[start : start + len(slot) + 4] = slot + _SUM.pack(zlib.crc32(slot))
+
+
+def read(buffer: bytes) -> Beat | None:
+    """The newest whole slot of SIZE bytes; None if there is none, since both were being written."""
+    newest, found = 0, None
+    for start in (0, _SLOT_BYTES):
+        slot = buffer[start : start + _SLOT.size]
+        if _SUM.unpack_from(buffer, start + _SLOT.size)[0] != zlib.crc32(slot):
+            continue
+        number, section, *fields = _SLOT.unpack(slot)  # the fields of Beat, in their order
+        if number > newest:
+            fields[-1] = fields[-1].rstrip(b"\0").decode(errors="replace")
+            newest, found = number, Beat(SECTIONS[section], *fields)
+    return found
+
+
+def beating(items: Iterable[T], pulse: Pulse) -> Iterator[T]:
+    """`items`, with a beat when each has come."""
+    for item in items:
+        pulse.beat()
+        yield item

@@ -1,0 +1,288 @@
+"""Who this process is in the job. A value; only the functions here look at the environment."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from stagerun.base.errors import PeerError
+from stagerun.system.host import cpu_quota, evenly
+from stagerun.system.nodelist import per_node
+
+# Threads of a worker that someone chose, as our launcher passes them to its workers; empty: no one did.
+THREADS_GIVEN = "STAGERUN_THREADS_GIVEN"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """`rank` 0 .. size-1 in the job, `local_rank` 0 .. local_size-1 on this node. `launcher`: whose word that is, as a user
+    knows it; '' for a process that is alone."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    launcher: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Launcher:
+    """Names of variables; of several for one thing, the first that is set counts. Where `present` are not all set, or one of
+    `absent` is, this launcher did not start the process."""
+
+    name: str
+    rank: str
+    size: str
+    local_rank: tuple[str, ...]
+    local_size: tuple[str, ...]
+    present: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+
+
+GIVEN = _Launcher("the environment", "RANK", "WORLD_SIZE", ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",))
+_SLURM_LOCAL = ("SLURM_LOCALID",)
+# In this order: within an allocation the processes of an mpirun have Slurm's variables as well, which describe the step that
+# started its daemons. `srun --mpi=pmi2` sets PMI_RANK as hydra does, but says nothing of the node there.
+_LAUNCHERS = (
+    _Launcher(
+        "Open MPI's mpirun",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        ("OMPI_COMM_WORLD_LOCAL_RANK",),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    _Launcher(
+        "MVAPICH's mpirun",
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_SIZE",
+        ("MV2_COMM_WORLD_LOCAL_RANK",),
+        ("MV2_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    _Launcher(
+        "MVAPICH's mpirun",
+        "MVP_COMM_WORLD_RANK",
+        "MVP_COMM_WORLD_SIZE",
+        ("MVP_COMM_WORLD_LOCAL_RANK",),
+        ("MVP_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    _Launcher(
+        "srun", "PMI_RANK", "PMI_SIZE", _SLURM_LOCAL, (), present=("SLURM_STEP_ID",), absent=("MPI_LOCALRANKID",)
+    ),
+    _Launcher(
+        "mpiexec.hydra",
+        "PMI_RANK",
+        "PMI_SIZE",
+        ("MPI_LOCALRANKID", "PALS_LOCAL_RANKID"),
+        ("MPI_LOCALNRANKS", "PALS_LOCAL_SIZE"),
+    ),
+    _Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", _SLURM_LOCAL, (), present=("SLURM_STEP_ID",)),
+)
+# Steps of Slurm with such numbers are the shells of sbatch and salloc.
+_LEAST_SHELL = 0xFFFFFFF0
+# Set by launchers that start several workers in one task of another launcher.
+_NESTED = ("TORCHELASTIC_RUN_ID", "STAGERUN_REPORT_DIR")
+
+
+def launched(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher has started this process as one worker of several. RANK and WORLD_SIZE count for any number, since
+    torchrun is to be joined with one worker, too; a step or mpirun of one process doesn't: that one may start workers
+    itself."""
+    return bool(started_by(environment))
+
+
+def started_by(environment: Mapping[str, str] = os.environ) -> str:
+    """The launcher's name for the user; '' for none."""
+    if found := _found(environment):
+        return "torchrun" if found is GIVEN and "TORCHELASTIC_RUN_ID" in environment else found.name
+    return ""
+
+
+def torchrun_note(environment: Mapping[str, str] = os.environ) -> str:
+    """What to say to the user, once, where torchrun is to restart workers in a way that hangs; '' elsewhere."""
+    restarts, life = (environment.get(f"TORCHELASTIC_{name}", "0") for name in ("MAX_RESTARTS", "RESTART_COUNT"))
+    if not restarts.isdecimal() or int(restarts) == 0 or life != "0" or "STAGERUN_REPORT_DIR" in environment:
+        return ""
+    if environment.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1":
+        return ""
+    return (
+        f"warning: torchrun's restarts (--max-restarts {restarts}) hang or meet at a stale address; "
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment mends that"
+    )
+
+
+def rank_said(environment: Mapping[str, str] = os.environ) -> int:
+    """The rank, for those who can't wait until nonsense in the environment is reported: where RANK is the same for all, it is the
+    launcher's; where none can be read, 0."""
+    found = _found(environment)
+    if (
+        found is GIVEN
+        and (theirs := _contradicted(environment, environment[GIVEN.rank], environment[GIVEN.size])) is not None
+    ):
+        found = theirs
+    said = environment.get(found.rank, "0") if found else "0"
+    return int(said) if said.isdecimal() else 0
+
+
+def default_threads(workers: int) -> int:
+    """Threads of each of `workers` on this node: OMP_NUM_THREADS if it says a number, else the processors this process
+    may use, no more than its control groups give it the time of, shared evenly; at least 1.
+    """
+    return _said("OMP_NUM_THREADS") or evenly(len(os.sched_getaffinity(0)), cpu_quota(), workers)
+
+
+def given_threads() -> int | None:
+    """The threads of a worker that someone chose: whoever started our launcher, or this process. None: no one did."""
+    return _said(THREADS_GIVEN if THREADS_GIVEN in os.environ else "OMP_NUM_THREADS")
+
+
+def give_threads(threads: int | None) -> None:
+    """Passes on to the workers that this process is about to start, or itself, what was chosen (None: nothing was), since what
+    OMP_NUM_THREADS says to them is our launcher's."""
+    os.environ[THREADS_GIVEN] = str(threads or _said("OMP_NUM_THREADS") or "")
+
+
+@contextmanager
+def giving_threads(threads: int | None, workers: int) -> Iterator[int]:
+    """The threads of each of `workers` that this process starts meanwhile: `threads`, or those of `default_threads`. As `give_threads`;
+    and afterwards OMP_NUM_THREADS says what it said before, since our launcher's word is not a user's choice in the next life of a job."""
+    said = os.environ.get("OMP_NUM_THREADS")
+    give_threads(threads)
+    try:
+        yield threads or default_threads(workers)
+    finally:
+        if said is None:
+            os.environ.pop("OMP_NUM_THREADS", None)
+        else:
+            os.environ["OMP_NUM_THREADS"] = said
+
+
+def torchrun_chose() -> bool:
+    """Whether `given_threads` may be torchrun's: with several workers it says 1 where no one has said anything."""
+    started = "TORCHELASTIC_RUN_ID" in os.environ and THREADS_GIVEN not in os.environ
+    return started and os.environ.get("OMP_NUM_THREADS") == "1"
+
+
+def _said(name: str) -> int | None:
+    """A number above 0; of several, as OpenMP takes them, the first."""
+    said = os.environ.get(name, "").split(",")[0].strip()
+    return int(said) if said.isascii() and said.isdigit() and int(said) > 0 else None
+
+
+def relayed(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether an MPI's launcher or srun takes what this process prints. Some give it a terminal of their own for that, and write
+    into a file what comes out of it."""
+    return any(_started(environment, launcher) for launcher in _LAUNCHERS)
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> World:
+    """The World that the launcher's variables describe: RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun sets
+    them, or those of an MPI's launcher or of srun.
+
+    LOCAL_RANK and LOCAL_WORLD_SIZE default to those of a job on one node. PeerError when variables contradict each other.
+    """
+    found = _found(environment)
+    if found is None:
+        return World()
+    rank, size = _number(environment, found.rank), _number(environment, found.size)
+    local_rank, local_size = _local(environment, found, rank, size)
+    if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
+        said = [
+            f"{found.rank}={rank}",
+            f"{found.size}={size}",
+            f"local rank {local_rank}",
+            f"{local_size} on this node",
+        ]
+        raise PeerError(f"what {found.name} says contradicts itself: {', '.join(said)}")
+    if found is GIVEN:
+        _require_agreement(environment, rank, size)
+    return World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, launcher=started_by(environment))
+
+
+def _found(environment: Mapping[str, str]) -> _Launcher | None:
+    if GIVEN.rank in environment and GIVEN.size in environment:
+        return GIVEN
+    found = next((launcher for launcher in _LAUNCHERS if _started(environment, launcher)), None)
+    # A process that is alone. One whose size can't be read is not, so that this is reported.
+    return None if found is None or environment[found.size] == "1" else found
+
+
+def _started(environment: Mapping[str, str], launcher: _Launcher) -> bool:
+    if not all(name in environment for name in (launcher.rank, launcher.size, *launcher.present)):
+        return False
+    if any(name in environment for name in launcher.absent):
+        return False
+    if "SLURM_STEP_ID" not in launcher.present:
+        return True
+    step = environment["SLURM_STEP_ID"]
+    return not (step.isdecimal() and int(step) >= _LEAST_SHELL) and not ("SLURM_PTY_PORT" in environment and _typed())
+
+
+def _typed() -> bool:
+    """Whether a shell at a terminal has started this process, by its control of jobs: each is a process group of its own there.
+    What `srun --pty` starts leads the terminal's session; steps within such a shell inherit its variables, and have no terminal.
+    """
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return os.getpgid(0) != os.getsid(0)
+
+
+def _local(environment: Mapping[str, str], launcher: _Launcher, rank: int, size: int) -> tuple[int, int]:
+    """The rank among those of this node, and how many they are."""
+    if launcher is GIVEN:
+        given = [name for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE") if name in environment]
+        return (
+            _number(environment, "LOCAL_RANK") if "LOCAL_RANK" in given else rank,
+            _number(environment, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in given else size,
+        )
+    names = [next((n for n in names if n in environment), "") for names in (launcher.local_rank, launcher.local_size)]
+    if launcher.name == "srun" and names[0]:
+        return _number(environment, names[0]), _of_this_node(environment)
+    if not all(names):
+        raise PeerError(
+            f"{launcher.name} has started this process as rank {rank} of {size}, but says nothing of its place on this node",
+            "set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each process",
+        )
+    return _number(environment, names[0]), _number(environment, names[1])
+
+
+def _of_this_node(environment: Mapping[str, str]) -> int:
+    """Tasks of the step on this node."""
+    name = next((n for n in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") if n in environment), "")
+    try:
+        return per_node(environment[name])[_number(environment, "SLURM_NODEID")]
+    except (KeyError, ValueError, IndexError) as error:
+        raise PeerError(
+            f"srun does not say how many tasks this node has: {name or 'SLURM_STEP_TASKS_PER_NODE'}="
+            f"{environment.get(name, '')}, SLURM_NODEID={environment.get('SLURM_NODEID', '')}"
+        ) from error
+
+
+def _require_agreement(environment: Mapping[str, str], rank: int, size: int) -> None:
+    """RANK and WORLD_SIZE that someone has set for all processes alike make each of them the same worker."""
+    if (theirs := _contradicted(environment, str(rank), str(size))) is not None:
+        said, of = environment[theirs.rank], environment[theirs.size]
+        raise PeerError(
+            f"RANK={rank} and WORLD_SIZE={size} are set, but {theirs.name} has started this process as rank {said} of {of}",
+            "leave RANK and WORLD_SIZE out: they are found without",
+        )
+
+
+def _contradicted(environment: Mapping[str, str], rank: str, size: str) -> _Launcher | None:
+    """The launcher whose word is another one. A size above its own is none: a script starts several in each of its processes."""
+    if any(name in environment for name in _NESTED) or not size.isdecimal():
+        return None
+    theirs = next((launcher for launcher in _LAUNCHERS if _started(environment, launcher)), None)
+    if theirs is None or not environment[theirs.size].isdecimal():
+        return None
+    of = int(environment[theirs.size])
+    return theirs if int(size) < of or (int(size) == of and environment[theirs.rank] != rank) else None
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    said = environment.get(name, "")
+    try:
+        return int(said)
+    except ValueError as error:
+        raise PeerError(f"{name} must be a whole number, not `{said}`") from error

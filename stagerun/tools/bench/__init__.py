@@ -1,0 +1,1 @@
+"""`stagerun bench scaling`: speed and efficiency by number of workers. `measure` runs in the workers, `report` makes the table."""

@@ -1,0 +1,163 @@
+"""What `import caffe` does: reads, checks what it made before it writes it, and shows the plan."""
+
+import os
+import re
+import sys
+from contextlib import suppress
+from dataclasses import MISSING, asdict, dataclass, replace
+
+import click
+
+from stagerun.base.errors import ExitCode, StagerunError, UsageError, nearest
+from stagerun.base.snapshots import Inventory
+from stagerun.command.ending import show, tell
+from stagerun.command.options import argument, command, flag, option
+from stagerun.language import load
+from stagerun.language.folder import refuse_existing, write_folder
+from stagerun.language.networks import NETWORKS
+from stagerun.plan import make_plan
+from stagerun.plan.render import render_text
+from stagerun.tools.caffe.convert import Wanted, convert
+from stagerun.tools.caffe.disk import CaffeFolder
+from stagerun.tools.caffe.write import check_lines, folder_lines, left_text, text_of_lines
+
+
+@dataclass(frozen=True, slots=True)
+class CaffeOptions:
+    """What `Wanted` says, as it is written on the command line."""
+
+    workers: int | None = option(
+        "--workers N",
+        "Processes that Caffe ran in, whose batches add up.  [default: as `mpirun -n` and `-gpu` in those lines say, else 1; "
+        "where they leave it open, as `-gpu all`, batch_size is asked for]",
+        type=click.IntRange(1),
+    )
+    root: str | None = option(
+        "--root DIR",
+        "Where Caffe is started, so where the paths in its files begin.  [default: looked for from FOLDER upward]",
+    )
+    model: str | None = option(
+        "--model NAME", "stagerun's network that stands for the net.  [default: where it is sure]"
+    )
+    images: int | None = option(
+        "--images N", "Training images.  [default: counted where they are]", type=click.IntRange(1)
+    )
+    val_images: int | None = option(
+        "--val-images N", "Images of the evaluation.  [default: likewise]", type=click.IntRange(1)
+    )
+    no_nets: bool = flag(
+        "--no-nets",
+        "Imports the solver files alone, where their nets are lost. What nets say is given by the options below, --model, "
+        "--images and --val-images, and asked for in schedule.prototxt where it isn't. Not with --workers or --root.",
+    )
+    batch_size: int | None = option(
+        "--batch-size N", "With --no-nets: images of one update, of all workers.", type=click.IntRange(1)
+    )
+    device_batch_size: int | None = option(
+        "--device-batch-size N",
+        "With --no-nets: those that a device takes at once: a worker's batch_size in Caffe.",
+        type=click.IntRange(1),
+    )
+    classes: int | None = option("--classes N", "With --no-nets: classes of the network.", type=click.IntRange(1))
+    train_source: str | None = option("--train-source LMDB", "With --no-nets: the training images.")
+    val_source: str | None = option("--val-source LMDB", "With --no-nets: those of the evaluation.")
+
+
+@command()
+def caffe(
+    folder: str = argument("FOLDER"),
+    out: str = option("--out DIR", "The new schedule's folder: solvers/NAME.", default=MISSING),
+    order: str | None = option(
+        "--order STAGE,STAGE...",
+        "The solver files in their order, each trained from the end of the one before: `init,cyc1,collapse` or file names.  "
+        "[default: as the `caffe train` lines in FOLDER's README or script say]",
+    ),
+    *,
+    options: CaffeOptions,
+) -> None:
+    """Makes a schedule's folder of a folder of Caffe's: BVLC's, Intel's or SURFsara's.
+
+    Solvers become stages with the same learning rate, batch, weight decay, momentum, transform and multipliers. Which solvers,
+    in which order, and what each starts from, say the `caffe train` lines of a README or script in FOLDER (`--weights
+    PREFIX_iter_N.caffemodel`, `--snapshot PREFIX_iter_N.solverstate`), or --order; then those lines still say how many workers
+    there were, and where in the stage before each starts. Nothing in FOLDER is run or changed.
+
+    Mistakes stop it, all at once, each with its place: a net that isn't there, a field that no Caffe has, weights with the wrong
+    ending or that no stage makes. What stagerun has no word for is listed, and stands in the head of schedule.prototxt too. What
+    can't be known (the network, the number of images, a mean image, the GPUs of `-gpu all`) is asked in the files: DIR is
+    written, `stagerun check` finds it, and the exit code is 64. Where the nets are lost, --no-nets imports the solvers.
+    """
+    given = asdict(options)
+    root = given.pop("root")
+    stages = tuple(word.strip() for word in order.split(",")) if order is not None else ()
+    wanted = Wanted(order=stages, nets=not given.pop("no_nets"), **given)
+    if wanted.model is not None and wanted.model not in NETWORKS:
+        hint = nearest(wanted.model, NETWORKS) or "`stagerun help Model.name` lists them"
+        raise UsageError(f"there is no network `{wanted.model}`", hint)
+    _refuse_mixed(wanted, root)
+    refuse_existing(out)
+    train, val = (_source(name, getattr(wanted, name)) for name in ("train_source", "val_source"))
+    wanted = replace(wanted, train_source=train, val_source=val)
+    converted = convert(CaffeFolder(folder, root, _count), wanted)
+    out = os.path.normpath(out)
+    files = folder_lines(converted, _name(out), folder)
+    asked = check_lines(files, converted.found, os.path.abspath(out), out)
+    write_folder(out, {name: text_of_lines(lines) for name, lines in files.items()})
+    if left := left_text(converted.found):
+        show(left + "\n")
+    if asked:
+        tell("\n\n".join(problem.render() for problem in asked))
+        tell(f"\n{out} is written but for that: fill it in, then `stagerun check {out}`")
+        sys.exit(ExitCode.RECIPE)
+    show(render_text(make_plan(load(out), Inventory())))
+    show(f"\n{out}: written; read it, then `stagerun plan {out}`")
+
+
+def _refuse_mixed(wanted: Wanted, root: str | None) -> None:
+    """UsageError for options that the others leave nothing to do, or that contradict each other."""
+    if not wanted.nets:
+        if wanted.workers is not None:
+            raise UsageError("`--workers` with `--no-nets`", "`--batch-size` is that of all workers together")
+        if root is not None:
+            raise UsageError("`--root` with `--no-nets`", "no path in Caffe's files is followed; leave it out")
+    for name, value, said in (
+        ("--batch-size", wanted.batch_size, "the nets say it, and `--workers` how many such there are"),
+        ("--device-batch-size", wanted.device_batch_size, "the nets say it"),
+        ("--classes", wanted.classes, "the last layer of the net says it"),
+        ("--train-source", wanted.train_source, "the net's data layers say it"),
+        ("--val-source", wanted.val_source, "the net's data layers say it"),
+    ):
+        if value is not None and wanted.nets:
+            raise UsageError(f"`{name}` without `--no-nets`: {said}", "leave it out, and change what is written")
+    batch, device = wanted.batch_size, wanted.device_batch_size
+    if batch and device and batch % device:
+        hint = "an update is made of whole passes of the devices"
+        raise UsageError(f"`--device-batch-size` {device} does not divide `--batch-size` {batch}", hint)
+
+
+def _source(name: str, path: str | None) -> str | None:
+    """The absolute path of an LMDB, as the written files stand in another folder than the command. UsageError."""
+    if path is None:
+        return None
+    if not path or not path.isprintable():
+        raise UsageError(f"`--{name.replace('_', '-')}` is not a path: {path!r}", "give the folder that the LMDB is")
+    return os.path.abspath(path)
+
+
+def _name(out: str) -> str:
+    """The folder's name, as far as a schedule may have it."""
+    return (
+        re.sub(r"[^A-Za-z0-9_.-]", "_", os.path.basename(os.path.abspath(out)), flags=re.ASCII).lstrip(".") or "caffe"
+    )
+
+
+def _count(path: str) -> tuple[int, int | None] | None:
+    """Records of an LMDB, and the channels of the first one; None where they are unknown; `run` will say why."""
+    from stagerun.data import datum
+    from stagerun.data.records import LmdbSource
+
+    with suppress(StagerunError):
+        source = LmdbSource(path, side_file=False)
+        fields = datum.parse(source.get(0)[1])
+        return len(source), fields.channels if fields.channels in (1, 3) and not fields.encoded else None
+    return None

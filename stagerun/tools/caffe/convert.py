@@ -1,0 +1,296 @@
+"""A folder of Caffe's, as texts -> the stages with their settings, and what is left out. Only `CaffeFolder` looks at the disk."""
+
+import posixpath
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from stagerun.base.errors import RecipeError, Span
+from stagerun.language.tree import Block, Entry, quoted
+from stagerun.language.view import Doubtful, View
+from stagerun.tools.caffe.disk import CaffeFolder
+from stagerun.tools.caffe.images import Count, count_images, count_lmdb, images_of, source_lines
+from stagerun.tools.caffe.lines import Line, Setting, message, setting
+from stagerun.tools.caffe.model import WHICH, last_linear, model_lines, multipliers, note_other_network
+from stagerun.tools.caffe.net import layers_in, state_of
+from stagerun.tools.caffe.order import ordered_steps
+from stagerun.tools.caffe.settings import (
+    AS_CAFFE,
+    CaffeStage,
+    SolverStage,
+    batch,
+    check_solver,
+    evaluation,
+    go_on,
+    note_sources,
+    parent_of,
+    seeded,
+    seeds,
+    solver_settings,
+    transforms,
+)
+from stagerun.tools.caffe.stages import Step, workers_of
+from stagerun.tools.caffe.text import NET, SOLVER, CaffeText, Findings, read_text
+
+S = TypeVar("S", bound=SolverStage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the command line asks for; None is: as the files say. With `nets` False solver files are imported alone: what nets
+    would have said is in the last five, and the written files ask for what is None. Sources are absolute paths."""
+
+    order: tuple[str, ...] = ()
+    workers: int | None = None
+    model: str | None = None
+    images: int | None = None
+    val_images: int | None = None
+    nets: bool = True
+    batch_size: int | None = None
+    device_batch_size: int | None = None
+    classes: int | None = None
+    train_source: str | None = None
+    val_source: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """`settings` by stage, fields in no order; `seed` is that of the schedule, from all solvers alike. `nets`: the file of each
+    stage's net, by stage; none where it stands in the solver, or was not read."""
+
+    steps: tuple[Step, ...]
+    settings: Mapping[str, Mapping[str, Setting]]
+    model: tuple[Line, ...]
+    data: tuple[Line, ...]
+    seed: Line
+    found: Findings
+    nets: Mapping[str, str] = field(default_factory=dict)
+
+
+def convert(folder: CaffeFolder, wanted: Wanted) -> Converted:
+    """Everything but the writing. RecipeError with all mistakes, each at its place in Caffe's files; UsageError."""
+    found = Findings()
+    prototxts = folder.prototxts()
+    steps = ordered_steps(folder, prototxts, wanted.order, found)
+    nets: dict[str, CaffeText | None] = {}
+    stages: list[CaffeStage] = []
+    alone: list[SolverStage] = []
+    for step in steps:
+        text = read_text(posixpath.join(folder.shown, step.file), prototxts[step.file], SOLVER, found)
+        check_solver(text, wanted.nets, found)
+        if not wanted.nets:
+            alone.append(SolverStage(step, text))
+            continue
+        with suppress(Doubtful):
+            if stage := _read_stage(step, text, folder, nets, found):
+                stages.append(stage)
+    _refuse_mistakes(found)
+    return _with_nets(stages, folder, wanted, found) if wanted.nets else _without_nets(alone, folder, wanted, found)
+
+
+def _refuse_mistakes(found: Findings) -> None:
+    if found.mistakes:
+        raise RecipeError(found.mistakes.all())
+
+
+def _settings(
+    stages: Sequence[S], add: Callable[[S, dict[str, Setting]], None], found: Findings
+) -> tuple[Line, dict[str, Mapping[str, Setting]]]:
+    """The schedule's seed, and the settings of each stage. `add(stage, made)` adds what its solver alone doesn't say."""
+    seed, own_seeds = seeds(stages)
+    settings: dict[str, Mapping[str, Setting]] = {}
+    for stage in stages:
+        made = solver_settings(stage.text, found)
+        add(stage, made)
+        if stage.step.name in own_seeds:
+            made["random_seed"] = own_seeds[stage.step.name]
+        go_on(stage, parent_of(stage, stages), made, found)
+        settings[stage.step.name] = made
+    _refuse_mistakes(found)
+    return seed, settings
+
+
+# -- with nets
+
+
+def _read_stage(
+    step: Step, text: CaffeText, folder: CaffeFolder, nets: dict[str, CaffeText | None], found: Findings
+) -> CaffeStage | None:
+    """A stage with its nets. None after a mistake."""
+    train = _net(text, ("train_net_param", "train_net", "net_param", "net"), folder, nets, found)
+    if train is None:
+        return None
+    tests = _net(text, ("test_net_param", "test_net", "net_param", "net"), folder, nets, found)
+    layers = layers_in(train, state_of(text.block.block("train_state"), "TRAIN"))
+    state = next(iter(text.block.blocks("test_state")), None)
+    tested = layers_in(tests, state_of(state, "TEST")) if tests is not None else []
+    for name in ("test_net", "test_net_param", "test_state"):
+        entry = text.block.entries.get(name)
+        if entry is not None and len(entry.values) > 1:
+            found.leave(entry.values[1].span, name, "one evaluation is made; the first is taken")
+    images = images_of(layers, "TRAIN", found, folder.mean_file)
+    if images is None:
+        if not found.mistakes.count(train.place.path):  # else what was meant to read them is among those
+            message = "the net has no layer that reads images in training"
+            found.mistakes.add(train.place, message, "a layer of type `Data` with `include { phase: TRAIN }` does")
+        return None
+    return CaffeStage(step, text, train, layers, images, images_of(tested, "TEST", found, folder.mean_file))
+
+
+def _net(
+    text: CaffeText, fields: Sequence[str], folder: CaffeFolder, nets: dict[str, CaffeText | None], found: Findings
+) -> Block | None:
+    """The net that the first of the fields which is written names or holds. None if there is none, or a mistake."""
+    entry: Entry | None = next((text.block.entries[f] for f in fields if f in text.block.entries), None)
+    if entry is None or not entry.values:
+        return None
+    value = entry.values[0].value
+    if isinstance(value, Block):
+        return value
+    path = str(value)
+    if path not in nets:
+        there = folder.net(path)
+        nets[path] = read_text(there[0], there[1], NET, found) if there else None
+        if there and folder.above(there[0]) and not posixpath.dirname(path):
+            why = f"{there[0]}, in a folder above, is taken; there is none of that name here"
+            found.leave(entry.place, f"net `{path}`", why, "read it: it may be another's")
+    net = nets[path]
+    if net is not None:
+        return net.block
+    near = folder.near(path)
+    hint = (
+        f"the nearest there is is {near}"
+        if near
+        else f"copy the net to {folder.meant(path)}; or `--root`, the folder in which Caffe is started and its paths begin; "
+        "or `--no-nets`, which imports the solvers alone"
+    )
+    found.mistakes.add(entry.place, f"there is no net `{path}`", hint)
+    return None
+
+
+def _with_nets(stages: Sequence[CaffeStage], folder: CaffeFolder, wanted: Wanted, found: Findings) -> Converted:
+    first = stages[0]
+    val = next((s.val for s in stages if s.val is not None), None)
+    train_count = count_images(first.train, wanted.images, folder, found)
+    val_count = count_images(val, wanted.val_images, folder, found) if val is not None else None
+    channels = first.train.channels or train_count.channels
+    model, name = model_lines(first.net, first.layers, wanted.model, channels, found)
+    last = last_linear(first.layers)
+    for other in stages[1:]:
+        note_other_network(first.layers, other.layers, first.step.file, found)
+    note_sources(stages, val, found)
+
+    def add(stage: CaffeStage, made: dict[str, Setting]) -> None:
+        workers = workers_of(stage.step, [s.step for s in stages], wanted.workers, stage.train.batch_place)
+        made |= {s.name: s for s in (*batch(stage, workers, found), *transforms(stage, val))}
+        if any(s.step.parents for s in stages) and (not stage.train.shuffle or seeded(stage)):
+            # Every Caffe begins at the first record, in the same order where there is nothing random about it.
+            made["carry"] = AS_CAFFE
+        evaluation(stage, val, made, val_count.number if val_count else 0, found)
+        if (rules := multipliers(stage.layers, name, last, found)) is not None:
+            made["param"] = rules
+
+    seed, settings = _settings(stages, add, found)
+    data = message("train", source_lines(train_count, first.train.source_place), first.train.source_place)
+    if val is not None and val_count is not None:
+        data += message("val", source_lines(val_count, val.source_place), val.source_place)
+    if not first.train.shuffle:
+        data += (Line("shuffle: false", first.train.layer.place),)
+    steps = tuple(s.step for s in stages)
+    nets = {s.step.name: s.net.place.path for s in stages if s.net.place.path != s.text.path}
+    return Converted(steps=steps, settings=settings, model=model, data=data, seed=seed, found=found, nets=nets)
+
+
+# -- without nets: what they say comes from the command line, or is asked for
+
+
+def _without_nets(stages: Sequence[SolverStage], folder: CaffeFolder, wanted: Wanted, found: Findings) -> Converted:
+    evaluated = bool(wanted.val_images or wanted.val_source or any(_tests(stage) for stage in stages))
+    _note_nets(folder.shown or ".", wanted, evaluated, found)
+
+    def add(stage: SolverStage, made: dict[str, Setting]) -> None:
+        made |= {s.name: s for s in _batch(stage, wanted, found)}
+        if any(s.step.parents for s in stages) and seeded(stage):
+            made["carry"] = AS_CAFFE
+        _evaluation(stage, evaluated, made, found)
+
+    def count(part: str, source: str | None, images: int | None) -> Count:
+        if source is None:
+            return Count(f"{part}_lmdb", images or 0)
+        return count_lmdb(f"--{part}-source", source, images, folder, found)
+
+    seed, settings = _settings(stages, add, found)
+    train = count("train", wanted.train_source, wanted.images)
+    data = message("train", source_lines(train, None), None)
+    if evaluated:
+        data += message("val", source_lines(count("val", wanted.val_source, wanted.val_images), None), None)
+    steps = tuple(stage.step for stage in stages)
+    model = _model(wanted, train)
+    return Converted(steps=steps, settings=settings, model=model, data=data, seed=seed, found=found)
+
+
+def _note_nets(shown: str, wanted: Wanted, evaluated: bool, found: Findings) -> None:
+    """One entry for everything that neither a file nor an option says."""
+    place = Span(shown, 0, 0)
+    batch = [] if wanted.batch_size and wanted.device_batch_size else ["batch"]
+    why = (
+        f"{', '.join([*batch, 'transform'])} and multipliers are not carried, nor what else nets say of layers and loss"
+    )
+    found.leave(place, "nets were not read", why, "write them, or import again with the nets")
+    if not evaluated:
+        found.leave(place, "data.val", "no solver evaluates", "`--val-images` says that there is one")
+    for part, source in (("train", wanted.train_source), ("val", wanted.val_source if evaluated else "")):
+        if source is None:
+            todo = f"write the LMDB's path, or import again with `--{part}-source`"
+            found.leave(place, f"data.{part}.source", f"{part}_lmdb is only a name that stands there", todo)
+
+
+def _model(wanted: Wanted, train: Count) -> tuple[Line, ...]:
+    asked = Line('name: "?"', None, WHICH, asks=True)
+    classes = Line("num_classes: 0", None, "how many?", asks=True)
+    return (
+        Line(f"name: {quoted(wanted.model)}") if wanted.model else asked,
+        Line(f"num_classes: {wanted.classes}") if wanted.classes else classes,
+        *((Line("channels: 1", None, "as in the LMDB"),) if train.channels == 1 else ()),
+    )
+
+
+def _batch(stage: SolverStage, wanted: Wanted, found: Findings) -> list[Setting]:
+    """batch_size and device_batch_size, the same in all stages."""
+    view, workers = (
+        View(stage.text.block),
+        workers_of(stage.step, [stage.step], None, stage.text.block.place).number or 1,
+    )
+    passes = (view.whole("iter_size") or 1) if view.has("iter_size") else 1
+    if passes > 1:
+        why = f"batch_size is that of a whole update, its {passes} passes together"
+        found.leave(view.place("iter_size"), "iter_size", why, "write the stage's own batch_size where it is another")
+    together = f"{workers} workers" if workers > 1 else "all workers"
+    asked = (
+        ("batch_size", wanted.batch_size, f"images of one update, of {together} together?"),
+        ("device_batch_size", wanted.device_batch_size, "those of one worker's pass? BatchNorm sees these"),
+    )
+    return [
+        setting(name, str(value)) if value else Setting(name, (Line(f"{name}: 0", None, question, asks=True),))
+        for name, value, question in asked
+    ]
+
+
+def _tests(stage: SolverStage) -> bool:
+    view = View(stage.text.block)
+    return view.has("test_interval") and (view.whole("test_interval") or 0) > 0
+
+
+def _evaluation(stage: SolverStage, evaluated: bool, made: dict[str, Setting], found: Findings) -> None:
+    """Without a count of images to go by, every image is evaluated. Where nothing is, all intervals are 0."""
+    entry = stage.text.block.entries.get("test_iter")
+    if not evaluated:
+        made.pop("test_interval", None)
+        if entry is not None:
+            found.idle["test_iter"] = "no solver evaluates while it trains"
+    elif entry is not None:
+        why = "it counts batches of a size that the net says"
+        found.leave(
+            entry.place, "test_iter", why, "every image is evaluated; `test_batch_size` and `test_iter` say else"
+        )

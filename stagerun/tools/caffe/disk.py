@@ -1,0 +1,152 @@
+"""The files of a folder of Caffe's: the one place of the import that reads."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from difflib import get_close_matches
+
+from stagerun.base.errors import DataError, PermissionDenied, UsageError
+from stagerun.language.parse import LARGEST
+from stagerun.tools.caffe.text import is_net
+
+SCRIPTS = (".sh", ".bash")
+MOST_FILES = 2000  # that are looked at for the nearest one, and how many of them are opened
+MOST_NEAR = 10
+LARGEST_MEAN = 64_000_000  # bytes of a mean image
+
+CountLmdb = Callable[[str], tuple[int, int | None] | None]
+
+
+class CaffeFolder:
+    """A folder, read when it is asked for. Paths in its files begin at `root`, or where they are found from the folder upward,
+    as Caffe is started in a folder above. DataError, PermissionDenied.
+    """
+
+    def __init__(self, folder: str, root: str | None, count_lmdb: CountLmdb) -> None:
+        shown = os.path.normpath(folder)
+        if not folder:
+            raise UsageError("FOLDER is empty", "give the folder with the solver files; `.` is the working folder")
+        self.name = os.path.basename(os.path.abspath(folder))
+        self.shown = "" if shown == "." else shown
+        self._folder = os.path.abspath(folder)
+        self._root = root
+        self._count_lmdb = count_lmdb
+        if not os.path.isdir(self._folder):
+            what = "is a file, and what is imported is a folder" if os.path.exists(folder) else "no such folder"
+            raise DataError(f"{folder}: {what}", "give the folder with the solver files")
+        if root is not None and not os.path.isdir(root):
+            raise DataError(f"{root or '``'}: no such folder", "`--root` is the folder in which Caffe is started")
+
+    def prototxts(self) -> dict[str, bytes]:
+        return self._named(lambda name: name.endswith(".prototxt"))
+
+    def scripts(self) -> dict[str, bytes]:
+        """Scripts first: where a README has other commands, that is said of the README."""
+        found = self._named(lambda name: name.endswith(SCRIPTS) or name.upper().startswith("README"))
+        return dict(sorted(found.items(), key=lambda item: not item[0].endswith(SCRIPTS)))
+
+    def _named(self, wanted: Callable[[str], bool]) -> dict[str, bytes]:
+        with _reading(self._folder):
+            names = sorted(os.listdir(self._folder))
+        found = {}
+        for name in names:
+            if wanted(name) and os.path.isfile(path := os.path.join(self._folder, name)):
+                found[name] = _bytes(path, os.path.join(self.shown, name), LARGEST + 1)
+        return found
+
+    def net(self, path: str) -> tuple[str, bytes] | None:
+        there = self._found(path)
+        return (there, _bytes(there, there, LARGEST + 1)) if there else None
+
+    def mean_file(self, path: str) -> bytes | None:
+        there = self._found(path)
+        return _bytes(there, there, LARGEST_MEAN) if there else None
+
+    def images(self, path: str, is_list: bool) -> tuple[str, int, int | None] | None:
+        if is_list:
+            there = self._found(path)
+            return (there, _lines(there), None) if there else None
+        for place in self._places(path):
+            if os.path.isdir(place):
+                return (os.path.abspath(place), *(self._count_lmdb(place) or (0, None)))
+        return None
+
+    def _found(self, path: str) -> str:
+        """The file that a path of Caffe's means, '' if there is none. Only a regular file: opening a FIFO would wait, and reading
+        a device may never end."""
+        return next((place for place in self._places(path) if os.path.isfile(place)), "")
+
+    def _places(self, path: str) -> Iterator[str]:
+        """Where a path may lead: from --root, or from the folder and each one above it."""
+        if not path or "\0" in path:
+            return
+        if os.path.isabs(path):
+            yield path
+            return
+        if self._root is not None:
+            yield os.path.normpath(os.path.join(self._root, path))
+            return
+        yield os.path.normpath(os.path.join(self.shown, path))
+        above = os.path.dirname(self._folder)
+        while True:
+            yield _short(os.path.normpath(os.path.join(above, path)))
+            if above == os.path.dirname(above):
+                return
+            above = os.path.dirname(above)
+
+    def above(self, path: str) -> bool:
+        return self._root is None and not os.path.abspath(path).startswith(os.path.join(self._folder, ""))
+
+    def near(self, path: str) -> str:
+        """A net of the same name in the folder or below, else the one with the nearest name. Other .prototxts, as solvers are,
+        are none."""
+        files: dict[str, list[str]] = {}
+        for number, file in enumerate(self._below()):
+            if number > MOST_FILES:
+                break
+            files.setdefault(os.path.basename(file), []).append(file)
+        base = os.path.basename(path)
+        names = [base, *get_close_matches(base, files, n=MOST_NEAR, cutoff=0.6)]
+        fitting = [file for name in names for file in files.get(name, ())][:MOST_NEAR]
+        return next((_short(file) for file in fitting if _is_net(file)), "")
+
+    def _below(self) -> Iterator[str]:
+        for folder, _, names in os.walk(self._folder):
+            yield from (os.path.join(folder, name) for name in names if name.endswith(".prototxt"))
+
+    def meant(self, path: str) -> str:
+        """Where a file is first looked for."""
+        return next(self._places(path), path)
+
+
+def _is_net(path: str) -> bool:
+    with suppress(DataError, PermissionDenied):
+        return os.path.isfile(path) and is_net(_bytes(path, path, LARGEST))
+    return False
+
+
+def _short(path: str) -> str:
+    """A path below the working folder from there, any other as it is."""
+    here = os.getcwd()
+    return os.path.relpath(path, here) if path.startswith(here + os.sep) else path
+
+
+def _bytes(path: str, shown: str, most: int) -> bytes:
+    with _reading(shown), open(path, "rb") as file:
+        return file.read(most)
+
+
+def _lines(path: str) -> int:
+    """The images of a list: its lines that are not empty."""
+    with _reading(path), open(path, "rb") as file:
+        return sum(1 for line in file if line.strip())
+
+
+@contextmanager
+def _reading(shown: str) -> Iterator[None]:
+    try:
+        yield
+    except PermissionError as error:
+        raise PermissionDenied(f"{shown}: may not be read", "ask its owner") from error
+    except OSError as error:
+        raise DataError(f"{shown}: can't be read: {error.strerror}", "check the disk") from error

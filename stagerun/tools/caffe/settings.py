@@ -1,0 +1,401 @@
+"""A solver file of Caffe's -> the settings of a stage; and what its net, solver and start say together. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from stagerun import schedule
+from stagerun.base.errors import nearest
+from stagerun.language.tree import Block, Entry, quoted
+from stagerun.language.view import Doubtful, View
+from stagerun.tools.caffe.images import Images
+from stagerun.tools.caffe.lines import Line, Setting, message, setting, written
+from stagerun.tools.caffe.model import label_smoothing
+from stagerun.tools.caffe.stages import Step, Workers
+from stagerun.tools.caffe.text import CaffeText, Findings
+
+# Fields with the same name and meaning, in the order in which they are written. What makes a stage comes first, and always
+# stands in the stage's own file.
+OF_STAGE = (
+    "base_lr",
+    "lr_policy",
+    "gamma",
+    "power",
+    "stepsize",
+    "stepvalue",
+    "lr_iter",
+    "plateau_winsize",
+    "average_loss",
+    "max_iter",
+    "warmup_iter",
+    "warmup_start_lr",
+)
+UPDATE = (
+    "momentum",
+    "momentum2",
+    "rms_decay",
+    "delta",
+    "weight_decay",
+    "regularization_type",
+    "local_lr_auto",
+    "local_gw_ratio",
+)
+LOOKING = ("display", "test_interval", "snapshot")
+POLICIES = ("fixed", "step", "exp", "inv", "multistep", "poly", "poly_cyc", "sigmoid", "plateau")
+# Fields that a policy may read, and that are left out where it does not.
+OF_POLICY = ("gamma", "power", "stepsize", "stepvalue", "lr_iter", "plateau_winsize", "average_loss")
+# The values of BVLC's deprecated solver_type.
+TYPES = {
+    "SGD": "SGD",
+    "NESTEROV": "Nesterov",
+    "ADAGRAD": "AdaGrad",
+    "RMSPROP": "RMSProp",
+    "ADADELTA": "AdaDelta",
+    "ADAM": "Adam",
+}
+# Fields that are read elsewhere: what they name, the batch, and what is converted.
+ELSEWHERE = (
+    *("net", "train_net", "test_net", "net_param", "train_net_param", "test_net_param", "train_state", "test_state"),
+    *("iter_size", "random_seed", "clip_gradients", "test_iter", "type", "solver_type"),
+)
+# Fields without which nothing is lost, and why.
+IDLE = {
+    "snapshot_prefix": "snapshots go to the output folder",
+    "snapshot_after_train": "a stage always ends with a snapshot",
+    "snapshot_diff": "a snapshot holds weights, momentum and place",
+    "snapshot_format": "snapshots have one format",
+    "solver_mode": "where it is computed is chosen on the command line",
+    "device_id": "where it is computed is chosen on the command line",
+    "test_initialization": "there is no evaluation before the first update",
+    "test_compute_loss": "an evaluation always has the loss",
+    "debug_info": "it is for looking inside",
+    "engine": "which library computes is not part of a recipe",
+    "ap_version": "it is about detection",
+    "show_per_class_result": "it is about detection",
+}
+NOT_CARRIED = {
+    "disabled_update": ("stagerun always updates", ""),
+    "eval_type": ("stagerun classifies images", ""),
+}
+
+
+def check_solver(text: CaffeText, nets: bool, found: Findings) -> None:
+    """What is missing in a solver, or can't be. `nets`: whether its net is to be read."""
+    view = View(text.block)
+    if nets:
+        _check_nets(text, found)
+    for name, example in (("base_lr", "0.1"), ("lr_policy", '"fixed"'), ("max_iter", "1000")):
+        try:
+            if not view.has(name):
+                found.mistakes.add(text.block.place, f"the solver has no `{name}`", f"write `{name}: {example}`")
+        except Doubtful:
+            continue
+    try:
+        if (view.whole("iter_size") or 0) < 1 and view.has("iter_size"):
+            found.mistakes.add(view.place("iter_size"), "`iter_size` must be at least 1", "leave it out for 1")
+        _check_policy(view, found)
+    except Doubtful:
+        return
+
+
+def _check_policy(view: View, found: Findings) -> None:
+    policy = view.text("lr_policy")
+    if policy is None:
+        return
+    place = view.place("lr_policy")
+    if policy not in POLICIES:
+        hint = nearest(policy, POLICIES) or "known: " + ", ".join(POLICIES)
+        found.mistakes.add(place, f"`lr_policy` has no value `{policy}`", hint)
+        return
+    for name in schedule.policy_fields(policy):
+        there = name in view.block.entries and bool(view.block.entries[name].values)
+        if name in OF_POLICY and name != "average_loss" and not there and not _doubtful(view, name):
+            found.mistakes.add(place, f"lr_policy `{policy}` needs `{name}`", f"write `{name}: ...`")
+
+
+def _doubtful(view: View, name: str) -> bool:
+    return view.block.broken or name in view.block.doubtful
+
+
+def _check_nets(text: CaffeText, found: Findings) -> None:
+    """Exactly one net to train, as in Caffe."""
+    entries = text.block.entries
+    named = [entries[n] for n in ("net", "train_net", "net_param", "train_net_param") if n in entries]
+    named = [e for e in named if e.field.name not in text.block.doubtful]
+    if not named and not text.block.doubtful & {"net", "train_net"}:
+        found.mistakes.add(text.block.place, "the solver names no net", 'write `net: "train_val.prototxt"`')
+    for entry in named[1:]:
+        line = named[0].name.line
+        message = f"`{entry.field.name}` and `{named[0].field.name}` both name the net to train"
+        found.mistakes.add(entry.name, message, f"keep one of them; the other stands in line {line}")
+
+
+def solver_settings(text: CaffeText, found: Findings) -> dict[str, Setting]:
+    """The settings that the solver's own fields make, by the name of stagerun's field. The text has no mistakes."""
+    view, result = View(text.block), {}
+    policy = view.text("lr_policy") or ""
+    for name, entry in text.block.entries.items():
+        if not entry.values:
+            continue
+        if name in OF_POLICY and name not in schedule.policy_fields(policy):
+            found.idle[name] = f"lr_policy {policy} does not read it"
+        elif name in (*OF_STAGE, *UPDATE, *LOOKING):
+            result[name] = _carried(text, entry, written(entry))
+        elif name in IDLE:
+            found.idle[name] = IDLE[name]
+        elif name in NOT_CARRIED:
+            found.leave(entry.place, name, *NOT_CARRIED[name])
+    result |= {s.name: s for s in (*_type(text, found), *_clip(text))}
+    return result
+
+
+def _carried(text: CaffeText, entry: Entry, value: str) -> Setting:
+    name = entry.field.name
+    return setting(name, value, entry.place, text.beside(entry), text.above(entry))
+
+
+def _type(text: CaffeText, found: Findings) -> Iterable[Setting]:
+    entries = text.block.entries
+    if "type" in entries:
+        kind = str(entries["type"].values[0].value)
+        if kind not in TYPES.values():
+            hint = nearest(kind, TYPES.values()) or "known: " + ", ".join(TYPES.values())
+            found.mistakes.add(entries["type"].place, f"`type` has no value `{kind}`", hint)
+        yield _carried(text, entries["type"], quoted(kind))
+    elif "solver_type" in entries:
+        entry = entries["solver_type"]
+        kind = TYPES[str(entry.values[0].value)]
+        yield setting("type", quoted(kind), entry.place, text.beside(entry), text.above(entry))
+
+
+def _clip(text: CaffeText) -> Iterable[Setting]:
+    """Caffe's threshold is on the norm of the sum over iter_size, stagerun's on that of the mean. Below 0 is no clipping."""
+    view, entries = View(text.block), text.block.entries
+    limit = view.number("clip_gradients") if "clip_gradients" in entries else None
+    if limit is None or limit < 0:
+        return
+    entry, passes = entries["clip_gradients"], view.whole("iter_size") or 1
+    if passes == 1:
+        yield _carried(text, entry, written(entry))
+    else:
+        said = f"{written(entry)} of Caffe's, over iter_size {passes}"
+        yield setting("clip_gradients", repr(limit / passes), entry.place, said, text.above(entry))
+
+
+# For stages that continue from another, where what order images have is nothing random, or is made by the solver's seed.
+AS_CAFFE = Setting("carry", (Line("carry { data: RESTART }", None, "as Caffe: from the first image"),))
+
+
+@dataclass(frozen=True, slots=True)
+class SolverStage:
+    """A stage with its solver as read."""
+
+    step: Step
+    text: CaffeText
+
+
+@dataclass(frozen=True, slots=True)
+class CaffeStage(SolverStage):
+    """One with its net. `layers` are those of training; `val` is None where no layer reads images in TEST."""
+
+    net: Block
+    layers: list[Block]
+    train: Images
+    val: Images | None
+
+
+def seeds(stages: Sequence[SolverStage]) -> tuple[Line, dict[str, Setting]]:
+    """Schedule.seed, and those of stages that differ. Caffe draws a seed from the clock where the solver has none."""
+    said = {}
+    for stage in stages:
+        entry = stage.text.block.entries.get("random_seed")
+        value = entry.values[0].value if entry else None
+        if entry and isinstance(value, int) and value >= 0:
+            said[stage.step.name] = (entry, stage.text.beside(entry))
+    if not said:
+        return Line("seed: 1"), {}
+    texts = Counter(e.values[0].text for e, _ in said.values())
+    usual = texts.most_common(1)[0][0]
+    place = next(e.place for e, _ in said.values() if e.values[0].text == usual)
+    own = {
+        name: setting("random_seed", e.values[0].text, e.place, comment)
+        for name, (e, comment) in said.items()
+        if e.values[0].text != usual
+    }
+    return Line(f"seed: {usual}", place, "Caffe's random_seed"), own
+
+
+def note_sources(stages: Sequence[CaffeStage], val: Images | None, found: Findings) -> None:
+    """One LMDB is trained on in all stages, and one evaluated."""
+    first = stages[0].train
+    for stage in stages:
+        if stage.train.source != first.source:
+            why = (
+                f"stage {stage.step.name} reads other images than {stages[0].step.name}, and a schedule has one `data`"
+            )
+            found.leave(stage.train.source_place, "source", why, f"it is trained on {first.source}")
+        if stage.train.shuffle != first.shuffle:
+            why = f"stage {stage.step.name} differs from {stages[0].step.name}, and a schedule has one `data`"
+            found.leave(stage.train.layer.place, "shuffle", why)
+        if stage.val is not None and val is not None and stage.val.source != val.source:
+            why = f"stage {stage.step.name} evaluates other images, and a schedule has one `data.val`"
+            found.leave(stage.val.source_place, "source", why, f"it is evaluated on {val.source}")
+    for images in (first, val):
+        if images is not None and ("%#" in images.source or "%*" in images.source):
+            why = "Intel's marks for the number of the worker: each had a part of its own, and stagerun reads one LMDB"
+            found.leave(images.source_place, "source", why)
+
+
+def batch(stage: CaffeStage, workers: Workers, found: Findings) -> list[Setting]:
+    """batch_size over the whole job, and device_batch_size, over which BatchNorm normalises."""
+    view, images = View(stage.text.block), stage.train
+    assert images.batch is not None
+    passes = (view.whole("iter_size") or 1) if view.has("iter_size") else 1
+    device, place = images.batch, images.batch_place
+    part = View(stage.net).whole("bn_stats_batch_size") or 0
+    if part and images.batch % part == 0:
+        device, place = part, stage.net.entries["bn_stats_batch_size"].place
+    elif part:
+        why = f"{part} does not divide the batch of {images.batch}; BatchNorm takes the statistics of one device batch"
+        found.leave(stage.net.entries["bn_stats_batch_size"].place, "bn_stats_batch_size", why)
+    for doubt in workers.doubts:
+        found.add(doubt)
+    factors = [str(images.batch), *workers.factors] + ([f"iter_size {passes}"] if passes > 1 else [])
+    comment = " x ".join(factors) if len(factors) > 1 else ""
+    if workers.number != 1 and view.has("clip_gradients") and (view.number("clip_gradients") or -1) > 0:
+        why = "carried over, but Intel's Caffe on several machines does not clip, whatever this says"
+        found.leave(view.place("clip_gradients"), "clip_gradients", why, "take it out to do the same")
+    if workers.number is None:
+        total = Setting("batch_size", (Line("batch_size: 0", images.batch_place, f"{comment}?", asks=True),))
+    else:
+        total = setting("batch_size", str(images.batch * passes * workers.number), images.batch_place, comment)
+    return [total, setting("device_batch_size", str(device), place)]
+
+
+def transforms(stage: CaffeStage, val: Images | None) -> list[Setting]:
+    """The transforms and what the loss is. A net without a TEST layer is evaluated as the first one that has it says."""
+    result = []
+    if stage.train.transform:
+        lines = message("transform_param", stage.train.transform, stage.train.layer.place)
+        result.append(Setting("transform_param", lines))
+    test = stage.val or val
+    if test is not None:
+        lines = message("test_transform_param", test.transform, test.layer.place) if test.transform else ()
+        if not lines:
+            lines = (Line("test_transform_param { }", test.layer.place, "the whole image, as it is"),)
+        result.append(Setting("test_transform_param", lines))
+        if test.batch:
+            result.append(setting("test_batch_size", str(test.batch), test.batch_place))
+    smoothing = label_smoothing(stage.layers)
+    if smoothing is not None:
+        result.append(setting("label_smoothing", *smoothing))
+    return result
+
+
+def seeded(stage: SolverStage) -> bool:
+    view = View(stage.text.block)
+    return view.has("random_seed") and (view.whole("random_seed") or 0) >= 0
+
+
+def evaluation(stage: CaffeStage, val: Images | None, made: dict[str, Setting], total: int, found: Findings) -> None:
+    """Adds test_iter to `made` where it is not every image of `total` (0: not known), and takes the interval out of it where
+    there is no TEST layer."""
+    entry = stage.text.block.entries.get("test_iter")
+    interval = made.get("test_interval")
+    if val is None:
+        made.pop("test_interval", None)
+        for place, name in (
+            (interval and interval.lines[0].span, "test_interval"),
+            (entry and entry.place, "test_iter"),
+        ):
+            if place:
+                found.leave(place, name, "no net has a layer that reads images in TEST", "add `val` to `data`")
+        return
+    if entry is None or not entry.values or interval is None:
+        return
+    if len(entry.values) > 1:
+        found.leave(entry.values[1].span, "test_iter", "one evaluation is made; the first is taken")
+    passes, batch = entry.values[0].value, (stage.val or val).batch
+    assert isinstance(passes, int)
+    if total and batch and passes * batch >= total:
+        if passes * batch > total:
+            why = f"{passes} passes of {batch} images are more than there are; Caffe counts some of them twice"
+            found.leave(entry.place, "test_iter", why, f"each of the {total} images is evaluated once")
+        return
+    made["test_iter"] = setting("test_iter", entry.values[0].text, entry.place, stage.text.beside(entry))
+
+
+# -- a stage that in Caffe went on from another solver's snapshot
+
+
+def parent_of(stage: SolverStage, stages: Sequence[SolverStage]) -> SolverStage:
+    """The stage it starts from; itself if there is none."""
+    name = stage.step.parents[0].partition("@")[0] if stage.step.parents else ""
+    return next((other for other in stages if other.step.name == name), stage)
+
+
+def go_on(stage: SolverStage, before: SolverStage, made: dict[str, Setting], found: Findings) -> None:
+    """Changes in `made`, the settings of `stage`, what its start in the middle of things changes. `before` is its parent.
+
+    Caffe takes over weights, momentum, and the count of iterations, by which it reads its policy, ends, evaluates and saves
+    (`Restore` of solver.cpp and sgd_solver.cpp in sara-nl/caffe). A stage counts from its own start.
+    """
+    resumed = stage.step.resumed
+    if resumed is None:
+        return
+    begins, view = resumed.iteration, View(stage.text.block)
+    end, policy = view.whole("max_iter") or 0, view.text("lr_policy") or ""
+    made["max_iter"] = _said(made["max_iter"], str(end - begins), f"{end} of Caffe's, from {begins} on")
+    if (view.whole("warmup_iter") or 0) <= begins:
+        for name in ("warmup_iter", "warmup_start_lr"):
+            if made.pop(name, None):
+                found.idle[f"{name} of {stage.step.name}"] = f"the stage begins at iteration {begins}, after it"
+    if policy != "fixed" or "warmup_iter" in made:
+        place = view.place("lr_policy")
+        made["policy_start_iter"] = setting("policy_start_iter", str(begins), place, "as Caffe counts")
+    if policy == "poly":  # whose own end is that of the stage
+        made["lr_policy"] = _said(made["lr_policy"], '"poly_cyc"', "Caffe's poly, of which this is the end")
+        made["lr_iter"] = setting("lr_iter", str(end), view.place("max_iter"))
+    _note_steps(stage, before, begins, found)
+    _note_intervals(view, [n for n in LOOKING if n in made], begins, end, found)
+    carry = "carry { momentum: KEEP data: RESTART }" if made.get("carry") == AS_CAFFE else "carry { momentum: KEEP }"
+    made["carry"] = Setting("carry", (Line(carry, resumed.span, "as Caffe's `--snapshot`"),))
+
+
+def _said(before: Setting, value: str, comment: str) -> Setting:
+    """A setting with another value; the comments of Caffe's file stay."""
+    line = before.lines[0]
+    both = f"{comment}; {line.comment}" if line.comment else comment
+    return setting(before.name, value, line.span, both, before.above)
+
+
+def _note_steps(stage: SolverStage, before: SolverStage, begins: int, found: Findings) -> None:
+    """Policies that remember how often they have dropped the rate: Caffe takes that from the snapshot."""
+    view = View(stage.text.block)
+    place, steps = view.place("lr_policy"), _steps(view, begins)
+    if view.text("lr_policy") == "plateau":
+        why = "Caffe goes on with the lowest loss and the drops of the snapshot; the stage begins with none"
+        found.leave(place, "plateau", why, "write the base_lr that it had come to")
+    elif view.text("lr_policy") == "multistep" and steps != _steps(View(before.text.block), begins):
+        why = f"{steps} steps are done at iteration {begins}, and Caffe goes on with those of the snapshot"
+        found.leave(place, "multistep", why, "compare the rates of the stage with Caffe's log")
+
+
+def _steps(view: View, begins: int) -> int | None:
+    """How many steps a solver has done at an iteration; None where that depends on the loss."""
+    policy = view.text("lr_policy")
+    if policy == "multistep":
+        return sum(value < begins for value in view.numbers("stepvalue"))
+    if policy == "step":
+        return (begins - 1) // (view.whole("stepsize") or 1)
+    return None if policy == "plateau" else 0
+
+
+def _note_intervals(view: View, names: Sequence[str], begins: int, end: int, found: Findings) -> None:
+    """What Caffe does at multiples of its own count, where the stage's are others and there are any."""
+    for name in names:
+        every = view.whole(name) or 0
+        caffes = every and (end - 1) // every > begins // every
+        if every and begins % every and (caffes or every < end - begins):
+            why = f"it counts from the start of the stage, Caffe's iteration {begins}, and Caffe from the first one"
+            found.leave(view.place(name), name, why)

@@ -1,0 +1,151 @@
+"""Caffe's texts -> Blocks, with spec's own parser; the comments beside their fields; what an import finds on its way. Pure."""
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from google.protobuf.descriptor import Descriptor
+
+from stagerun.base.errors import Problems, Span, nearest
+from stagerun.language.lexer import Kind, Token, shown, tokens
+from stagerun.language.parse import Reader, parse
+from stagerun.language.proto import caffe_pb2
+from stagerun.language.tree import Block, Entry
+from stagerun.tools.caffe.lines import plain
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Something that the written folder does not say as Caffe's did: `what`, usually a field, why, and what the user can do."""
+
+    span: Span
+    what: str
+    why: str
+    todo: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.span.path}:{self.span.line}" if self.span.line else self.span.path
+        return f"{place}: {self.what}: {self.why}" + (f"; {self.todo}" if self.todo else "")
+
+
+class Findings:
+    """`mistakes` stop the import. `left` is listed in its output and in the head of schedule.prototxt, `idle` too: fields,
+    by name, without which nothing is lost, and why."""
+
+    def __init__(self) -> None:
+        self.mistakes = Problems()
+        self.left: list[Left] = []
+        self.idle: dict[str, str] = {}
+
+    def leave(self, span: Span, what: str, why: str, todo: str = "") -> None:
+        self.add(Left(span, what, why, todo))
+
+    def add(self, left: Left) -> None:
+        if left not in self.left:  # a net that five solvers name is looked at five times
+            self.left.append(left)
+
+
+SOLVER: Descriptor = caffe_pb2.SolverParameter.DESCRIPTOR
+NET: Descriptor = caffe_pb2.NetParameter.DESCRIPTOR
+
+# Messages in which an unknown field is a mistake. Only a part of the others is read: the rest describes the network, which
+# is not taken from its text.
+WHOLE = {
+    "SolverParameter",
+    "NetState",
+    "NetStateRule",
+    "ParamSpec",
+    "TransformationParameter",
+    "RandomResizeParameter",
+    "RandomAspectRatioParameter",
+    "ResizeParameter",
+    "DataParameter",
+    "ImageDataParameter",
+    "LossParameter",
+}
+# Fields that some Caffe has and protos/caffe.proto has not, and what to do about them.
+ELSEWHERE = {
+    "layers": "a net of before 2014: run Caffe's `upgrade_net_proto_text OLD NEW` and import the new one",
+    "weights": "take it out, and give it as `--weights` in the `caffe train` line of a README or script",
+    "poly_cyc": 'it is a policy: `lr_policy: "poly_cyc"`',
+}
+# BVLC's later Caffe; how gradients are summed is not part of a recipe.
+IDLE = {"layer_wise_reduce"}
+# The fields of a layer that say how it is trained. Any other may belong to one of some Caffe's own layers, and is passed over.
+TELLING = ("transform_param", "data_param", "image_data_param", "loss_param", "param", "include", "exclude")
+SURELY = 0.85  # likeness, of difflib's, from which on a name is one of them with a slip of the pen
+
+
+class CaffeReader(Reader):
+    """The grammar, with Caffe's names in the hints."""
+
+    def unknown(self, kind: Descriptor, name: Token, doubtful: set[str]) -> None:
+        hint = ELSEWHERE.get(name.text, "")
+        if kind.name in WHOLE:
+            hint = hint or nearest(name.text, kind.fields_by_name) or f"no Caffe's {kind.name} has it"
+        elif kind.name == "LayerParameter" and (match := get_close_matches(name.text, TELLING, 1, SURELY)):
+            hint = f"did you mean `{match[0]}`?"
+        if hint and name.text not in IDLE:
+            if hint.startswith("did you mean"):
+                doubtful.add(hint.split("`")[1])
+            self.fail(name, f"{kind.name} has no field `{shown(name.text)}`", hint)
+        self.pass_over()
+
+
+@dataclass(frozen=True, slots=True)
+class CaffeText:
+    """A file as read."""
+
+    path: str
+    lines: tuple[str, ...]
+    block: Block
+
+    def beside(self, entry: Entry) -> str:
+        """The comment in the line of a field's last value, after it; '' if there is none."""
+        span = entry.values[-1].span if entry.values else entry.name
+        if span.path != self.path or span.line > len(self.lines):
+            return ""
+        found = re.match(r"\s*[;,]?\s*#+(.*)", self.lines[span.line - 1][span.column - 1 + span.width :])
+        return plain(found[1], " ").strip() if found else ""
+
+    def above(self, entry: Entry) -> tuple[str, ...]:
+        """The lines of comment right above a field, where code follows or an empty line precedes them."""
+        found: list[str] = []
+        at = entry.name.line - 1
+        while at > 0 and self.lines[at - 1].lstrip().startswith("#"):
+            found.append(plain(self.lines[at - 1].lstrip().lstrip("#"), " ").strip())
+            at -= 1
+        return tuple(reversed(found))
+
+
+def read_text(path: str, data: bytes, kind: Descriptor, found: Findings) -> CaffeText:
+    """A solver (SOLVER) or net (NET), mistakes into `found`."""
+    block = parse(path, data, kind, found.mistakes, CaffeReader)
+    text = data.decode(errors="replace").removeprefix("\N{BYTE ORDER MARK}")
+    return CaffeText(path, tuple(line.rstrip("\r") for line in text.split("\n")), block)
+
+
+def is_solver(data: bytes) -> bool:
+    """Whether a .prototxt is a solver's and no net's, by the fields at its top."""
+    names = _at_top(data)
+    return not names & {"layer", "layers"} and bool(
+        names & {"base_lr", "lr_policy", "max_iter", "net", "train_net", "solver_mode", "snapshot_prefix", "net_param"}
+    )
+
+
+def is_net(data: bytes) -> bool:
+    return bool(_at_top(data) & {"layer", "layers"})
+
+
+def _at_top(data: bytes) -> set[str]:
+    """The words outside all braces."""
+    depth, names = 0, set()
+    found = tokens(data.decode(errors="replace"))
+    for token in found:
+        if token.kind is Kind.MARK and token.text in "{<[":
+            depth += 1
+        elif token.kind is Kind.MARK and token.text in "}>]":
+            depth -= 1
+        elif token.kind is Kind.WORD and depth == 0:
+            names.add(token.text)
+    return names

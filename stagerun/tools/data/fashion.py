@@ -1,0 +1,227 @@
+"""Fashion-MNIST as two LMDBs, for the quickstart and for trying things out: `python -m stagerun.tools.data.fashion DIR`.
+
+Zalando's 60,000 + 10,000 pictures of clothes, 28 x 28, grey, 10 classes (MIT licence). DIR/train_lmdb and
+DIR/test_lmdb hold them in the order of the published files, as Caffe's own converter writes them, each with a side file. May be run again,
+and killed, at any time: what is complete stays, what isn't is made anew.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import http.client
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from stagerun.base.errors import DataError, PeerError, PermissionDenied, StagerunError, StorageError
+from stagerun.data.index import save
+from stagerun.data.indexing import build
+from stagerun.data.records import LmdbSource
+from stagerun.tools.data.sources.idx import import_idx, read_idx
+
+Say = Callable[[str], None]
+
+ENVIRONMENT = "FASHION_MNIST_DIR"
+SYSTEM_FOLDER = "/usr/share/datasets/fashion-mnist"
+MIRROR = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+PACKAGE = "dataset-fashion-mnist"
+_TIMEOUT_S = 10
+
+# sha256 of what is inside: Debian compresses the files anew, so theirs differ from the published ones.
+DIGESTS = {
+    "train-images-idx3-ubyte.gz": "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
+    "train-labels-idx1-ubyte.gz": "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
+    "t10k-images-idx3-ubyte.gz": "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
+    "t10k-labels-idx1-ubyte.gz": "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    folder: str
+    images: str
+    labels: str
+    count: int
+
+
+PARTS = (
+    Part("train_lmdb", "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", 60_000),
+    Part("test_lmdb", "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz", 10_000),
+)
+
+
+# By label, as Zalando names them.
+CLASSES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+
+
+class Unavailable(Exception):
+    """A place that the files can't be had from, and why; the next one is tried."""
+
+
+def make(folder: str, say: Say = print) -> None:
+    """Makes sure that folder/train_lmdb and folder/test_lmdb are there and complete.
+
+    The files come from the first of: the folder in $FASHION_MNIST_DIR, Debian's package where it is installed, the
+    mirror that torchvision uses, Debian's package unpacked into a temporary folder. `say` gets each step.
+    PeerError if none of them works; DataError if the folder that the variable names hasn't got them.
+    """
+    target = Path(folder)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        with _locked(target):
+            for partial in target.glob("*.partial-*"):  # of a run that was killed: the lock says that none is alive
+                shutil.rmtree(partial)
+            missing = [part for part in PARTS if not (target / part.folder).exists()]
+            if missing:
+                with tempfile.TemporaryDirectory(prefix="files.partial-", dir=target) as cache:
+                    files = _find(Path(cache), say)
+                    for part in missing:
+                        say(f"writing {part.count} records to {target / part.folder}")
+                        import_idx(str(files / part.images), str(files / part.labels), str(target / part.folder))
+    except PermissionError as error:
+        raise PermissionDenied(f"{error.filename}: no permission", "give a folder that you may write to") from None
+    except OSError as error:
+        raise StorageError(f"{error.filename or folder}: {error.strerror}", "check the disk") from None
+    for part in PARTS:
+        folder = str(target / part.folder)
+        if LmdbSource(folder, part.count).index is None:
+            try:
+                save(build(folder, classes=CLASSES), folder)
+            except PermissionDenied as error:
+                say(f"no names of classes, no mean: {error.message}")
+    say(f"{target}: Fashion-MNIST is " + ("ready" if missing else "there already; nothing to do"))
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Held while the folder is worked on; released by the kernel if the process dies."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _find(cache: Path, say: Say) -> Path:
+    """A folder with the four files, their contents compared."""
+    if named := os.environ.get(ENVIRONMENT):
+        # Asked for by name: another source in its place would be a guess.
+        say(f"using the files in {named} (${ENVIRONMENT})")
+        try:
+            return _compared(Path(named))
+        except Unavailable as why:
+            raise DataError(f"${ENVIRONMENT}: {why}", "name a folder with the four .gz files, or unset it") from None
+    sources: tuple[tuple[str, Callable[[], Path]], ...] = (
+        (f"Debian's package in {SYSTEM_FOLDER}", lambda: _compared(Path(SYSTEM_FOLDER))),
+        (f"a download from {MIRROR}", lambda: _compared(_download(cache / "mirror", say))),
+        (f"Debian's package {PACKAGE}, unpacked but not installed", lambda: _compared(_unpack(cache / "debian", say))),
+    )
+    tried: list[str] = []
+    for name, get in sources:
+        try:
+            say(f"trying {name}")
+            return get()
+        except Unavailable as why:
+            tried.append(f"{name}: {why}")
+            say(f"  no: {why}")
+    raise PeerError(
+        "Fashion-MNIST can't be had from anywhere:\n  " + "\n  ".join(tried),
+        f"get the four files ({', '.join(DIGESTS)}) on another machine and put their folder into ${ENVIRONMENT}, "
+        f"or install Debian's package {PACKAGE}",
+    )
+
+
+def _compared(folder: Path) -> Path:
+    for name, expected in DIGESTS.items():
+        file = folder / name
+        if not file.is_file():
+            raise Unavailable(f"{file} is not there")
+        try:
+            found = hashlib.sha256(read_idx(str(file)).tobytes()).hexdigest()
+        except DataError as error:
+            raise Unavailable(error.message) from None
+        if found != expected:
+            raise Unavailable(f"{file} holds something else than Fashion-MNIST's file of this name")
+    return folder
+
+
+def _download(folder: Path, say: Say) -> Path:
+    folder.mkdir()
+    for name in DIGESTS:
+        try:
+            with urllib.request.urlopen(MIRROR + name, timeout=_TIMEOUT_S) as reply, (folder / name).open("wb") as file:
+                shutil.copyfileobj(reply, file)
+        except http.client.HTTPException as error:
+            raise Unavailable(f"{name}: the transfer broke off ({type(error).__name__})") from None
+        except OSError as error:  # URLError and time-outs are OSErrors
+            raise Unavailable(f"{name}: {getattr(error, 'reason', error)}") from None
+        say(f"  {name}: {(folder / name).stat().st_size} bytes")
+    return folder
+
+
+def _unpack(folder: Path, say: Say) -> Path:
+    """The package's files below `folder`. Nothing is installed; root is not needed."""
+    for program in ("apt-get", "dpkg-deb"):
+        if shutil.which(program) is None:
+            raise Unavailable(f"there is no {program} here")
+    folder.mkdir()
+    download = ["apt-get", "-q", "-o", "APT::Sandbox::User=", "download", PACKAGE]
+    try:
+        _run(download, folder)
+    except Unavailable:
+        say("  apt-get doesn't know the package; fetching Debian's list of packages into a temporary folder")
+        private = _private_lists(folder)
+        _run(["apt-get", "-q", *private, "update"], folder)
+        _run([*download[:2], *private, *download[2:]], folder)
+    packages = list(folder.glob("*.deb"))
+    if len(packages) != 1:
+        raise Unavailable("apt-get left no package file")
+    _run(["dpkg-deb", "-x", packages[0].name, "files"], folder)
+    return folder / "files" / SYSTEM_FOLDER.lstrip("/")
+
+
+def _private_lists(folder: Path) -> list[str]:
+    (folder / "lists" / "partial").mkdir(parents=True)
+    (folder / "archives" / "partial").mkdir(parents=True)
+    return [
+        f"-oDir::State::Lists={folder.resolve()}/lists",
+        f"-oDir::Cache={folder.resolve()}",
+        "-oAPT::Sandbox::User=",
+    ]
+
+
+def _run(command: list[str], folder: Path) -> None:
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"`{' '.join(command)}` took longer than 5 minutes") from None
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise Unavailable(f"`{' '.join(command)}` failed: {lines[-1] if lines else f'exit code {done.returncode}'}")
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        print("usage: python -m stagerun.tools.data.fashion DIR", file=sys.stderr)
+        return 64
+    try:
+        make(arguments[0])
+    except StagerunError as error:
+        print(f"error: {error.render()}", file=sys.stderr)
+        return int(error.exit_code)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

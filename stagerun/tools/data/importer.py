@@ -1,0 +1,174 @@
+"""`stagerun data import` and `prepare`: what is asked for is checked, the engine does it, and what came out is shown."""
+
+import os
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import click
+
+from stagerun.base.errors import ExitCode, UsageError
+from stagerun.base.text import count
+from stagerun.command.ending import show, tell
+from stagerun.command.options import argument, command, flag, option
+from stagerun.command.progress import Shown, threads_here
+from stagerun.command.shared import DataThreads
+from stagerun.launch import StopRequest
+from stagerun.tools.data.engine import Job, Result, Work, run
+from stagerun.tools.data.images import ImportWork
+from stagerun.tools.data.index import schedule_line
+from stagerun.tools.data.partial import REPORT
+from stagerun.tools.data.pictures import ResizeOptions
+from stagerun.tools.data.prepare import PrepareWork
+from stagerun.tools.data.report import ignored_text, transparency_of
+from stagerun.tools.data.sources import detect, open_source
+from stagerun.tools.data.sources.items import FORMATS, SPLITS, SourceOptions
+
+Restart = Annotated[bool, option("--restart", "Begin anew, whatever an interrupted command has made.")]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceArguments:
+    """What SOURCE itself doesn't show: `SourceOptions`."""
+
+    format: str | None = option("--format", "Of SOURCE.  [default: by its content]", type=click.Choice(FORMATS))
+    root: str | None = option("--root DIR", "list: where its paths begin.  [default: the list's folder]")
+    ground_truth: str | None = option("--ground-truth FILE", "imagenet: the labels of the validation images.")
+    synsets: str | None = option("--synsets FILE", "imagenet: the classes in the order of their labels.")
+    split: str | None = option(
+        "--split",
+        "cifar, idx, imagenet, tfrecord: which part, where SOURCE holds several.  [default: train]",
+        type=click.Choice(SPLITS),
+    )
+    labels: str | None = option("--labels FILE", "idx: the labels, where their name isn't that of the images.")
+
+
+@command("import")
+def import_images(
+    source: str = argument("SOURCE"),
+    out: str = argument("OUT"),
+    *,
+    kind: SourceArguments,
+    raw: bool = flag("--raw", "Store pixels (channels x height x width, B, G, R) in place of encoded images."),
+    resize: ResizeOptions,
+    quality: int | None = option(
+        "--quality Q",
+        "Encode every image anew, as JPEG of this quality.  [default: only those that are resized, with 95]",
+        type=click.IntRange(1, 100),
+    ),
+    seed: int | None = option("--seed N", "Of the shuffle.  [default: 1]", type=click.IntRange(0, 2**64 - 1)),
+    no_shuffle: bool = flag("--no-shuffle", "Keep the source's order."),
+    limit: int | None = option(
+        "--limit N", "Only the first N images after the shuffle, as a trial.", type=click.IntRange(1)
+    ),
+    max_bad: int = option(
+        "--max-bad N",
+        "Images that can't be used are left out and listed; above so many nothing is made.",
+        type=click.IntRange(0),
+        default=0,
+    ),
+    threads: DataThreads = None,
+    restart: Restart = False,
+) -> None:
+    """Makes an LMDB of Caffe's Datum records from a set of labelled images.
+
+    SOURCE is a folder of class folders, a list of `path label` lines as of Caffe's convert_imageset, ImageNet's own archives
+    (never unpacked), CIFAR in its binary version, IDX files (MNIST), TFRecord shards or MXNet's RecordIO. OUT is a new folder,
+    which Caffe reads too: keys are as convert_imageset makes them, 00000000_RELATIVE/PATH.JPEG, numbered after one shuffle of
+    all images, so that every stretch of the LMDB holds a mixture of classes.
+
+    In class folders, at any depth, files named .jpg .jpeg .jpe .jfif .png .ppm .bmp .pgm .tif .tiff .webp .gif are taken, in small
+    or capital letters; others are counted and listed, but for hidden ones.
+
+    JPEGs and PNGs of 8 bits keep their bytes unless they are resized. Resizing uses area interpolation to shrink and linear to
+    grow. What is odd is taken by rule, counted, and listed in OUT/stagerun-import.txt: CMYK becomes JPEG in B, G, R; palettes,
+    16 bits, alpha channels (composited on white, or --background), GIF, BMP, TIFF, WebP and PPM become PNG of 8 bits; EXIF rotation
+    is not applied, as in Caffe. What can't be used is left out: empty, cut off, damaged, not an image, above 100 million pixels. CIFAR and IDX are
+    stored as pixels.
+
+    Interrupted, by whatever means, the same command goes on where it was, and the result is the same.
+    """
+    if raw and quality is not None:
+        raise UsageError("--quality is for encoded images, --raw stores pixels", "leave one of them out")
+    if no_shuffle and seed is not None:
+        raise UsageError("--seed is for the shuffle, which --no-shuffle turns off", "leave one of them out")
+    seed = 1 if seed is None and not no_shuffle else seed
+    options = replace(resize.checked(), seed=seed, limit=limit, raw=raw, quality=quality)
+    of_source = SourceOptions(**asdict(kind))
+    _require_outside(source, out, of_source)
+    tell(f"looking through {source}")
+    work = ImportWork(open_source(source, of_source), source, options)
+    tell(f"{count(len(work), 'image')} for {out}")
+    if work.ignored:
+        tell(ignored_text(work.ignored))
+    _make(work, out, "import", threads, max_bad, restart)
+
+
+def _require_outside(source: str, out: str, options: SourceOptions) -> None:
+    """UsageError if OUT would lie in a folder of class folders: there it, and OUT.partial, would be a class, or part of one."""
+    # The name itself is not followed: where OUT is a link, OUT.partial lies beside it.
+    parent = os.path.realpath(Path(out).parent)
+    folder = os.path.realpath(source)
+    if not os.path.isdir(folder) or os.path.commonpath([folder, parent]) != folder:
+        return
+    if (options.format or detect(source, options)) == "folder":
+        raise UsageError(
+            f"{out}: lies in {source}, whose folders are the classes, and would be taken for one",
+            f"give a folder outside of {source}",
+        )
+
+
+@command()
+def prepare(
+    source: str = argument("DIR"),
+    out: str = argument("OUT"),
+    threads: DataThreads = None,
+    restart: Restart = False,
+) -> None:
+    """Makes a copy OUT of the LMDB in folder DIR, whose JPEGs decode faster, with the same pixels, bit for bit.
+
+    They become baseline JPEGs with a restart marker every 4 blocks, or as near to that as divides a row; so a training's random
+    crop is decoded without the rest. OUT is an ordinary LMDB that Caffe reads too, about as large as DIR. Every image is decoded
+    before and after and compared. PNGs, raw pixels and CMYK are copied as they are.
+
+    Interrupted, by whatever means, the same command goes on where it was.
+    """
+    _make(PrepareWork(source), out, "prepare", threads, 0, restart)
+
+
+def _make(work: Work, out: str, what: str, threads: int | None, max_bad: int, restart: bool) -> None:
+    stop = StopRequest("what is on disk stays", "this commit")
+    stop.install()
+    with Shown(what) as shown:
+        job = Job(
+            threads=threads_here(threads),
+            max_bad=max_bad,
+            restart=restart,
+            progress=shown.progress,
+            stop=stop,
+            tell=shown.say,
+        )
+        result = run(work, out, job)
+    if not result.complete:
+        tell(f"stopped: {count(result.records, 'record')} are in {out}.partial; the same command goes on")
+        sys.exit(ExitCode.SAVED)
+    show(_text(result, work.ignored, out, shown))
+
+
+def _text(result: Result, ignored: tuple[str, ...], out: str, shown: Shown) -> str:
+    line = f"  {schedule_line(out, result.records)}"
+    if result.already:
+        return f"nothing to do: {out} is complete\n{line}"
+    kinds = ", ".join(f"{n} {kind}" for kind, n in result.kinds)
+    lines = [f"{out}: {count(result.records, 'record')} ({kinds}){shown.rate(result.position)}"]
+    if result.counts:
+        lines.append(f"{out}/{REPORT} lists what was odd:")
+        lines += [f"  {n} {what}" for what, n in result.counts]
+    if said := transparency_of(out):
+        lines.append(f"{said}; --background takes another colour")
+    if result.bad:
+        lines.append(f"left out: {count(result.bad, 'image')}")
+    if ignored:
+        lines.append(f"{ignored_text(ignored)}; {out}/{REPORT} lists them")
+    return "\n".join([*lines, "in schedule.prototxt, under `data`:", line])

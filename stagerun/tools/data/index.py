@@ -1,0 +1,425 @@
+"""`stagerun data index`, `info` and `verify`: an LMDB looked at."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from stagerun.base.errors import DataError, ExitCode, StorageError, UsageError
+from stagerun.base.text import columns, count, first, size
+from stagerun.command.ending import show, tell
+from stagerun.command.options import command, flag, option
+from stagerun.command.progress import Shown, threads_here
+from stagerun.command.shared import DataThreads, Folder, Json
+from stagerun.data import jpeg
+from stagerun.data.index import Index, digest_of, fingerprint_of, foreign_record, is_stale, load_unsampled, read, save
+from stagerun.data.indexing import build_with, in_order
+from stagerun.data.lmdb_offsets import Offsets, offsets_in, printable
+from stagerun.data.records import LmdbSource, spread
+from stagerun.data.rows import ROW, Rows, decode_any, is_prepared, kinds_of, look, parse
+from stagerun.system.lmdb_file import SIDE_FILE, open_file, reading
+from stagerun.tools.data.pictures import class_names
+
+SAMPLES = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """`looked_at` is how many records sizes, kinds and mistakes are of; labels and the mean need a side file."""
+
+    path: str
+    records: int
+    file_size: int
+    record_bytes: int
+    looked_at: int
+    index_state: str  # "up to date", or what is wrong with it
+    fingerprint: str  # '' without a side file, as are those below
+    classes: tuple[str, ...]
+    labels: tuple[tuple[int, int], ...]  # (label, records of it), by label, every class that has a name too
+    mean_bgr: tuple[float, ...]
+    deviation_bgr: tuple[float, ...]
+    smallest: Size | None  # by their number of pixels
+    median: Size | None  # of widths, and of heights
+    largest: Size | None
+    kinds: tuple[tuple[str, int], ...]
+    prepared: bool
+    mistakes: tuple[str, ...]
+    decoders: tuple[jpeg.TierState, ...]
+
+
+def describe(path: str) -> Description:
+    """DataError if the LMDB in folder `path` can't be read; `mistakes` lists the records that can't be."""
+    fd, meta = open_file(path)
+    try:
+        offsets = offsets_in(fd, meta, path)
+        index, state = _index(path, fd, offsets)
+    finally:
+        os.close(fd)
+    mistakes: tuple[str, ...] = ()
+    if index is not None:
+        kinds, prepared = index.facts.kinds, index.facts.restart_interval > 0
+        looked_at, sizes = len(index), _sizes(index.heights, index.widths)
+    else:
+        rows, mistakes = _sample(path) if len(offsets) else (np.empty(0, ROW), ())
+        kinds, prepared = kinds_of(rows), is_prepared(rows)
+        looked_at, sizes = len(rows) + len(mistakes), _sizes(rows["height"], rows["width"])
+    return Description(
+        path=path,
+        records=len(offsets),
+        file_size=offsets.file_size,
+        record_bytes=int(offsets.lengths.sum()),
+        looked_at=looked_at,
+        index_state=state,
+        fingerprint=index.facts.fingerprint if index else "",
+        classes=index.facts.classes if index else (),
+        labels=_labels(index) if index else (),
+        mean_bgr=index.facts.mean_bgr if index else (),
+        deviation_bgr=index.facts.deviation_bgr if index else (),
+        smallest=sizes[0],
+        median=sizes[1],
+        largest=sizes[2],
+        kinds=kinds,
+        prepared=prepared,
+        mistakes=mistakes,
+        decoders=jpeg.tiers(),
+    )
+
+
+def _index(path: str, fd: int, offsets: Offsets) -> tuple[Index | None, str]:
+    """The side file if it can be used, and what there is to say about it."""
+    try:
+        index = read(path)
+    except DataError as error:
+        return None, error.message
+    if index is None:
+        return None, f"there is none; `stagerun data index {path}` makes it"
+    again = f"`stagerun data index --force {path}` makes it again"
+    if is_stale(index, offsets.file_size, offsets.transaction):
+        return None, f"of another state of the LMDB; {again}"
+    with reading(path):
+        foreign = foreign_record(index, fd)
+    if foreign is not None:
+        return None, f"of another LMDB, or record `{printable(index.key(foreign))}` is damaged; {again}"
+    return index, "up to date"
+
+
+def _sample(path: str) -> tuple[Rows, tuple[str, ...]]:
+    """Rows of some records, and what is wrong with others of them."""
+    source = LmdbSource(path, side_file=False)
+    rows, mistakes = bytearray(), []
+    for i in spread(len(source), SAMPLES):
+        key, record = source.get(i)
+        try:
+            datum = parse(record)
+            rows += look(datum, False).row(datum.label, 0)
+        except DataError as error:
+            mistakes.append(f"record `{printable(key)}`: {error.message}")
+    return np.frombuffer(bytes(rows), ROW), tuple(mistakes)
+
+
+def _sizes(heights: NDArray[np.int32], widths: NDArray[np.int32]) -> tuple[Size | None, Size | None, Size | None]:
+    """Smallest, median, largest, of those that are known."""
+    heights, widths = heights[heights > 0], widths[heights > 0]
+    if not len(heights):
+        return None, None, None
+    area = heights.astype(np.int64) * widths
+    small, large, middle = int(area.argmin()), int(area.argmax()), (len(area) - 1) // 2
+    return (
+        Size(int(widths[small]), int(heights[small])),
+        Size(int(np.sort(widths)[middle]), int(np.sort(heights)[middle])),
+        Size(int(widths[large]), int(heights[large])),
+    )
+
+
+def _labels(index: Index) -> tuple[tuple[int, int], ...]:
+    labels, counts = np.unique(index.labels[index.labels >= 0], return_counts=True)
+    found = dict.fromkeys(range(len(index.facts.classes)), 0)
+    found.update(zip(labels.tolist(), counts.tolist(), strict=True))
+    return tuple(sorted(found.items()))
+
+
+def schedule_line(path: str, records: int) -> str:
+    """What to write under `data` in schedule.prototxt."""
+    name = str(Path(path).resolve()).replace("\\", "\\\\").replace('"', '\\"')
+    return f'source: "{name}"  images: {records}'
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """`mistakes` is (key, what is wrong with it), in key order; the key is '' for what concerns the LMDB as a whole."""
+
+    records: int
+    size: int  # bytes of all records
+    digests: bool  # whether there was a side file with them
+    decoded: bool
+    mistakes: tuple[tuple[str, str], ...]
+
+
+def verify_lmdb(
+    path: str,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    threads: int = 1,
+    decode: bool = False,
+) -> Verified:
+    """Reads all records of the LMDB in folder `path`, and with `decode` decodes all images.
+
+    DataError if it can't be read at all, or its side file is damaged or of another state of it.
+    """
+    fd, meta = open_file(path)
+    try:
+        index, offsets = load_unsampled(path, meta), offsets_in(fd, meta, path)
+    finally:
+        os.close(fd)
+    source = LmdbSource(path, side_file=False)
+    total = len(source)
+    mistakes = [("", text) for text in _whole(index, offsets)] if index is not None else []
+    known = index if index is not None and len(index) == total else None
+
+    def look_at(i: int) -> list[tuple[str, str]]:
+        key = printable(source.key(i))
+        try:
+            _, record = source.get(i)
+        except (DataError, StorageError) as error:
+            return [(key, error.message)]
+        return [(key, text) for text in _record(record, i, known, decode)]
+
+    for done, found in enumerate(in_order(look_at, 0, total, threads), start=1):
+        mistakes += found
+        progress(done, total)
+    return Verified(total, int(offsets.lengths.sum()), index is not None, decode, tuple(mistakes))
+
+
+def _whole(index: Index, offsets: Offsets) -> list[str]:
+    if len(index) != len(offsets):
+        return [f"the side file knows {len(index)} records, there are {len(offsets)}"]
+    names = {"keys": "keys", "key_ends": "keys", "offsets": "places", "lengths": "lengths"}
+    differ = {what for name, what in names.items() if not np.array_equal(getattr(index, name), getattr(offsets, name))}
+    found = [f"the side file has other {what} than the records" for what in sorted(differ)]
+    if fingerprint_of(index.keys, index.key_ends, index.digests) != index.facts.fingerprint:
+        found.append("the side file's fingerprint is not that of its digests")
+    return found
+
+
+def _record(record: bytes, i: int, index: Index | None, decode: bool) -> list[str]:
+    if index is not None and digest_of(record) != int(index.digests[i]):
+        return ["its bytes are not those that its digest was made of"]
+    try:
+        datum = parse(record)
+        found = look(datum, False)
+        if decode and decode_any(datum).shape[:2] != (found.height, found.width):
+            return [f"its header says {found.width} x {found.height} pixels, which is not what it decodes to"]
+    except DataError as error:
+        return [error.message]
+    if index is None:
+        return []
+    if not index.heights[i]:
+        return ["it can't be used, says the side file" + ("" if decode else "; --decode says why")]
+    said = int(index.labels[i]), int(index.heights[i]), int(index.widths[i])
+    if said != (datum.label, found.height, found.width):
+        return ["the side file has another label or size than the record"]
+    return []
+
+
+# -- the commands
+
+_SHOWN = 20
+_ENDS = 3  # classes shown at each end of the histogram, and mistakes
+
+
+@command()
+def index(
+    folder: Folder,
+    classes: str | None = option("--classes FILE", "Names of the classes, one per line, by label."),
+    no_mean: bool = flag("--no-mean", "Decode no image; the mean pixel stays unknown."),
+    force: bool = flag("--force", "Make it again if it is there."),
+    max_bad: int = option(
+        "--max-bad N",
+        "Records that can't be used are listed; above so many no side file is made.",
+        type=click.IntRange(0),
+        default=0,
+    ),
+    threads: DataThreads = None,
+) -> None:
+    """Makes DIR/stagerun-index.safetensors: what is known about each record of the LMDB in folder DIR.
+
+    That is place, length, digest, label and image size of each record, the names of the classes, the mean pixel and a
+    fingerprint of the whole. With it a run starts sooner, and `stagerun data verify` finds every changed byte. Every record is
+    read once, and every image decoded. `stagerun data import` and `prepare` make it by themselves.
+
+    A record that can't be used is named, and exit code 65 says that there is one; with --max-bad the side file is made all the
+    same, and knows it as unusable.
+    """
+    names = class_names(classes) if classes is not None else ()
+    old = None
+    if os.path.lexists(Path(folder) / SIDE_FILE):
+        if not force:
+            raise UsageError(f"{folder}/{SIDE_FILE} exists already", "add --force to make it again")
+        old = _old(folder)
+        names = names or (old.facts.classes if old is not None else ())
+    with Shown("index", "records") as shown:
+        built = build_with(
+            folder, shown.progress, threads=threads_here(threads), pixels=not no_mean, classes=names, max_bad=max_bad
+        )
+    made = built.index
+    if old is not None and old.facts.fingerprint == made.facts.fingerprint:
+        made = replace(made, facts=replace(made.facts, prepared_from=old.facts.prepared_from))
+    most = int(made.labels.max())
+    if names and most >= len(names):
+        raise DataError(
+            f"{folder}: there is a label {most}, but {count(len(names), 'class name')}",
+            "give --classes a file with a line for each label, the first one for label 0",
+        )
+    save(made, folder)
+    show(f"{folder}/{SIDE_FILE}: {count(len(made), 'record')}{shown.rate(len(made))}")
+    if built.unusable:
+        show(f"{count(len(built.unusable), 'record')} can't be used:\n  " + "\n  ".join(first(built.unusable)))
+
+
+def _old(folder: str) -> Index | None:
+    """The side file that is to be replaced: the LMDB itself knows neither names of classes nor what it was prepared from."""
+    try:
+        return read(folder)
+    except DataError:
+        tell("note: the old side file is damaged; names of classes, if it had any, are lost")
+        return None
+
+
+@command()
+def verify(
+    folder: Folder,
+    decode: bool = flag("--decode", "Decode every image, too."),
+    threads: DataThreads = None,
+    as_json: Json = False,
+) -> None:
+    """Reads the LMDB in folder DIR and names every record that is damaged; exit code 65 if there is one.
+
+    Every digest, place, label and size is compared with the side file. Without a side file the records are only parsed.
+    """
+    with Shown("verify", "records") as shown:
+        found = verify_lmdb(folder, shown.progress, threads=threads_here(threads), decode=decode)
+    if as_json:
+        mistakes = [{"key": key, "what": what} for key, what in found.mistakes]
+        show(json.dumps({**asdict(found), "mistakes": mistakes}, indent=1))
+    else:
+        show(_verified(folder, found, shown))
+    if found.mistakes:
+        sys.exit(ExitCode.DATA)
+
+
+def _verified(folder: str, found: Verified, shown: Shown) -> str:
+    done = ["parsed"] + ["digests compared"] * found.digests + ["decoded"] * found.decoded
+    lines = [f"record `{key}`: {what}" if key else what for key, what in found.mistakes]
+    if len(lines) > _SHOWN:
+        lines = [*lines[:_SHOWN], f"and {len(lines) - _SHOWN} more; --json has them all"]
+    records = f"{count(found.records, 'record')}, {size(found.size)}, {', '.join(done)}{shown.rate(found.records)}"
+    verdict = count(len(found.mistakes), "mistake") if found.mistakes else "all is as it should be"
+    lines.append(f"{folder}: {records}: {verdict}")
+    if not found.digests:
+        lines.append(
+            f"note: there is no side file, so nothing to compare the bytes with: `stagerun data index {folder}`"
+        )
+    return "\n".join(lines)
+
+
+@command()
+def info(
+    folder: Folder,
+    classes: bool = flag("--classes", "Every class with its number of images."),
+    as_json: Json = False,
+) -> None:
+    """Shows what is in the LMDB in folder DIR, and how it can be decoded on this machine.
+
+    Without a side file, sizes and kinds are those of 500 records, evenly spread, and the classes are unknown.
+    """
+    found = describe(folder)
+    if as_json:
+        show(json.dumps({**asdict(found), "schedule": schedule_line(folder, found.records)}, indent=1))
+        return
+    show("\n".join(_info(found, classes)))
+
+
+def _info(found: Description, all_classes: bool) -> list[str]:
+    some = found.looked_at < found.records
+    looked_at = f" (of {count(found.looked_at, 'record')} looked at)" if some else ""
+    older = found.mean_bgr and not found.deviation_bgr
+    remeasured = f"; `stagerun data index --force {found.path}` measures it" if older else ""
+    rows = [
+        ("records", f"{found.records}, {size(found.record_bytes)}; data.mdb {size(found.file_size)}"),
+        ("images", (", ".join(f"{n} {kind}" for kind, n in found.kinds) or "none that can be used") + looked_at),
+        ("sizes", _size_words(found.smallest, found.median, found.largest) + looked_at),
+        ("prepared", _prepared(found)),
+        ("mean pixel", _per_channel(found.mean_bgr)),
+        ("deviation", _per_channel(found.deviation_bgr) + remeasured),
+        ("side file", found.index_state),
+        *[("fingerprint", found.fingerprint)] * bool(found.fingerprint),
+    ]
+    lines = columns(rows)
+    if found.mistakes:
+        lines += ["", f"{count(len(found.mistakes), 'record')} of those looked at can't be used:"]
+        lines += [f"  {text}" for text in found.mistakes[:_ENDS]]
+        lines += [f"`stagerun data verify --decode {found.path}` names all there are"]
+    if found.labels:
+        lines += ["", *_histogram(found, all_classes)]
+    decoders = [(t.name, "yes" if t.available else "no", t.reason) for t in found.decoders]
+    lines += ["", "decoders here, fastest first:", *(f"  {line}" for line in columns(decoders, 2))]
+    return [*lines, "", "in schedule.prototxt, under `data`:", f"  {schedule_line(found.path, found.records)}"]
+
+
+def _prepared(found: Description) -> str:
+    if found.prepared:
+        return "yes"
+    if not any("JPEG" in kind for kind, _ in found.kinds):
+        return "no, there are no JPEGs to prepare"
+    return "no; `stagerun data prepare` makes a copy that decodes faster"
+
+
+def _per_channel(values: tuple[float, ...]) -> str:
+    if not values:
+        return "unknown"
+    return ", ".join(f"{v:.3f}" for v in values) + (" (B, G, R)" if len(values) == 3 else " (grey)")
+
+
+def _size_words(smallest: Size | None, median: Size | None, largest: Size | None) -> str:
+    if smallest is None or median is None or largest is None:
+        return "unknown"
+    if smallest == largest == median:
+        return f"{smallest.width} x {smallest.height} (width x height)"
+    words = (("smallest", smallest), ("median", median), ("largest", largest))
+    return ", ".join(f"{name} {s.width} x {s.height}" for name, s in words) + " (width x height)"
+
+
+def _histogram(found: Description, all_classes: bool) -> list[str]:
+    """All classes, or those with the most and the fewest images; those without any always."""
+
+    def line(label: int, n: int) -> tuple[str, str, str]:
+        return f"  {label}", str(n), found.classes[label] if label < len(found.classes) else ""
+
+    if all_classes:
+        return columns([("  class", "images", "name"), *(line(*pair) for pair in found.labels)])
+    by_count = sorted((pair for pair in found.labels if pair[1]), key=lambda pair: (-pair[1], pair[0]))
+    empty = [label for label, n in found.labels if not n]
+    names = "" if found.classes else f" without names (labels {found.labels[0][0]} to {found.labels[-1][0]})"
+    each = f"from {by_count[-1][1]} to {by_count[0][1]} images each (--classes shows all)"
+    lines = [f"classes: {len(by_count)}{names}, {each}"]
+    if len(by_count) <= 2 * _ENDS:
+        lines += columns([line(*pair) for pair in by_count])
+    elif by_count[0][1] != by_count[-1][1]:
+        lines += columns(
+            [line(*p) for p in by_count[:_ENDS]] + [("  ...", "", "")] + [line(*p) for p in by_count[-_ENDS:]]
+        )
+    if empty:
+        lines.append(f"without images: {', '.join(map(str, empty[:_SHOWN]))}" + (" ..." if len(empty) > _SHOWN else ""))
+    return lines

@@ -1,0 +1,294 @@
+"""One image file judged by rule, as `stagerun data import` does with each: kept, converted, or bad. Pure, on bytes.
+
+A baseline, progressive or grey JPEG of 8 bits and a PNG of 8 bits, RGB or grey, are kept byte for byte. Whatever else
+Pillow reads safely becomes one of them, losslessly but for CMYK: ODDITIES is the table. What can't be used is a BadImage
+with a reason out of REASONS. Sizes are read from the header, and compared with the limit, before anything is decoded.
+"""
+
+import io
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import cv2
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import Image, ImageFile
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.PpmImagePlugin import PpmImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from stagerun.base.errors import DataError, listing
+from stagerun.data import jpeg
+from stagerun.data.headers import Header, family, png_chunks, read_header
+
+ODDITIES = {
+    "CMYK": "a JPEG in CMYK or YCCK: B, G, R as OpenCV makes them, encoded again as JPEG of quality 95, 4:4:4",
+    "EXIF rotation": "not applied, as in Caffe and torchvision; the bytes are kept",
+    "JPEG with warnings": "damage, or an unusual kind, that OpenCV and Pillow both decode all the same, as in Caffe and torchvision; the bytes are kept",
+    "palette": "to RGB, as PNG",
+    "alpha": "composited on the background, white unless --background says otherwise; as PNG; opaque alpha is dropped and not counted",
+    "16 bits": "the upper 8 of the 16 bits, as PNG",
+    "fewer than 8 bits": "grey of 1, 2 or 4 bits to 8 bits, as PNG",
+    "animated": "the first frame, as PNG",
+    "CMYK TIFF": "to RGB as Pillow does it, as PNG",
+    "BMP": "to PNG",
+    "GIF": "to PNG",
+    "PPM": "binary PGM and PPM to PNG",
+    "TIFF": "to PNG; its orientation is part of the format, and applied",
+    "WebP": "to PNG",
+    "... named ...": "a file with another format's suffix, such as `PNG named .JPEG`: goes by its content",
+}
+
+REASONS = {
+    "empty": "no bytes",
+    "not an image": "neither JPEG, PNG, BMP, GIF, PPM, TIFF nor WebP",
+    "truncated": "the data ends before the picture does",
+    "damaged": "the decoder gives up, or a checksum is wrong",
+    "too many pixels": "above the limit, by the header",
+    "unsupported": "a kind that no one trains on: 12-bit JPEG, floating-point TIFF, more than 100 scans, ...",
+}
+
+_SUFFIXES = {
+    ".jpg": "JPEG", ".jpeg": "JPEG", ".jpe": "JPEG", ".jfif": "JPEG", ".png": "PNG", ".bmp": "BMP", ".gif": "GIF", ".tif": "TIFF", ".tiff": "TIFF",
+    ".webp": "WebP", ".ppm": "PPM", ".pgm": "PPM",
+}  # fmt: skip
+
+# Pillow's plugins by name, never Image.open: no other plugin (EPS starts a program) can come into play.
+_PILLOW: dict[str, Callable[[io.BytesIO], ImageFile.ImageFile]] = {
+    "BMP": BmpImageFile,
+    "GIF": GifImageFile,
+    "JPEG": JpegImageFile,
+    "PNG": PngImageFile,
+    "PPM": PpmImageFile,
+    "TIFF": TiffImageFile,
+    "WebP": WebPImageFile,
+}
+
+QUALITY = 95
+Colour = tuple[int, int, int]  # R, G, B
+WHITE: Colour = (255, 255, 255)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judged:
+    """`data` is to be stored: what was given, or its conversion; `kind` says how `data` is encoded (as Facts.kinds)."""
+
+    kind: str  # "baseline JPEG", "progressive JPEG", "grey JPEG", "progressive grey JPEG", "PNG" or "grey PNG"
+    oddities: tuple[str, ...]  # names out of ODDITIES, or `PNG named .JPEG`
+    height: int
+    width: int
+    data: bytes
+    image: NDArray[np.uint8]  # `data` decoded: uint8[height, width, 3] B, G, R, or [height, width, 1]
+
+
+class BadImage(DataError):
+    """An image that can't be used; the message has no place in it. `reason` is one of REASONS, for counting."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message, "get the file again, or leave it out")
+        self.reason = reason
+
+
+def judge(data: bytes, name: str = "", max_pixels: int = jpeg.MAX_PIXELS, background: Colour = WHITE) -> Judged:
+    """BadImage if the image can't be used. `name` is only looked at for its suffix; `background` shows where the image is transparent.
+    Memory: some 10 bytes per pixel."""
+    found = look(data, max_pixels)
+    odd = list(found.oddities)
+    suffix = PurePosixPath(name).suffix
+    if _SUFFIXES.get(suffix.lower(), found.family) != found.family:
+        odd.append(f"{found.family} named {suffix}")
+    if found.family == "JPEG":
+        return _jpeg(data, found, odd, max_pixels)
+    if found.family == "PNG" and found.plain:
+        _check_png(data, found)
+        image = _with_opencv(data, found)
+        return _judged(found.kind, odd, data, image)
+    image = _with_pillow(data, found, odd, max_pixels, background)
+    kind = "PNG" if image.shape[2] == 3 else "grey PNG"
+    return _judged(kind, odd, encode_png(image), image)
+
+
+def _judged(kind: str, odd: list[str], data: bytes, image: NDArray[np.uint8]) -> Judged:
+    height, width = image.shape[:2]
+    return Judged(kind, tuple(odd), height, width, data, image)
+
+
+def look(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> Header:
+    """What the header says: kind, size, oddities, all without decoding. BadImage if there is none, or too much in it."""
+    if not data:
+        raise BadImage("empty", "the file is empty")
+    if not family(data):
+        raise BadImage("not an image", f"the file is not {listing(tuple(_PILLOW))}")
+    try:
+        found = read_header(data)
+    except jpeg.Unreadable as error:
+        raise BadImage(error.reason, error.message) from None
+    _check_size(found.height, found.width, max_pixels)
+    return found
+
+
+def _check_size(height: int, width: int, max_pixels: int) -> None:
+    if height < 1 or width < 1:
+        raise BadImage("damaged", f"the header says {width} x {height} pixels")
+    if height * width > max_pixels:
+        raise BadImage("too many pixels", f"{width} x {height} pixels are more than the limit of {max_pixels}")
+
+
+def _jpeg(data: bytes, found: Header, odd: list[str], max_pixels: int) -> Judged:
+    if not jpeg.is_complete(data):
+        raise BadImage("truncated", "the JPEG data ends before its end marker")
+    if found.channels == 4:
+        image = _with_opencv(data, found)
+        data = simplejpeg.encode_jpeg(image, QUALITY, "BGR", "444")
+        return _judged("baseline JPEG", odd, data, simplejpeg.decode_jpeg(data, "BGR"))
+    colours = "GRAY" if found.channels == 1 else "BGR"
+    try:
+        image = simplejpeg.decode_jpeg(data, colours)
+    except ValueError:
+        # Strict decoding stops at a warning too, and without being strict it passes over errors. What OpenCV and Pillow
+        # both decode is what Caffe and torchvision train on.
+        image = _with_opencv(data, found)
+        _with_pillow(data, found, [], max_pixels)
+        odd.append("JPEG with warnings")
+    if image.shape[:2] != (found.height, found.width):
+        raise BadImage("damaged", "the JPEG has several headers, of different sizes")
+    return _judged(found.kind, odd, data, image)
+
+
+def _check_png(data: bytes, found: Header) -> None:
+    """BadImage unless every chunk up to IEND is there with the right checksum: OpenCV decodes what is left of others."""
+    pixels, ended = 0, False
+    # 16 bits each, uncompressed, and a byte per row. Decoders go through all of the data, needed or not: 1 MB of zeros can
+    # be 1 GB unpacked, which takes seconds, at every reading.
+    most = found.height * (2 * found.channels * found.width + 8) + (1 << 16)
+    for kind, at, length in png_chunks(data):
+        end = at + length
+        if end + 4 > len(data):
+            break
+        if zlib.crc32(memoryview(data)[at - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+            raise BadImage("damaged", f"the PNG's chunk at byte {at - 8} has a wrong checksum")
+        pixels += length if kind == b"IDAT" else 0
+        if pixels > most:
+            raise BadImage("damaged", f"the PNG has more data than {found.width} x {found.height} pixels can be")
+        ended = kind == b"IEND"
+    if not ended:
+        raise BadImage("truncated", "the PNG data ends before its last chunk")
+
+
+def _with_opencv(data: bytes, found: Header) -> NDArray[np.uint8]:
+    """As the loader will decode it."""
+    try:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    except cv2.error as error:
+        raise BadImage("damaged", f"the {found.family} can't be decoded: {error.err}") from None
+    channels = 1 if found.channels == 1 else 3
+    if image is None or image.dtype != np.uint8 or image.size != found.height * found.width * channels:
+        raise BadImage("damaged", f"the {found.family} can't be decoded")
+    return np.asarray(image, np.uint8).reshape(found.height, found.width, channels)
+
+
+def _with_pillow(
+    data: bytes, found: Header, odd: list[str], max_pixels: int, background: Colour = WHITE
+) -> NDArray[np.uint8]:
+    if found.family == "PNG":
+        _check_png(data, found)  # Pillow leaves the rest black where a PNG is too short
+    try:
+        with _PILLOW[found.family](io.BytesIO(data)) as picture:
+            # A TIFF's size is first known here; a GIF's frame may be larger than its screen.
+            _check_size(picture.height, picture.width, max_pixels)
+            if getattr(picture, "is_animated", False) and "animated" not in odd:
+                odd.append("animated")
+            picture.seek(0)
+            picture.load()
+            still: Image.Image = picture
+            if picture.mode in ("La", "RGBa"):
+                still = picture.convert(picture.mode.upper())
+            alpha = _alpha(still, data if found.family == "PNG" else b"")
+            if "alpha" in odd:  # the header says that it has some, not whether it shows
+                odd.remove("alpha")
+            still.info.pop("transparency", None)  # else convert() would mix it in
+            image = _eight_bits(still, odd)
+            if alpha is None or alpha.min() == 255:
+                return image
+            odd.append("alpha")
+            return _composite(image, alpha, background)
+    except (BadImage, MemoryError):
+        raise
+    except Image.DecompressionBombError:
+        raise BadImage(
+            "too many pixels", "its first frame is larger than the picture, and than Pillow's limit"
+        ) from None
+    except Exception as error:
+        # A decoder of damaged bytes may stumble over anything: OSError, SyntaxError, struct.error, IndexError, ...
+        # Whatever it is, it says that this file can't be decoded.
+        reason = "truncated" if "truncated" in str(error) else "damaged"
+        raise BadImage(reason, f"the {found.family} can't be decoded: {error or type(error).__name__}") from None
+
+
+def _eight_bits(picture: Image.Image, odd: list[str]) -> NDArray[np.uint8]:
+    """B, G, R or grey of 8 bits; what had to be dropped is added to `odd`."""
+
+    def note(oddity: str) -> None:
+        if oddity not in odd:
+            odd.append(oddity)
+
+    if picture.mode in ("I;16", "I;16B", "I;16L", "I;16N"):
+        note("16 bits")
+        return np.asarray(np.asarray(picture) >> 8, np.uint8)[:, :, None]
+    if picture.mode in ("P", "PA"):
+        note("palette")
+    if picture.mode == "CMYK":
+        note("CMYK TIFF")
+    if picture.mode in ("1", "L", "LA"):
+        if picture.mode == "1":
+            note("fewer than 8 bits")
+        return np.asarray(picture if picture.mode == "L" else picture.getchannel(0).convert("L"))[:, :, None].copy()
+    if picture.mode in ("I", "F"):
+        raise BadImage("unsupported", f"its pixels are numbers of 32 bits (Pillow's mode {picture.mode})")
+    if picture.mode == "RGBA":  # convert() would do the same; said here, since it is the rule: the colours stay
+        picture = Image.merge("RGB", picture.split()[:3])
+    return np.asarray(picture.convert("RGB"))[:, :, ::-1].copy()
+
+
+def _alpha(picture: Image.Image, png: bytes) -> NDArray[np.uint8] | None:
+    """uint8[height, width], 0 where the picture is transparent; None where nothing can be. `png` is the file if it is one."""
+    if picture.mode in ("LA", "PA", "RGBA"):
+        return np.asarray(picture.getchannel("A"))
+    key = picture.info.get("transparency")
+    if key is None:
+        return None
+    if picture.mode == "P" or not png:
+        return np.asarray(picture.convert("RGBA").getchannel("A"))
+    # One colour of a PNG, in its own number of bits, which Pillow compares with pixels that it has brought to 8.
+    bits = png[24]
+    if picture.mode == "RGB" and bits == 16:
+        wide = np.asarray(cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_UNCHANGED), np.uint16)
+        return np.asarray(wide[:, :, 3] >> 8, np.uint8)
+    if picture.mode == "L":
+        key = (key & ((1 << bits) - 1)) * 255 // ((1 << bits) - 1)
+    same = np.asarray(picture.convert("L") if picture.mode == "1" else picture) == key
+    return np.where(same.all(axis=2) if same.ndim == 3 else same, 0, 255).astype(np.uint8)
+
+
+def _composite(image: NDArray[np.uint8], alpha: NDArray[np.uint8], background: Colour) -> NDArray[np.uint8]:
+    """B, G, R or grey over the background, to the nearest of 256 steps. A grey image stays grey on a grey background."""
+    if len(set(background)) > 1 and image.shape[2] == 1:
+        image = np.repeat(image, 3, axis=2)
+    behind = np.array(background[::-1], np.uint32)[: image.shape[2]]
+    part = alpha.astype(np.uint32)[:, :, None]
+    return np.asarray((image * part + behind * (255 - part) + 127) // 255, np.uint8)
+
+
+def encode_png(image: NDArray[np.uint8]) -> bytes:
+    """BadImage where OpenCV can't."""
+    done, data = cv2.imencode(".png", image)
+    if not done:
+        raise BadImage("damaged", "the picture can't be encoded as PNG")
+    return data.tobytes()

@@ -1,0 +1,193 @@
+"""The work of `stagerun data prepare`: the records of an LMDB, their JPEGs arranged anew so that a part can be decoded alone.
+
+A Datum keeps its key, label and all else; raw pixels, PNGs and CMYK JPEGs are copied as they are, and so is a JPEG that can't be
+arranged anew, which is noted.
+
+A JPEG isn't decoded and encoded again: it keeps its coefficients, and only the Huffman coding is redone, in one scan from top to bottom
+with tables made for the picture, and a restart marker after about every fourth MCU, so that a part can be cut out (`jpeg.slices`). What
+comes out is an ordinary baseline JPEG, whose pixels are compared.
+
+Of the metadata only what decides the pixels is kept: the JFIF or Adobe marker, from which decoders know the colour space. EXIF (an
+orientation is not applied, as in Caffe), colour profiles, thumbnails and comments are left out; they would be read and skipped
+at every picture.
+"""
+
+import ctypes
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from stagerun.base.errors import DataError, UsageError
+from stagerun.data.index import digest_of
+from stagerun.data.jpeg.choice import picture, turbojpeg
+from stagerun.data.jpeg.header import SAMPLINGS, Header, Reach, is_complete, read_header
+from stagerun.data.jpeg.slices import SimpleDecoder, find_edges, grid
+from stagerun.data.jpeg.turbo import COPY_NONE, OPTIMIZE, RESTART_BLOCKS, TRANSFORM, WARNING, Library, Transform
+from stagerun.data.lmdb_offsets import offsets_of, printable
+from stagerun.data.records import LmdbSource
+from stagerun.data.rows import Statistics, look, parse
+from stagerun.language.proto import caffe_pb2
+from stagerun.system.lmdb_file import set_of
+from stagerun.tools.data.engine import Made
+from stagerun.tools.data.partial import Note
+
+VERSION = 1  # of the arrangement
+
+
+class PrepareWork:
+    """`Work` of the engine. UsageError where what it takes isn't installed."""
+
+    ignored: tuple[str, ...] = ()
+
+    def __init__(self, path: str) -> None:
+        if reason := can_prepare():
+            raise UsageError(f"this machine can't prepare JPEGs: {reason}")
+        self._source = LmdbSource(path)
+        self.title = f"stagerun data prepare: {path}"
+        index = self._source.index
+        if index is not None and not any("JPEG" in kind for kind, _ in index.facts.kinds):
+            raise UsageError(
+                f"{path}: holds no JPEGs, so there is nothing to prepare", "train on it as it is; it decodes as fast"
+            )
+        self.classes = index.facts.classes if index is not None else ()
+        # The pixels stay the same, so do their mean and deviation.
+        self.statistics: Statistics | None = None
+        if index is not None and index.facts.deviation_bgr:
+            self.statistics = index.facts.mean_bgr, index.facts.deviation_bgr
+        self.prepared_from = set_of(path)
+        self.identity: Mapping[str, Any] = {"version": VERSION, "prepared from": _signature(path)}
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def make(self, position: int) -> Made:
+        key, record = self._source.get(position)
+        try:
+            return self._make(position, key, record)
+        except DataError as error:
+            raise DataError(
+                f"{self._source.name}: record `{printable(key)}`: {error.message}",
+                f"`stagerun data verify --decode {self._source.name}` finds all such records",
+            ) from None
+
+    def changed(self, position: int, state: int) -> str:
+        return ""  # its transaction and places are in the identity
+
+    def _make(self, position: int, key: bytes, record: bytes) -> Made:
+        digest = digest_of(record)
+        index = self._source.index
+        # What has changed on the disk since must not get a fresh digest that says it is right.
+        if index is not None and digest != int(index.digests[position]):
+            raise DataError("its bytes are not those that its digest was made of")
+        found = look(parse(record), False)
+        datum = caffe_pb2.Datum.FromString(record)
+        notes: tuple[Note, ...] = ()
+        if "JPEG" in found.kind and "CMYK" not in found.kind:
+            try:
+                datum.data = prepare(datum.data)
+                record = datum.SerializeToString()
+            except DataError as error:
+                # A loader takes it as it is, so it stays: a progressive one without its last scans, for example.
+                notes = (Note(printable(key), "copied as it is", error.message),)
+        return Made(key, record, datum.label, look(datum, self.statistics is None), notes)
+
+
+def _signature(path: str) -> str:
+    """Which records: any change to an LMDB is a new transaction."""
+    offsets = offsets_of(path)
+    digest = hashlib.sha256(f"{offsets.file_size} {offsets.transaction}".encode())
+    for array in (offsets.offsets, offsets.lengths, offsets.key_ends, offsets.keys):
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+# MCUs from one restart marker to the next. Fewer: more bytes (2 have 1 % more than 4); more: more is decoded beside a
+# part.
+_INTERVAL = 4
+
+
+def can_prepare() -> str:
+    """'', or why `prepare` can't be called on this machine and what to do about it."""
+    try:
+        prepare(picture())
+    except (UsageError, DataError) as error:
+        return ": ".join(filter(None, (error.message, error.hint)))
+    return ""
+
+
+def prepare(data: bytes) -> bytes:
+    """A baseline JPEG of the same pixels, whose parts can be cut out.
+
+    `data` itself comes back where nothing is gained: a file that is prepared already, one of a single segment, CMYK,
+    arithmetic coding, an unusual sampling.
+
+    UsageError if this machine can't; DataError, without a place, if the file is damaged, or if the pixels would not be
+    those of `data` (a progressive file without its last scans, which libjpeg smooths).
+    """
+    header = read_header(data)
+    if not is_complete(data):  # the result would be, and no one would see any more that rows are missing
+        raise DataError(
+            "the image is cut off: JPEG data ends before its end marker",
+            "replace it by a complete file, or leave it out",
+        )
+    interval = _interval(header)
+    if not interval or (header.reach is Reach.PART and header.restart_interval == interval):
+        return data
+    library = turbojpeg()
+    prepared = _transform(library, data, interval)
+    _verify(data, header, prepared, interval, library)
+    return prepared
+
+
+def _interval(header: Header) -> int:
+    """MCUs between markers, the divisor of a row's that is nearest 4; 0 for what can't be cut whatever the interval."""
+    if header.reach is Reach.ODD or not (header.components == 1 or header.sampling in SAMPLINGS):
+        return 0
+    across, down = (8 * f for f in header.sampling[0]) if header.components > 1 else (8, 8)
+    columns = -(-header.width // across)
+    interval = min((n for n in range(1, columns + 1) if columns % n == 0), key=lambda n: (abs(n - _INTERVAL), n))
+    return interval if columns > interval or header.height > down else 0
+
+
+def _transform(library: Library, data: bytes, interval: int) -> bytes:
+    calls = library.calls
+    handle = calls.tj3Init(TRANSFORM)
+    if not handle:
+        raise MemoryError(f"{library.path} gives no transformer")
+    result, size = ctypes.c_void_p(), ctypes.c_size_t()
+    source = np.frombuffer(data, np.uint8)
+    try:
+        calls.tj3Set(handle, RESTART_BLOCKS, interval)
+        calls.tj3Set(handle, OPTIMIZE, 1)
+        same = Transform(options=COPY_NONE)
+        failed = calls.tj3Transform(
+            handle, source.ctypes.data, source.size, 1, ctypes.byref(result), ctypes.byref(size), ctypes.byref(same)
+        )
+        if (failed and calls.tj3GetErrorCode(handle) != WARNING) or not result:
+            reason = calls.tj3GetErrorStr(handle).decode("utf-8", "replace")
+            raise DataError(f"the image can't be prepared: {reason}", "leave it as it is, or encode it again")
+        return ctypes.string_at(result, size.value)
+    finally:
+        if result:
+            calls.tj3Free(result)
+        calls.tj3Destroy(handle)
+
+
+def _verify(data: bytes, header: Header, prepared: bytes, interval: int, library: Library) -> None:
+    """DataError unless the result has the pixels of `data` and restart markers where they should be."""
+    made = read_header(prepared)
+    cells = grid(made)
+    count = cells.rows * cells.columns if cells else 0
+    whole = np.frombuffer(prepared, np.uint8)
+    if made.restart_interval != interval or find_edges(whole, made.scan_at, count, count) is None:
+        raise DataError(
+            f"the image can't be prepared: {library.path} writes no restart markers",
+            "install a newer libjpeg-turbo: 3.0 and later do",
+        )
+    channels = 1 if header.components == 1 else 3
+    before = SimpleDecoder().decode(data, header, channels)
+    after = SimpleDecoder().decode(prepared, made, channels)
+    if not np.array_equal(before, after):
+        raise DataError("the image can't be prepared: its pixels would change", "leave it as it is, or encode it again")

@@ -1,0 +1,121 @@
+"""The report of an import, `stagerun-import.txt` beside the records: what it says, and what can be read from it later."""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from stagerun.base.errors import DataError
+from stagerun.base.text import count
+from stagerun.tools.data.partial import REPORT, Note
+from stagerun.tools.data.sources.items import regular
+
+if TYPE_CHECKING:
+    from stagerun.tools.data.engine import Work
+
+_LEFT_OUT = "left out"  # : how many
+_COUNT_LINE = re.compile(rf"{_LEFT_OUT}: ([0-9]+)\n".encode())
+_ALPHA_LINE = re.compile(rb"  alpha: ([0-9]{1,18})\n")
+_LONGEST_LINE = 1 << 16
+_MOST_IGNORED = 1000  # in the report
+_EXTENSION = re.compile(r"\.\S{1,10}")  # of `Mr. Smith on the beach` it is none
+_MOST_EXTENSIONS = 8
+_MOST_NAMES = 3
+
+
+def ignored_text(names: Sequence[str]) -> str:
+    """`ignored by name: 5 files (.heic 2, .txt 1, no extension 2)`: the most first, extensions in small letters. Before that, if there
+    are any, `beside the class folders, not taken: 2 files (a.jpg, b.jpg)`."""
+    beside = [name for name in names if "/" not in name]
+    inside = [name for name in names if "/" in name]
+    texts = []
+    if beside:
+        shown = _for_terminal(", ".join(beside[:_MOST_NAMES])) + ", ..." * (len(beside) > _MOST_NAMES)
+        texts.append(f"beside the class folders, not taken: {count(len(beside), 'file')} ({shown})")
+    if inside:
+        texts.append(f"ignored by name: {count(len(inside), 'file')} ({_extensions(inside)})")
+    return "; ".join(texts)
+
+
+def _extensions(names: Sequence[str]) -> str:
+    found = Counter(PurePosixPath(name).suffix.lower() for name in names)
+    strange = [suffix for suffix in found if not _EXTENSION.fullmatch(suffix)]
+    without = sum(found.pop(suffix) for suffix in strange)
+    ordered = sorted(found.items(), key=lambda pair: (-pair[1], pair[0]))
+    parts = [f"{_for_terminal(suffix)} {n}" for suffix, n in ordered[:_MOST_EXTENSIONS]]
+    if others := sum(n for _, n in ordered[_MOST_EXTENSIONS:]):
+        parts.append(f"other extensions {others}")
+    if without:
+        parts.append(f"no extension {without}")
+    return ", ".join(parts)
+
+
+def text_of(work: "Work", records: int, notes: list[Note], kinds: Mapping[str, int]) -> bytes:
+    """Without times, so that the same images give the same text."""
+    identity = work.identity
+    lines = [_printable(work.title), f"identity {identity_digest(identity)}"]
+    lines += [f"{name}: {value}" for name, value in identity.items()]
+    lines += ["", f"records: {records}", *(f"  {kind}: {n}" for kind, n in kinds.items())]
+    for title, wanted in ((_LEFT_OUT, True), ("taken by rule", False)):
+        chosen = [note for note in notes if note.bad is wanted]
+        lines += ["", f"{title}: {len(chosen)}"]
+        lines += [f"  {what}: {n}" for what, n in Counter(note.what for note in chosen).most_common()]
+        lines += [f"{note.what}\t{line_of(note)}" for note in chosen]
+    if work.ignored:
+        # Behind the lines above: what `left_out_of` looks for comes first, whatever files are called.
+        lines += ["", ignored_text(work.ignored), *(_printable(name) for name in work.ignored[:_MOST_IGNORED])]
+        if (more := len(work.ignored) - _MOST_IGNORED) > 0:
+            lines.append(f"and {more} more")
+    return "".join(line + "\n" for line in lines).encode(errors="surrogateescape")
+
+
+def line_of(note: Note) -> str:
+    text = f"{note.name}: {note.text}" if note.text else note.name
+    return _printable(text)
+
+
+def identity_digest(identity: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def left_out_of(out: Path, identity: Mapping[str, Any]) -> int | None:
+    """How many images were left out, if OUT is what this very work makes; None if it isn't."""
+    try:
+        with open(out / REPORT, "rb", opener=regular) as stream:
+            stream.readline(_LONGEST_LINE)
+            if stream.readline(_LONGEST_LINE) != f"identity {identity_digest(identity)}\n".encode():
+                return None
+            for line in stream:
+                if found := _COUNT_LINE.fullmatch(line):
+                    return int(found[1])
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, DataError):  # none, or no file
+        pass
+    return None
+
+
+def transparency_of(folder: str) -> str:
+    """`92 images had transparency, composited on white`, as the report of the import that made the LMDB says; '' where it says none, or
+    there is no report."""
+    background = b""
+    with suppress(OSError, DataError), open(Path(folder) / REPORT, "rb", opener=regular) as stream:
+        while line := stream.readline(_LONGEST_LINE):
+            if line.startswith(b"background: "):
+                background = line[12:-1]
+            elif found := _ALPHA_LINE.fullmatch(line):
+                number, colour = int(found[1]), background.decode(errors="replace")
+                return f"{count(number, 'image')} had transparency, composited on {colour}"
+    return ""
+
+
+def _for_terminal(text: str) -> str:
+    """Without bytes that are not UTF-8, which a terminal can't be sent."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _printable(text: str) -> str:
+    """Names come from others' archives: a line break in one would look like a line of ours."""
+    return "".join(c if c.isprintable() or "\udc80" <= c <= "\udcff" else "?" for c in text)

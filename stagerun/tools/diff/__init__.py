@@ -1,0 +1,1 @@
+"""`stagerun diff`: in what two schedules differ, or a schedule and a run."""

@@ -1,0 +1,418 @@
+"""`stagerun diff`: in what two schedules differ, and two schedules, or a schedule and what a run was made from, shown beside each other."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stagerun import store
+from stagerun.base.errors import ResumeRefused, UsageError
+from stagerun.base.recipe import Origin, Schedule, Solver, Stage
+from stagerun.base.snapshots import Inventory, SnapshotRef
+from stagerun.base.units import epochs
+from stagerun.command.ending import show
+from stagerun.command.options import argument, command, option
+from stagerun.command.shared import Json, PlotFile, Scale
+from stagerun.drawing.picture import Picture, StagePicture, make_picture
+from stagerun.language import load
+from stagerun.language.resolve import SCHEDULE_FILE
+from stagerun.language.stored import read_foreign
+from stagerun.language.values import differing, identity, leaves, plain, shown, text
+from stagerun.schedule import learning_rate
+from stagerun.store.layout import MANIFEST
+from stagerun.train.output import DISK, newest_snapshot
+from stagerun.train.progress import MOST_RECIPE, RECIPE
+
+MOST = 1_000_000  # iterations of a stage whose rates are compared one by one; of a longer one, so many among them
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """`text` as people read it, `value` as programs do: numbers in iterations and for the whole batch, None for what is not set.
+
+    `written` is what the file says where that is in another unit, and `place` where it says it: '' for a recipe that was read
+    from a snapshot, or a `default`.
+    """
+
+    text: str
+    written: str = ""
+    place: str = ""
+    default: bool = False
+    value: Any = field(default=None, compare=False)  # of the same text
+
+
+@dataclass(frozen=True, slots=True)
+class FieldDifference:
+    """`stage` is '' for what all stages share. `trains`: whether snapshots depend on it."""
+
+    stage: str
+    field: str
+    a: Value
+    b: Value
+    trains: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RateDifference:
+    """Among the iterations that both have: the first at which the learning rates differ, and the one at which they do most."""
+
+    stage: str
+    first: int
+    most: int
+    a: float
+    b: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """`same`: they train the same thing, whatever else differs. `only_a`, `only_b`: names of stages and ensembles.
+
+    `reworded`: fields whose values are the same, but written so that snapshots of one are stale for the other, as a rate for
+    another `base_lr_batch` is; known of two folders.
+    """
+
+    same: bool
+    stages: tuple[str, ...]  # that both have
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    fields: tuple[FieldDifference, ...]
+    rates: tuple[RateDifference, ...]
+    reworded: tuple[str, ...] = ()
+
+
+def difference(a: Schedule, b: Schedule) -> Difference:
+    """In the order of `a`, what only `b` has after it."""
+    in_a, in_b = _names(a), _names(b)
+    both = [stage.name for stage in a.stages if stage.name in {other.name for other in b.stages}]
+    fields = list(_shared(a, b))
+    for name in both:
+        fields += _stage(a, b, a.stage(name), b.stage(name))
+    rates = (_rates(name, a.stage(name).solver, b.stage(name).solver) for name in both)
+    return Difference(
+        same=_trained(a) == _trained(b),
+        stages=tuple(both),
+        only_a=tuple(name for name in in_a if name not in in_b),
+        only_b=tuple(name for name in in_b if name not in in_a),
+        fields=tuple(fields),
+        rates=tuple(rate for rate in rates if rate is not None),
+        reworded=tuple(dict.fromkeys(key for name in both for key in _reworded(a.stage(name), b.stage(name)))),
+    )
+
+
+def _names(schedule: Schedule) -> list[str]:
+    return [*(f"stage {s.name}" for s in schedule.stages), *(f"ensemble {e.name}" for e in schedule.ensembles)]
+
+
+def _trained(schedule: Schedule) -> tuple[object, ...]:
+    """What training depends on: for each stage what it starts from and its settings. Names are not in it."""
+    number = {stage.name: n for n, stage in enumerate(schedule.stages)}
+    shared = [("seed", text(schedule.seed)), ("determinism", text(schedule.determinism))]
+    shared += [*leaves(schedule.model, "model"), *leaves(schedule.data, "data")]
+
+    def counting(values: list[tuple[str, str]], lr_policy: str = "") -> tuple[tuple[str, str], ...]:
+        return tuple(value for value in values if identity(value[0], lr_policy))
+
+    stages = (
+        (number.get(s.parent or "", -1), s.parent_iter, counting(list(leaves(s.solver, "solver")), s.solver.lr_policy))
+        for s in schedule.stages
+    )
+    return counting(shared), tuple(stages)
+
+
+def _shared(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
+    origins_a, origins_b = _origins(a), _origins(b)
+    parts: list[tuple[str, Any, Any]] = [
+        (name, getattr(a, name), getattr(b, name))
+        for name in ("name", "seed", "model", "data", "determinism", "keep_snapshots")
+    ]
+    for key, one, other in parts:
+        for name, old, new in differing(one, other, key):
+            values = (_value(name, old, (text(old), ""), origins_a), _value(name, new, (text(new), ""), origins_b))
+            yield FieldDifference("", name, *values, identity(name))
+    yield from _paths(a, b)
+    for ensemble in a.ensembles:
+        twin = next((e for e in b.ensembles if e.name == ensemble.name), None)
+        for name in ("members", "rule", "batch_norm_iter") if twin else ():
+            old, new = getattr(ensemble, name), getattr(twin, name)
+            if old != new:
+                yield FieldDifference("", f"ensemble {ensemble.name}.{name}", _held(old), _held(new), False)
+
+
+def _paths(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
+    """Paths of sources that are written alike and lie elsewhere, as relative ones do in another folder."""
+    for name, one, other in (("data.train", a.data.train, b.data.train), ("data.val", a.data.val, b.data.val)):
+        if one is not None and other is not None and one.source == other.source and one.path != other.path:
+            here, there = Value(one.path, value=one.path), Value(other.path, value=other.path)
+            yield FieldDifference("", f"{name}, found at", here, there, False)
+
+
+def _origins(schedule: Schedule) -> Mapping[str, Origin]:
+    return schedule.stages[0].origins
+
+
+def _stage(a: Schedule, b: Schedule, one: Stage, other: Stage) -> Iterator[FieldDifference]:
+    if (one.parent, one.parent_iter) != (other.parent, other.parent_iter):
+        old, new = (Value(_start(s) or "the seed", "", _at(s), value=_start(s)) for s in (one, other))
+        yield FieldDifference(one.name, "from", old, new, True)
+    if one.enabled != other.enabled:
+        old, new = (_held(s.enabled, _at(s)) for s in (one, other))
+        yield FieldDifference(one.name, "enabled", old, new, False)
+    for key, mine, its in differing(one.solver, other.solver, "solver"):
+        yield FieldDifference(
+            one.name,
+            key.removeprefix("solver."),
+            _value(key, mine, shown(key, text(mine), one, a.data.train.images), one.origins),
+            _value(key, its, shown(key, text(its), other, b.data.train.images), other.origins),
+            identity(key, one.solver.lr_policy) or identity(key, other.solver.lr_policy),
+        )
+
+
+def _reworded(one: Stage, other: Stage) -> Iterator[str]:
+    if not one.identity or not other.identity:
+        return
+    differ = [key for key, *_ in differing(one.solver, other.solver, "solver")]
+    for key in one.identity.keys() | other.identity.keys():
+        shown_already = any(name == key or name.startswith(f"{key}.") or key.startswith(f"{name}.") for name in differ)
+        if key.startswith("solver.") and one.identity.get(key) != other.identity.get(key) and not shown_already:
+            yield key.removeprefix("solver.")
+
+
+def _start(stage: Stage) -> str:
+    """As `from` has it: '' for the seed."""
+    return (stage.parent or "") + (f"@{stage.parent_iter}" if stage.parent_iter is not None else "")
+
+
+def _at(stage: Stage) -> str:
+    return f"{stage.span.path}:{stage.span.line}" if stage.origins else ""
+
+
+def _held(value: Any, place: str = "") -> Value:
+    return Value(text(value), "", place, value=plain(value))
+
+
+def _value(key: str, value: Any, texts: tuple[str, str], origins: Mapping[str, Origin]) -> Value:
+    """With the place of the field; of a message, that of the first of its fields that is written. `texts` as `shown` gives
+    them."""
+    said, written = texts
+    if not origins:
+        return Value(said, value=plain(value))
+    inside = [origins[key]] if key in origins else [o for name, o in origins.items() if name.startswith(key + ".")]
+    span = min((origin.span for origin in inside if origin.span is not None), default=None)
+    if span is None:
+        return Value(said, default=True, value=plain(value))
+    return Value(said, written, f"{span.path}:{span.line}", value=plain(value))
+
+
+def _rates(name: str, a: Solver, b: Solver) -> RateDifference | None:
+    """None where the learning rates are the same."""
+    if a == b:
+        return None
+    one, other = learning_rate(a), learning_rate(b)
+    length = min(a.max_iter, b.max_iter)
+    step = -(-length // MOST)
+    first, most, largest = -1, -1, 0.0
+    for iter in range(0, length, step):
+        gap = abs(one(iter) - other(iter))
+        if gap > 0 and first < 0:
+            first = iter
+        if gap > largest:
+            most, largest = iter, gap
+    return None if first < 0 else RateDifference(name, first, most, one(most), other(most))
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What was named on the command line; `what` says what it is."""
+
+    label: str
+    what: str
+    schedule: Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    a: Side
+    b: Side
+    difference: Difference
+
+
+@command()
+def diff(
+    a: str = argument("A"),
+    b: str = argument("B"),
+    as_json: Json = False,
+    plot_file: PlotFile = None,
+    x: str | None = option(
+        "--x",
+        "With --plot: what the x axis counts.  [default: epochs]",
+        type=click.Choice(("iterations", "epochs", "images")),
+    ),
+    scale: Scale = None,
+) -> None:
+    """Shows in what two schedules differ: by stage and field, with the places, and where their learning rates part.
+
+    A and B are each a schedule's folder, the output folder of a run (what its stages were trained from), or a snapshot's.
+    What differs and changes no training (paths, intervals) is shown apart, --plot draws both learning rates. The exit code is 0
+    whether they differ or not; --json has `same`.
+    """
+    picture = None
+    if plot_file is not None or x or scale:
+        from stagerun.tools.plan.plot import asked, draw_once
+
+        picture = asked(file=plot_file, x=x, scale=scale, others=["--json"] * as_json)
+    found = compare(a, b)
+    show(diff_json(found) if as_json else diff_text(found))
+    if picture is not None:
+        draw_once(overlay(found), picture)
+
+
+def compare(a: str, b: str) -> Found:
+    """RecipeError, UsageError, ResumeRefused for a recipe that can't be read, StorageError, PermissionDenied."""
+    one, other = _side(a), _side(b)
+    return Found(one, other, difference(one.schedule, other.schedule))
+
+
+# -- what is compared
+
+
+def _side(folder: str) -> Side:
+    path = Path(folder)
+    if os.path.exists(path / SCHEDULE_FILE) or not os.path.isdir(path):
+        return Side(folder, "a schedule", load(folder))
+    real = path.resolve()
+    if os.path.exists(path / MANIFEST) and store.parse_name(real.name) is not None:
+        return Side(folder, "a snapshot", _of_snapshot(real))
+    inventory = store.inventory(DISK, path)
+    newest = newest_snapshot(path, inventory)
+    if newest is None:
+        raise UsageError(
+            f"{folder} is neither a schedule's folder ({SCHEDULE_FILE}) nor that of a run with a snapshot",
+            "give two folders, each of a schedule, of a run (OUT), or of a snapshot (OUT/snapshots/NAME)",
+        )
+    return Side(folder, "a run", _of_run(path, inventory, newest))
+
+
+def _of_run(out: Path, inventory: Inventory, newest: SnapshotRef) -> Schedule:
+    """What each stage was trained from: the recipe of the newest snapshot, with each stage as its own newest snapshot has it. The
+    two differ where a run was asked to keep a stage that had changed."""
+    schedule = _recipe(newest.name, newest, store.read_file(DISK, out, newest.name, RECIPE, MOST_RECIPE))
+    stages = []
+    for stage in schedule.stages:
+        own = max(inventory.of(stage.name), key=lambda ref: (ref.attempt, ref.serial, ref.iter), default=None)
+        if own is None:
+            stages.append(stage)
+            continue
+        trained = _recipe(own.name, own, store.read_file(DISK, out, own.name, RECIPE, MOST_RECIPE))
+        # Where it starts from is as it is now: its parent may have another name than then.
+        stages.append(replace(stage, solver=trained.stage(stage.name).solver))
+    return replace(schedule, stages=tuple(stages))
+
+
+def _of_snapshot(folder: Path) -> Schedule:
+    # Its tensors, which may be large, need not be read.
+    ref, text = store.read_file_of(DISK, folder, RECIPE, MOST_RECIPE)
+    return _recipe(folder.name, ref, text)
+
+
+def _recipe(name: str, ref: SnapshotRef, data: bytes) -> Schedule:
+    try:
+        return read_foreign(data.decode())
+    except ValueError as error:
+        version = ref.environment.get("stagerun", "another version")
+        raise ResumeRefused(
+            f"the recipe in snapshot {name} can't be read: {error}",
+            f"it was written by stagerun {version}: use that one",
+        ) from error
+
+
+# -- text
+
+
+def diff_text(found: Found) -> str:
+    """Identical schedules take one line."""
+    a, b, differs = found.a, found.b, found.difference
+    lines = [f"A  {a.label} ({a.what})", f"B  {b.label} ({b.what})"]
+    trains = [f for f in differs.fields if f.trains]
+    others = [f for f in differs.fields if not f.trains]
+    blocks = ["\n".join(lines)]
+    if only := [*(f"{name}: only in A" for name in differs.only_a), *(f"{name}: only in B" for name in differs.only_b)]:
+        blocks.append("\n".join(only))
+    blocks += _by_stage(trains)
+    if differs.rates:
+        blocks.append("\n".join(["learning rate", *(f"  {_rate(found, rate)}" for rate in differs.rates)]))
+    if others:
+        blocks.append("what changes no training:")
+        blocks += _by_stage(others)
+    blocks.append(_verdict(differs, bool(trains or differs.only_a or differs.only_b)))
+    return "\n\n".join(blocks)
+
+
+def _verdict(differs: Difference, visible: bool) -> str:
+    if not differs.same:
+        return "they train different things"
+    if visible:
+        return "they train the same thing, under other names"
+    if differs.reworded:
+        fields = ", ".join(sorted(differs.reworded))
+        return (
+            f"they train the same thing, but snapshots of one are stale for the other, by how it is written: {fields}"
+        )
+    return "they train the same thing" + ("" if differs.fields else ": nothing differs")
+
+
+def _by_stage(fields: Iterable[FieldDifference]) -> Iterator[str]:
+    """A block for what is shared, and for each stage, or several that differ alike."""
+    alike: dict[tuple[str, Value, Value], list[str]] = {}
+    for one in fields:
+        alike.setdefault((one.field, one.a, one.b), []).append(one.stage)
+    blocks: dict[str, list[str]] = {}
+    for (name, a, b), stages in alike.items():
+        blocks.setdefault(", ".join(stages), []).append(f"  {name}  {_value_text(a)}  ->  {_value_text(b)}")
+    for title, lines in blocks.items():
+        yield "\n".join([title or "the schedule", *lines])
+
+
+def _value_text(value: Value) -> str:
+    where = [*([value.written] if value.written else []), *([value.place] if value.place else [])]
+    where += ["a default"] if value.default else []
+    return value.text + (f" ({', '.join(where)})" if where else "")
+
+
+def _rate(found: Found, rate: RateDifference) -> str:
+    schedule = found.a.schedule
+    batch = schedule.stage(rate.stage).solver.batch_size
+    epoch = epochs(rate.first, schedule.data.train.images, batch)
+    where = "from the start" if rate.first == 0 else f"from iteration {rate.first} (epoch {epoch:.2f} of the stage)"
+    factor = f" (x{rate.b / rate.a:.3g})" if rate.a else ""
+    return f"{rate.stage}: {where}; most at {rate.most}: {rate.a:.4g} -> {rate.b:.4g}{factor}"
+
+
+def overlay(found: Found) -> Picture:
+    """Both as one picture: B's stages begin beside A's, and have lines of their own."""
+    a, b = make_picture(found.a.schedule), make_picture(found.b.schedule)
+    return Picture(f"A {a.name}, B {b.name}", (*_sided(a, "A"), *_sided(b, "B")))
+
+
+def _sided(picture: Picture, side: str) -> Iterator[StagePicture]:
+    for stage in picture.stages:
+        parent = f"{side} {stage.parent}" if stage.parent is not None else None
+        yield replace(stage, name=f"{side} {stage.name}", parent=parent, side=side)
+
+
+def diff_json(found: Found) -> str:
+    differs = found.difference
+    record = {
+        "a": {"folder": found.a.label, "what": found.a.what},
+        "b": {"folder": found.b.label, "what": found.b.what},
+        "same": differs.same,
+        "only_a": list(differs.only_a),
+        "only_b": list(differs.only_b),
+        "fields": [asdict(field) for field in differs.fields],
+        "reworded": sorted(differs.reworded),
+        "learning_rate": [asdict(rate) for rate in differs.rates],
+    }
+    return json.dumps(record, indent=2)

@@ -1,0 +1,425 @@
+"""The rules: about lengths and fields, learning rates, large batches; and all of them by id, as a table and as text. Pure."""
+
+import bisect
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stagerun.base.errors import Span
+from stagerun.base.recipe import ParamKind, Schedule, Solver, Stage
+from stagerun.base.text import columns
+from stagerun.base.units import epochs
+from stagerun.drawing.picture import steps_at_corners
+from stagerun.language.layers import DURATIONS
+from stagerun.language.networks import NETWORKS
+from stagerun.plan.described import unread_fields
+from stagerun.schedule import learning_rate, own_fields, warm_up_end
+from stagerun.tools.lint.finding import ID, Finding, Rule, comments_of, place_of
+
+# Images that may be lost: six epochs of ImageNet, or more than two hours of a GPU that does a thousand in a second.
+UNSAVED = 8_000_000
+
+# No more groups than a length has: after each comma of a long list another number may begin, and each would be read to the list's end.
+_NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,6}|[0-9]+)(?:\.[0-9]+)?"
+_LENGTH = re.compile(
+    rf"(?P<about>(?:\babout|\bsome|\bnearly|\baround|\bcirca|\bca\.?|~|≈)\s*)?(?<![\w./])(?P<low>{_NUMBER})"
+    rf"(?:\s*(?:to|-|–)\s*(?P<high>{_NUMBER}))?[\s-]*(?P<unit>epochs?|ep|iterations?|iters?|updates?)\b\.?",
+    re.IGNORECASE,
+)
+# `epochs 5 and 10`, which says where something is.
+_PLACES = re.compile(
+    rf"\b(?:epochs?|iterations?|iters?|updates?)\s+{_NUMBER}(?:(?:,?\s+and|,|\s+to|-)\s*{_NUMBER})*", re.IGNORECASE
+)
+# What may stand between the lengths of a comment in a line of its own that says nothing else.
+_BETWEEN = re.compile(r"(?:[\s#=:;,.()/]|\b(?:i\.e|or|and|is|are|of|training|this stage)\b)*", re.IGNORECASE)
+# What a duration's origin says where it is written in epochs; of a repeated field for each value.
+_IN_EPOCHS = re.compile(r"(\w+): ([^\s,\]]+)")
+_ABOUT = 0.1  # how far off a number may be that says it is not exact
+
+
+@dataclass(frozen=True, slots=True)
+class _Duration:
+    """A field that is written in a line: all of its values, in iterations and in epochs."""
+
+    name: str
+    iterations: tuple[int, ...]
+    epochs: tuple[float, ...]
+
+
+def comment_number(schedule: Schedule) -> Iterator[Finding]:
+    """A comment behind a duration that gives another length than the line it stands in: `max_iter: 12000   # 25 epochs`; or one in
+    the line above that gives a length and says nothing else. What is written is taken as rounded to its last digit; where a comment
+    gives several lengths, or several stages read the line, one that agrees is enough.
+    """
+    durations = _durations(schedule)
+    for path, text in schedule.files:
+        for comment in comments_of(path, text):
+            here = durations.get((path, comment.line + comment.alone), [])
+            if comment.alone and not _BETWEEN.fullmatch(_LENGTH.sub("", comment.text)):
+                continue
+            for units in (("ep",), ("iter", "update")):
+                said = [m for m in _LENGTH.finditer(comment.text) if m["unit"].lower().startswith(units)]
+                places = [m.group() for m in _PLACES.finditer(comment.text) if m.group().lower().startswith(units)]
+                named = [float(n.replace(",", "")) for text in places for n in re.findall(_NUMBER, text)]
+                agree = any(_agrees(m, d) for m in said for d in here)
+                agree = agree or any(n in (d.epochs if "ep" in units else d.iterations) for n in named for d in here)
+                if said and here and not agree:
+                    yield _disagreement(Span(path, comment.line, comment.column), said[0], here[0])
+
+
+def _disagreement(comment: Span, said: re.Match[str], duration: _Duration) -> Finding:
+    begin, end = said.start("low"), said.end("unit")
+    text = (
+        f"the comment says {said.group()[begin - said.start() :]}, and `{duration.name}` is "
+        f"{duration.iterations[0]} iterations, {duration.epochs[0]:.4g} epochs"
+    )
+    span = Span(comment.path, comment.line, comment.column + begin, end - begin)
+    return Finding("comment-number", text, span, "one of the two is wrong")
+
+
+def _durations(schedule: Schedule) -> dict[tuple[str, int], list[_Duration]]:
+    """What the durations of each line come to, for every stage that reads it."""
+    found: dict[tuple[str, int], list[_Duration]] = {}
+    images = schedule.data.train.images
+    for stage in schedule.stages:
+        for name, _ in DURATIONS:
+            origin, value = stage.origins.get(f"solver.{name}"), getattr(stage.solver, name, None)
+            values = value if isinstance(value, tuple) else (value,)
+            if origin is None or origin.span is None or not values or values[0] is None:
+                continue
+            lengths = [epochs(v, images, stage.solver.batch_size) for v in values]
+            in_epochs = _IN_EPOCHS.findall(origin.text)
+            lengths += [float(number.rstrip("fF")) for _, number in in_epochs]
+            duration = _Duration(in_epochs[0][0] if in_epochs else name, tuple(values), tuple(lengths))
+            found.setdefault((origin.span.path, origin.span.line), []).append(duration)
+    return found
+
+
+def _agrees(said: re.Match[str], duration: _Duration) -> bool:
+    low, high = (_number(said[name] or said["low"]) for name in ("low", "high"))
+    values = duration.epochs if said["unit"].lower().startswith("ep") else duration.iterations
+    slack = [rounding + (_ABOUT * number if said["about"] else 0.0) for number, rounding in (low, high)]
+    return any(low[0] - slack[0] <= value <= high[0] + slack[1] for value in values)
+
+
+def _number(text: str) -> tuple[float, float]:
+    """A number as it is written, and half of its last digit's place."""
+    return float(text.replace(",", "")), 0.5000001 * 10.0 ** -len(text.partition(".")[2])
+
+
+def unsaved_work(schedule: Schedule) -> Iterator[Finding]:
+    """A kill may cost more than UNSAVED images, since no snapshot is due for so long; or a stage's own file asks for an interval that
+    is longer than the stage, so that none is ever due in it. One at the end of a stage is always taken.
+    """
+    for stage in schedule.stages:
+        solver, images = stage.solver, schedule.data.train.images
+        span = place_of(stage, "snapshot", "max_iter")
+        points = (0, *schedule.branch_points(stage.name), solver.max_iter)  # snapshots are taken there, too
+        longest = max(b - a for a, b in itertools.pairwise(points))
+        lost = min(solver.snapshot or longest, longest) * solver.batch_size
+        if lost > UNSAVED:
+            text = f"a kill in stage `{stage.name}` may cost {lost:,} images, {lost / images:.3g} epochs: " + (
+                f"snapshots are {solver.snapshot} iterations apart"
+                if solver.snapshot
+                else "no snapshot is taken inside it"
+            )
+            hint = f"`snapshot: {max(1, UNSAVED // 4 // solver.batch_size)}` costs {UNSAVED // 4:,} at most"
+            yield Finding("unsaved-work", text, span, hint)
+        elif solver.snapshot > solver.max_iter and stage.origins["solver.snapshot"].layer != "schedule":
+            text = f"`snapshot` {solver.snapshot} is never due: stage `{stage.name}` has {solver.max_iter} iterations"
+            yield Finding("unsaved-work", text, span, "there is always one at the end of a stage")
+
+
+def no_test(schedule: Schedule) -> Iterator[Finding]:
+    """Nothing is ever evaluated."""
+    if schedule.data.val is None and schedule.stages:
+        origin = schedule.stages[0].origins.get("data.train.source")
+        path = schedule.files[0][0] if schedule.files else ""
+        span = origin.span if origin is not None and origin.span is not None else Span(path, 1, 1)
+        hint = "write `val { source: ... images: ... }` in `data`"
+        yield Finding("no-test", "there is no `data.val`: nothing says how good the network is", span, hint)
+
+
+def unread_field(schedule: Schedule) -> Iterator[Finding]:
+    """One for each line that sets such a field, whichever stages inherit it; a line that one of them reads is none. What
+    `--set` says stands in no file.
+    """
+    unread = {stage.name: unread_fields(stage) for stage in schedule.stages}
+    read: set[Span] = set()
+    for stage in schedule.stages:
+        read |= _written(stage, but_for=[u.field for u in unread[stage.name]])
+    for stage in schedule.stages:
+        for field in unread[stage.name]:
+            if field.origin.layer == "--set" or field.span in read:
+                continue
+            why = field.why if field.why.startswith(":") else f",{field.why}"
+            text = f"`{field.name}` is not read in stage `{stage.name}`{why}"
+            yield Finding("unread-field", text, field.span, "take it out, or is another policy or type meant?")
+
+
+def _written(stage: Stage, but_for: list[str]) -> set[Span]:
+    """Where the fields of Solver stand that the stage has, leaving some out."""
+    left_out = {f"solver.{field}" for field in but_for}
+    return {o.span for key, o in stage.origins.items() if o.span is not None and key not in left_out}
+
+
+# -- learning rates within a schedule
+
+# How far the rate may move from one update to the next where two stages, or a warm-up and its policy, meet. Steps down by 10
+# are what multi-step schedules are made of, and a collapse may begin well below its trunk; the stages of published recipes
+# step up by less than 2.
+UP, DOWN = 3.0, 30.0
+# A rate that comes to less than this share of the stage's highest one is zero.
+NOTHING = 1e-3
+DIGIT = "is there a digit too many, or too few?"
+_SAMPLES = 100
+
+
+def lr_jump(schedule: Schedule) -> Iterator[Finding]:
+    """The first update of a stage is the last one of its parent many times over, or a small fraction of it; or so where a warm-up
+    ends; or the policy itself steps up many times over. A rate that moves with batch_size stays what it was for an image, and is not a jump; into a warm-up it may fall as far
+    as it likes; another type of solver has rates of its own; and how far a `plateau` falls is not known.
+    """
+    for stage in schedule.stages:
+        solver, rate = stage.solver, learning_rate(stage.solver)
+        if stage.parent is not None:
+            parent = schedule.stage(stage.parent)
+            comparable = parent.solver.type == solver.type and parent.solver.lr_policy != "plateau"
+            before, after = rate_before(schedule, stage), rate(0)
+            if comparable and not ends_at_zero(schedule, stage):
+                batches = solver.batch_size / parent.solver.batch_size
+                field = "warmup_start_lr" if solver.warmup_iter else "base_lr"
+                where = f"where stage `{stage.name}` leaves `{stage.parent}`"
+                yield from _jump(stage, before, after, batches, bool(solver.warmup_iter), where, field)
+        end = warm_up_end(solver)
+        if 0 < end < solver.max_iter:
+            where = f"where the warm-up of stage `{stage.name}` ends"
+            yield from _jump(stage, rate(end - 1), rate(end), 1.0, False, where, "warmup_iter")
+        yield from _steps_up(stage)
+
+
+def _steps_up(stage: Stage) -> Iterator[Finding]:
+    """The first such step: one line of the file makes them all."""
+    for step in steps_at_corners(stage.solver):
+        if step.factor is not None and step.factor > UP * (1 + 1e-9):
+            text = (
+                f"the learning rate jumps {step.before:.4g} -> {step.after:.4g} (x{step.factor:.3g}) at iteration {step.iter} of stage "
+                f"`{stage.name}`"
+            )
+            own = own_fields(stage.solver.lr_policy)
+            yield Finding("lr-jump", text, place_of(stage, *own, "lr_policy"), DIGIT)
+            return
+
+
+def _jump(
+    stage: Stage, before: float, after: float, batches: float, into_warm_up: bool, where: str, field: str
+) -> Iterator[Finding]:
+    """`batches`: how many times as many images an update has afterwards."""
+    up = after > UP * before * max(1.0, batches)
+    down = after * DOWN < before * min(1.0, batches) and not into_warm_up
+    if not (up or down) or before == after:
+        return
+    factor = f" (x{after / before:.3g})" if before > 0 else ""
+    hint = "a warm-up leads up to it (`warmup_iter`, `warmup_start_lr`)" if up else DIGIT
+    text = f"the learning rate jumps {before:.4g} -> {after:.4g}{factor} {where}"
+    yield Finding("lr-jump", text, place_of(stage, field, "base_lr"), hint)
+
+
+def warmup_start(schedule: Schedule) -> Iterator[Finding]:
+    """A warm-up that leads down to base_lr, or such a first half of `one_cycle`."""
+    for stage in schedule.stages:
+        solver = stage.solver
+        cycle = solver.lr_policy == "one_cycle"
+        for field, read in (("warmup_start_lr", solver.warmup_iter > 0), ("start_lr", cycle)):
+            start = getattr(solver, field)
+            if read and start > solver.base_lr:
+                text = f"the warm-up of stage `{stage.name}` starts above where it leads: {start:.4g} -> {solver.base_lr:.4g}"
+                yield Finding("warmup-start", text, place_of(stage, field), "are the two swapped?")
+
+
+def zero_parent(schedule: Schedule) -> Iterator[Finding]:
+    """A stage that trains on from where the rate had come down to zero: what the parent gained by that is lost in the first updates
+    at a higher rate, and a branch off before its decay would have cost the decay less.
+    """
+    for stage in schedule.stages:
+        if stage.parent is None or not ends_at_zero(schedule, stage):
+            continue
+        highest = peak(stage.solver)
+        if highest <= NOTHING * peak(schedule.stage(stage.parent).solver):
+            continue
+        text = f"stage `{stage.name}` goes up to {highest:.4g} from `{stage.parent}`, whose learning rate has come down to zero"
+        hint = f'start before its decay, as with `from: "{stage.parent}@ITERATION"`'
+        yield Finding("zero-parent", text, place_of(stage, "base_lr"), hint)
+
+
+def rate_before(schedule: Schedule, stage: Stage) -> float:
+    """The rate of the parent's last update before the stage."""
+    assert stage.parent is not None
+    return learning_rate(schedule.stage(stage.parent).solver)(schedule.start_iter(stage) - 1)
+
+
+def ends_at_zero(schedule: Schedule, stage: Stage) -> bool:
+    """Whether the parent's rate would be zero at its next update, if it went on as in its last two: a decay's last rate is that of one
+    update before its end."""
+    assert stage.parent is not None
+    solver, length = schedule.stage(stage.parent).solver, schedule.start_iter(stage)
+    rate = learning_rate(solver)
+    last = rate(length - 1)
+    next = last if length < 2 else 2 * last - rate(length - 2)
+    return min(last, next) <= NOTHING * peak(solver)
+
+
+def peak(solver: Solver) -> float:
+    """The stage's highest rate, as far as a hundred places show, the end of its warm-up and its knots among them."""
+    rate, last = learning_rate(solver), solver.max_iter - 1
+    places = {last * n // _SAMPLES for n in range(_SAMPLES + 1)} | {warm_up_end(solver), solver.peak_iter or 0}
+    places |= {round(knot.iter) for knot in solver.knot}
+    return max(rate(place) for place in places if 0 <= place <= last)
+
+
+# -- batches so large that recipes of small ones don't carry over, or images don't suffice
+
+LARGE = 1024
+# Linear scaling, 0.1 for 256 images with a momentum of 0.9 (Goyal et al., arXiv:1706.02677; tensorflow/tpu:
+# models/official/resnet). Published runs lie between a half of it (batch 24,576, with 4.8) and two and a half (NVIDIA's and
+# MosaicML's 2.048 for 2,048).
+LINEAR = 0.1 / 256
+SGD_BAND = 4.0
+# Batch size and peak learning rate of LARS with which ResNet-50 reached 75.9 % in the fewest epochs (mlcommons/logging:
+# mlperf_logging/rcp_checker/training_4.0.0/rcps_resnet.json). Others' rates are up to 2 times higher or lower.
+LARS = (
+    (1632, 7.4),
+    (3264, 10.5),
+    (4096, 10.0),
+    (8192, 17.0),
+    (13056, 12.8),
+    (32768, 21.2),
+    (49152, 19.4),
+    (65536, 24.7),
+)
+LARS_BAND = 2.5
+
+
+def lr_batch(schedule: Schedule) -> Iterator[Finding]:
+    """A stage with batches of LARGE images or more whose highest rate is several times off what published runs
+    had at that batch: SGD and Nesterov with a momentum near 0.9, and LARS. A stage that trains on from another may have any rate below
+    that; other types, and smaller batches, have no such rule.
+    """
+    for stage in schedule.stages:
+        solver = stage.solver
+        usual, band = _usual(solver)
+        if usual is None:
+            continue
+        highest, least = peak(solver), usual / band if stage.parent is None else 0.0
+        if least <= highest <= usual * band:
+            continue
+        factor = highest / usual
+        text = (
+            f"the learning rate of stage `{stage.name}` goes up to {highest:.4g} with {solver.batch_size} images per update: "
+            f"{factor:.2g} times what published runs of type {solver.type} had"
+        )
+        hint = f"about {usual:.2g}; `base_lr_batch` scales a rate that was written for another batch"
+        yield Finding("lr-batch", text, place_of(stage, "base_lr"), hint)
+
+
+def _usual(solver: Solver) -> tuple[float | None, float]:
+    """The usual rate at this batch, None where nothing is known, and the factor that it may be off by."""
+    if solver.batch_size < LARGE:
+        return None, 1.0
+    if solver.type in ("SGD", "Nesterov") and not solver.local_lr_auto and 0.8 <= solver.momentum <= 0.95:
+        return LINEAR * solver.batch_size, SGD_BAND
+    if solver.type == "LARS" and solver.batch_size >= LARS[0][0]:
+        return _interpolated(solver.batch_size), LARS_BAND
+    return None, 1.0
+
+
+def _interpolated(batch: int) -> float:
+    """The rate of LARS on a line between its neighbours in the table, in logarithms; beyond its end that of the last row."""
+    at = bisect.bisect_right([size for size, _ in LARS], batch)
+    if at == len(LARS):
+        return LARS[-1][1]
+    (low, before), (high, after) = LARS[at - 1], LARS[at]
+    share = math.log(batch / low) / math.log(high / low)
+    return before * (after / before) ** share
+
+
+def decay_on_norm(schedule: Schedule) -> Iterator[Finding]:
+    """Weight decay on the scales and shifts of BatchNorm, with batches of LARGE images or more, or with LARS or LAMB: all large-batch
+    recipes since Goyal et al. (arXiv:1706.02677) leave it out, and a layer-wise rate is meant for maps alone. With small batches it does
+    little either way, and is not looked at. A `param` rule that exempts some of them by name is taken for meant.
+    """
+    if NETWORKS[schedule.model.name].batch_norm is None:
+        return
+    for stage in schedule.stages:
+        solver = stage.solver
+        large = solver.batch_size >= LARGE or solver.type in ("LARS", "LAMB") or solver.local_lr_auto
+        if large and solver.weight_decay > 0 and _decays_norm(solver):
+            text = f"weight_decay {solver.weight_decay:g} of stage `{stage.name}` is on the scales and shifts of BatchNorm, too"
+            yield Finding(
+                "decay-on-norm", text, place_of(stage, "weight_decay"), "write `param { kind: NORM decay_mult: 0 }`"
+            )
+
+
+def batch_images(schedule: Schedule) -> Iterator[Finding]:
+    """An update of more images than there are: some are in it twice."""
+    images = schedule.data.train.images
+    for stage in schedule.stages:
+        if stage.solver.batch_size > images:
+            text = f"an update of stage `{stage.name}` takes {stage.solver.batch_size} images, and there are {images}"
+            hint = "a smaller `batch_size`, or is `images` of `data.train` wrong?"
+            yield Finding("batch-images", text, place_of(stage, "batch_size"), hint)
+
+
+def _decays_norm(solver: Solver) -> bool:
+    """The first rule that fits counts, as in training."""
+    for rule in solver.param:
+        if rule.kind in (ParamKind.ANY, ParamKind.NORM):
+            if rule.decay_mult == 0:
+                return False
+            if rule.name == "*":
+                return True
+    return True
+
+
+# -- every rule
+
+
+def _of_comments(schedule: Schedule) -> Iterator[Finding]:
+    """`unsilenced` finds these, when it knows what the other rules have found."""
+    yield from ()
+
+
+RULES: dict[str, Rule] = {
+    "lr-jump": Rule(
+        lr_jump,
+        "the learning rate jumps, where two stages, or a warm-up and its policy, meet, or up inside a stage",
+    ),
+    "warmup-start": Rule(warmup_start, "a warm-up starts above base_lr"),
+    "zero-parent": Rule(zero_parent, "a stage goes up again from a parent whose rate has come down to zero"),
+    "lr-batch": Rule(lr_batch, "a large batch whose learning rate is far from those of published runs"),
+    "decay-on-norm": Rule(decay_on_norm, "a large batch with weight decay on BatchNorm"),
+    "batch-images": Rule(batch_images, "an update of more images than there are"),
+    "comment-number": Rule(comment_number, "a comment that gives another length than the line it stands in"),
+    "unsaved-work": Rule(unsaved_work, "a kill costs much, since snapshots are far apart"),
+    "unread-field": Rule(unread_field, "a field that the policy, or the type, of no stage that has it reads"),
+    "no-test": Rule(no_test, "there are no images to evaluate with"),
+    ID: Rule(_of_comments, "a comment for lint that does nothing; can't be silenced"),
+}
+
+
+def rules_text() -> str:
+    """The ids, what each is for, and how a comment silences one."""
+    rows = [(f"  {id}", rule.purpose) for id, rule in RULES.items()]
+    return "\n".join(
+        [
+            "lint: what is legal in a schedule and looks wrong (`stagerun check DIR --lint`)",
+            "",
+            *columns(rows),
+            "",
+            "A comment silences one where it is meant: in its line, in the line above, or at the head of a file for all of that file.",
+            "",
+            "  # lint: ignore lr-jump, zero-parent: what the published run did",
+        ]
+    )

@@ -1,0 +1,1 @@
+"""`stagerun new`: a schedule for one's own images, from the gallery."""

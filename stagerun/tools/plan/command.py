@@ -1,0 +1,233 @@
+"""`stagerun plan`: what `run` would do."""
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from stagerun.base.errors import UsageError, listing
+from stagerun.base.recipe import Determinism, Schedule
+from stagerun.base.snapshots import passed_over
+from stagerun.base.text import size
+from stagerun.command.ending import show
+from stagerun.command.options import command, flag, given, option
+from stagerun.command.shared import (
+    FASTEST,
+    SLOWEST,
+    Bandwidth,
+    Duration,
+    FiniteRange,
+    Json,
+    Latency,
+    PlannedOptions,
+    PlotFile,
+    Scale,
+    output_folder,
+)
+from stagerun.language import load, look_at_classes
+from stagerun.language.layers import LMDB
+from stagerun.plan import Plan, State, make_plan
+from stagerun.plan.counting import other_set
+from stagerun.plan.estimate import snapshots_on_disk
+from stagerun.plan.prediction import Job, Link
+from stagerun.plan.render import csv_rows, render_json, render_text
+from stagerun.store import LocalDisk, inventory, local_kind, lost_with
+from stagerun.system import signals
+from stagerun.system.files import writing
+from stagerun.system.lmdb_file import with_sets
+from stagerun.tools.plan.check import missing_data
+from stagerun.train import results
+from stagerun.train.hours import beside
+from stagerun.train.results import read_figures
+
+# Options of the plan as text, which --watch doesn't show.
+_OF_TEXT = ("--json", "--csv", "--budget", "--redo", "--keep", "--only", "--until")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions(PlannedOptions):
+    as_json: Json = False
+    images_per_second: float | None = option(
+        "--images-per-second N",
+        "Speed of training of the whole job, for the hours; with --workers, of one worker alone.  [default: as the last run or "
+        "rehearsal here]",
+        type=FiniteRange(SLOWEST, FASTEST),
+    )
+    workers: int | None = option("--workers N", "Predict the speed of N workers over --link.", least=1)
+    link: float | None = option(
+        "--link RATE",
+        "With --workers: what an all-reduce reaches on each host's link, about 0.8 of its nominal rate: 8Gbit/s, say.",
+        type=Bandwidth(),
+    )
+    latency: float | None = option(
+        "--latency TIME", "With --link: of one message, 50us, say.  [default: 0]", type=Latency()
+    )
+    allocation: float | None = option(
+        "--budget TIME", "Where an allocation of 4h, 90m or 2d would end.", type=Duration()
+    )
+    csv_file: str | None = option("--csv FILE", "Write one row per iteration: lr, momentum, weight decay.")
+    plot_file: PlotFile = None
+    x: str | None = option(
+        "--x",
+        "With --plot: what the x axis counts.  [default: epochs]",
+        type=click.Choice(("iterations", "epochs", "images", "hours")),
+    )
+    scale: Scale = None
+    watched: bool = flag("--watch", "With --plot: draw again whenever a file is saved. Ctrl-C ends.")
+
+
+@command()
+def plan(options: PlanOptions) -> None:
+    """Shows what `run` would do: stages, epochs, learning rate, joints, and what is done already.
+
+    Works where the data is not.
+    """
+    picture = None
+    if options.plot_file is not None or options.x or options.scale or options.watched:
+        from stagerun.tools.plan import plot
+
+        picture = plot.asked(
+            file=options.plot_file,
+            x=options.x,
+            scale=options.scale,
+            watched=options.watched,
+            others=[flag for flag in _OF_TEXT if flag in given(options)],
+            folder=options.folder,
+            overrides=options.overrides,
+            out=options.out,
+            images_per_second=options.images_per_second,
+        )
+        if options.watched:
+            plot.watch(picture)
+            return
+    schedule = load(options.folder, options.overrides)
+    target = output_folder(schedule.name, options.out)
+    found = inventory(LocalDisk(), target, looking=True)
+    if found.snapshots:  # else there is nothing to compare the images with
+        schedule = with_sets(schedule)
+    planned = make_plan(schedule, found, options.redo, options.keep, options.only, options.until)
+    job = job_of(planned, target, options)
+    if options.csv_file is not None:
+        with writing(options.csv_file), open(options.csv_file, "w", encoding="utf-8") as file:
+            file.writelines(csv_rows(planned))
+    notes = [
+        *remarks(planned, found.damaged, found.forbidden),
+        *results_remark(planned, target),
+        *place_remark(target, several_hosts=options.link is not None),
+    ]
+    more = beside(planned, target, options.images_per_second, options.allocation, job)
+    text = render_json(planned, notes, more.record) if options.as_json else render_text(planned, notes, more.blocks)
+    show(text)
+    if picture is not None:
+        plot.plot(picture, schedule)
+
+
+def remarks(plan: Plan, damaged: Collection[str] = (), forbidden: Collection[str] = ()) -> list[str]:
+    """One sentence each: what is missing here, `damaged` or `forbidden`, and what disk it will take as far as that was measured."""
+    data = plan.schedule.data
+    found = [f"snapshot {name} is damaged and is passed over" for name in damaged]
+    found += [passed_over(name) for name in forbidden]
+    found += missing_data(data)
+    for field, source in (("data.train", data.train), ("data.val", data.val)):
+        origin = plan.schedule.stages[0].origins.get(f"{field}.images")
+        if source is not None and origin is not None and origin.layer == LMDB:
+            found.append(f"{field}.images: {source.images}, read from LMDB {source.path}")
+    if (problem := look_at_classes(plan.schedule)) is not None:
+        found.append(f"{problem.message} ({problem.span}): `run` will refuse this; {problem.hint}")
+    found += [
+        f"snapshots of `{name}` count for no stage of this schedule, and are left alone" for name in plan.unclaimed
+    ]
+    if data.val is None:
+        found.append("no data.val: nothing will be evaluated")
+    unsaved = [s.stage.name for s in plan.stages if not s.stage.solver.snapshot and s.state is not State.DISABLED]
+    if unsaved:
+        where = ", ".join(unsaved)
+        found.append(f"no snapshot inside {where}: a kill there costs the stage from its start (`snapshot`)")
+    sizes = [ref.bytes for s in plan.stages for ref in (s.start, s.end) if ref is not None]
+    if sizes:
+        whole = snapshots_on_disk(plan.schedule) * max(sizes)
+        found.append(f"snapshots take {size(max(sizes))} each, at most {size(whole)} in all")
+    return found
+
+
+def results_remark(plan: Plan, out: Path) -> list[str]:
+    """What is trained and still to be evaluated: without a result, or with one of other validation images than lie there now."""
+    found = {s.stage.name: results.read_result(out, s.end) for s in results.unfinished(plan, out) if s.end is not None}
+    missing = [name for name, result in found.items() if result is None]
+    other = [n for n, result in found.items() if result is not None and other_set(plan.schedule, result.tested_set)]
+    remarks = []
+    if missing and plan.schedule.data.val is not None:
+        remarks.append(f"trained but not evaluated: {listing(missing, 'and')}; `run` evaluates")
+    if other:
+        were = "was" if len(other) == 1 else "were"
+        remarks.append(
+            f"data.val: the images are not those that {listing(other, 'and')} {were} evaluated on; `run` evaluates again"
+        )
+    return remarks
+
+
+def place_remark(out: Path, several_hosts: bool, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """What it means for a job of several hosts that OUT lies on a file system of this one alone. `several_hosts`: the command says so;
+    else a Slurm allocation of several nodes, which it is called in, does."""
+    nodes = environment.get("SLURM_JOB_NUM_NODES", "1")
+    if not several_hosts and not (nodes.isascii() and nodes.isdigit() and int(nodes) > 1):
+        return []
+    kind = local_kind(out)
+    return [lost_with(out, kind, "")] if kind else []
+
+
+# -- plan --workers N --link RATE
+
+
+def job_of(plan: Plan, out: Path, options: PlanOptions) -> Job | None:
+    """What is to be predicted; None where no one asked. UsageError; RecipeError for more workers than there is work for."""
+    workers, bandwidth, latency, rate = options.workers, options.link, options.latency, options.images_per_second
+    if workers is None and bandwidth is None:
+        if latency is not None:
+            raise UsageError("--latency without --link", "write --workers 128 --link 10Gbit/s --latency 50us")
+        return None
+    if workers is None or bandwidth is None:
+        missing = "--workers" if workers is None else "--link"
+        raise UsageError(
+            f"a prediction needs {missing}, too",
+            "write --workers 128 --link 10Gbit/s, and --latency 50us where it is known",
+        )
+    from stagerun.launch.worker_count import check_workers
+
+    check_workers(plan.schedule, workers)
+    figures = read_figures(out)
+    if rate is None and figures is None:
+        raise UsageError(
+            "--workers needs to know how fast one worker is, and nothing was rehearsed here",
+            "`stagerun rehearse` it here, or give --images-per-second N, of one worker alone",
+        )
+    return Job(
+        workers=workers,
+        link=Link(bandwidth, latency or 0.0),
+        pieces=_pieces(plan.schedule),
+        elastic=plan.schedule.determinism is Determinism.ELASTIC,
+        images_per_second=rate,
+        figures=figures,
+    )
+
+
+def _pieces(schedule: Schedule) -> dict[str, tuple[float, ...]]:
+    """By stage, bytes of what an iteration sends, in that order: the tail with BatchNorm's statistics, then the gradients in chunks."""
+    with signals.held():
+        import torch
+
+        from stagerun.comm import pieces_of
+        from stagerun.engine.device import dtype_of
+        from stagerun.engine.parameters import trained_parameters
+        from stagerun.models import build
+
+    with torch.device("meta"):
+        network = build(schedule.model)
+    found = {}
+    for stage in schedule.stages:
+        network.to(dtype_of(stage.solver.precision))
+        trained_parameters(network, stage.solver.param)  # freezes the others, which then have no gradients
+        found[stage.name] = tuple(map(float, pieces_of(network)))
+    return found

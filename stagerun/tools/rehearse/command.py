@@ -1,0 +1,232 @@
+"""`stagerun rehearse`: runs the schedule cut down, shows what the whole would take, and leaves that for `plan`."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stagerun import store
+from stagerun.base.errors import DataError, ExitCode
+from stagerun.base.events import EnsembleTested, Event, Note, Stopped, Tested
+from stagerun.base.events import StageStarted as Started
+from stagerun.base.recipe import Schedule
+from stagerun.base.snapshots import Inventory
+from stagerun.base.text import count, duration
+from stagerun.command.ending import say, tell
+from stagerun.command.options import arguments, command, option
+from stagerun.command.shared import (
+    DeviceBatch,
+    Folder,
+    Json,
+    Nproc,
+    OutToCome,
+    Overrides,
+    Synthetic,
+    Threads,
+    output_folder,
+)
+from stagerun.language import load
+from stagerun.launch import StopRequest
+from stagerun.launch.sharing import Wish
+from stagerun.launch.start import Job, Orders, joined, start, work
+from stagerun.launch.watch.worker import Monitored
+from stagerun.launch.worker_count import check_short, devices
+from stagerun.plan import make_plan
+from stagerun.plan.ensembles import ensembles_left, plan_ensembles
+from stagerun.plan.estimate import (
+    Figures,
+    Room,
+    StageTime,
+    caveats,
+    estimate,
+    needs,
+    render_needs,
+    render_times,
+    speeds_of,
+)
+from stagerun.store.throw_away import claim
+from stagerun.system import signals
+from stagerun.system.host import whole_memory
+from stagerun.system.lmdb_file import data_file
+from stagerun.system.world import World
+from stagerun.train.results import write_figures
+
+if TYPE_CHECKING:
+    from stagerun.comm import Comm
+
+THROW_AWAY = ".rehearsal"
+
+
+@dataclass(frozen=True, slots=True)
+class RehearseOptions:
+    folder: Folder
+    overrides: Overrides = ()
+    out: OutToCome = None
+    iters: int | None = option(
+        "--iters N", "Iterations per stage, 2 or more.  [default: 5, or as many as take the first stage 5 s]", least=2
+    )
+    device_batch: DeviceBatch = None
+    workers: int | None = option(
+        "--workers N", "Estimate for a job of N workers.  [default: as many as rehearse]", least=1
+    )
+    synthetic: Synthetic = False
+    nproc: Nproc = None
+    threads: Threads = None
+    as_json: Json = False
+
+    def arguments(self) -> list[str]:
+        """The command line of a worker."""
+        return ["rehearse", *arguments(self)]
+
+    @property
+    def orders(self) -> Orders:
+        return Orders(tuple(self.arguments()), self.threads, saves=False)
+
+
+@command()
+def rehearse(options: RehearseOptions) -> int:
+    """Goes through the whole schedule with a few iterations per stage, and estimates what the real run will take.
+
+    Everything is done as in `run`, in a folder that is thrown away: data and transforms of each stage, carry-over,
+    snapshots, a stop and a resume, evaluation. Then comes the time per stage, disk and memory, and what would run out.
+    One device batch is run per worker and iteration; the rest of a real iteration is extrapolated. `plan` shows the estimate
+    from then on.
+    """
+
+    def job(world: World, stop: StopRequest, watch: Monitored | None) -> int:
+        return _rehearse(options, world, stop)
+
+    return work(job, options.orders) if joined(options.nproc) else _start(options, job)
+
+
+def _start(options: RehearseOptions, job: Job) -> int:
+    schedule = load(options.folder, options.overrides)
+    nproc = options.nproc or devices(schedule)
+    _check(options, schedule, nproc)
+    if not options.synthetic:
+        with signals.held():
+            from stagerun.train.images import preflight
+
+        preflight(schedule)
+    return start(job, options.orders, nproc)
+
+
+def _check(options: RehearseOptions, schedule: Schedule, workers: int) -> None:
+    """What each worker finds by itself, too, where another launcher has started it. RecipeError, DataError."""
+    check_short(schedule, max(workers, options.workers or 1), options.device_batch, options.synthetic, "rehearses")
+
+
+# -- a worker
+
+
+def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
+    from stagerun.tools.rehearse import measure as runner
+    from stagerun.train.agreement import everyone, rank0
+    from stagerun.train.join import join, load_everywhere, place
+
+    device, comm = join(world, options.threads, stop)
+    schedule = load_everywhere(options.folder, options.overrides, comm)
+    placed = place(world, device, comm, Wish(threads=options.threads))  # as `run` does, whose time this is to tell
+    everyone(comm, lambda: _check(options, schedule, comm.size))
+    out = output_folder(schedule.name, options.out)
+    asked = runner.Rehearsal(options.iters, options.device_batch, options.synthetic)
+    if comm.rank == 0 and not options.as_json:
+        say(
+            f"rehearsing {schedule.name}: {count(sum(s.enabled for s in schedule.stages), 'stage')}, "
+            f"{count(comm.size, 'worker')} on {device}"
+        )
+        if placed is not None:
+            say(f"{'warning' if placed.warning else 'note'}: {placed.text}")
+    with ExitStack() as stack:
+        rank0(comm, lambda: str(claim(out / THROW_AWAY, "out", stack)))
+        figures = runner.rehearse(
+            schedule, asked, out / THROW_AWAY / "out", comm, world, device, stop, _watcher(options.as_json)
+        )
+    if figures is not None:
+        rank0(comm, lambda: _tell(options, schedule, out, figures, comm))
+    elif comm.rank == 0:
+        tell("interrupted: a rehearsal keeps nothing")
+    comm.close()
+    return ExitCode.DONE if figures is not None else ExitCode.INTERRUPTED
+
+
+def _watcher(quiet: bool) -> Callable[[Event], None]:
+    def watch(event: Event) -> None:
+        match event:
+            case Started():
+                say(f"  {event.stage}: iterations {event.iter} to {event.max_iter}, from {event.start}")
+            case Tested():
+                say(f"  {event.stage}: evaluated {event.images} images in {duration(event.seconds)}")
+            case EnsembleTested():
+                of = count(len(event.members), "stage")
+                say(f"  ensemble {event.name}: {of} evaluated on {event.images} images in {duration(event.seconds)}")
+            case Stopped():
+                say(f"  {event.stage}: stopped and saved after {event.iter}, to be resumed")
+            case Note(warning=True):
+                say(f"  warning: {event.text}")
+
+    return (lambda event: None) if quiet else watch
+
+
+def _tell(options: RehearseOptions, schedule: Schedule, out: Path, figures: Figures, comm: "Comm") -> None:
+    """Rank 0 only: shows the table, and leaves the figures for `plan`. StorageError, PermissionDenied."""
+    write_figures(store.LocalDisk(), out, figures)
+    workers = options.workers or comm.size
+    plan = make_plan(schedule, Inventory())
+    times = estimate(plan, figures, workers)
+    together = ensembles_left(schedule, plan_ensembles(plan, {}), speeds_of(schedule, figures, workers))
+    found = needs(plan, figures, room(schedule, out))
+    if options.as_json:
+        record = {
+            "figures": asdict(figures),
+            "workers": workers,
+            "stages": [_time_record(name, time) for name, time in times.items()],
+            "ensembles": {name: time.total if time else None for name, time in together.items()},
+            "needs": [asdict(need) for need in found],
+            "caveats": caveats(plan, figures, workers),
+        }
+        say(json.dumps(record, indent=2))
+        return
+    say(
+        f"\nestimate for {count(workers, 'worker')}, from {figures.workers} on {figures.host} ({figures.device}, "
+        f"{count(figures.threads, 'thread')} each, torch {figures.torch})\n"
+    )
+    say(render_times(plan, times) + "\n")
+    if together:
+        say("".join(f"{name}: {duration(t.total) if t else '?'} of evaluation more\n" for name, t in together.items()))
+    say(render_needs(found) + "\n")
+    for text in caveats(plan, figures, workers):
+        say(f"note: {text}")
+
+
+def _time_record(name: str, time: StageTime | None) -> dict[str, object]:
+    return {"stage": name} if time is None else asdict(time) | {"in_all": time.total}
+
+
+def room(schedule: Schedule, out: Path) -> Room:
+    """What there is on this machine, `out` existing."""
+    scratch = schedule.data.scratch
+    sources = [s for s in (schedule.data.train, schedule.data.val) if s is not None]
+    data_bytes = None
+    with suppress(OSError, DataError):
+        data_bytes = sum(data_file(s.path).stat().st_size for s in sources)
+    return Room(
+        out=str(out),
+        out_free=shutil.disk_usage(out).free,
+        memory=whole_memory(),
+        gpu_memory=_gpu_memory(),
+        scratch=scratch,
+        scratch_free=shutil.disk_usage(scratch).free if scratch and os.path.isdir(scratch) else None,
+        data_bytes=data_bytes,
+        scratch_reserve=round(schedule.data.scratch_reserve * 10**9),
+    )
+
+
+def _gpu_memory() -> int | None:
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None

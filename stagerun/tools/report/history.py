@@ -1,0 +1,335 @@
+"""What a run has done over all its process lives, and how its report sees it: values. No I/O."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from stagerun.base.events import EnsembleTested, StageFinished, Tested
+from stagerun.store.layout import parse_name
+
+
+class Bin(NamedTuple):
+    """Consecutive updates of a stage as a curve shows them. `iter` is the last one's number; `epoch` and `loss` are means. `rates`
+    are (epoch, learning rate) of the first, the least, the largest and the last, in their order: no peak and no step is lost."""
+
+    iter: int
+    updates: int
+    epoch: float
+    loss: float
+    rates: tuple[tuple[float, float], ...]
+
+
+class Span(NamedTuple):
+    """Updates of a stage in one epoch or one process life: sums over all of them. `lr` is the last one's; `batches` are the
+    different numbers of images of an update."""
+
+    updates: int
+    images: int
+    seconds: float
+    loss: float
+    lr: float
+    batches: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What the updates of a stage come to. Numbers are over every update; `bins` alone are thinned, for curves. Epochs count along
+    the stage's path of ancestors; `loss` is the mean over the last updates, 100 at most. `epochs` and `lives` (1-based) are
+    in order."""
+
+    iter: int
+    epoch: float
+    updates: int
+    images: int
+    seconds: float
+    first_lr: float
+    last_lr: float
+    weight_decay: float
+    loss: float
+    bins: tuple[Bin, ...]
+    epochs: Mapping[int, Span]
+    lives: Mapping[int, Span]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """One process life, from RunStarted to its last line. Where that line is lost, workers is 0 and device ''.
+
+    `updates`, `images` and `seconds` (of training, without evaluation) are of all its iterations, those of pieces of stages among
+    them. `again` of them were done twice: by a later life, too, or as a piece. `speeds`: (seconds since `began`, images/s), thinned.
+    `end` is '' where the log doesn't say how it ended.
+    """
+
+    number: int
+    began: float
+    ended: float
+    workers: int
+    threads: int
+    device: str
+    version: str
+    start: str
+    end: str
+    again: int
+    updates: int
+    images: int
+    seconds: float
+    speeds: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageHistory:
+    """What counts of a stage. `start` is the snapshot it began from or `seed N`; `resumes` are the iterations at which a
+    later life went on. `begin` is in epochs along its path. `max_iter` is 0 where the log has lost it. `older` is the
+    highest attempt at a snapshot of this stage from before it last started over. `gone`: the schedule has it no longer.
+    `disabled`: it has it, with `enabled: false`. `skips` and `rollbacks`: as of StageFinished, so far.
+    """
+
+    name: str
+    start: str = ""
+    begin: float = 0.0
+    max_iter: int = 0
+    batch_size: int = 0
+    trained: Trained | None = None  # where the log has updates of it
+    tests: tuple[tuple[float, Tested], ...] = ()  # with the epoch, in the order of (iter, ema)
+    resumes: tuple[int, ...] = ()
+    finished: StageFinished | None = None
+    skips: int = 0
+    rollbacks: int = 0
+    older: int = 0
+    gone: bool = False
+    disabled: bool = False
+
+    @property
+    def left_out(self) -> bool:
+        """Whether a run of the schedule passes it over."""
+        return self.gone or self.disabled
+
+    @property
+    def parent(self) -> str | None:
+        return place.stage if (place := parse_name(self.start)) else None
+
+    @property
+    def parent_iter(self) -> int:
+        """The iteration of its parent that it started from; 0 for the seed."""
+        return place.iter if (place := parse_name(self.start)) else 0
+
+    @property
+    def parent_attempt(self) -> int:
+        """The attempt of the snapshot that it started from; 0 for the seed."""
+        return place.attempt if (place := parse_name(self.start)) else 0
+
+    @property
+    def iter(self) -> int:
+        return self.trained.iter if self.trained else 0
+
+    @property
+    def epochs(self) -> float:
+        return self.trained.epoch - self.begin if self.trained else 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.finished.train_seconds if self.finished else self.trained.seconds if self.trained else 0.0
+
+    @property
+    def images_per_second(self) -> float | None:
+        if self.finished and self.finished.images_per_second:
+            return self.finished.images_per_second
+        return self.trained.images / self.trained.seconds if self.trained and self.trained.seconds else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """`stages` are in running order, with those still to come; then those that are disabled or gone.
+    `complete`: nothing was left to do at its end.
+
+    `ensembles` are those of the schedule that were evaluated, and whose members have not been trained since. `names`: by its name
+    the stage of a snapshot that was written when the stage was called otherwise.
+    """
+
+    schedule: str
+    stages: tuple[StageHistory, ...]
+    lives: tuple[Life, ...]
+    complete: bool
+    damaged: int
+    unknown: int
+    ensembles: tuple[EnsembleTested, ...] = ()
+    planned_ensembles: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def stage(self, name: str) -> StageHistory | None:
+        return next((s for s in self.stages if s.name == name), None)
+
+    def follows(self, stage: StageHistory) -> StageHistory | None:
+        """The stage at whose end it started; None for one that started from the seed or from the midst of another."""
+        parent = self.stage(stage.parent) if stage.parent else None
+        length = parent.finished.iterations if parent and parent.finished else parent.max_iter if parent else 0
+        return parent if parent is not None and stage.parent_iter >= length else None
+
+    @property
+    def wall_seconds(self) -> float:
+        """Over all process lives, without the time between them."""
+        return sum(life.ended - life.began for life in self.lives)
+
+
+# -- with what its snapshots were made from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """`identities` and `environments` (`snapshots.SnapshotRef`) hold, for each stage that has a snapshot, those of its end, or
+    of the newest one that counts; identities in the words of this version. `stale` are finished stages that were trained from
+    another end of their parent than it has now, and what follows from them. `results` are those of the snapshots that ensembles
+    were made from, as far as they are there, by the snapshot's id. `word` is what
+    `status` says of a process life whose end the log doesn't have; `alive`: whether it still runs.
+    """
+
+    label: str
+    history: History
+    identities: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    stale: frozenset[str] = frozenset()
+    results: Mapping[str, StageFinished] = field(default_factory=dict)
+    alive: bool = False
+    word: str = ""
+
+    def path(self, stage: StageHistory) -> list[StageHistory]:
+        """The stage and its ancestors, itself first."""
+        found = [stage]
+        while (name := found[-1].parent) and (parent := self.history.stage(name)) and parent not in found:
+            found.append(parent)
+        return found
+
+    def seed(self, stage: StageHistory) -> str:
+        """The seeds that the stage and its ancestors drew from, oldest first, `3` or `3, 7`; '' if nothing says."""
+        seeds: list[str] = []
+        for step in reversed(self.path(stage)):
+            identity = self.identities.get(step.name)
+            seed = identity.get("solver.random_seed", "") if identity else step.start.removeprefix("seed ")
+            if seed and seed not in seeds and (identity or step.parent is None):
+                seeds.append(seed)
+        return ", ".join(seeds)
+
+    def gain(self, stage: StageHistory) -> float | None:
+        """Top-1 against the stage at whose end it started, as a fraction; None where one of them was not evaluated, or is
+        another now."""
+        parent = self.history.follows(stage)
+        if parent is None or parent.finished is None or stage.finished is None or stage.name in self.stale:
+            return None
+        before, after = parent.finished.top1, stage.finished.top1
+        return None if before is None or after is None else after - before
+
+    def alone(self, tested: EnsembleTested) -> list[StageFinished | None]:
+        """How each member of an ensemble does by itself: the results of the snapshots that it was made from, which need not be
+        those that the stages ended with last. Where none of them is left, what the log says of the stages, if it comes to the best
+        and the mean that the ensemble was compared with."""
+        ids = dict(zip(tested.members, tested.snapshots, strict=False))
+        found = [self.results.get(ids.get(name, "")) for name in tested.members]
+        if any(found):
+            return found
+        stages = [self.history.stage(name) for name in tested.members]
+        logged = [stage.finished if stage else None for stage in stages]
+        top1 = [result.top1 for result in logged if result is not None and result.top1 is not None]
+        same = len(top1) == len(logged) > 0 and (max(top1), sum(top1) / len(top1)) == (
+            tested.best_top1,
+            tested.mean_top1,
+        )
+        return [*logged] if same else found
+
+    def earlier(self, tested: EnsembleTested) -> list[StageFinished]:
+        """Those of them that the stages have other results than now."""
+        ends = {stage.name: stage.finished for stage in self.history.stages}
+        found = zip(tested.members, self.alone(tested), strict=True)
+        return [result for name, result in found if result is not None and not _alike(result, ends.get(name))]
+
+    def state(self, stage: StageHistory) -> str:
+        if stage.gone:
+            return "no longer in the schedule"
+        if stage.disabled:
+            return "not enabled"
+        if stage.finished:
+            return f"done, from an earlier {stage.parent}" if stage.name in self.stale else "done"
+        if not stage.trained:
+            return "not started"
+        if stage.iter == stage.max_iter:
+            return "trained, not evaluated"
+        return f"at {stage.iter} of {stage.max_iter}"
+
+    def leaves(self) -> list[StageHistory]:
+        """Stages at whose end no other starts, the ends of the schedule as it is now; as far as it has come."""
+        started = [s for s in self.history.stages if (s.trained or s.finished) and not s.left_out]
+        parents = {parent.name for s in started if (parent := self.history.follows(s)) is not None}
+        return [s for s in started if s.name not in parents]
+
+    def seconds(self, stage: StageHistory) -> float:
+        """Seconds of training along its path. A stage that it left early counts up to there."""
+        found, child = stage.seconds, stage
+        for above in self.path(stage)[1:]:
+            length = above.finished.iterations if above.finished else above.iter
+            share = min(1.0, child.parent_iter / length) if length else 1.0
+            found += above.seconds * share
+            child = above
+        return found
+
+    @property
+    def state_in_words(self) -> str:
+        h = self.history
+        stages = [s for s in h.stages if not s.left_out]
+        done = sum(s.finished is not None for s in stages)
+        stale = [s.name for s in stages if s.name in self.stale]
+        if done == len(stages) and (h.complete or not stale) and not self.alive:
+            return "finished"
+        end = h.lives[-1].end if h.lives else ""
+        if end.startswith("finished"):  # with what it was to train
+            end = "the last run did all it was asked for" + end.removeprefix("finished")
+        words = [
+            f"{done} of {len(stages)} stages done",
+            self.word if self.alive else end or self.word or "at work or broken off",
+        ]
+        if stale:
+            words.insert(1, f"of them {', '.join(stale)} from an earlier parent")
+        return ", ".join(words)
+
+
+def start_in_words(run: Run, stage: StageHistory) -> str:
+    """What it was trained from: `seed`, `main`, or `main@7638`."""
+    if stage.parent is None:
+        return "seed"
+    midst = run.history.stage(stage.parent) is not None and run.history.follows(stage) is None
+    return f"{stage.parent}@{stage.parent_iter}" if midst else stage.parent
+
+
+def _alike(one: StageFinished, other: StageFinished | None) -> bool:
+    """Whether two results say the same of the weights."""
+    return other is not None and (one.top1, one.top5, one.test_loss) == (other.top1, other.top5, other.test_loss)
+
+
+def lived_on(run: Run, stage: StageHistory, what: str) -> str:
+    """`workers`, `threads`, `device` or `version` of the lives that trained the stage, in order: `2` or `2, 4`."""
+    used = stage.trained.lives if stage.trained else {}
+    found = dict.fromkeys(str(getattr(life, what) or "unknown") for life in run.history.lives if life.number in used)
+    return ", ".join(found)
+
+
+def notes(runs: Sequence[Run]) -> list[str]:
+    """What a reader must know about the runs besides the numbers: one sentence each."""
+    found = []
+    for run in runs:
+        h = run.history
+        if h.damaged:
+            found.append(
+                f"{run.label}: lines of log.jsonl that can't be read, so that what they said is missing here: "
+                f"{h.damaged} (a kill in mid-line, or a full disk)"
+            )
+        if h.unknown:
+            found.append(
+                f"{run.label}: lines of log.jsonl with events that this version of stagerun doesn't know: {h.unknown}"
+            )
+        for stage in h.stages:
+            if stage.trained and (missing := stage.iter - stage.trained.updates):
+                found.append(f"{run.label}: iterations of {stage.name} without a line in log.jsonl: {missing}")
+            images = [test.images for _, test in stage.tests]
+            if images and (least := min(images)) < max(images):
+                found.append(
+                    f"{run.label}: tests inside {stage.name} cover {least} of {max(images)} images (`test_iter`)"
+                )
+    return found

@@ -1,0 +1,259 @@
+"""Reads OUT/log.jsonl back into events, in columns of plain numbers. Takes no lock: a run may be appending meanwhile."""
+
+import math
+import os
+import re
+import statistics
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from stagerun.base.errors import PermissionDenied, StorageError, UsageError
+from stagerun.base.events import Event, Iterated
+from stagerun.store.logged import event_of
+from stagerun.tools.report.history import Bin, Span, Trained
+
+# The epoch is the ceiling of what is done, but for what sums of fractions may be off by: one that ends with an update must not
+# begin one more.
+_ROUNDING = 1e-6
+
+
+class Updates(NamedTuple):
+    """Consecutive `Iterated` of one stage, field by field."""
+
+    stage: str
+    time: Sequence[float]
+    iter: Sequence[int]
+    epoch: Sequence[float]
+    lr: Sequence[float]
+    weight_decay: Sequence[float]
+    loss: Sequence[float]
+    images: Sequence[int]
+    seconds: Sequence[float]
+
+
+class Columns:
+    """The updates that count of a stage, `iter` ascending, and by which process life each was done."""
+
+    __slots__ = ("epoch", "images", "iter", "life", "loss", "lr", "seconds", "weight_decay")
+    FIELDS = ("iter", "epoch", "lr", "weight_decay", "loss", "images", "seconds")
+
+    def __init__(self) -> None:
+        self.iter, self.images, self.life = array("q"), array("q"), array("i")
+        self.epoch, self.lr, self.weight_decay = array("d"), array("d"), array("d")
+        self.loss, self.seconds = array("d"), array("d")
+
+    def extend(self, updates: Updates, begin: int, end: int, life: int) -> None:
+        for name in self.FIELDS:
+            getattr(self, name).extend(getattr(updates, name)[begin:end])
+        self.life.extend([life] * (end - begin))
+
+    def cut(self, iter: int) -> Sequence[int]:
+        """Removes what was done after `iter`. Returns the lives that had done it."""
+        keep = bisect_right(self.iter, iter)
+        gone = self.life[keep:]
+        for name in (*self.FIELDS, "life"):
+            del getattr(self, name)[keep:]
+        return gone
+
+    def trained(self, size: int, begin: float, step: float | None) -> Trained | None:
+        """`size` updates make a bin. They lie at `begin + iter * step` epochs, at what the log says where `step` is None."""
+        count = len(self.iter)
+        if not count:
+            return None
+        epochs = self.epoch if step is None else array("d", (begin + i * step for i in self.iter))
+        return Trained(
+            iter=self.iter[-1],
+            epoch=epochs[-1],
+            updates=count,
+            images=sum(self.images),
+            seconds=sum(self.seconds),
+            first_lr=self.lr[0],
+            last_lr=self.lr[-1],
+            weight_decay=self.weight_decay[-1],
+            loss=statistics.fmean(self.loss[-100:]),
+            bins=tuple(self._bin(epochs, a, min(a + size, count)) for a in range(0, count, size)),
+            epochs={n: self._span(a, b) for n, a, b in _stretches(count, lambda i: epoch_number(epochs[i]))},
+            lives={n: self._span(a, b) for n, a, b in _stretches(count, self.life.__getitem__)},
+        )
+
+    def _bin(self, epochs: Sequence[float], a: int, b: int) -> Bin:
+        rates = self.lr[a:b]
+        kept = sorted({a, a + rates.index(min(rates)), a + rates.index(max(rates)), b - 1})
+        shown = tuple((epochs[i], self.lr[i]) for i in kept)
+        return Bin(self.iter[b - 1], b - a, sum(epochs[a:b]) / (b - a), sum(self.loss[a:b]) / (b - a), shown)
+
+    def _span(self, a: int, b: int) -> Span:
+        sums = sum(self.images[a:b]), sum(self.seconds[a:b]), sum(self.loss[a:b])
+        return Span(b - a, *sums, self.lr[b - 1], frozenset(self.images[a:b]))
+
+
+class Work:
+    """All that a process life did, including what was done again later."""
+
+    __slots__ = ("images", "seconds", "time")
+
+    def __init__(self) -> None:
+        self.time, self.images, self.seconds = array("d"), array("q"), array("d")
+
+    def extend(self, updates: Updates) -> None:
+        for name in self.__slots__:
+            getattr(self, name).extend(getattr(updates, name))
+
+    def speeds(self, size: int, began: float) -> tuple[tuple[float, float], ...]:
+        """(seconds since `began`, images/s), over `size` iterations each."""
+        found = []
+        for a in range(0, len(self.time), size):
+            b = min(a + size, len(self.time))
+            if seconds := sum(self.seconds[a:b]):
+                found.append(((self.time[a] + self.time[b - 1]) / 2 - began, sum(self.images[a:b]) / seconds))
+        return tuple(found)
+
+
+def chunk_size(count: int, most: int) -> int:
+    """The smallest size at which `count` updates make at most `most` chunks."""
+    return max(1, -(-count // most))
+
+
+def epoch_number(epoch: float) -> int:
+    """The epoch, 1-based, that ends at or after `epoch` epochs."""
+    return max(1, math.ceil(epoch - _ROUNDING))
+
+
+def _stretches(count: int, value: Callable[[int], int]) -> Iterator[tuple[int, int, int]]:
+    """(value, begin, end) of equal ones among `count` that ascend."""
+    begin = 0
+    while begin < count:
+        now = value(begin)
+        end = bisect_right(range(count), now, lo=begin + 1, key=value)
+        yield now, begin, end
+        begin = end
+
+
+# -- the file
+
+LOG = "log.jsonl"
+_BLOCK = 1 << 20  # bytes read at a time
+
+# An Iterated as `jsonl` writes it, which nearly all lines are: a fifth of what a JSON parser takes. What is written in any other
+# way is left to that parser, as are all other lines.
+_NUMBER = r"-?[0-9][-+.0-9e]{0,30}"
+_LINE = re.compile(
+    rf'\{{"time": ({_NUMBER}), "event": "Iterated", "stage": "([ !#-\[\]-~]+)", "iter": ([0-9]{{1,15}}), "epoch": ({_NUMBER}), '
+    rf'"lr": ({_NUMBER}), "momentum": {_NUMBER}, "weight_decay": ({_NUMBER}), "loss": ({_NUMBER}), "images": ([0-9]{{1,15}}), '
+    rf'"seconds": ({_NUMBER})(?:, "update_seconds": {_NUMBER})?\}}\n|([^\n]*)\n'
+)
+
+
+@dataclass(slots=True)
+class Log:
+    """`events` are (time, event) in the order of writing, to be read once; consecutive `Iterated` of a stage come together as
+    `Updates`. `damaged` counts the lines read so far that can't be parsed, `unknown` those of an event that this version doesn't know."""
+
+    events: Iterable[tuple[float, Event | Updates]]
+    damaged: int = 0
+    unknown: int = 0
+
+
+def read_log(out: Path) -> Log:
+    """The events of an output folder. A line that is not what a run writes is counted: the last one of a killed run may
+    be cut short. Reading them raises UsageError if there is no log, PermissionDenied or StorageError if it can't be read.
+    """
+    log = Log(())
+    log.events = _events(out, log)
+    return log
+
+
+def _events(out: Path, log: Log) -> Iterator[tuple[float, Event | Updates]]:
+    path, found = out / LOG, False
+    try:
+        with open(path, "rb") as file:
+            for block in _blocks(file):
+                for event in _parsed(block, log):
+                    found = True
+                    yield event
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UsageError(*_no_log(out)) from error
+    except PermissionError as error:
+        raise PermissionDenied(f"{path} may not be read", "ask its owner for permission") from error
+    except OSError as error:
+        raise StorageError(f"can't read {path}: {error.strerror}", "check the disk") from error
+    if not found:
+        raise UsageError(f"{path} holds no event of a run", "wait until the run has started, or name another folder")
+
+
+def _blocks(file: BinaryIO) -> Iterator[str]:
+    """Whole lines, a character for each byte."""
+    rest = b""
+    while data := file.read(max(_BLOCK, len(rest))):  # a line without an end is not copied more than once or twice
+        whole, end, rest = (rest + data).rpartition(b"\n")
+        yield (whole + end).decode("latin-1")
+    if rest:
+        yield rest.decode("latin-1") + "\n"
+
+
+def _parsed(block: str, log: Log) -> Iterator[tuple[float, Event | Updates]]:
+    groups = groupby(_LINE.findall(block), itemgetter(1))
+    try:
+        made = [_updates(stage, rows) if stage else [row[-1] for row in rows] for stage, rows in groups]
+    except ValueError:  # what looked like a number isn't one
+        made = [block.split("\n")]
+    for group in made:
+        if isinstance(group, Updates):
+            yield group.time[0], group
+        else:
+            yield from _others(group, log)
+
+
+def _updates(stage: str, rows: Iterable[tuple[str, ...]]) -> Updates:
+    """Raises ValueError for what is not a finite number."""
+    times, _, iters, epochs, rates, decays, losses, images, seconds, _ = zip(*rows, strict=True)
+    floats = [array("d", map(float, column)) for column in (times, epochs, rates, decays, losses, seconds)]
+    if not all(math.isfinite(sum(column)) for column in floats):
+        raise ValueError("not a finite number")
+    time, epoch, lr, decay, loss, long = floats
+    whole = [array("q", map(int, column)) for column in (iters, images)]
+    return Updates(stage, time, whole[0], epoch, lr, decay, loss, whole[1], long)
+
+
+def _others(lines: Iterable[str], log: Log) -> Iterator[tuple[float, Event]]:
+    for line in lines:
+        if not line.strip():
+            continue
+        try:
+            event = event_of(line.encode("latin-1"))
+            if event and isinstance(event[1], Iterated) and max(event[1].iter, event[1].images) >> 63:
+                raise ValueError("more than 64 bits")
+        except ValueError:
+            log.damaged += 1
+            continue
+        if event is None:
+            log.unknown += 1
+        else:
+            yield event
+
+
+def is_schedule(folder: Path) -> bool:
+    return os.path.isfile(folder / "schedule.prototxt")
+
+
+def _no_log(out: Path) -> tuple[str, str]:
+    """Message and hint."""
+    if os.path.isfile(out):
+        return (
+            f"{out} is a file",
+            f"name the output folder: {out.parent}" if out.name == LOG else "name an output folder",
+        )
+    if not os.path.exists(out):
+        return f"there is no folder {out}", "name the output folder of a run: ./out/NAME, or what --out named"
+    if is_schedule(out):
+        return (
+            f"{out} is the folder of a schedule",
+            "name the output folder of its run: ./out/NAME, or what --out named",
+        )
+    return f"{out} has no {LOG}", "name the output folder of a run that has started: ./out/NAME, or what --out named"

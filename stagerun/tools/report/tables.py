@@ -1,0 +1,291 @@
+"""The tables of single runs. Pure."""
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from stagerun.base.events import EnsembleTested, Tested
+from stagerun.tools.report.history import History, Life, Run, Span, StageHistory, start_in_words
+from stagerun.tools.report.read_log import epoch_number
+from stagerun.tools.report.table import RUN, Cells, Column, Table, Value, table_of
+
+
+def _end(name: str) -> Callable[[Run, StageHistory], Value]:
+    """Returns a field of a stage's result; None before it has one."""
+    return lambda run, stage: getattr(stage.finished, name, None)
+
+
+def _now(name: str) -> Callable[[Run, StageHistory], Value]:
+    """Returns a field of a stage's result; before it has one, of what was trained so far."""
+    return lambda run, stage: getattr(stage.finished or stage.trained, name, None)
+
+
+def _workers(run: Run, stage: StageHistory) -> str:
+    return ", ".join(dict.fromkeys(str(life.workers) for life in run.history.lives if life.workers))
+
+
+_RUNS: Cells = (
+    (RUN, lambda run, end: run.label),
+    (Column("schedule", "schedule", "text"), lambda run, end: run.history.schedule),
+    (Column("seed", "seed", "text"), lambda run, end: run.seed(end)),
+    (Column("workers", "workers", "text"), _workers),
+    (Column("end", "end", "text"), lambda run, end: end.name),
+    (Column("epochs", "epochs", "epochs"), lambda run, end: end.trained.epoch if end.trained else None),
+    (Column("top1", "top-1", "percent"), _end("top1")),
+    (Column("test_loss", "validation loss", "loss"), _end("test_loss")),
+    (Column("ema_top1", "EMA top-1", "percent"), _end("ema_top1")),
+    (Column("train_seconds", "training", "time"), lambda run, end: run.seconds(end) if end.name else None),
+    (Column("wall_seconds", "wall", "time"), lambda run, end: run.history.wall_seconds),
+    (Column("lives", "lives", "count"), lambda run, end: len(run.history.lives)),
+    (Column("state", "state", "text"), lambda run, end: run.state_in_words),
+)
+
+
+def runs_table(runs: Sequence[Run]) -> Table:
+    """One row per run, or per end where the schedule has branches. A run that has done nothing has a row too."""
+    ends = [(run, end) for run in runs for end in run.leaves() or [StageHistory(name="")]]
+    note = (
+        "training: of the end and the stages before it on its path; "
+        "wall: over all process lives, with evaluations and what was done again, without the time between them"
+    )
+    return table_of("Runs", _RUNS, ends, note)
+
+
+# For a stage that has not started the columns between its name and its state are empty.
+_STAGES: Cells = (
+    (RUN, lambda run, stage: run.label),
+    (Column("stage", "stage", "text"), lambda run, stage: stage.name),
+    (Column("from", "from", "text"), start_in_words),
+    (
+        Column("iterations", "iterations", "count"),
+        lambda run, stage: stage.finished.iterations if stage.finished else stage.iter,
+    ),
+    (Column("epochs", "epochs", "epochs"), lambda run, stage: (stage.finished or stage).epochs),
+    (Column("first_lr", "LR first", "rate"), _now("first_lr")),
+    (Column("last_lr", "LR last", "rate"), _now("last_lr")),
+    (Column("weight_decay", "decay", "rate"), _now("weight_decay")),
+    (Column("augmentation", "", "text"), _end("augmentation")),
+    (Column("loss", "train loss", "loss"), _now("loss")),
+    (Column("top1", "top-1", "percent"), _end("top1")),
+    (Column("gain", "gain", "points"), Run.gain),
+    (Column("top5", "top-5", "percent"), _end("top5")),
+    (Column("test_loss", "validation loss", "loss"), _end("test_loss")),
+    (Column("ema_top1", "EMA top-1", "percent"), _end("ema_top1")),
+    (Column("ema_top5", "", "percent"), _end("ema_top5")),
+    (Column("images_per_second", "images/s", "speed"), lambda run, stage: stage.images_per_second),
+    (Column("train_seconds", "time", "time"), lambda run, stage: stage.seconds),
+    (Column("resumes", "resumes", "count", dull=0), lambda run, stage: len(stage.resumes)),
+    (Column("skips", "skips", "count", dull=0), lambda run, stage: stage.skips),
+    (Column("rollbacks", "rollbacks", "count", dull=0), lambda run, stage: stage.rollbacks),
+    (Column("state", "state", "text", dull="done"), Run.state),
+)
+
+
+def stages_table(runs: Sequence[Run]) -> Table:
+    """One row per run and stage. What only a finished stage has is empty for one in training."""
+
+    def row(run: Run, stage: StageHistory) -> tuple[Value, ...]:
+        if stage.finished or stage.trained:
+            return tuple(value(run, stage) for _, value in _STAGES)
+        return run.label, stage.name, *[None] * (len(_STAGES) - 3), run.state(stage)
+
+    rows = tuple(row(run, stage) for run in runs for stage in run.history.stages)
+    note = (
+        "train loss: mean over the last iterations, 100 at most; gain: top-1 against the stage it started from, in "
+        "percentage points; time: of training, without evaluation and without what was done again"
+    )
+    return Table("Stages", _with_top5(runs, [column for column, _ in _STAGES]), rows, (note,))
+
+
+def _with_top5(runs: Sequence[Run], columns: Sequence[Column]) -> tuple[Column, ...]:
+    """The columns, that of top-5 for programs alone where the networks have no more than five classes to choose from."""
+    found = {identity.get("model.num_classes", "") for run in runs for identity in run.identities.values()}
+    if not found or not found <= {"1", "2", "3", "4", "5"}:
+        return tuple(columns)
+    return tuple(replace(column, title="") if column.key == "top5" else column for column in columns)
+
+
+def _last_word(run: Run, life: Life) -> str:
+    last = life is run.history.lives[-1]
+    return life.end or (run.word or "at work, or broken off" if last else "broken off")
+
+
+_LIVES: Cells = (
+    (RUN, lambda run, life: run.label),
+    (Column("life", "life", "count"), lambda run, life: life.number),
+    (Column("begun", "started (UTC)", "moment"), lambda run, life: life.began),
+    (Column("start", "at", "text"), lambda run, life: life.start),
+    (Column("workers", "workers", "count"), lambda run, life: life.workers or None),
+    (Column("threads", "threads", "count"), lambda run, life: life.threads or None),
+    (Column("device", "device", "text"), lambda run, life: life.device),
+    (Column("version", "", "text"), lambda run, life: life.version),
+    (Column("iterations", "iterations", "count"), lambda run, life: life.updates),
+    (Column("done_again", "done again", "count"), lambda run, life: life.again),
+    (
+        Column("images_per_second", "images/s", "speed"),
+        lambda run, life: life.images / life.seconds if life.seconds else None,
+    ),
+    (Column("wall_seconds", "time", "time"), lambda run, life: life.ended - life.began),
+    (Column("end", "end", "text"), _last_word),
+)
+
+
+def lives_table(runs: Sequence[Run]) -> Table:
+    """One row per process life."""
+    note = (
+        "done again: iterations of it that a later life had to repeat, or that `--redo` started over, and those by which a branch got "
+        "the snapshot that it starts from once more"
+    )
+    return table_of("Process lives", _LIVES, ((run, life) for run in runs for life in run.history.lives), note)
+
+
+_ENSEMBLES = (
+    RUN,
+    Column("ensemble", "ensemble", "text"),
+    Column("member", "member", "text"),
+    Column("rule", "rule", "text"),
+    Column("top1", "top-1", "percent"),
+    Column("gain", "against the best", "points"),
+    Column("gain_over_mean", "against the mean", "points"),
+    Column("top5", "top-5", "percent"),
+    Column("test_loss", "validation loss", "loss"),
+    Column("seconds", "time", "time"),
+)
+
+
+def ensembles_table(runs: Sequence[Run]) -> Table:
+    """One row per member of each ensemble, and then one for the ensemble itself."""
+    rows = tuple(row for run in runs for tested in run.history.ensembles for row in _ensemble_rows(run, tested))
+    notes = [
+        "against the best, against the mean: in top-1, the member that is best by itself, and the mean of the members, in "
+        "percentage points"
+    ]
+    for run in runs:
+        found = dict.fromkeys(result.snapshot for tested in run.history.ensembles for result in run.earlier(tested))
+        if found:
+            notes.append(
+                f"{run.label}: evaluated with {', '.join(found)}; the other tables show what these stages were trained to later"
+            )
+    return Table(
+        "Ensembles", _with_top5(runs, _ENSEMBLES), rows, tuple(notes) if rows else ("no ensemble was evaluated",)
+    )
+
+
+def _ensemble_rows(run: Run, tested: EnsembleTested) -> Iterator[tuple[Value, ...]]:
+    for name, result in zip(tested.members, run.alone(tested), strict=True):
+        top1, top5, loss = (result.top1, result.top5, result.test_loss) if result else (None, None, None)
+        yield run.label, tested.name, name, "", top1, None, None, top5, loss, None
+    gains = tested.gain, tested.gain_over_mean
+    yield run.label, tested.name, "", tested.rule, tested.top1, *gains, tested.top5, tested.loss, tested.seconds
+
+
+# -- by epochs
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """`number` is 1-based, along the path of ancestors; an update that straddles two epochs counts to the later one.
+    `branch` is the first stage of its branch. `partial`: the stage was not trained to its end, and this is where it stopped.
+    `numbers`: as _EPOCH_NUMBERS; the accuracies are of the last evaluation, None if there was none.
+    """
+
+    number: int
+    branch: str
+    stages: tuple[str, ...]
+    partial: bool
+    numbers: tuple[float | None, ...]
+
+
+def epochs(history: History) -> list[Epoch]:
+    """Branch after branch. Where one stage alone follows from another, an epoch may hold parts of both."""
+    pieces: dict[tuple[str, int], list[tuple[StageHistory, Span]]] = {}
+    branches = _branches(history)
+    for stage in history.stages:
+        for number, span in (stage.trained.epochs if stage.trained else {}).items():
+            pieces.setdefault((branches[stage.name], number), []).append((stage, span))
+    return [_epoch(number, branch, held) for (branch, number), held in pieces.items()]
+
+
+def _branches(history: History) -> dict[str, str]:
+    """Stage -> the first stage of its branch: a stage alone in starting from another, at its end, goes on with its branch."""
+    started = [s for s in history.stages if s.trained]
+    parents = [parent.name for s in started if (parent := history.follows(s)) is not None]
+    found: dict[str, str] = {}
+    for stage in started:
+        parent = history.follows(stage)
+        alone = parent is not None and parents.count(parent.name) == 1
+        found[stage.name] = found.get(parent.name, stage.name) if parent is not None and alone else stage.name
+    return found
+
+
+def _epoch(number: int, branch: str, held: list[tuple[StageHistory, Span]]) -> Epoch:
+    spans = [span for _, span in held]
+    seconds = sum(span.seconds for span in spans)
+    tests: dict[bool, Tested] = {}
+    for stage, _ in held:
+        tests |= {test.ema: test for epoch, test in stage.tests if epoch_number(epoch) == number}
+    own, averaged = tests.get(False), tests.get(True)
+    last = held[-1][0]
+    stopped = last.finished is None and last.iter < last.max_iter
+    numbers = (
+        spans[-1].lr,
+        sum(span.loss for span in spans) / sum(span.updates for span in spans),
+        own.top1 if own else None,
+        own.loss if own else None,
+        averaged.top1 if averaged else None,
+        sum(span.images for span in spans) / seconds if seconds else None,
+        seconds,
+    )
+    stages = tuple(stage.name for stage, _ in held)
+    partial = stopped and last.trained is not None and number == max(last.trained.epochs)
+    return Epoch(number, branch, stages, partial, numbers)
+
+
+_EPOCH = (Column("epoch", "epoch", "count"), Column("stage", "stage", "text"))
+_EPOCH_NUMBERS = (
+    Column("lr", "LR", "rate"),
+    Column("train_loss", "train loss", "loss"),
+    Column("valid_accuracy", "valid accuracy", "percent"),
+    Column("valid_loss", "valid loss", "loss"),
+    Column("ema_valid_accuracy", "EMA valid accuracy", "percent"),
+    Column("images_per_second", "images/s", "speed"),
+    Column("seconds", "time", "time"),
+)
+_EPOCH_NOTE = (
+    "epochs count along the path of ancestors; train loss: mean over the epoch's iterations, each before its update; LR: "
+    "of its last iteration; valid accuracy, valid loss: top-1 and loss of the last evaluation in it; time: of training"
+)
+
+
+def epochs_table(runs: Sequence[Run]) -> Table:
+    """One row per run and epoch."""
+    rows = tuple((run.label, e.number, ", ".join(e.stages), *e.numbers) for run in runs for e in epochs(run.history))
+    return Table("Epochs", (RUN, *_EPOCH, *_EPOCH_NUMBERS), rows, (_EPOCH_NOTE,))
+
+
+OPERATIONS: dict[str, Callable[[Sequence[float]], float]] = {"mean": statistics.fmean, "max": max}
+
+
+def epochs_over_runs(runs: Sequence[Run], operation: str) -> Table:
+    """One row per epoch: of each number the mean, or the largest, over the runs that have it. `operation`: a key of
+    OPERATIONS. The epoch in which an unfinished run has stopped is left out."""
+    together: dict[tuple[str, int], list[Epoch]] = {}
+    for run in runs:
+        for epoch in epochs(run.history):
+            if not epoch.partial:
+                together.setdefault((epoch.branch, epoch.number), []).append(epoch)
+    combine = OPERATIONS[operation]
+    rows: list[tuple[Value, ...]] = []
+    for same in together.values():
+        numbers = [
+            [c for c in column if isinstance(c, float)]
+            for column in zip(*(epoch.numbers for epoch in same), strict=True)
+        ]
+        stages = ", ".join(dict.fromkeys(name for epoch in same for name in epoch.stages))
+        rows.append((same[0].number, stages, len(same), *(combine(n) if n else None for n in numbers)))
+    columns = (*_EPOCH, Column("runs", "runs", "count"), *_EPOCH_NUMBERS)
+    what = "the mean" if operation == "mean" else "the largest value"
+    note = (
+        f"each number is {what} over the runs, without the epoch in which an unfinished one has stopped; {_EPOCH_NOTE}"
+    )
+    return Table("Epochs", columns, tuple(rows), (note,))

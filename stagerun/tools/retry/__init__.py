@@ -1,0 +1,1 @@
+"""`stagerun retry -- COMMAND`: starts a launcher's command, and again when a worker was lost."""

@@ -1,0 +1,393 @@
+"""`stagerun retry`: starts a command that trains under a launcher, looks at what it left, and starts it again while that is worth it."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from stagerun import store
+from stagerun.base.errors import (
+    EXIT_MEANINGS,
+    ExitCode,
+    FolderInUseError,
+    ResumeRefused,
+    StagerunError,
+    StorageError,
+    UsageError,
+)
+from stagerun.base.recipe import Schedule
+from stagerun.base.text import duration
+from stagerun.command.ending import tell
+from stagerun.command.options import argument, command, filled, option
+from stagerun.command.shared import output_folder
+from stagerun.language import load
+from stagerun.launch.ancestors import to_be_told, words_of_run
+from stagerun.store.lives import Seen
+from stagerun.system import signals
+from stagerun.system.lmdb_file import with_sets
+from stagerun.system.process import Process, living
+from stagerun.train import results
+from stagerun.train.command import run
+from stagerun.train.first_look import look
+from stagerun.train.options import RunOptions
+from stagerun.train.output import DISK
+from stagerun.train.results import LIMIT, require_progress, standing
+
+# Codes that another start would not mend.
+_FINAL = {
+    ExitCode.RECIPE,
+    ExitCode.DATA,
+    ExitCode.BUG,
+    ExitCode.IN_USE,
+    ExitCode.PERMISSION,
+    ExitCode.RESUME_REFUSED,
+    ExitCode.DIVERGED,
+    ExitCode.INTERRUPTED,
+}
+_NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # of a shell
+_LONGEST_WAIT_S = 60.0
+# Ranks that a launcher has left may need a moment to see that it is gone.
+_FOLDER_S = 60.0
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RetryOptions:
+    command: tuple[str, ...] = argument("-- COMMAND...", type=click.UNPROCESSED, nargs=-1)
+    max_restarts: int | None = option(
+        "--max-restarts N", "Start it again N times at most.  [default: as long as it gets further]", least=0
+    )
+    schedule: str | None = option(
+        "--schedule DIR",
+        "The schedule that COMMAND runs, where it does so in a script.  [default: found in COMMAND's words]",
+    )
+    out: str | None = option("--out FOLDER", "Its output folder.  [default: found in COMMAND's words]")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How one start ended. `life`: the exit code that the run itself has left, None where it was cut off; `began`: it has
+    left anything. `code`: of COMMAND, negative for a signal."""
+
+    began: bool
+    life: int | None
+    code: int
+
+
+@command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def retry(options: RetryOptions) -> int:
+    """Runs COMMAND, and runs it again when a worker, a host or a disk was lost.
+
+    For launchers that end all ranks when one dies: `stagerun retry -- mpirun -np 4 stagerun run DIR`, and the same with srun
+    or torchrun. Launchers' exit codes say little, so it looks at what the run has left in its output folder. It ends when
+    the run is done; when it was asked to stop, and has saved (75); with a mistake and what another start would not mend; and
+    with 78 after three lives that got no further. A signal goes to COMMAND as SIGUSR1 (torchrun and others: SIGTERM), so
+    that the run saves.
+    """
+    return retry_command(options)
+
+
+def retry_command(options: RetryOptions) -> int:
+    """The exit code. RecipeError, UsageError, StorageError, PermissionDenied, FolderInUseError, ResumeRefused."""
+    task = _task(options)
+    stop = Commanded()
+    restarts, idle, wait = 0, 0, 1.0
+    started, began = False, list[bool]()  # whether the run had, of each start
+    while True:
+        began.append(False)
+        further, failed = False, None
+        try:
+            before = _before(task)
+            if before is None:
+                tell("every stage is done")
+                return ExitCode.DONE
+            if stop.asked is not None:
+                return ExitCode.SAVED
+            started = True
+            ended = _one(options.command, task, stop)
+            if stop.asked is not None:
+                return _stopped(ended, task)
+            code, why = judge(ended)
+            if code is not None:
+                return code
+            began[-1] = ended.began
+            further = _further(task, before)
+        except StorageError as error:
+            if stop.asked is not None or not started:  # before the first start it is a mistake, as likely as not
+                raise
+            failed, why = error, str(error)
+        idle = 0 if further else idle + 1
+        if idle >= LIMIT and (over := _given_up(options, began[-LIMIT:], why, failed, task.retry)) is not None:
+            raise over
+        if options.max_restarts is not None and restarts == options.max_restarts:
+            tell(f"{why}; --max-restarts {restarts} is used up")
+            return ExitCode.PEER
+        wait = 1.0 if further else min(2 * wait, _LONGEST_WAIT_S)
+        restarts += 1
+        tell(f"restart {restarts} in {duration(wait)}: {why}")
+        if stop.wait(wait):
+            return ExitCode.SAVED  # what is left of the lives before is on disk
+
+
+def _given_up(
+    options: RetryOptions, began: Sequence[bool], why: str, failed: StorageError | None, anyhow: bool
+) -> StagerunError | None:
+    """What to say after LIMIT starts that came to nothing, `began` of each whether the run had; None to go on all the same."""
+    if not any(began):
+        # Not 69, which a batch script would answer by starting the same again.
+        return failed or ResumeRefused(
+            f"{LIMIT} starts in a row ended before the run had started: {why}",
+            f"an option of the launcher, or a host that it can't reach; try by itself: {' '.join(options.command)}",
+        )
+    if anyhow:
+        return None
+    return failed or ResumeRefused(
+        f"{LIMIT} starts in a row came to no snapshot and no result: {why}",
+        "`stagerun run --retry` goes on all the same",
+    )
+
+
+def judge(ended: Ended) -> tuple[int | None, str]:
+    """The exit code to end with, None for another start; and why that one ended. Pure.
+
+    A run that saved because it was asked to stop ends this, too, where the launcher says the same: whoever stops the ranks
+    means it. A launcher that has lost a rank stops the others with the same signal, and ends with another code.
+    """
+    if not ended.began:
+        if ended.code in (_NOT_EXECUTABLE, _NOT_FOUND):
+            return ExitCode.RECIPE, ""
+        if ended.code in _FINAL:
+            return ended.code, ""
+        return None, f"the command ended with {_code(ended.code)} before the run had started"
+    if ended.life == ExitCode.DONE:
+        return ExitCode.DONE, ""
+    if ended.life == ExitCode.SAVED and ended.code == ExitCode.SAVED:
+        return ExitCode.SAVED, ""
+    if ended.life in _FINAL:
+        return ended.life, ""
+    if ended.life is None:
+        return None, f"the run was killed (the command ended with {_code(ended.code)})"
+    if ended.life == ExitCode.SAVED:
+        return None, f"the run was stopped, and saved (the command ended with {_code(ended.code)})"
+    meaning = next((text for code, text in EXIT_MEANINGS.items() if code == ended.life), "unknown")
+    return None, f"the run ended with {ended.life}: {meaning.partition(';')[0]}"
+
+
+def _code(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    return next((number.name for number in signal.Signals if number == -code), f"signal {-code}")
+
+
+# -- what the command runs
+
+
+def _task(options: RetryOptions) -> RunOptions:
+    """What COMMAND runs: the options of its `stagerun run`, and --out. UsageError."""
+    words = words_of_run(options.command)
+    if words is not None:
+        found = _parsed(words)
+        return replace(found, out=options.out or found.out)
+    if options.schedule is None:
+        raise UsageError(
+            f"there is no `stagerun run DIR` in `{' '.join(options.command)}`",
+            "say what it runs: `stagerun retry --schedule DIR [--out FOLDER] -- COMMAND...`",
+        )
+    return RunOptions(options.schedule, out=options.out)
+
+
+def _parsed(words: list[str]) -> RunOptions:
+    try:
+        with run.make_context("stagerun run", words, help_option_names=["-h", "--help"]) as context:
+            return filled(RunOptions, context.params)
+    except click.exceptions.Exit as error:
+        raise UsageError("COMMAND asks `stagerun run` for its help", "leave --help out") from error
+
+
+def _before(task: RunOptions) -> str | None:
+    """The `standing` before a start; None where nothing is left to do. Raises what the run would raise: it comes with its
+    own exit code from here, which the launcher's may hide."""
+    schedule = with_sets(load(task.folder, task.overrides))
+    out = output_folder(schedule.name, task.out)
+    plan, found = look(schedule, out, task)
+    if results.nothing_to_do(plan, out):
+        return None
+    now = standing(DISK, out, schedule, found)
+    if not task.retry:
+        require_progress(DISK, out, now)
+    return now
+
+
+def _free(out: Path) -> None:
+    """Waits until no lock holds the folder. FolderInUseError after a while."""
+    end = time.monotonic() + _FOLDER_S
+    while (holder := store.holder(out)) is not None:
+        if time.monotonic() > end:
+            raise FolderInUseError(
+                f"{out} is still in use by {holder}, {duration(_FOLDER_S)} after the command had ended",
+                "`stagerun status` shows what it does; end it, then run the same command again",
+            )
+        time.sleep(_LOOK_S)
+
+
+def _further(task: RunOptions, before: str) -> bool:
+    schedule, out = _place(task)
+    return standing(DISK, out, schedule, store.inventory(DISK, out)) != before
+
+
+def _place(task: RunOptions) -> tuple[Schedule, Path]:
+    schedule = load(task.folder, task.overrides)
+    return schedule, output_folder(schedule.name, task.out)
+
+
+# -- one start
+
+
+def _one(command: Sequence[str], task: RunOptions, stop: "Commanded") -> Ended:
+    """One start, to its end, and what the run has left."""
+    out = _place(task)[1]
+    before = _newest(out)
+    code = stop.run(command)
+    with suppress(FolderInUseError):  # reported before the next start
+        _free(out)
+    after = _newest(out)
+    began = after is not None and (before is None or after.attempt > before.attempt)
+    life = after.life.code if after is not None and after.life is not None else None
+    return Ended(began, life, code)
+
+
+def _newest(out: Path) -> Seen | None:
+    return next(iter(store.last_lives(DISK, out, 1)), None)
+
+
+def _stopped(ended: Ended, task: RunOptions) -> int:
+    """The exit code where this process was asked to stop. FolderInUseError where the run goes on without the command."""
+    out = _place(task)[1]
+    if (holder := store.holder(out)) is not None:
+        raise FolderInUseError(
+            f"the command has ended, but {out} is still in use by {holder}",
+            "`stagerun status` shows what it does; a signal to that process has it saved",
+        )
+    if ended.began and ended.life in (ExitCode.DONE, *_FINAL):
+        assert ended.life is not None
+        return ended.life
+    if ended.began and ended.life != ExitCode.SAVED and ended.code != 0:
+        tell("the command ended without saving; run the same again: it goes on from the newest snapshot")
+        return ExitCode.PEER
+    return ExitCode.SAVED
+
+
+# -- the command, and the signals that go on to it
+
+# From a second Ctrl-C to SIGKILL.
+_HURRY_S = 5.0
+
+
+class Commanded:
+    """The command under way, and the signals that this process gets. Handlers, and no blocked signals: what is started
+    would inherit these."""
+
+    def __init__(self) -> None:
+        self.asked: signal.Signals | None = None
+        self._interrupts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked_to_end: set[Process] = set()
+        self._guard = _guard()
+        for number in signals.stop_signals():
+            signal.signal(number, self._handle)
+
+    def run(self, command: Sequence[str]) -> int:
+        """Runs it in a session of its own; returns its exit code. A Ctrl-C at the terminal would else reach the launcher too, which may
+        kill its ranks for it."""
+        try:
+            with signals.held():  # one that comes now finds the process
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=signals.release
+                )
+                self._guarded(self._process.pid)
+        except OSError as error:
+            raise UsageError(f"`{command[0]}` can't be started: {error.strerror}") from error
+        if self.asked is not None:
+            self._pass_on()
+        while (code := self._process.poll()) is None:
+            time.sleep(_LOOK_S)
+            if self._asked_to_end and all(living(kin.pid) is None for kin in self._asked_to_end):
+                _ask_to_end(self._process.pid, self._asked_to_end)  # the script may go on to its next command
+        self._process = None
+        self._guarded(0)
+        return code
+
+    def wait(self, seconds: float) -> bool:
+        """Waits; returns whether there was a signal meanwhile."""
+        end = time.monotonic() + seconds
+        while self.asked is None and time.monotonic() < end:
+            time.sleep(_LOOK_S)
+        return self.asked is not None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._interrupts += number == signal.SIGINT
+        if self.asked is None:
+            self.asked = signal.Signals(number)
+            self._pass_on()
+        elif number == signal.SIGINT and self._interrupts > 1:
+            self._hurry()
+
+    def _pass_on(self) -> None:
+        if self._process is not None:
+            signals.say(f"{(self.asked or signal.SIGTERM).name}: the command is asked to stop")
+            if not _ask_to_end(self._process.pid, self._asked_to_end):
+                with suppress(OSError):
+                    os.killpg(self._process.pid, signal.SIGTERM)
+
+    def _hurry(self) -> None:
+        if self._process is not None:
+            pid = self._process.pid
+            with suppress(OSError):
+                os.killpg(pid, signal.SIGTERM)
+            end = time.monotonic() + _HURRY_S
+            while time.monotonic() < end and living(pid) is not None:
+                time.sleep(_LOOK_S)
+            with suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
+        signals.end_at_once(ExitCode.INTERRUPTED, "ended without saving")
+
+    def _guarded(self, pid: int) -> None:
+        with suppress(OSError):  # it is gone
+            os.write(self._guard, f"{pid}\n".encode())
+
+
+def _ask_to_end(pid: int, asked: set[Process]) -> bool:
+    """Asks what the process has become to save and end, each launcher or run once. Returns whether there is one."""
+    found = to_be_told(pid)
+    if found is not None and found[0] not in asked:
+        asked.add(found[0])
+        with suppress(OSError):
+            os.kill(found[0].pid, found[1])
+    return found is not None
+
+
+def _guard() -> int:
+    """Starts a process that asks the command to stop when this one is killed: the kernel's own way reaches the command alone, and
+    not what it has started. Returns where it reads the command's number, 0 for none."""
+    reads, writes = os.pipe()
+    if os.fork():
+        os.close(reads)
+        return writes
+    try:
+        os.close(writes)
+        os.setsid()
+        signals.settle()
+        pid = 0
+        while said := os.read(reads, 4096):
+            pid = int(said.split()[-1])
+        if pid and not _ask_to_end(pid, set()):
+            os.killpg(pid, signal.SIGTERM)
+    finally:
+        os._exit(0)

@@ -1,0 +1,157 @@
+"""`stagerun status`: whether a run is alive and how far it is, for a person and as JSON."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from stagerun.base.errors import WORTH_ANOTHER_START
+from stagerun.base.pace import strip
+from stagerun.base.snapshots import passed_over
+from stagerun.base.text import columns, count, duration, percent, size
+from stagerun.command.ending import show, tell
+from stagerun.command.options import command
+from stagerun.command.shared import Folder, Json, Out, Overrides
+from stagerun.train.logs.results import ensembles_table
+from stagerun.train.output import elsewhere, find_target
+from stagerun.train.results import LIMIT
+from stagerun.train.status import Status, look
+
+MOST_WARNINGS = 10
+MOST_HOSTS = 8
+GOES_ON = "the same `stagerun run` goes on"
+STUCK = f"the last {LIMIT} runs got no further, so `stagerun run` asks for --retry"
+
+
+@command()
+def status(folder: Folder, overrides: Overrides = (), out: Out = None, as_json: Json = False) -> None:
+    """Shows whether a run is alive, how far it is, and its warnings, from any terminal.
+
+    DIR is the schedule's folder, or the output folder itself. A run counts as alive while it holds the output folder's lock;
+    where that doesn't reach, as on another host, while it gives signs of life, for which is waited 15 s at most.
+    """
+    target = find_target(folder, overrides, out)
+    now = time.time()
+    found = look(target, now, tell)
+    classes = target.schedule.model.num_classes if target.schedule is not None else None
+    text = status_json(found) if as_json else status_text(found, now, classes)
+    show(text + (elsewhere(target) if found.state == "nothing" and not as_json else ""), marks=found.stages)
+
+
+def status_json(status: Status) -> str:
+    ensembles = [asdict(e) | {"gain": e.gain, "gain_over_mean": e.gain_over_mean} for e in status.ensembles]
+    return json.dumps(asdict(status) | {"ensembles": ensembles}, indent=1)
+
+
+def status_text(status: Status, now: float, classes: int | None = None) -> str:
+    """`now` in seconds since the epoch; `classes` of the network, where known."""
+
+    def ago(time: float) -> str:
+        return duration(max(0.0, now - time))  # another machine's clock may be ahead
+
+    lines = [f"{status.schedule}: {_headline(status, ago)}"]
+    if status.run is not None:
+        threads = count(status.run.threads, "thread")
+        lines.append(
+            f"{count(status.run.workers, 'worker')} on {status.run.device}, {threads} each, output in {status.out}"
+        )
+        if len(set(status.run.hosts)) > 1:
+            lines.append(hosts_text(status.run.hosts))
+    if status.stages:
+        lines.append(strip(status.stages))
+    if status.progress is not None and status.state != "finished":
+        lines.append(status.progress.line)
+    if status.state == "running" and status.last_logged is not None:
+        lines.append(f"last logged {ago(status.last_logged)} ago")
+    if status.not_finite:
+        lines.append(f"{count(status.not_finite, 'iteration')} not finite in this process life")
+    if status.snapshot is not None:
+        age = "" if status.snapshot.written is None else f", {ago(status.snapshot.written)} old"
+        lines.append(f"newest snapshot {status.snapshot.name}, {size(status.snapshot.bytes)}{age}")
+    if status.evaluations:
+        lines += ["", *_table(status, classes)]
+    if status.ensembles:
+        lines += ["", ensembles_table(status.ensembles)]
+    lines += [passed_over(name) for name in status.forbidden]
+    lines += _warnings(status, ago)
+    return "\n".join(lines)
+
+
+def _headline(status: Status, ago: Callable[[float], str]) -> str:
+    when = f"{ago(status.last_logged)} ago" if status.last_logged is not None else "before anything was logged"
+    at = f" in {status.progress.stage} after iteration {status.progress.iter}" if status.progress else ""
+    who = (status.holder.text or "a process without a name yet") if status.holder else ""
+    match status.state:
+        case "starting":
+            return f"starting, nothing logged yet: {who}"
+        case "running":
+            return f"running: {who}"
+        case "finished":
+            left = f"; not chosen, and not done: {', '.join(status.not_chosen)}" if status.not_chosen else ""
+            return f"finished {when}{left}"
+        case "stopped":
+            why = f" ({status.reason})" if status.reason else ""
+            return f"stopped {when}{at}{why}, everything is saved: {GOES_ON}"
+        case "failed":
+            why = status.reason.partition("\n")[0]
+            text = f"ended with exit code {status.exit_code} {when}{at}" + (f": {why}" if why else "")
+            if status.stuck:
+                return f"{text}; {STUCK}"
+            return f"{text}; {GOES_ON}" if status.exit_code in WORTH_ANOTHER_START else text
+        case "elsewhere":
+            beat = f"beat {status.holder.beat}" if status.holder and status.holder.beat is not None else "its name"
+            logged = "nothing logged yet" if status.last_logged is None else f"last logged {when}{at}"
+            return (
+                f"no word of an end from {who}, which this machine can't see: its last sign of life is {beat}, {logged}; if it "
+                f"is dead, {GOES_ON}"
+            )
+        case "killed":
+            return f"killed, or ended without a word, {when}{at}: {STUCK if status.stuck else GOES_ON}"
+    return f"nothing has been run yet in {Path(status.out).absolute()}"
+
+
+def hosts_text(hosts: Sequence[str]) -> str:
+    """Where the ranks are; `hosts` by rank."""
+    ranks: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        ranks.setdefault(host, []).append(rank)
+    named = []
+    for host, here in list(ranks.items())[:MOST_HOSTS]:
+        in_a_row = here == list(range(here[0], here[-1] + 1)) and len(here) > 2
+        numbers = f"{here[0]} to {here[-1]}" if in_a_row else ", ".join(map(str, here))
+        named.append(f"{host} ({'rank' if len(here) == 1 else 'ranks'} {numbers})")
+    more = len(ranks) - len(named)
+    return f"on {count(len(ranks), 'host')}: {', '.join(named)}{f' and {more} more' if more else ''}"
+
+
+def _table(status: Status, classes: int | None) -> list[str]:
+    """Without top-5 where there are no more than five classes to choose from."""
+    five = classes is None or classes > 5
+    averaged = any(e.ema_top1 is not None for e in status.evaluations)
+    rows = [["evaluated", "iteration", "top-1", *["top-5"] * five, "loss", *["EMA top-1"] * averaged, "snapshot"]]
+    for e in status.evaluations:
+        rows.append(
+            [
+                e.stage,
+                str(e.iter),
+                percent(e.top1),
+                *[percent(e.top5)] * five,
+                "" if e.loss is None else f"{e.loss:.4f}",
+                *[percent(e.ema_top1)] * averaged,
+                e.snapshot,
+            ]
+        )
+    return columns(rows)
+
+
+def _warnings(status: Status, ago: Callable[[float], str]) -> list[str]:
+    lines = []
+    if status.silent and status.last_logged is not None:
+        lines.append(f"warning: nothing has been logged for {ago(status.last_logged)}, though the run is alive")
+    if len(status.warnings) > MOST_WARNINGS:
+        lines.append(f"{len(status.warnings) - MOST_WARNINGS} older warnings are in log.jsonl")
+    lines += [f"warning {ago(w.time)} ago: {w.text}" for w in status.warnings[-MOST_WARNINGS:]]
+    if status.unreadable_lines:
+        lines.append(f"warning: {count(status.unreadable_lines, 'line')} of log.jsonl can't be read")
+    return ["", *lines] if lines else []

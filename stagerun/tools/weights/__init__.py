@@ -1,0 +1,1 @@
+"""`stagerun eval`, `predict` and `export`: use trained weights. `selection` finds the snapshot that is meant."""

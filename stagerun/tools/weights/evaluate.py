@@ -1,0 +1,251 @@
+"""`stagerun eval`: evaluates snapshots and prints the numbers. Torch is imported once it is clear what to evaluate."""
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagerun.base.errors import StagerunError, UsageError
+from stagerun.base.text import duration
+from stagerun.command.ending import show, tell
+from stagerun.command.options import argument, command, flag, option
+from stagerun.command.shared import Ema, ForwardBatch, Json, OwnThreads, Views
+from stagerun.system.world import World, default_threads
+from stagerun.tools.weights.selection import SETS, Chosen, choose
+
+if TYPE_CHECKING:
+    from stagerun.data.records import LmdbSource
+    from stagerun.engine.images import Batch
+    from stagerun.tools.weights.confusion import Confusion
+    from stagerun.train.stored import Stored
+
+_MOST_MISTAKES, _TILE = 60, 112  # pictures of a sheet, and the side of one in pixels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalOptions:
+    data: str | None = option("--data LMDB", "Evaluate on these images, all of them, in place of the recipe's.")
+    views: Views = "one"
+    device_batch: ForwardBatch = None
+    threads: OwnThreads = None
+    ema: Ema = False
+    per_class: bool = flag("--per-class", "Also the accuracy of each class, and what it is taken for.")
+    output: str | None = option(
+        "--output FOLDER",
+        "With --per-class: the whole confusion matrix (.csv, .png) and the worst mistakes as a contact sheet.",
+    )
+    as_json: Json = False
+
+
+@command("eval")
+def evaluate(
+    what: str = argument("SNAPSHOT|DIR"),
+    out: str | None = option(
+        "--out FOLDER", "Output folder of DIR, or of a SNAPSHOT's name.  [default of DIR: ./out/NAME]"
+    ),
+    stage: str | None = option("--stage STAGE", "With DIR: only the end of this stage."),
+    overrides: tuple[str, ...] = option(
+        "--set STAGE.FIELD=VALUE", "Change a field of DIR for this command.", default=()
+    ),
+    *,
+    options: EvalOptions,
+) -> None:
+    """Evaluates a snapshot: top-1, top-5 and loss over the validation images.
+
+    SNAPSHOT is a snapshot's directory, or its name with --out. Images and transform are those of the recipe inside of it.
+    With DIR, a schedule's folder or an output folder, the end of every finished stage is evaluated; images and transform are
+    then those that the schedule names now.
+
+    With --views the softmax outputs of the views are averaged, and the loss is that of the average. The ten crops are
+    taken from the image as it is before the centre crop. Without views, with as many threads and the same device batch,
+    the numbers are those that `run` printed; a stage with `compile` may differ in the last digits. Rectangles are those of
+    batches of test_batch_size with any --device-batch.
+
+    With --per-class the names of classes are those of the side file of the images.
+    """
+    if options.output is not None and not options.per_class:
+        raise UsageError("--output without --per-class", "add --per-class, or leave --output out")
+    chosen = choose(what, overrides, out, stage)
+    for note in chosen.notes:
+        tell(f"note: {note}")
+    evaluate_all(chosen, options)
+
+
+class Answers:
+    """The first answer to each image of an evaluation, batch by batch."""
+
+    def __init__(self) -> None:
+        self.parts: list[Any] = []
+
+    def add(self, records: Sequence[int], labels: Any, logits: Any) -> None:
+        """`labels` int64 [N] and `logits` [N, classes]: torch tensors. Answers are those that top-1 counts."""
+        import torch
+
+        from stagerun.engine.evaluate import best_of
+
+        best = best_of(logits)[:, 0]
+        sure = logits.double().softmax(1).gather(1, best[:, None])[:, 0]
+        self.parts.append((torch.tensor(records), labels.cpu(), best.cpu(), sure.cpu()))
+
+    def arrays(self) -> tuple[Any, ...]:
+        """numpy arrays of equal length: record numbers, labels, answers (int64), probabilities of the answers (float64)."""
+        import torch
+
+        return tuple(torch.cat(column).numpy() for column in zip(*self.parts, strict=True))
+
+
+def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
+    """One line for each snapshot, as soon as it is known; with --json one object at the end.
+
+    A snapshot that can't be evaluated doesn't hide the numbers of the others: its error is shown, and the command ends with
+    the code of the first such error.
+    """
+    if options.output is not None and find_spec("matplotlib") is None:
+        raise UsageError(
+            "--output draws with matplotlib, which is not installed", "pip install 'stagerun[plots]', or leave it out"
+        )
+    import torch
+
+    from stagerun.engine.device import choose_device
+
+    torch.set_num_threads(options.threads or default_threads(1))
+    device = choose_device(World())
+    rows: list[dict[str, Any]] = []
+    errors: dict[str, StagerunError] = {}  # by snapshot
+    for folder in chosen.folders:
+        try:
+            row, lines = _evaluate(folder, chosen, options, device)
+        except StagerunError as error:
+            if error.render() not in [e.render() for e in errors.values()]:  # images that are gone are gone for all
+                tell(error.render())
+            errors[folder.name] = error
+            continue
+        rows.append(row)
+        if not options.as_json:
+            show("\n".join(lines))
+    if options.as_json and rows:
+        failed = [{"snapshot": name, "error": error.message} for name, error in errors.items()]
+        show(json.dumps({"evaluations": rows, "failed": failed}, indent=1))
+    if errors:
+        sys.exit(next(iter(errors.values())).exit_code)
+
+
+def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -> tuple[dict[str, Any], list[str]]:
+    """An object for JSON, and the lines for people."""
+    from stagerun.engine.evaluate import Views as ViewsOf
+    from stagerun.train.evaluating import Wanted, score, use_schedule
+    from stagerun.train.stored import open_snapshot
+
+    started = time.monotonic()
+    stored = open_snapshot(folder)
+    stage = chosen.stages.get(folder.name, stored.ref.stage)
+    if chosen.schedule is not None:
+        as_run, stored = stored, use_schedule(stored, chosen.schedule, stage)
+        if changes := _changes(as_run, stored):
+            tell(
+                f"note: {stage} is evaluated as the schedule says now, not as in the run: {', '.join(changes)}; {SETS}"
+            )
+    val = stored.schedule.data.val
+    wanted = Wanted(views=ViewsOf(options.views), data=options.data, batch=options.device_batch, ema=options.ema)
+    answers = Answers()
+    answered = answers.add if options.per_class else None
+    found = score(stored, wanted, device, lambda batches, n: _shown(batches, n, stored.ref.name), answered)
+    data = options.data if options.data is not None else val.path if val else ""
+    row = {
+        "snapshot": stored.ref.name,
+        "id": stored.ref.id,
+        "stage": stage,
+        "iter": stored.ref.iter,
+        "data": data,
+        "views": options.views,
+        "ema": options.ema,
+        **asdict(found),
+        "seconds": time.monotonic() - started,
+    }
+    number = stored.schedule.model.num_classes
+    line = _line(row, number)
+    if not options.per_class:
+        return row, [line]
+    classes, lines = _per_class(stored.ref.name, data, number, answers, options.output)
+    return row | {"classes": classes}, [line, *lines]
+
+
+def _changes(as_run: "Stored", now: "Stored") -> list[str]:
+    """In what an evaluation differs from the run's, of the snapshot's recipe and with the schedule of today."""
+    from stagerun.language.values import differing, text
+
+    found = [*differing(as_run.stage.solver, now.stage.solver, "")]
+    found += differing(as_run.schedule.data.val, now.schedule.data.val, "data.val")
+    # Where the images are may differ between machines.
+    return [
+        f"{key.lstrip('.')} {text(was)} -> {text(new)}"
+        for key, was, new in found
+        if not key.endswith((".path", ".source"))
+    ]
+
+
+def _per_class(
+    name: str, data: str, classes: int, answers: Answers, output: str | None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Objects for JSON, and lines; with `output` the files NAME-confusion.csv, .png and NAME-mistakes.png."""
+    from stagerun.data.records import LmdbSource
+    from stagerun.system.files import write_output
+    from stagerun.tools.data.pictures import classes_of
+    from stagerun.tools.weights import confusion
+
+    _, labels, best, _ = answers.arrays()
+    records = LmdbSource(data)
+    found = confusion.confusion_of(labels, best, classes, classes_of(records))
+    lines = confusion.lines(found)
+    if output is not None:
+        files = {"confusion.csv": confusion.as_csv(found).encode(), "confusion.png": confusion.picture(found, name)}
+        if (labels != best).any():
+            files["mistakes.png"] = _mistakes(name, records, found, answers)
+        for suffix, content in files.items():
+            write_output(Path(output) / f"{name}-{suffix}", content)
+        lines.append(f"  wrote {', '.join(files)} of {name} into {output}")
+    return found.rows(), lines
+
+
+def _mistakes(name: str, records: "LmdbSource", found: "Confusion", answers: Answers) -> bytes:
+    """A contact sheet, as a PNG, of the wrong answers with the highest probability."""
+    import numpy as np
+
+    from stagerun.tools.data import contact_sheet
+    from stagerun.tools.data.pictures import stored_tile
+
+    numbers, labels, best, sure = answers.arrays()
+    wrong = [n for n in np.lexsort((numbers, -sure)).tolist() if labels[n] != best[n]]
+    tiles = []
+    for n in wrong[:_MOST_MISTAKES]:
+        tile = stored_tile(records, int(numbers[n]), ())
+        answer, label = found.named(best[n]), found.named(labels[n])
+        tiles.append(replace(tile, lines=(f"label: {label}", f"{100 * sure[n]:.1f} %: {answer}", tile.lines[0])))
+    heading = f"{name}: {len(tiles)} of {len(wrong)} mistakes, those with the highest probability first"
+    return contact_sheet.png(contact_sheet.sheet(tiles, (heading,), _TILE))
+
+
+def _shown(batches: "Iterable[Batch]", count: int, name: str) -> "Iterable[Batch]":
+    """The batches, and on a terminal a bar while they are computed."""
+    from rich.progress import Progress
+
+    from stagerun.command.terminal import Terminal
+
+    console = Terminal(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield from bar.track(batches, total=count, description=name)
+
+
+def _line(row: dict[str, Any], classes: int) -> str:
+    """Without top-5 where a network has no more than five classes to choose from."""
+    how = {"one": "", "flip": ", image and mirror", "10crop": ", 10 crops"}[row["views"]]
+    weights = ", averaged weights" if row["ema"] else ""
+    top5 = f"top-5 {100 * row['top5']:.2f} %, " if classes > 5 else ""
+    return (
+        f"{row['snapshot']}{weights}{how}: top-1 {100 * row['top1']:.2f} %, {top5}"
+        f"loss {row['loss']:.4f} on {row['images']} images in {duration(row['seconds'])}"
+    )

@@ -1,0 +1,88 @@
+"""`stagerun export`."""
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from stagerun.base.errors import UsageError
+from stagerun.base.text import size
+from stagerun.command.ending import show
+from stagerun.command.options import argument, command, flag, option
+from stagerun.command.shared import Ema, OutOfName
+from stagerun.system.files import write_output
+from stagerun.tools.weights.selection import choose_snapshot
+
+SUFFIX = {"safetensors": ".safetensors", "torch": ".pth", "onnx": ".onnx"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    out: OutOfName = None
+    safetensors: bool = flag("--safetensors", "Weights by torchvision's names, and what must be known as metadata.")
+    torch: bool = flag("--torch", "A state_dict, for torch.load(FILE, weights_only=True).")
+    onnx: bool = flag("--onnx", "The graph from bytes to logits, normalisation inside, for any batch.")
+    output: str | None = option(
+        "--output FILE", "File to write.  [default: ./SNAPSHOT with .safetensors, .pth or .onnx]"
+    )
+    force: bool = flag("--force", "Replace the file if it exists.")
+    ema: Ema = False
+    rgb: bool = flag("--rgb", "For images in R, G, B, of a network that was trained on B, G, R.")
+    size: int | None = option("--size N", "Side of the images of --onnx, in pixels.  [default: crop_size]", least=1)
+
+
+@command()
+def export(snapshot: str = argument("SNAPSHOT"), *, options: ExportOptions) -> None:
+    """Writes a snapshot's network as a file for other programs, and says what it expects of images.
+
+    SNAPSHOT is a snapshot's directory, or its name with --out. The networks are trained on (value - mean_value) * scale /
+    std_value of values 0..255, with the channels in the channel_order of their transform: B, G, R unless it says RGB.
+    --safetensors and --torch hold the weights as they are; whoever uses them must normalise as is printed. --rgb swaps the
+    inputs of the first convolution, which changes nothing else, and nothing at all where the network was trained on R, G, B.
+    Logits come out; softmax makes probabilities of them.
+    """
+    export_snapshot(choose_snapshot(snapshot, options.out), options)
+
+
+def export_snapshot(folder: Path, options: ExportOptions) -> None:
+    """What can go wrong is found before torch is imported; then one file is written, whole or not at all."""
+    kind = _kind(options)
+    path = Path(options.output) if options.output is not None else Path(folder.name + SUFFIX[kind])
+    _require_free(path, options.force)
+
+    from stagerun.engine.export import Format
+    from stagerun.tools.weights import exporting
+    from stagerun.train.stored import open_snapshot
+
+    wanted = exporting.Wanted(
+        format=Format(SUFFIX[kind]), file=str(path), ema=options.ema, rgb=options.rgb, side=options.size
+    )
+    data, lines = exporting.export(open_snapshot(folder), wanted)
+    _require_free(path, options.force)
+    write_output(path, data)
+    show("\n".join([f"wrote {path}, {size(len(data))}", *(f"  {line}" for line in lines)]))
+
+
+def _kind(options: ExportOptions) -> str:
+    kinds = [kind for kind in SUFFIX if getattr(options, kind)]
+    if len(kinds) != 1:
+        raise UsageError("one format at a time" if kinds else "which format?", "give --safetensors, --torch or --onnx")
+    (kind,) = kinds
+    if kind != "onnx" and options.size is not None:
+        raise UsageError(f"--size is for --onnx: with --{kind} images may have any size", "leave --size out")
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None] if kind == "onnx" else []
+    if missing:
+        raise UsageError(
+            f"--onnx needs the package{'s' if len(missing) > 1 else ''} {' and '.join(missing)}",
+            "pip install 'stagerun[onnx]'",
+        )
+    return kind
+
+
+def _require_free(path: Path, force: bool) -> None:
+    if os.path.isdir(path):
+        raise UsageError(f"{path} is a folder", "give the file's name with --output")
+    if not os.path.isdir(path.parent):
+        raise UsageError(f"there is no folder {path.parent}", "make it, or give another file with --output")
+    if os.path.lexists(path) and not force:
+        raise UsageError(f"{path} exists already", "--force replaces it; --output FILE names another")

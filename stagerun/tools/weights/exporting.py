@@ -1,0 +1,175 @@
+"""One snapshot as a file for other programs, and what must be known to use it: `stagerun export`."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+import stagerun
+from stagerun.base.errors import UsageError
+from stagerun.base.recipe import Model, PadMode, Transform
+from stagerun.base.text import count
+from stagerun.engine.device import dtype_of
+from stagerun.engine.export import Deployed, Format, Pixels, for_rgb, pixels_of, to_onnx, to_safetensors, to_torch
+from stagerun.engine.state import restore
+from stagerun.language.networks import NETWORKS, TORCHVISION
+from stagerun.models.catalog import ARGUMENTS
+from stagerun.train.stored import Stored, load_network, saved_weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """`file`: its name. `side` of the images that an ONNX graph takes, in pixels; default: the evaluation's crop_size."""
+
+    format: Format
+    file: str
+    ema: bool = False
+    rgb: bool = False
+    side: int | None = None
+
+
+def export(stored: Stored, wanted: Wanted) -> tuple[bytes, list[str]]:
+    """The file, and what its user must know, a line each. UsageError, ResumeRefused."""
+    model, transform = stored.schedule.model, stored.stage.solver.test_transform
+    if wanted.rgb and model.channels != 3:
+        raise UsageError(
+            f"--rgb, but the network takes images of {count(model.channels, 'channel')}", "leave --rgb out"
+        )
+    side = _side(stored, wanted) if wanted.format is Format.ONNX else None
+    network = load_network(stored, torch.device("cpu"), wanted.ema)
+    weights = saved_weights(stored, wanted.ema)
+    pixels = pixels_of(transform, model.channels, wanted.rgb)
+    if pixels.turned:
+        weights = for_rgb(weights, network)
+        restore(dict(network.state_dict()), weights)
+    facts = facts_of(stored, wanted, side)
+    lines = [f"{name}: {facts[name]}" for name in ("input", "before", "output") if facts[name]]
+    if side is not None:
+        return to_onnx(Deployed(network, pixels), model.channels, side, facts), lines
+    data = to_torch(weights) if wanted.format is Format.TORCH else to_safetensors(weights, facts)
+    return data, [*lines, in_torchvision(model), "to load it:", *(f"  {line}" for line in loading(model, wanted))]
+
+
+def _side(stored: Stored, wanted: Wanted) -> int:
+    model, transform = stored.schedule.model, stored.stage.solver.test_transform
+    side = wanted.side or transform.crop_size
+    if side is None:
+        raise UsageError(
+            "an ONNX graph has images of one size, and the evaluation's transform has no crop_size to take it from",
+            "give --size N, the side of the images in pixels",
+        )
+    if not NETWORKS[model.name].fits(side, side):
+        raise UsageError(
+            f"`{model.name}` takes images of {NETWORKS[model.name].sizes}, not {side} x {side}", "give another --size"
+        )
+    return side
+
+
+def facts_of(stored: Stored, wanted: Wanted, side: int | None) -> dict[str, str]:
+    """What goes into the file's metadata, as text. `side` for ONNX."""
+    model, transform = stored.schedule.model, stored.stage.solver.test_transform
+    pixels = pixels_of(transform, model.channels, wanted.rgb)
+    # The graph computes in 32 bits, whatever the network was trained in.
+    dtype = "float32" if side is not None else str(dtype_of(stored.stage.solver.precision)).removeprefix("torch.")
+    return {
+        "stagerun": stagerun.__version__,
+        "schedule": stored.schedule.name,
+        "stage": stored.ref.stage,
+        "iter": str(stored.ref.iter),
+        "snapshot": stored.ref.name,
+        "snapshot_id": stored.ref.id,
+        "weights": "averaged" if wanted.ema else "trained",
+        "precision": stored.stage.solver.precision.value,
+        "model": model.name,
+        "num_classes": str(model.num_classes),
+        "channels": str(model.channels),
+        "channel_order": pixels.order,
+        "mean_value": ", ".join(f"{v!r}" for v in pixels.means),
+        "scale": repr(transform.scale),
+        "std_value": ", ".join(f"{v!r}" for v in pixels.stds),
+        "crop_size": "" if transform.crop_size is None else str(transform.crop_size),
+        "batch_norm_eps": "" if NETWORKS[model.name].batch_norm is None else repr(model.eps),
+        "blur_pool": "true" if model.blur_pool else "false",
+        "input": _input(model, pixels, dtype) if side is None else _bytes(model, pixels.order, side),
+        "before": _before(transform),
+        "output": f"logits {dtype} [N, {model.num_classes}]",
+    }
+
+
+def _bytes(model: Model, order: str, side: int) -> str:
+    """What an ONNX graph takes."""
+    return f"uint8 [N, {side}, {side}, {model.channels}], {order}, 0..255; the normalisation is in the graph"
+
+
+def _input(model: Model, pixels: Pixels, dtype: str) -> str:
+    mean = _list(pixels.means)
+    # Normalize takes values of 0..1: (v/255 - mean/255) / (std/(255 scale)) = (v - mean) * scale / std.
+    shown = [_list(v / 255 for v in pixels.means), _list(1 / (255 * f) for f in pixels.factors)]
+    divided = f" / {_list(pixels.stds)}" if any(std != 1.0 for std in pixels.stds) else ""
+    return (
+        f"{dtype} [N, {model.channels}, H, W], {pixels.order}: (0..255 - {mean}) * {pixels.scale:.9g}{divided}, which torchvision "
+        f"writes as Normalize(mean={shown[0]}, std={shown[1]}) of 0..1"
+    )
+
+
+def _list(values: Iterable[float]) -> str:
+    return f"[{', '.join(f'{v:.9g}' for v in values)}]"
+
+
+def _before(transform: Transform) -> str:
+    """What an evaluation does to an image first; nothing if it takes it as it is."""
+    steps = []
+    if transform.pad:
+        what = "the mirrored image" if transform.pad_mode is PadMode.REFLECT else "zeros"
+        steps.append(f"{transform.pad} pixels of {what} on each side")
+    if (resize := transform.random_resize) is not None:
+        steps.append(f"shorter side resized to {resize.min_size} ({resize.interp_mode.value})")
+    if transform.rectangular:
+        steps.append(f"a rectangle of about its own shape cut from the centre, shorter side {transform.crop_size}")
+    elif transform.crop_size is not None:
+        steps.append(f"{transform.crop_size} x {transform.crop_size} cut from the centre")
+    return ", ".join(steps)
+
+
+def loading(model: Model, wanted: Wanted) -> list[str]:
+    """The lines of Python that make the network of the file."""
+    if in_torchvision(model).startswith("the weights"):
+        network = in_torchvision(model).removeprefix("the weights are those of ")
+        lines = [
+            "import stagerun.models.torchvision  # only where `import torchvision` fails: beside a CPU build of torch",
+            "import torchvision",
+            f"net = {network}",
+        ]
+    else:
+        arguments = [
+            f"{name}={getattr(model, name)!r}" for name in ("name", "num_classes", "channels", "eps", "blur_pool")
+        ]
+        lines = [
+            "from stagerun.models import build",
+            "from stagerun.base.recipe import Model",
+            f"net = build(Model({', '.join(arguments)}))",
+        ]
+    if wanted.format is Format.TORCH:
+        lines += ["import torch", f"net.load_state_dict(torch.load({wanted.file!r}, weights_only=True))"]
+    else:
+        lines += ["from safetensors.torch import load_file", f"net.load_state_dict(load_file({wanted.file!r}))"]
+    return [*lines, "net.eval()"]
+
+
+def in_torchvision(model: Model) -> str:
+    """Which network of torchvision takes the weights, or why none does."""
+    if model.name not in TORCHVISION:
+        return f"torchvision has no network for these weights: `{model.name}` is stagerun's"
+    published = NETWORKS[model.name].batch_norm
+    other = []
+    if model.channels != 3:
+        other.append(f"{count(model.channels, 'channel')} in place of 3")
+    if model.blur_pool:
+        other.append("blur_pool")
+    if published is not None and model.eps != published[1]:
+        other.append(f"a BatchNorm eps of {model.eps:g} in place of {published[1]:g}")
+    if other:
+        return f"torchvision's `{model.name}` is another network: this one has {' and '.join(other)}"
+    more = "".join(f", {name}={value}" for name, value in ARGUMENTS.get(model.name, {}).items())
+    call = f"torchvision.models.get_model({model.name!r}, num_classes={model.num_classes}{more})"
+    return f"the weights are those of {call}"

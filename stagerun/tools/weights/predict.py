@@ -1,0 +1,236 @@
+"""`stagerun predict`: picture files through a snapshot's network, taken in as `data import` takes them."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import numpy as np
+
+from stagerun.base.errors import DataError, StagerunError
+from stagerun.base.text import count, csv_text
+from stagerun.command.ending import show, tell
+from stagerun.command.options import argument, command, option
+from stagerun.command.shared import Ema, ForwardBatch, Json, OutOfName, OwnThreads, Views
+from stagerun.data import datum
+from stagerun.data.records import ListRecords, LmdbSource, spread
+from stagerun.system.files import write_output
+from stagerun.tools.data.images import ImportOptions, ImportWork
+from stagerun.tools.data.pictures import ResizeOptions, class_names, classes_of
+from stagerun.tools.data.sources.folder import Files, files_below, is_image
+from stagerun.tools.data.sources.items import IMAGE_SUFFIXES, Names
+from stagerun.tools.weights.selection import choose_snapshot
+
+_SAMPLES = 16  # records of an LMDB that say how large its images are
+
+if TYPE_CHECKING:
+    from stagerun.train.stored import Stored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictOptions:
+    images: tuple[str, ...] = argument("FOLDER|IMAGE...")
+    top: int = option("--top K", "Answers per picture.", type=click.IntRange(1), default=5)
+    classes: str | None = option(
+        "--classes FILE", "Names of the classes, one per line, by label.  [default: the LMDBs']"
+    )
+    resize: ResizeOptions
+    views: Views = "one"
+    device_batch: ForwardBatch = None
+    threads: OwnThreads = None
+    ema: Ema = False
+    csv: str | None = option("--csv FILE", "Also a row for each picture and answer, with all digits.")
+    as_json: Json = False
+
+
+@command()
+def predict(snapshot: str = argument("SNAPSHOT"), out: OutOfName = None, *, options: PredictOptions) -> None:
+    """Shows what a snapshot's network says about pictures: names of classes and probabilities.
+
+    SNAPSHOT is a snapshot's directory, or its name with --out. A FOLDER stands for every picture in it, at any depth. Files become
+    records as by `data import`, and are cropped and normalised as in the stage's evaluations: a network that was trained on
+    images resized by `data import` needs the same --resize options here, and the same --background.
+    """
+    predict_images(choose_snapshot(snapshot, out), options)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`name` is '' where it is not known; `probability` is 0..1."""
+
+    label: int
+    name: str
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The likeliest answers, the highest probability first."""
+
+    image: str
+    answers: tuple[Answer, ...]
+
+    def line(self) -> str:
+        said = (f"{a.name or f'class {a.label}'} {100 * a.probability:.2f} %" for a in self.answers)
+        return "  ".join([self.image, *said])
+
+
+def predict_images(folder: Path, options: PredictOptions) -> None:
+    """A line for each picture as soon as it is known. A picture that can't be used is named; the exit code is then that of DataError."""
+    paths, resize = _paths(options.images), options.resize.checked()
+    import torch
+
+    from stagerun.engine.device import choose_device
+    from stagerun.engine.evaluate import Views as ViewsOf
+    from stagerun.system.world import World, default_threads
+    from stagerun.train.evaluating import Wanted, classifier
+    from stagerun.train.stored import open_snapshot
+
+    torch.set_num_threads(options.threads or default_threads(1))
+    stored = _not_rectangular(open_snapshot(folder))
+    names = _class_names(stored, options.classes)
+    classify = classifier(stored, Wanted(views=ViewsOf(options.views), ema=options.ema), choose_device(World()))
+    batch = options.device_batch or stored.stage.solver.test_batch_size
+    found: list[Prediction] = []
+    bad: list[str] = []
+    for images, records in _records(stored, paths, resize, batch, bad):
+        for image, shares in zip(images, classify(records).numpy(), strict=True):
+            order = np.argsort(-shares, kind="stable")[: options.top].tolist()
+            answers = (Answer(n, names[n] if n < len(names) else "", float(shares[n])) for n in order)
+            found.append(Prediction(image, tuple(answers)))
+            if not options.as_json:
+                show(found[-1].line())
+    if options.as_json:
+        predictions = [asdict(one) for one in found]
+        show(json.dumps({"snapshot": stored.ref.name, "predictions": predictions, "failed": bad}, indent=1))
+    if options.csv is not None:
+        rows = [(p.image, n, a.label, a.name, a.probability) for p in found for n, a in enumerate(p.answers, 1)]
+        text = csv_text([("image", "rank", "label", "name", "probability"), *rows])
+        write_output(Path(options.csv), text.encode(errors="surrogateescape"))
+    if bad:
+        raise DataError(
+            f"{count(len(bad), 'picture')} can't be used; see above", "leave out what the network can't take"
+        )
+
+
+def _paths(given: Sequence[str]) -> list[str]:
+    """The files, and those of folders at any depth that are named as images. DataError with all that is missing."""
+    paths: list[str] = []
+    missing = []
+    for name in given:
+        if os.path.isdir(name):
+            below = [path.removeprefix("./") for path in files_below(name, ".")]
+            found = [os.path.join(name, path) for path in below if is_image(path.rpartition("/")[2])]
+            if not found:
+                missing.append(f"{name}: no images in it")
+            paths += found
+        elif os.path.exists(name):
+            paths.append(name)
+        else:
+            missing.append(f"{name}: no such file or folder")
+    if missing:
+        raise DataError("\n".join(missing), f"give picture files, or folders of them ({', '.join(IMAGE_SUFFIXES)})")
+    return paths
+
+
+def _not_rectangular(stored: "Stored") -> "Stored":
+    """Rectangles belong to batches of images of like shape: single pictures are cropped to the square in their place."""
+    solver = stored.stage.solver
+    if not solver.test_transform.rectangular:
+        return stored
+    tell("note: the stage's evaluations are `rectangular`; single pictures are cropped to squares of crop_size")
+    solver = replace(solver, test_transform=replace(solver.test_transform, rectangular=False))
+    return replace(stored, stage=replace(stored.stage, solver=solver))
+
+
+def _class_names(stored: "Stored", file: str | None) -> Sequence[str]:
+    """By label: those of a file, else those of the recipe's LMDBs where they are here; () if they are not known."""
+    if file is not None:
+        return class_names(file)
+    for records in _own_records(stored):
+        if names := classes_of(records):
+            return names
+    tell("note: the names of the classes are not known here; --classes FILE gives them")
+    return ()
+
+
+def _own_records(stored: "Stored") -> Iterator[LmdbSource]:
+    data = stored.schedule.data
+    for source in (data.val, data.train):
+        if source is not None and os.path.exists(source.path):
+            try:
+                yield LmdbSource(source.path)
+            except StagerunError:  # only asked for what would be good to know
+                continue
+
+
+def _records(
+    stored: "Stored", paths: Sequence[str], resize: ImportOptions, batch: int, bad: list[str]
+) -> Iterator[tuple[list[str], ListRecords]]:
+    """The pictures as records, `batch` at a time; of one size where the network's evaluation doesn't crop. Bad ones are
+    reported and added to `bad`."""
+    files = Files("folder", "", (), Names(paths), np.zeros(len(paths), np.int32))
+    work = ImportWork(files, paths[0], resize)
+    channels = stored.schedule.model.channels
+    cropped = stored.stage.solver.test_transform.crop_size is not None
+    own = next(_own_records(stored), None)
+    size = None if cropped or own is None else _size(own.get(0)[1], channels)
+    usual = _usual_size(own, channels) if cropped and own is not None else None
+    images: list[str] = []
+    values: list[bytes] = []
+    for i, path in enumerate(paths):
+        made = work.make(i)
+        try:
+            if made.record is None:
+                raise DataError(made.notes[0].text)
+            found = _size(made.record, channels)
+        except DataError as error:
+            bad.append(f"{path}: {error.message}")
+            tell(bad[-1])
+            continue
+        size = size or found
+        if not cropped and found != size:
+            raise DataError(
+                f"{path}: {found[0]} x {found[1]} pixels (height x width), and the network was evaluated on {size[0]} x {size[1]}: "
+                "its transform neither crops nor resizes",
+                f"--resize-height {size[0]} --resize-width {size[1]}, as `data import` has them",
+            )
+        if usual is not None and min(found) != min(usual):
+            tell(_other_size(path, found, usual))
+            usual = None  # once is enough
+        images.append(path)
+        values.append(made.record)
+        if len(images) == batch:
+            yield images, ListRecords(values, "the pictures")
+            images, values = [], []
+    if images:
+        yield images, ListRecords(values, "the pictures")
+
+
+def _usual_size(records: LmdbSource, channels: int) -> tuple[int, int] | None:
+    """(height, width) of an image that the network was evaluated on, where the shorter sides of all are equal, as far as a few
+    of them show: then `data import` has resized them. The longer side is 0 where it varies. None for anything else."""
+    try:
+        sizes = {_size(records.get(i)[1], channels) for i in spread(len(records), _SAMPLES)}
+    except StagerunError:  # only asked for what would be good to know
+        return None
+    shorter = {min(size) for size in sizes}
+    if len(shorter) != 1:
+        return None
+    return sizes.pop() if len(sizes) == 1 else (shorter.pop(),) * 2
+
+
+def _other_size(path: str, found: tuple[int, int], usual: tuple[int, int]) -> str:
+    return (
+        f"note: {path} is {found[0]} x {found[1]} pixels (height x width), and the shorter side of the images that the network was "
+        f"evaluated on is {min(usual)}: where `data import` resized those, give the same here, as --resize-shorter {min(usual)}"
+    )
+
+
+def _size(record: bytes, channels: int) -> tuple[int, int]:
+    """(height, width). DataError if a network of so many channels can't take it."""
+    picture = datum.picture_of(datum.parse(record), channels)
+    return picture.height, picture.width

@@ -1,0 +1,131 @@
+"""Which snapshots `eval` and `export` were asked for. No torch: a mistake is found at once."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stagerun import store
+from stagerun.base.errors import UsageError, listing, nearest
+from stagerun.base.recipe import Schedule
+from stagerun.base.snapshots import Inventory, SnapshotRef
+from stagerun.language.resolve import SCHEDULE_FILE
+from stagerun.plan import State, make_plan
+from stagerun.store.layout import MANIFEST, snapshots_folder
+from stagerun.train.output import DISK, Target, find_target, stage_order
+
+SETS = "if `stagerun run` had --set, give the same here"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The directories of the snapshots, the schedule if they were chosen by it, and what was left out and why. `stages`: by the
+    directory's name the stage that it is the end of, with a schedule under the name that it has there."""
+
+    folders: tuple[Path, ...]
+    schedule: Schedule | None = None
+    notes: tuple[str, ...] = ()
+    stages: Mapping[str, str] = field(default_factory=dict)
+
+
+def choose_snapshot(argument: str, out: str | None) -> Path:
+    """The directory of SNAPSHOT: a path to it, or a snapshot's name and the output folder. UsageError."""
+    found = _snapshot(argument, out)
+    if found is None:
+        raise UsageError(
+            f"{argument} is not a snapshot",
+            "give the directory of one (OUT/snapshots/NAME), or its name with --out; `stagerun snapshots` lists them",
+        )
+    return found
+
+
+def choose(argument: str, overrides: Sequence[str], out: str | None, stage: str | None) -> Chosen:
+    """SNAPSHOT|DIR: one snapshot, or the ends of a schedule's or an output folder's finished stages, or of one `stage`.
+
+    UsageError, RecipeError, ResumeRefused, StorageError, PermissionDenied.
+    """
+    found = _snapshot(argument, out)
+    if found is None and not os.path.exists(argument):
+        raise UsageError(
+            f"there is no {argument} here",
+            "give a snapshot's directory (OUT/snapshots/NAME), its name with --out, or the schedule's folder",
+        )
+    if found is None:
+        return _ends(find_target(argument, overrides, out), stage)
+    if overrides or stage is not None:
+        raise UsageError(
+            f"{argument} is a snapshot: --set and --stage belong to a schedule's folder",
+            "leave them out, or give the schedule's folder",
+        )
+    return Chosen((found,))
+
+
+def _snapshot(argument: str, out: str | None) -> Path | None:
+    """None if the argument is not a snapshot."""
+    path = Path(argument)
+    if os.path.isdir(path):
+        real = path.resolve()
+        if store.parse_name(real.name) is None:
+            if os.path.exists(path / MANIFEST) and not os.path.exists(path / SCHEDULE_FILE):
+                raise UsageError(
+                    f"`{real.name}` is not a snapshot's name, though there is a {MANIFEST} in it",
+                    "a snapshot keeps the name that it was written under; one that was damaged is set aside as .bad-NAME",
+                )
+            return None
+        if out is not None:
+            raise UsageError("--out, but the snapshot is given as a directory", "leave --out out")
+        return real
+    if store.parse_name(argument) is None:
+        return None
+    if out is None:
+        raise UsageError(
+            f"there is no directory {argument}; it is a snapshot's name, but of which output folder?",
+            "give --out FOLDER, or the path of its directory",
+        )
+    folder = snapshots_folder(Path(out)) / argument
+    if not os.path.isdir(folder):
+        names = [ref.name for ref in store.inventory(DISK, Path(out)).snapshots]
+        raise UsageError(f"there is no snapshot {argument} in {out}", nearest(argument, names))
+    return folder
+
+
+def _ends(target: Target, stage: str | None) -> Chosen:
+    inventory = store.inventory(DISK, target.out)
+    ends, waiting = _planned(target.schedule, inventory) if target.schedule else _newest(target.out, inventory)
+    known = [*ends, *waiting]
+    if stage is not None and stage not in known:
+        hint = nearest(stage, known) or (f"the stages are {listing(known)}" if known else "")
+        raise UsageError(f"no stage is named `{stage}`", hint)
+    asked = {name: ref for name, ref in ends.items() if stage in (None, name)}
+    if not asked:
+        what = f"stage `{stage}` is {waiting[stage]}" if stage is not None else f"no stage is finished in {target.out}"
+        stale = State.STALE.value in ([waiting[stage]] if stage is not None else waiting.values())
+        if stale and stage is None:
+            what += " as the schedule says now"
+        hint = "give one of its snapshots; `stagerun snapshots` lists them"
+        raise UsageError(what, f"{SETS}; or {hint}" if stale else hint)
+    left_out = [f"stage `{name}` is {why} and is left out" for name, why in waiting.items() if stage is None]
+    folders = tuple(snapshots_folder(target.out) / ref.name for ref in asked.values())
+    stages = {ref.name: ref.stage for ref in asked.values()}
+    return Chosen(folders, target.schedule, tuple(left_out), stages)
+
+
+def _planned(schedule: Schedule, inventory: Inventory) -> tuple[dict[str, SnapshotRef], dict[str, str]]:
+    """The ends that count for the schedule, and the other stages with the reason."""
+    plan = make_plan(schedule, inventory)
+    ends = {s.stage.name: s.end for s in plan.stages if s.end is not None}
+    words = {"fresh": "not trained", "resume": "half trained"}
+    return ends, {s.stage.name: words.get(s.state.value, s.state.value) for s in plan.stages if s.end is None}
+
+
+def _newest(out: Path, inventory: Inventory) -> tuple[dict[str, SnapshotRef], dict[str, str]]:
+    """The same for an output folder without a schedule: the newest snapshot that ended each stage."""
+    order = stage_order(out, inventory)
+    present = dict.fromkeys(ref.stage for ref in inventory.snapshots)
+    stages = [*(name for name in order if name in present), *(name for name in present if name not in order)]
+    ends: dict[str, SnapshotRef] = {}
+    for name in stages:
+        for ref in inventory.of(name):  # oldest first
+            if ref.ends_stage:
+                ends[name] = ref
+    return ends, {name: "half trained" for name in stages if name not in ends}

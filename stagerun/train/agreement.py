@@ -1,0 +1,235 @@
+"""What the workers of a job agree about: rank 0 decides or everyone tries, and an error reaches all; whether they have the same code,
+schedule and images, see the same output folder, and still hold the same state."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn, TypeVar, cast
+
+import torch
+
+import stagerun
+from stagerun import store
+from stagerun.base.errors import ExitCode, PeerError, RanksDiffer, StagerunError
+from stagerun.base.recipe import Schedule
+from stagerun.base.text import count, listed
+from stagerun.comm import Comm, gather_json
+from stagerun.engine.codec import combined
+from stagerun.launch.compare import Finding, differences, stagerun_of, unlike, worst
+from stagerun.launch.facts import Facts, Trouble, from_json, host_facts, image_facts, settings_digest, with_settings
+from stagerun.system.host import host_name
+from stagerun.system.machine import code_digest, version
+from stagerun.system.world import World
+
+_T = TypeVar("_T")
+
+
+class ToldByAnother(StagerunError):
+    """Raised on a rank whose peer reports the error: same exit code, nothing to print."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__("")
+        self.exit_code = ExitCode(code)
+
+
+class SeveralFailed(StagerunError):
+    """What some ranks met, each on lines of its own, with its host."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = ExitCode(code)
+
+
+def rank0(comm: Comm, decide: Callable[[], _T]) -> _T:
+    """`decide()` of rank 0 on every rank; it answers with something that JSON holds as it is. Collective.
+
+    A StagerunError of rank 0's is raised there, and ToldByAnother elsewhere, so that no one waits for a rank that is gone.
+    """
+    if comm.rank == 0:
+        try:
+            answer = decide()
+        except StagerunError as error:
+            comm.broadcast_bytes(json.dumps({"code": int(error.exit_code)}).encode())
+            raise
+        comm.broadcast_bytes(json.dumps({"code": 0, "answer": answer}).encode())
+        return answer
+    decided = json.loads(comm.broadcast_bytes(None))
+    if decided["code"]:
+        raise ToldByAnother(decided["code"])
+    return cast(_T, decided["answer"])
+
+
+def everyone(comm: Comm, do: Callable[[], _T]) -> _T:
+    """`do()` on every rank. Collective. When any raised a StagerunError, rank 0 raises them all as one."""
+    mine: StagerunError | None = None
+    try:
+        done = do()
+    except StagerunError as error:
+        mine = error
+    host = host_name()
+    status = {"code": int(mine.exit_code), "text": mine.render(), "host": host} if mine else {"code": 0}
+    failed = [(rank, s) for rank, s in enumerate(gather_json(comm, status)) if s["code"]]
+    if not failed:
+        return done
+    code = failed[0][1]["code"]
+    if comm.rank != 0:
+        raise ToldByAnother(code)
+    if mine is not None and all(s["text"] == failed[0][1]["text"] for _, s in failed):
+        raise mine
+    raise SeveralFailed(code, "\n".join(f"rank {rank} on {s['host']}: {s['text']}" for rank, s in failed))
+
+
+def anyone(comm: Comm, yes: bool) -> bool:
+    """Whether any rank says yes. Collective."""
+    asked = torch.tensor([float(yes)])
+    comm.all_reduce(asked)()
+    return bool(asked > 0)
+
+
+def hosts_of(comm: Comm) -> list[str]:
+    """By rank. Collective."""
+    return gather_json(comm, host_name())
+
+
+def only_here(comm: Comm, hosts: Sequence[str], out: str) -> str:
+    """What it means that the output folder is on rank 0's host alone; '' where it isn't, or there is one host. Collective.
+
+    The kind of its file system may mislead, where a server itself trains or hosts are containers of one machine: so the others look for
+    the file of rank 0's process life as well. Not for it alone: a client of NFS may have an old list of the folder.
+    """
+    if len(set(hosts)) == 1:
+        return ""
+    kind, newest = rank0(comm, lambda: _kind_and_life(Path(out)))
+    if not kind:
+        return ""
+    try:
+        seen = bool(newest) and (Path(out) / newest).is_file()
+    except OSError:
+        seen = False
+    return "" if all(gather_json(comm, seen)) else store.lost_with(Path(out), kind, hosts[0])
+
+
+def _kind_and_life(out: Path) -> list[str]:
+    """The kind of the folder's file system, and its newest life."""
+    newest = max((path.name for path in store.lives_folder(out).glob("a*.json")), default="")
+    return [store.local_kind(out), f"{store.lives_folder(out).name}/{newest}" if newest else ""]
+
+
+def require_same_code(comm: Comm) -> None:
+    """StagerunError, on rank 0, where hosts have another stagerun or torch, naming the odd ones. Collective.
+
+    It comes before any other collective: ranks of different code would wait for different things.
+    """
+    if comm.size > 1:
+        mine = f"{stagerun.__version__} {version('torch').partition('+')[0]} {code_digest()}"
+        _agree(comm, mine, lambda: host_facts(None))
+
+
+def require_same_schedule(comm: Comm, world: World, schedule: Schedule) -> None:
+    """The same where schedules or images differ. More is compared than what training depends on: ranks that evaluate at other iterations
+    would wait for each other for ever. One worker of each host looks at the images; what is missing is reported when they are opened.
+    Collective."""
+    if comm.size == 1:
+        return
+    images = tuple(image_facts(schedule.data, list[Trouble]())) if world.local_rank == 0 else ()
+    mine = [settings_digest(schedule)]
+    mine += [i.seen.fingerprint or f"{i.seen.size} {i.seen.ends}" if i.seen else "" for i in images]
+
+    def facts() -> Facts:
+        return replace(with_settings(host_facts(None), schedule), images=images)
+
+    _agree(comm, " ".join(mine), facts, "" if images else mine[0])
+
+
+def _agree(comm: Comm, mine: str, facts: Callable[[], Facts], part: str = "") -> None:
+    """Two small collectives where all have the `mine` of rank 0; else the facts of all ranks are compared. A rank that knows less has only
+    that `part` of it, which is the first word of the others'."""
+    first = comm.broadcast_bytes(mine.encode() if comm.rank == 0 else None).decode()
+    same = first.split(" ")[0] == part if part else first == mine
+    if not anyone(comm, not same):
+        return
+    gathered = gather_json(comm, facts().as_json())
+    try:
+        found = [from_json(one) for one in gathered]
+    except ValueError:
+        called = _names([str(one.get("host")) for one in gathered], [stagerun_of(one) for one in gathered])
+        refuse(comm, unlike(dict(zip(called, gathered, strict=True))))
+    seen = {one.host: one.images for one in reversed(found) if one.images}  # of the workers of a host one has looked
+    found = [replace(one, images=one.images or seen.get(one.host, ())) for one in found]
+    names = _names([one.host for one in found], [_digest(one) for one in found])
+    refusals = [finding for finding in differences(dict(zip(names, found, strict=True))) if finding.code]
+    if refusals:
+        refuse(comm, refusals)
+
+
+def refuse(comm: Comm, findings: Sequence[Finding]) -> NoReturn:
+    """Raises on all ranks; rank 0 says why."""
+    code = worst(findings)
+    if comm.rank != 0:
+        raise ToldByAnother(code)
+    raise SeveralFailed(code, "\n".join(finding.render() for finding in findings))
+
+
+def _digest(one: Facts) -> str:
+    return hashlib.sha256(repr((sorted(one.versions.items()), one.code, one.settings, one.images)).encode()).hexdigest()
+
+
+def _names(hosts: Sequence[str], states: Sequence[str]) -> list[str]:
+    """What each rank is called: by its host, where all ranks of that host are alike; else by its number, too."""
+    kinds = Counter(host for host, _ in set(zip(hosts, states, strict=True)))
+    return [host if kinds[host] == 1 else f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
+
+
+# Tensors and ranks that are named, of those that differ.
+_NAMED = 3
+
+
+def compare(comm: Comm, where: str, digests: Mapping[str, int], good: bool = True) -> tuple[bool, RanksDiffer | None]:
+    """(whether every rank says `good`, the error if `digests`, by tensor, are not the same on all ranks). Both are the same on every rank.
+    Collective: one sum of a few bytes, and more only where they differ. PeerError.
+
+    The ranks compute their state from the same sums, each for itself: a bit that flips in the memory of one, or an update that goes wrong
+    there, stays there, and no loss shows it.
+    """
+    table = torch.zeros(comm.size + 1, dtype=torch.int64)
+    table[comm.rank] = combined(digests) - (1 << 63)  # int64 has as many numbers
+    table[-1] = not good
+    comm.all_reduce(table, "compare what they hold")()
+    if len(set(table[:-1].tolist())) == 1:
+        return not table[-1], None
+    try:
+        everybody = gather_json(comm, [host_name(), dict(digests)])
+    except PeerError as gone:  # that they differ is known: not a state to save because a peer is lost
+        return not table[-1], RanksDiffer(
+            f"{where}: workers hold different bits, and one ended before it could say which: {gone.message}",
+            "this state is not saved; run the same command again: it goes on from the newest snapshot",
+        )
+    return not table[-1], different(where, [host for host, _ in everybody], [found for _, found in everybody])
+
+
+def different(where: str, hosts: Sequence[str], digests: Sequence[Mapping[str, int]]) -> RanksDiffer:
+    """The error that names tensors and ranks, for `digests` that are not all the same. Pure; `hosts` and `digests` by rank."""
+    kinds = [combined(found) for found in digests]
+    kind, many = Counter(kinds).most_common(1)[0]
+    names = [name for name in digests[0] if len({found.get(name) for found in digests}) > 1]
+    which = _listed([f"`{name}`" for name in names])
+    called = [f"rank {rank}" + (f" on {host}" if len(set(hosts)) > 1 else "") for rank, host in enumerate(hosts)]
+    odd = [name for name, its in zip(called, kinds, strict=True) if its != kind]
+    if 2 * many > len(kinds):
+        text = f"{_listed(odd)} {'has' if len(odd) == 1 else 'have'} other bits than the other {count(many, 'worker')} in {which}"
+        again = f"if it names {'that rank' if len(odd) == 1 else 'those ranks'} again, test memory and processor there"
+    else:
+        text = f"{_listed(called)} have different bits in {which}"
+        again = "if it comes again, test memory and processor of each"
+    return RanksDiffer(
+        f"{where}: {text}",
+        f"this state is not saved; run the same command again: it goes on from the newest snapshot; {again}",
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = [*names[:_NAMED], f"{len(names) - _NAMED} more"] if len(names) > _NAMED else list(names)
+    return listed(shown)

@@ -1,0 +1,189 @@
+"""What the bits of a stage depend on besides its definition, and what is promised where it goes on."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+import stagerun
+from stagerun.base.errors import ResumeRefused
+from stagerun.base.events import Note
+from stagerun.base.recipe import Determinism, Ensemble, EnsembleRule, Schedule, Stage
+from stagerun.base.snapshots import TRAINING_SET, SnapshotRef, same_set
+from stagerun.base.text import count
+from stagerun.comm import Comm, gather_json, layout_of
+from stagerun.data.transform import pixels_made_by
+from stagerun.engine.augment import colours_made_by
+from stagerun.engine.device import RECORDED_SINCE, differences, environment, flags_apart
+from stagerun.plan import Lost, Plan, PlannedStage, State
+
+
+def other_machines(comm: Comm, device: torch.device) -> str:
+    """What other ranks compute with, where that is not what rank 0 does; '' where all are alike. Collective."""
+    mine = _machine(device, comm.size, "")
+    found = gather_json(comm, mine)
+    ranks: dict[str, list[str]] = {}
+    for rank, other in enumerate(found):
+        names = sorted(name for name in other.keys() | found[0].keys() if other.get(name) != found[0].get(name))
+        said = {name: other.get(name, "none") for name in names}
+        if "processor flags" in said:
+            said["processor flags"] = flags_apart(found[0].get("processor flags", ""), said["processor flags"])
+        if said:
+            ranks.setdefault(", ".join(f"{name} {text}" for name, text in said.items()), []).append(str(rank))
+    return "; ".join(
+        f"{'ranks' if len(these) > 1 else 'rank'} {' '.join(these)}: {text}" for text, these in ranks.items()
+    )
+
+
+def _machine(device: torch.device, workers: int, reducer: str) -> dict[str, str]:
+    return environment(device, workers, reducer) | {"stagerun": stagerun.__version__, "image library": pixels_made_by()}
+
+
+def environment_of(
+    schedule: Schedule, stage: Stage, device: torch.device, workers: int, others: str = ""
+) -> dict[str, str]:
+    """Stored in the stage's snapshots, and compared with those that it goes on from. `others` as of `other_machines`."""
+    found = _machine(device, workers, layout_of(schedule.determinism, workers))
+    if others:
+        found["other ranks"] = others
+    if "train" in schedule.sets:
+        found[TRAINING_SET] = schedule.sets["train"]
+    if stage.solver.transform.changes_colours:
+        found["colour library"] = colours_made_by()
+    return found
+
+
+def promise(schedule: Schedule, planned: PlannedStage, now: dict[str, str]) -> Note | None:
+    """BIT-EXACT, or EQUIVALENT and why, on rank 0. A stage that starts has nothing to be exact to, and tells only that its
+    environment is not its parent's. Of a finished one whose evaluation was interrupted it is that which goes on."""
+    piece, tested = planned.until is not None, planned.state is State.DONE
+    before = planned.like if piece else planned.end if tested else planned.start
+    if before is None or (tested and schedule.data.val is None):
+        return None
+    changed = _changed(schedule, before, now, evaluated=tested)
+    what = f"{planned.label} again" if piece else f"the evaluation of {planned.stage.name}" if tested else "resume"
+    like = f", before: {before.name}" if piece else ""
+    if changed:
+        return Note(text=f"{what} is EQUIVALENT, not BIT-EXACT{like}: " + "; ".join(changed), warning=True)
+    if not piece and planned.state is State.FRESH:
+        return None
+    if now["device"] != "cpu":
+        return Note(
+            text=f"{what} with everything as before{like}; that a GPU then gives the same bits was not verified"
+        )
+    same = before.environment.get("workers") == now["workers"]
+    alike = "threads, workers and reducer" if same else "threads and reducer"
+    images = ""
+    if TRAINING_SET in now and not tested:
+        whole = all("index " in found[TRAINING_SET] for found in (before.environment, now))
+        images = ", training images" if whole else ", training images as far as 32 of them show"
+    return Note(text=f"{what} is BIT-EXACT{like}: same torch build{images}, processor, instruction set, {alike}")
+
+
+def promise_of_ensemble(
+    schedule: Schedule,
+    ensemble: Ensemble,
+    members: Iterable[SnapshotRef],
+    device: torch.device,
+    workers: int,
+    others: str = "",
+) -> Note | None:
+    """EQUIVALENT and why, where a member was trained in another environment than the ensemble is evaluated in."""
+    changed: dict[str, None] = {}
+    for name, ref in zip(ensemble.members, members, strict=True):
+        now = environment_of(schedule, schedule.stage(name), device, workers, others)
+        evaluated = ensemble.rule is not EnsembleRule.WEIGHT_AVERAGE  # else its statistics are of the training images
+        changed |= dict.fromkeys(_changed(schedule, ref, now, evaluated))
+    if not changed:
+        return None
+    text = f"ensemble {ensemble.name} is EQUIVALENT, not BIT-EXACT, to one without a stop: " + "; ".join(changed)
+    return Note(text=text, warning=True)
+
+
+def require_exact(said: Note | None) -> None:
+    """ResumeRefused where something would go on of which the bits are not promised: `said` of it."""
+    if said is not None and (said.warning or "is BIT-EXACT" not in said.text):
+        raise ResumeRefused(
+            f"--require-bit-exact: {said.text}",
+            "run where all is as before; without the option training goes on here, equivalent but for rounding",
+        )
+
+
+def require_same(plan: Plan, device: torch.device, workers: int, others: str = "") -> None:
+    """ResumeRefused where the plan would bring back a snapshot that is gone, in another environment than it was made in, though
+    stages came from there that count: they would be stale afterwards. What --redo or --keep names is let be."""
+    schedule = plan.schedule
+    texts: list[str] = []
+    names: dict[str, None] = {}
+    ways: dict[str, None] = {}
+    for lost in plan.lost:
+        if lost.like is None or not lost.unasked:
+            continue
+        now = environment_of(schedule, schedule.stage(lost.stage), device, workers, others)
+        # What no one recorded may be as it was; if not, the plan sees other bits when they are there.
+        unknown = (RECORDED_SINCE | {TRAINING_SET}) - lost.like.environment.keys()
+        now = {name: value for name, value in now.items() if name not in unknown}
+        changed = _changed(schedule, lost.like, now)
+        if changed:
+            texts.append("\n".join(_refusal(lost, lost.like, changed)))
+            names |= dict.fromkeys(lost.unasked)
+            ways[_as_before(dict(lost.like.environment), now, changed)] = None
+    if texts:
+        way = next(iter(ways)) if len(ways) == 1 else ""
+        same = f"{way}; or " if way else ""
+        these = list(_options(schedule, list(names)))
+        redo, keep = (" ".join(f"--{word} {name}" for name in these) for word in ("redo", "keep"))
+        raise ResumeRefused(
+            "\n".join(texts),
+            f"{same}`{redo}` goes on here and, if other bits come, trains what came from there and what follows from it again; "
+            f"`{keep}`, now and in later runs, keeps those snapshots as they are",
+        )
+
+
+def _changed(schedule: Schedule, before: SnapshotRef, now: dict[str, str], evaluated: bool = False) -> list[str]:
+    """`evaluated`: nothing more is trained, so that the training images don't matter."""
+    of_then, of_now = dict(before.environment), dict(now)
+    old, new = (found.pop(TRAINING_SET, "") for found in (of_then, of_now))
+    found = differences(of_then, of_now, schedule.determinism is Determinism.ELASTIC)
+    if evaluated or not (old or new) or same_set(old, new):
+        return found
+    return [*found, f"{TRAINING_SET}: {old or 'unknown'} -> {new or 'unknown'}"]
+
+
+def _refusal(lost: Lost, like: SnapshotRef, changed: list[str]) -> Iterator[str]:
+    stages = ", ".join(f"`{name}`" for name in lost.unasked)
+    where = f"the end of `{lost.stage}`" if lost.end else f"`{lost.stage}@{lost.iter}`"
+    yield (
+        f"{where} is gone and would be trained again, in another environment than before ({like.name}); "
+        f"with other bits {stages}, which came from there, would be stale"
+    )
+    yield from (f"  {change}" for change in changed)
+
+
+def _as_before(before: dict[str, str], now: dict[str, str], changed: list[str]) -> str:
+    """How to get back to the environment of before; empty where it is not known."""
+    names = [change.split(":")[0] for change in changed]
+    chosen: list[str] = [n for n in ("workers", "threads") if n in names and n in before]
+    asked = []
+    if "workers" in chosen:
+        asked.append(f"with {count(int(before['workers']), 'worker')} (on one machine `--nproc {before['workers']}`)")
+    if "threads" in chosen:
+        asked.append(f"with `--threads {before['threads']}`")
+    # Of the two ways to add up without a tree the number of workers decides.
+    if "workers" in chosen and "tree" not in (before.get("reducer"), now["reducer"]):
+        chosen.append("reducer")
+    other = ["`determinism`" if n == "reducer" else n for n in names if n not in chosen and n in before]
+    if other:
+        asked.append(f"with {', '.join(other)} as {'it was' if len(other) == 1 else 'they were'} then")
+    return "run " + " and ".join(asked) if asked else ""
+
+
+def _options(schedule: Schedule, names: list[str]) -> Iterator[str]:
+    """Names for an option: that of a block whose stages are all meant stands for them."""
+    named: set[str] = set()
+    for name in names:
+        group = schedule.stage(name).group
+        members = [s.name for s in schedule.stages if s.group == group and s.enabled]
+        word = group if group is not None and set(members) <= set(names) else name
+        if word not in named:
+            named.add(word)
+            yield word

@@ -1,0 +1,160 @@
+"""One snapshot by itself in one process, over its validation images or over any pictures: `stagerun eval` and `predict`."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from stagerun.base.errors import DataError, UsageError
+from stagerun.base.recipe import Schedule, Solver
+from stagerun.comm import SoloComm
+from stagerun.data.loader import Loader
+from stagerun.data.loaders import CROPS, CropLoader, evaluation_loader
+from stagerun.data.records import LmdbSource, Records
+from stagerun.engine.evaluate import Averaged, Score, Views, answers
+from stagerun.engine.evaluate import score as score_of
+from stagerun.engine.images import Batch, Normalise
+from stagerun.system.lmdb_file import data_file
+from stagerun.train.images import default_loader_threads
+from stagerun.train.stage_start import normalise_for
+from stagerun.train.stored import Stored, load_network
+
+DATA_HINT = "name the folder of an LMDB with --data"
+
+# The records of a batch by number, their labels int64 [N], and the logits [N, classes].
+Answered = Callable[[Sequence[int], Tensor, Tensor], None]
+
+# Shown while it goes on: batches done come out of it as they went in.
+Watch = Callable[[Iterable[Batch], int], Iterable[Batch]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """How to evaluate. `data` is the folder of an LMDB in place of the recipe's; `batch` images per forward pass in place of
+    its test_batch_size, which go on being cropped together where the transform is `rectangular`."""
+
+    views: Views = Views.ONE
+    data: str | None = None
+    batch: int | None = None
+    ema: bool = False
+
+
+def use_schedule(stored: Stored, schedule: Schedule, stage: str) -> Stored:
+    """The snapshot, evaluated as `schedule` says now: its images and the transform of evaluations of its `stage`, which may have
+    had another name. Which of these it was trained with is not part of what a snapshot is."""
+    now = schedule.stage(stage).solver
+    solver = replace(stored.stage.solver, test_transform=now.test_transform, test_batch_size=now.test_batch_size)
+    return replace(
+        stored,
+        schedule=replace(stored.schedule, data=replace(stored.schedule.data, val=schedule.data.val)),
+        stage=replace(stored.stage, solver=solver),
+    )
+
+
+def score(
+    stored: Stored, wanted: Wanted, device: torch.device, watch: Watch, answered: Answered | None = None
+) -> Score:
+    """Top-1, top-5 and loss over every image. Without views, and with as many threads, those that `run` gave the snapshot,
+    but for rounding where the stage has `compile`: one evaluation is not worth compiling for.
+
+    `answered` sees each batch's answers. UsageError, DataError, ResumeRefused, PermissionDenied.
+    """
+    solver = stored.stage.solver
+    loader = _loader(stored, _records(stored, wanted), wanted.views, device)
+    asked = _cut(len(loader.records), wanted.batch or solver.test_batch_size, solver)
+    loader.preflight()
+    answer, normalise = _network(stored, wanted, device)
+
+    def seen(batch: Batch) -> Tensor:
+        logits = answer(batch)
+        if answered is not None:
+            records = [loader.record(int(position)) for position in batch.positions]
+            answered(records, normalise.labels(batch.labels), logits)
+        return logits
+
+    with _memory_explained(max(n for _, n in asked)), loader.stream(asked) as batches:
+        numbered = enumerate(watch(batches, len(asked)))
+        found = score_of(seen, numbered, len(asked), normalise, SoloComm(), lambda: False)
+    assert found is not None  # no one asked it to stop
+    return found
+
+
+def classifier(stored: Stored, wanted: Wanted, device: torch.device) -> Callable[[Records], Tensor]:
+    """The network as a function of records, as many as a forward pass may have: float64 [N, classes], probabilities on the CPU.
+
+    The records are cropped and normalised as in the stage's evaluation. ResumeRefused; the function raises UsageError, DataError.
+    """
+    answer, _ = _network(stored, wanted, device)
+
+    @torch.no_grad()
+    def classify(records: Records) -> Tensor:
+        with _memory_explained(len(records)):
+            batch = _loader(stored, records, wanted.views, device).batch(0, len(records))
+            return answer(batch).double().softmax(1).cpu()
+
+    return classify
+
+
+def _network(stored: Stored, wanted: Wanted, device: torch.device) -> tuple[Callable[[Batch], Tensor], Normalise]:
+    solver = stored.stage.solver
+    model: nn.Module = load_network(stored, device, wanted.ema)
+    if wanted.views is not Views.ONE:
+        model = Averaged(model, CROPS if wanted.views is Views.TEN_CROP else 1)
+    normalise = normalise_for(stored.schedule.model, solver, solver.test_transform, device)
+    return answers(model, normalise, solver.precision), normalise
+
+
+@contextmanager
+def _memory_explained(images: int) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise UsageError(
+            f"out of memory on the GPU with {images} images at a time", "give a smaller --device-batch"
+        ) from error
+
+
+def _cut(images: int, size: int, solver: Solver) -> list[tuple[int, int]]:
+    """(first, count) of the forward passes, of up to `size` images: of one shape where they are rectangular.
+
+    UsageError where they can't be so many.
+    """
+    of_one_shape = solver.test_batch_size if solver.test_transform.rectangular else images
+    if size > of_one_shape and solver.test_transform.rectangular:
+        raise UsageError(
+            f"--device-batch {size}: the evaluation is `rectangular`, and no more than test_batch_size, {of_one_shape}, images "
+            "are of one shape",
+            f"give at most {of_one_shape}, or leave it out",
+        )
+    asked = []
+    for begin in range(0, images, of_one_shape):
+        end = min(begin + of_one_shape, images)
+        asked += [(first, min(size, end - first)) for first in range(begin, end, size)]
+    return asked
+
+
+def _loader(stored: Stored, records: Records, views: Views, device: torch.device) -> Loader:
+    model, solver = stored.schedule.model, stored.stage.solver
+    threads = default_loader_threads(device.type, torch.get_num_threads())
+    if views is Views.TEN_CROP:
+        return CropLoader(
+            records, solver.test_transform, channels=model.channels, num_classes=model.num_classes, threads=threads
+        )
+    return evaluation_loader(records, stored.schedule, solver, threads=threads)
+
+
+def _records(stored: Stored, wanted: Wanted) -> LmdbSource:
+    val, name = stored.schedule.data.val, stored.ref.name
+    path = wanted.data if wanted.data is not None else val.path if val is not None else None
+    if path is None:
+        raise UsageError(f"the recipe of snapshot {name} has no validation images (data.val)", DATA_HINT)
+    data_file(path, DATA_HINT)
+    records = LmdbSource(path)
+    if wanted.data is None and val is not None and len(records) != val.images:
+        raise DataError(
+            f"{path}: holds {len(records)} records, but the recipe says images: {val.images}",
+            f"if these are the images to evaluate on, say so: --data {path}",
+        )
+    return records

@@ -1,0 +1,180 @@
+"""Where a stage ends: evaluation, inside the stage too, and the line of the table."""
+
+import math
+import time
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from stagerun.base.errors import StorageError
+from stagerun.base.events import Event, StageFinished, Stopped, Tested
+from stagerun.base.recipe import Solver
+from stagerun.base.units import epochs
+from stagerun.comm import runs_of
+from stagerun.engine.evaluate import Score, evaluate
+from stagerun.engine.feed import feed
+from stagerun.engine.loop import all_skipped
+from stagerun.engine.state import TrainState
+from stagerun.engine.update import explained
+from stagerun.plan.counting import tested_on
+from stagerun.plan.described import augmentation
+from stagerun.schedule import make_knobs
+from stagerun.system.pulse import Section, beating
+from stagerun.train.agreement import rank0
+from stagerun.train.images import evaluated
+from stagerun.train.results import write_result
+from stagerun.train.stage_start import normalise_for
+from stagerun.train.worker import StageRun
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The trained weights' score, and that of the averaged ones where the stage has them."""
+
+    trained: Score
+    ema: Score | None = None
+
+
+def test(run: StageRun, state: TrainState, test_iter: int | None) -> Generator[Event, None, Scores | None]:
+    """Evaluates, on `test_iter` batches or on all images. Collective. The Scores; None if asked to stop."""
+    trained = yield from _test(run, state, test_iter, ema=False)
+    if trained is None or state.average is None:
+        return Scores(trained) if trained is not None else None
+    averaged = yield from _test(run, state, test_iter, ema=True)
+    return Scores(trained, averaged) if averaged is not None else None
+
+
+def _test(run: StageRun, state: TrainState, test_iter: int | None, ema: bool) -> Generator[Event, None, Score | None]:
+    loader = run.worker.images.test_loader(run.stage)
+    assert loader is not None
+    solver = run.stage.solver
+    size = solver.test_batch_size
+    images = len(loader.records)
+    numbers = evaluated(run.stage, -(-images // size), test_iter)
+    mine = runs_of(len(numbers), run.worker.comm.size)[run.worker.comm.rank]
+    asked = ((first, min(size, images - first)) for first in (numbers[n] * size for n in mine))
+    began = time.monotonic()
+    # Nothing is yielded in here: whoever stops listening leaves the model with its own weights.
+    weights = state.average.in_place() if ema and state.average is not None else nullcontext()
+    too_large, pulse = explained(size, "test_batch_size"), run.worker.comm.pulse
+    here = pulse.section(Section.EVALUATION)
+    with (
+        here,
+        too_large,
+        weights,
+        _as_code(solver),
+        loader.stream(asked) as batches,
+        feed(batches, run.worker.device) as fed,
+    ):
+        score = evaluate(
+            state.model,
+            zip(mine, beating(fed, pulse), strict=False),
+            len(numbers),
+            normalise_for(run.worker.schedule.model, solver, solver.test_transform, run.worker.device),
+            solver.precision,
+            run.worker.comm,
+            run.worker.stop,
+        )
+    if score is not None:
+        yield Tested(
+            stage=run.stage.name,
+            iter=state.iter,
+            images=score.images,
+            top1=score.top1,
+            top5=score.top5,
+            loss=score.loss,
+            seconds=time.monotonic() - began,
+            ema=ema,
+        )
+    return score
+
+
+def _as_code(solver: Solver) -> AbstractContextManager[object]:
+    """How the network is computed in an evaluation: as in training; but where every batch has a shape of its own, torch.compile
+    would take a minute for each and then give up."""
+    if solver.compile and solver.test_transform.rectangular:
+        return torch.compiler.set_stance("force_eager")
+    return nullcontext()
+
+
+def finish_stage(run: StageRun, state: TrainState) -> Iterator[Event]:
+    """Evaluates the trained stage, whose last snapshot is on disk, and writes the result beside it. Collective.
+
+    Diverged for a stage of which every iteration was skipped.
+    """
+    scores: Scores | None = None
+    rank0(run.worker.comm, lambda: _require_losses(run, state))  # it alone has those of lives before
+    if run.worker.images.val is not None:
+        scores = yield from test(run, state, run.worker.final_test_iter)
+        if scores is None:
+            yield Stopped(stage=run.stage.name, iter=state.iter, reason="asked to stop")
+            return
+    yield _result(run, state, scores)
+
+
+def _require_losses(run: StageRun, state: TrainState) -> None:
+    if not run.losses:  # training has ended with Diverged, unless something else ended it right before
+        raise all_skipped(run.stage.name, state.iter)
+
+
+def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFinished:
+    """The line of the table, written to disk by rank 0, the same on every rank."""
+
+    def result() -> dict[str, Any]:
+        assert run.worker.keeper is not None
+        solver = run.stage.solver
+        first, last = make_knobs(solver)(0), make_knobs(solver)(solver.max_iter - 1, state.plateau.drops)
+        snapshot = _last_snapshot(run, state)
+        seconds = run.seconds
+        score, ema = (scores.trained, scores.ema) if scores else (None, None)
+        finished = StageFinished(
+            stage=run.stage.name,
+            iterations=state.iter,
+            epochs=epochs(state.iter, run.worker.schedule.data.train.images, solver.batch_size),
+            first_lr=first.lr,
+            last_lr=last.lr,
+            weight_decay=first.weight_decay,
+            augmentation=augmentation(solver),
+            loss=sum(run.losses) / len(run.losses),
+            top1=score.top1 if score else None,
+            top5=score.top5 if score else None,
+            test_loss=finite(score.loss) if score else None,
+            ema_top1=ema.top1 if ema else None,
+            ema_top5=ema.top5 if ema else None,
+            ema_test_loss=finite(ema.loss) if ema else None,
+            train_seconds=seconds,
+            images_per_second=state.iter * solver.batch_size / seconds if seconds else 0.0,
+            snapshot=snapshot,
+            tested_on=tested_on(run.worker.schedule, run.stage),
+            last_weight_decay=None if last.weight_decay == first.weight_decay else last.weight_decay,
+            tested_set=run.worker.schedule.sets.get("val", ""),
+            skips=state.skips_in_all,
+            rollbacks=state.rollbacks,
+        )
+        run.worker.keeper.require_held()
+        write_result(run.worker.keeper.disk, run.worker.keeper.out, finished)
+        return asdict(finished)
+
+    with run.worker.comm.pulse.section(Section.SAVE):  # the folder is read, and written to
+        return StageFinished(**rank0(run.worker.comm, result))
+
+
+def finite(loss: float) -> float | None:
+    """None for a loss that is not a finite number, which JSON can't hold and finite weights can give."""
+    return loss if math.isfinite(loss) else None
+
+
+def _last_snapshot(run: StageRun, state: TrainState) -> str:
+    assert run.worker.keeper is not None
+    if run.planned.end is not None:
+        return run.planned.end.name
+    own = [ref for ref in run.worker.keeper.inventory().of(run.stage.name) if ref.iter == state.iter]
+    if not own:  # it was there when the stage ended
+        raise StorageError(
+            f"the last snapshot of stage `{run.stage.name}` can't be read any more",
+            "see the system's log (dmesg); the same command goes on from what can be read",
+        )
+    return max(own, key=lambda ref: ref.attempt).name

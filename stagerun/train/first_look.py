@@ -1,0 +1,89 @@
+"""What `run` finds and prints before workers start: most that can go wrong is found here, in the first second and without torch."""
+
+import shlex
+from pathlib import Path
+
+from stagerun import store
+from stagerun.base.errors import ExitCode
+from stagerun.base.events import RunFinished
+from stagerun.base.recipe import Schedule
+from stagerun.base.snapshots import Inventory
+from stagerun.command.ending import say
+from stagerun.command.options import arguments
+from stagerun.launch.worker_count import check_workers
+from stagerun.plan import Plan, State, make_plan, require_fresh
+from stagerun.plan.ensembles import ensembles_text
+from stagerun.plan.hours import render_hours
+from stagerun.plan.render import going_on, render_text
+from stagerun.system import signals
+from stagerun.system.lmdb_file import with_sets
+from stagerun.train import results
+from stagerun.train.hours import find_hours
+from stagerun.train.logs.results import ensembles_table, finished_line, results_table
+from stagerun.train.logs.table import in_format, parents, require_evaluation
+from stagerun.train.options import RunOptions
+from stagerun.train.output import DISK
+from stagerun.train.results import require_progress, standing
+
+
+def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode | None:
+    """What `run` finds and prints where rank 0 will be, before `size` workers are started; the exit code where there is nothing to do.
+    What is wrong is raised."""
+    require_evaluation(options.log, schedule)
+    out = options.output(schedule)
+    schedule = with_sets(schedule)
+    plan, found = look(schedule, out, options)
+    _report_idle_redo(plan, options)
+    if results.nothing_to_do(plan, out):
+        left = tuple(s.stage.name for s in plan.left_out if s.state is State.NOT_CHOSEN)
+        finished = RunFinished(trained=False, seconds=0.0, not_chosen=left)
+        say(in_format(options.log_format, finished_line(finished)))
+        say(in_format(options.log_format, _table(plan, out)))
+        return ExitCode.DONE
+    if not options.retry:
+        require_progress(DISK, out, standing(DISK, out, schedule, found))
+    check_workers(schedule, size)
+    with signals.held():
+        from stagerun.train.images import preflight
+
+    preflight(schedule)
+    together = ensembles_text(results.planned_ensembles(plan, out))
+    text = _shortly(plan, out, options) or render_text(plan, beside=[together])
+    say(in_format(options.log_format, text + "\n"))
+    return None
+
+
+def _shortly(plan: Plan, out: Path, options: RunOptions) -> str:
+    """What is left of a run that goes on; '' for one that starts."""
+    if not (text := going_on(plan)):
+        return ""
+    hours = find_hours(plan, out, None)
+    left = render_hours(plan, hours).partition("\n")[0] if hours else ""
+    same = arguments(options, "folder", "overrides", "out", "redo", "keep", "only", "until")
+    text += f", {left}" if left.startswith("about") else ""
+    return f"{text}\n`{shlex.join(['stagerun', 'plan', *same])}` shows the full plan"
+
+
+def look(schedule: Schedule, out: Path, options: RunOptions) -> tuple[Plan, Inventory]:
+    """The plan, and the proof that the folder can be written and that no lock says it is held. A run on another host, of which only
+    a lease is seen, is waited for by the worker."""
+    store.prepare(DISK, out)
+    with store.Lock(out, optional=True):
+        found = store.inventory(DISK, out)
+        plan = make_plan(schedule, found, *options.selection)
+    require_fresh(plan)
+    return plan, found
+
+
+def _report_idle_redo(plan: Plan, options: RunOptions) -> None:
+    for name in options.redo:
+        these = [s for s in plan.stages if name in (s.stage.name, s.stage.group)]
+        if not any(s.again or any(s.stage.name in lost.named for lost in plan.lost) for s in these):
+            text = f"note: stage `{name}` is not stale, so --redo has nothing to do there"
+            say(in_format(options.log_format, text))
+
+
+def _table(plan: Plan, out: Path) -> str:
+    stages = results_table(results.results(plan, out), parents(plan))
+    together = ensembles_table(results.ensembles(plan, out))
+    return f"{stages}\n\n{together}" if together else stages

@@ -1,0 +1,147 @@
+"""How fast a schedule goes here, for `plan`: as the user says, as the last run went, or as it was rehearsed."""
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from stagerun.base.errors import StagerunError, UsageError
+from stagerun.base.pace import pace
+from stagerun.base.recipe import Schedule
+from stagerun.base.text import count, size
+from stagerun.plan import Plan
+from stagerun.plan.budget import Budget, budget, render_budget
+from stagerun.plan.ensembles import ensembles_left, ensembles_record, ensembles_text
+from stagerun.plan.estimate import Figures, doubts, speeds_of
+from stagerun.plan.hours import (
+    Hours,
+    Measured,
+    Spent,
+    at_images_per_second,
+    hours_of_run,
+    hours_record,
+    measured,
+    not_known,
+    render_hours,
+)
+from stagerun.plan.prediction import Job, hours_of, predict, prediction_record, render_prediction
+from stagerun.system.lmdb_file import data_file
+from stagerun.train.log_file import Life, read_last_life
+from stagerun.train.output import LOG
+from stagerun.train.results import planned_ensembles, read_figures, results
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What `plan` shows beside the stages: ensembles, hours, where an allocation ends; as blocks of text and as members of JSON."""
+
+    blocks: tuple[str, ...]
+    record: dict[str, object]
+
+
+HINT = "give --images-per-second N, `stagerun rehearse` it here, or wait until a stage is trained"
+
+
+def beside(
+    plan: Plan, out: Path, images_per_second: float | None, allocation: float | None, job: Job | None = None
+) -> Beside:
+    """With the given speed, in images per second of the whole job, or else the one measured here, or with that predicted for
+    `job`; `allocation` in seconds. UsageError for an allocation where no speed is known; StorageError, PermissionDenied for a log that can't be read."""
+    predicted = predict(plan.schedule, job) if job else {}
+    hours = hours_of(plan.schedule, job, predicted) if job else find_hours(plan, out, images_per_second)
+    ensembles = planned_ensembles(plan, out)
+    together = ensembles_left(plan.schedule, ensembles, hours.speeds) if hours else {}
+    ends = find_budget(plan, hours, allocation, together) if allocation is not None else None
+    blocks = [ensembles_text(ensembles)]
+    record: dict[str, object] = {"ensembles": ensembles_record(ensembles)}
+    if job:
+        blocks.append(render_prediction(job, predicted))
+        record["prediction"] = prediction_record(job, predicted)
+    if hours:
+        blocks.append(render_hours(plan, hours, together))
+        record["time"] = hours_record(plan, hours, together)
+    if ends:
+        blocks.append(render_budget(ends))
+        record["budget"] = asdict(ends)
+    return Beside(tuple(blocks), record)
+
+
+def find_hours(plan: Plan, out: Path, images_per_second: float | None) -> Hours | None:
+    """None where no speed is given or measured. StorageError, PermissionDenied for a log that can't be read."""
+    schedule = plan.schedule
+    figures, life = read_figures(out), read_last_life(out / LOG)
+    run = measured(life.seen) if life is not None else None
+    if images_per_second is not None:
+        return _copying(_given(schedule, images_per_second, figures, run), schedule)
+    if life is not None and run is not None and (figures is None or _newer(life, figures)):
+        speeds = _speeds(plan, out, life)
+        if speeds:
+            return _copying(hours_of_run(schedule, run, speeds), schedule)
+    return _copying(_rehearsed(plan, figures), schedule) if figures is not None else None
+
+
+def find_budget(plan: Plan, hours: Hours | None, seconds: float, together: Mapping[str, Spent | None]) -> Budget:
+    """`together`: what the ensembles take. UsageError where the speed of a stage with something to train is not known."""
+    if hours is None:
+        raise UsageError("--budget needs to know how fast training is, and nothing was measured here", HINT)
+    unknown = [p.label for p in plan.work if p.stage.name not in hours.speeds]
+    if unknown:
+        raise UsageError(f"--budget: stage {', '.join(unknown)} {hours.unknown}", HINT)
+    return budget(plan, hours, seconds, sum(time.total for time in together.values() if time is not None))
+
+
+def _given(schedule: Schedule, rate: float, figures: Figures | None, run: Measured | None) -> Hours:
+    """At that speed; what doesn't go with it as it was measured here. Of a rehearsal, snapshots alone: its starts are those
+    of the machine that it was on, with a first iteration in them."""
+    if run is not None and run.blocked is not None:
+        return at_images_per_second(
+            schedule, rate, blocked=run.blocked, written=run.written, start=run.start, opening=run.opening
+        )
+    if figures is not None:
+        return at_images_per_second(schedule, rate, blocked=figures.blocked_seconds, written=figures.snapshot_seconds)
+    return at_images_per_second(schedule, rate)
+
+
+def _speeds(plan: Plan, out: Path, life: Life) -> dict[str, float]:
+    """Images per second of each stage that was trained, and of the one that is being trained."""
+    found = {r.stage: r.images_per_second for r in results(plan, out) if r.images_per_second > 0}
+    known = {stage.name for stage in plan.schedule.stages}
+    if life.window and (name := life.window[-1].stage) in known and name not in found:
+        rate = pace(life.window).images_per_second
+        found |= {name: rate} if rate > 0 else {}
+    return found
+
+
+def _newer(life: Life, figures: Figures) -> bool:
+    """Whether the run went on after the rehearsal."""
+    with suppress(ValueError, OverflowError):
+        return life.last is not None and life.last[0] >= time.mktime(time.strptime(figures.date, "%Y-%m-%d %H:%M"))
+    return False
+
+
+def _rehearsed(plan: Plan, figures: Figures) -> Hours:
+    synthetic = ", synthetic images" if figures.synthetic else ""
+    return Hours(
+        source=(
+            f"with {count(figures.workers, 'worker')}, as rehearsed on {figures.date} on {figures.host} "
+            f"({figures.device}{synthetic})"
+        ),
+        speeds=speeds_of(plan.schedule, figures, figures.workers),
+        left_out=not_known(plan.schedule, 0.0, 0.0, 0.0, None),
+        notes=tuple(f"a rough estimate: {doubt}" for doubt in doubts(plan, figures)),
+        unknown=f"has changed since the rehearsal of {figures.date}: rehearse again",
+    )
+
+
+def _copying(hours: Hours, schedule: Schedule) -> Hours:
+    """With how much there is to copy, where the time of it is not known and the images are here."""
+    if schedule.data.scratch is None or hours.opening:
+        return hours
+    sources = [s for s in (schedule.data.train, schedule.data.val) if s is not None]
+    try:
+        images = sum(data_file(s.path).stat().st_size for s in sources)
+    except (OSError, StagerunError):  # they are not here; another note says so
+        return hours
+    note = f"{size(images)} of images are copied to {schedule.data.scratch} of each node first, which was not timed"
+    return replace(hours, notes=(*hours.notes, note))

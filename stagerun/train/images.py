@@ -1,0 +1,317 @@
+"""The images of a schedule as this rank reads them, and the bad training records that are replaced (`on_bad_record`)."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from stagerun.base.errors import DataError, Problem, RecipeError, StagerunError
+from stagerun.base.events import Note
+from stagerun.base.recipe import Cache, Data, OnBadRecord, Schedule, Stage, Transform
+from stagerun.comm import Comm, gather_json
+from stagerun.data.bad_records import Bad, BadRecords, allowed, check, listed
+from stagerun.data.loader import Loader, together
+from stagerun.data.loaders import evaluation_loader, evenly, training_loader
+from stagerun.data.pictures import Decoded, make_memory
+from stagerun.data.records import LmdbSource, Records
+from stagerun.data.scratch import copies_of
+from stagerun.data.synthetic import write_synthetic
+from stagerun.engine.augment import make_augment
+from stagerun.engine.feed import Resident
+from stagerun.language.check_images import classes_problem
+from stagerun.plan.rehearsal import synthetic_images, with_sources
+from stagerun.system.world import World
+from stagerun.train.agreement import everyone, rank0
+from stagerun.train.copying import Copying
+
+
+class Replacing:
+    """Bad records on one rank, for one life of a run. Where a bad record stops the run, `met` is None, and there is nothing to report.
+
+    Each rank meets its own, and all are counted together: the ranks tell each other at every snapshot, where they stop, and before a
+    stage's end is saved. A snapshot knows all that was met up to it, so that the count goes on where the next process does.
+    """
+
+    def __init__(self, data: Data) -> None:
+        self._most = allowed(data.train.images)
+        self.met = BadRecords(data.train.images) if data.on_bad_record is OnBadRecord.REPLACE else None
+
+    def too_many(self) -> bool:
+        """Whether this rank alone knows of more than there may be: all must stop, and `news_of_all` then raises."""
+        return self.met is not None and self.met.too_many()
+
+    def recall(self, comm: Comm, known: Iterable[Iterable[int | str]], is_bad: Callable[[int], bool]) -> None:
+        """Counts those that a snapshot knows of and that still are bad: an LMDB can be mended. Collective.
+
+        `known` is rank 0's, as the method `known` gave it. DataError when they are too many.
+        """
+        met = self.met
+        if met is None:
+            return
+
+        def count() -> None:
+            found = [Bad(int(index), int(position), str(text)) for index, position, text in known]
+            met.learn([bad for bad in found if is_bad(bad.index)])
+            check(met.all(), self._most)
+
+        everyone(comm, count)
+
+    def known(self) -> list[tuple[int, int, str]]:
+        """[index, position, text] of each bad record, for a snapshot."""
+        return [(bad.index, bad.position, bad.text) for bad in self.met.all()] if self.met is not None else []
+
+    def news(self) -> Iterator[Note]:
+        """A warning for each bad record that this rank has met and replaced since the last call.
+
+        When they are too many the error that follows names them, and no one reads thousands.
+        """
+        if self.met is not None and not self.met.too_many():
+            yield from map(_note, self.met.fresh())
+
+    def news_of_all(self, comm: Comm) -> Iterator[Note]:
+        """The same of all ranks, which from then on know of the same ones. Collective. DataError when they are too many, though
+        no rank alone has met as many."""
+        if self.met is None:
+            return
+        rows = gather_json(comm, self.known())
+        all_met: dict[int, Bad] = {}
+        for index, position, text in (row for rank in rows for row in rank):
+            all_met.setdefault(index, Bad(index, position, text))
+        new = self.met.learn(all_met.values())
+        # Not what this rank knows by now: its threads read ahead, and all are to say the same.
+        everyone(comm, lambda: check(list(all_met.values()), self._most))
+        yield from map(_note, [*self.met.fresh(), *new])
+
+    def summary(self) -> Note | None:
+        """All of them, up to now."""
+        if self.met is None or not (known := self.met.all()):
+            return None
+        return Note(text=f"bad training records replaced so far: {len(known)}\n  {listed(known)}", warning=True)
+
+
+def _note(bad: Bad) -> Note:
+    return Note(text=f"another record is taken in the place of a bad one: {bad.text}", warning=True)
+
+
+_CPU = torch.device("cpu")
+_MOST_THREADS = 8
+SYNTHETIC_IMAGES = 512
+
+
+def default_loader_threads(device: str, threads: int) -> int:
+    """On a CPU one, which is a few hundredths of what training takes; beside a GPU all of the worker's threads but the one that
+    feeds it, 8 at most."""
+    return 1 if device == "cpu" else max(1, min(_MOST_THREADS, threads - 1))
+
+
+def evaluated(stage: Stage, batches: int, test_iter: int | None) -> list[int]:
+    """Which of an evaluation's `batches`, by number, are `test_iter` of them (None: all): the first ones; sorted by shape, where
+    these would be the tallest images alone, evenly spread ones. The same for any number of workers."""
+    if test_iter is None or test_iter >= batches:
+        return list(range(batches))
+    return evenly(batches, test_iter) if stage.solver.test_transform.rectangular else list(range(test_iter))
+
+
+class Images:
+    """Opens the LMDBs, copied to scratch first where the schedule says so. Made after the process was forked."""
+
+    def __init__(self, schedule: Schedule, device: torch.device = _CPU) -> None:
+        self.schedule = schedule
+        self.train: Records | None = None
+        self.val: Records | None = None
+        self._copying = Copying(schedule.data) if schedule.data.scratch is not None else None
+        self._device = device
+        self.replacing = Replacing(schedule.data)
+        self._threads = schedule.data.loader_threads or default_loader_threads(device.type, torch.get_num_threads())
+        self._sharers = 1  # workers of this node
+        self._memory: Decoded | None = None
+        self._memory_made = False
+        # Filled by train.resident.
+        self.resident: Resident | None = None
+        self.resident_decided = False
+
+    def open(self, comm: Comm, world: World, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
+        """Collective; once. True if asked to stop before all nodes had their copies. DataError, StorageError, on every rank."""
+        self._sharers = world.local_size
+        if self._copying is not None:
+            stopped = yield from self._copying.first(comm, stop)
+            if stopped:
+                return True
+        everyone(comm, self.open_here)
+        if self._copying is not None:
+            self._copying.begin_beside()
+        return False
+
+    def open_here(self) -> None:
+        """Opens the LMDBs where they are, or the copies that were made. DataError, StorageError."""
+        data = self.schedule.data
+        if self._copying is not None:
+            self.train, *val = self._copying.records()
+            self.val = val[0] if val else None
+            return
+        self.train = LmdbSource(data.train.path, data.train.images)
+        if data.val is not None:
+            self.val = LmdbSource(data.val.path, data.val.images)
+
+    def copied(self, comm: Comm, all_nodes: bool = False) -> Iterator[Note]:
+        """What became of the copies in scratch since the last call: on rank 0's node, or, collectively, on all of them."""
+        if self._copying is not None and all_nodes:
+            yield from self._copying.news_of_all(comm)
+        elif self._copying is not None and comm.rank == 0:
+            yield from self._copying.news()
+
+    def close(self) -> None:
+        """Ends what is still being copied, and lets go of the copies."""
+        if self._copying is not None:
+            self._copying.close()
+
+    def loader(self, stage: Stage, start: int = 0) -> Loader:
+        """Training images, from any position on, of a stage that begins at position `start`."""
+        assert self.train is not None
+        return training_loader(
+            self.train,
+            self.schedule,
+            stage.solver,
+            threads=self._threads,
+            augment=make_augment(stage.solver.transform),
+            memory=self.memory(),
+            bad=self.replacing.met,
+            start=start,
+        )
+
+    def whole_images(self) -> Loader:
+        """The training images in key order, as they are in the LMDB."""
+        assert self.train is not None
+        model = self.schedule.model
+        return Loader(
+            self.train,
+            Transform(),
+            train=False,
+            channels=model.channels,
+            num_classes=model.num_classes,
+            threads=self._threads,
+        )
+
+    def memory(self) -> Decoded | None:
+        """Where the training images stay once they are decoded, the same for all stages; None if they don't."""
+        if not self._memory_made:
+            assert self.train is not None
+            cache = self.schedule.data.cache
+            if cache is Cache.DEVICE and self._device.type == "cuda":  # they stay there, and take no room here
+                cache = Cache.DISK
+            self._memory = make_memory(self.train, self.schedule.model.channels, cache, self._sharers)
+            self._memory_made = True
+        return self._memory
+
+    def test_loader(self, stage: Stage) -> Loader | None:
+        """Validation images, each once; None without data.val."""
+        if self.val is None:
+            return None
+        return evaluation_loader(self.val, self.schedule, stage.solver, threads=self._threads)
+
+    def preflight(self) -> None:
+        """Looks at some records of each LMDB as each stage would. RecipeError where `num_classes` is wrong and nothing else is, DataError
+        with all that is wrong."""
+        mistakes: list[DataError] = []
+        if (other := _other_classes(self.train, self.val)) is not None:
+            mistakes.append(other)
+        looking, problem = self, self._wrong_number()
+        if problem is not None:  # that each label is out of range then needs no saying
+            looking = copy(self)
+            model = replace(self.schedule.model, num_classes=len(self._classes()[1]))
+            looking.schedule = replace(self.schedule, model=model)
+        for stage in self.schedule.stages:
+            for make in (looking.loader, looking.test_loader):
+                try:
+                    mistakes += loader.mistakes() if (loader := make(stage)) is not None else []
+                except DataError as error:
+                    mistakes.append(error)
+        if problem is not None and not mistakes:
+            raise RecipeError([problem])
+        if problem is not None:
+            mistakes.insert(0, DataError(replace(problem, hint="").render(), problem.hint))
+        if mistakes:
+            raise together(mistakes)
+
+    def _classes(self) -> tuple[str, tuple[str, ...]]:
+        """(LMDB, its classes) of the one that names most."""
+        known = [(r.name, r.index.facts.classes if r.index else ()) for r in (self.train, self.val) if r is not None]
+        return max(known, key=lambda pair: len(pair[1]))
+
+    def _wrong_number(self) -> Problem | None:
+        return classes_problem(self.schedule, *self._classes())
+
+
+def preflight(schedule: Schedule) -> None:
+    """Opens the LMDBs where they are and looks at some records: what can be known before anything is started.
+
+    Not whether `cache: DEVICE` has room: the device is the workers' matter, who look at it first thing.
+    """
+    cache = Cache.DISK if schedule.data.cache is Cache.DEVICE else schedule.data.cache
+    images = Images(replace(schedule, data=replace(schedule.data, scratch=None, cache=cache)))
+    try:
+        images.open_here()
+    except DataError as error:
+        raise DataError(error.message, _copies_left(schedule.data) or error.hint) from None
+    images.preflight()
+
+
+def _other_classes(train: Records | None, val: Records | None) -> DataError | None:
+    """Where the side files name the classes, and one label means two things: accuracy would be that of a wrong answer."""
+    if train is None or val is None or train.index is None or val.index is None:
+        return None
+    pairs = zip(train.index.facts.classes, val.index.facts.classes, strict=False)
+    for label, (trained, tested) in enumerate(pairs):
+        if trained != tested:
+            return DataError(
+                f"label {label} is `{trained}` in {train.name}, and `{tested}` in {val.name}",
+                "labels count the class folders in the order of their names: import both from the same folders, or from lists "
+                "that state the labels",
+            )
+    return None
+
+
+def _copies_left(data: Data) -> str:
+    """A hint at the copies of LMDBs that are gone themselves."""
+    sources = [data.train, *([data.val] if data.val else [])]
+    found = []
+    for source in sources:
+        if data.scratch is not None and not os.path.exists(source.path):
+            with suppress(StagerunError):
+                found += [(source.path, one) for one in copies_of(data.scratch, source.path)]
+    return "; ".join(
+        f"a copy of {path}, made {one.manifest.made}, is in {one.folder}: it can be given as `source`"
+        for path, one in found
+    )
+
+
+@contextmanager
+def made_up_images(schedule: Schedule, synthetic: bool, comm: Comm, world: World) -> Iterator[Schedule]:
+    """The schedule with synthetic images, made in a temporary folder of each node and removed at the end; or as it is."""
+    if not synthetic:
+        yield schedule
+        return
+    # The same name on every node, which no other rehearsal has.
+    name = rank0(comm, lambda: f"stagerun-rehearsal-{os.getuid()}-{os.urandom(8).hex()}")
+    folder = Path(tempfile.gettempdir()) / name
+    try:
+        everyone(comm, lambda: _make_images(schedule, folder) if world.local_rank == 0 else None)
+        train, val = ((str(folder / kind), SYNTHETIC_IMAGES) for kind in ("train", "val"))
+        yield with_sources(schedule, train, val)
+    finally:
+        if world.local_rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)  # processes that have it open keep what they opened
+
+
+def _make_images(schedule: Schedule, folder: Path) -> None:
+    shape, classes = synthetic_images(schedule), schedule.model.num_classes
+    for kind in ("train", "val"):
+        write_synthetic(
+            str(folder / kind), SYNTHETIC_IMAGES, shape.height, shape.width, shape.channels, classes, shape.encoded
+        )

@@ -1,0 +1,350 @@
+"""Rank 0's side of a run: the output folder, what is in it, and what goes into it."""
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from stagerun import store
+from stagerun.base.errors import PermissionDenied, ResumeRefused, StagerunError, StorageError
+from stagerun.base.recipe import OnNan, Schedule, Stage
+from stagerun.base.snapshots import SnapshotRef, how_far
+from stagerun.language import canonical
+from stagerun.plan import Plan, State, changed_fields, make_plan, require_fresh
+from stagerun.plan.counting import names_of, targets, under
+from stagerun.system.lmdb_file import with_sets
+from stagerun.train.progress import RECIPE, STATE, Progress, progress_of
+from stagerun.train.results import require_progress, standing
+
+
+class Selection(NamedTuple):
+    """What --redo, --keep, --only and --until name."""
+
+    redo: Collection[str] = ()
+    keep: Collection[str] = ()
+    only: Collection[str] = ()
+    until: str | None = None
+
+
+ALL = Selection()
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """What the snapshots of a stage's run have in common. `parent`: id of the snapshot that it started from, '' for the seed. `id_stage`
+    and `skipped` as in SnapshotRef."""
+
+    stage: Stage
+    parent: str
+    environment: Mapping[str, str]
+    id_stage: str = ""
+    skipped: int = 0
+
+
+class Keeper:
+    """Only rank 0 makes one. Holds `out`, by its lock and a lease, from `open` to `close`.
+
+    `retry`: earlier lives that came to nothing are not a reason to refuse. `say` gets the reason if `open` waits, and `stop` is asked
+    whether to go on waiting.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        out: Path,
+        selection: Selection = ALL,
+        retry: bool = False,
+        say: Callable[[str], None] = lambda text: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.schedule, self.out, self.selection = schedule, out, selection
+        self.disk = store.disk_of_run()
+        self.attempt = 1
+        self.began_empty = False  # no snapshot was there when this process life began
+        self.serial = 0  # of the newest snapshot that this process life has written, or tried to
+        self.retry, self.say, self.stop = retry, say, stop
+        self._lock: store.Lock | None = None
+        self._lease: store.Lease | None = None
+        # Names of the snapshots whose bytes were read back from the disk in this process life, and were those written.
+        self._verified: set[str] = set()
+        # By a snapshot's name, the stage that the newest plan has it for, where it was trained under another name.
+        self._names: dict[str, str] = {}
+
+    def open(self) -> None:
+        """Looks at the LMDBs (`Schedule.sets`), makes the folder, proves that it can be written, takes it if no one else holds it, and clears
+        away what a killed run left half done.
+
+        PermissionDenied, StorageError, FolderInUseError; ResumeRefused after a few lives that got nowhere; an error with the code
+        of a stop.
+        """
+        self.schedule = with_sets(self.schedule)
+        store.prepare(self.disk, self.out)
+        self._lock = store.Lock(self.out, optional=True)
+        self._lock.acquire()
+        # Beats come when they come: on a disk of their own they don't shift the calls of one that is to fail at a certain call.
+        lease = store.Lease(self.disk, self.out, beats=store.LocalDisk())
+        lease.wait(self._lock.held, self.say, self.stop)
+        found = store.inventory(self.disk, self.out)
+        self.began_empty = not found.snapshots and not found.damaged
+        newest = standing(self.disk, self.out, self.schedule, found)
+        if not self.retry:
+            require_progress(self.disk, self.out, newest)
+        self._lease = lease
+        self.attempt = lease.take(newest, store.attempts_seen(self.disk, self.out))
+        lease.keep_beating()
+        store.sweep(self.disk, self.out)  # only now: until then they might be those of a run that lives
+
+    def close(self, code: int | None = 0) -> None:
+        """`code`: what the process ends with; None if it ends without a word, as a killed one does."""
+        if self._lease is not None:
+            self._lease.release(code)
+        if self._lock is not None:
+            self._lock.release()
+
+    def require_held(self) -> None:
+        """FolderInUseError if another run has taken over: to be asked right before anything is renamed, replaced or deleted.
+        StorageError, PermissionDenied if that can't be known."""
+        if self._lease is not None:
+            self._lease.require_held()
+
+    def require_not_lost(self) -> None:
+        """FolderInUseError if it is known by now that another run has taken over. Looks at no disk."""
+        if self._lease is not None and self._lease.lost:
+            self._lease.require_held()
+
+    def inventory(self) -> store.Inventory:
+        """With each snapshot under the stage that the newest plan has it for."""
+        return under(store.inventory(self.disk, self.out), self._names)
+
+    def plan(self) -> Plan:
+        """What is left to do. ResumeRefused when a stage is stale and neither --redo nor --keep names it; StorageError as of
+        `store.answers_now`."""
+        while True:
+            found = store.inventory(self.disk, self.out)
+            plan = self._made(found)
+            anew = {planned.stage.name for planned in plan.stages if planned.state is State.FRESH}
+            if not store.answers_now(self.disk, self.out, found, anew):
+                break
+        self._names = names_of(plan.inventory)
+        require_fresh(plan)
+        return plan
+
+    def not_chosen(self) -> tuple[str, ...]:
+        """Stages that --only or --until leaves out, and that are still to be trained."""
+        left = self._made(store.inventory(self.disk, self.out)).left_out
+        return tuple(planned.stage.name for planned in left if planned.state is State.NOT_CHOSEN)
+
+    def _made(self, found: store.Inventory) -> Plan:
+        return make_plan(self.schedule, found, *self.selection)
+
+    def read(self, ref: SnapshotRef, most: Mapping[str, int] | None = None) -> dict[str, bytes] | None:
+        """The verified files of a snapshot, or None: it was damaged, and is set aside now. So is one with a file larger than
+        `most` allows (`store.read`), and one whose state no run writes: someone else has signed that.
+
+        StorageError where the disk fails and no other snapshot of its stage can be read: then it is the disk that must be mended.
+        ResumeRefused for one that is too large because it is of another network.
+        """
+        try:
+            files = self._read(ref, most)
+            progress_of(files)
+            return files
+        except store.TooLarge as error:
+            self._require_same_network(ref, error)
+        except (store.Damaged, ValueError, KeyError):
+            pass
+        self._set_aside(ref)
+        return None
+
+    def _read(self, ref: SnapshotRef, most: Mapping[str, int] | None) -> dict[str, bytes]:
+        """As `store.read`; after an I/O error once more, when another snapshot of the stage could be read: then it was not the disk that
+        was away."""
+        try:
+            return store.read(self.disk, self.out, ref, most)
+        except store.Damaged as error:
+            if not error.disk_fails:
+                raise
+            if not self._another_is_well(ref.stage, ref.name):
+                raise store.only_one(error) from error
+        return store.read(self.disk, self.out, ref, most)
+
+    def is_harmed(self, stage: str, name: str) -> bool:
+        """Whether a snapshot of the stage that counts as damaged is: where the disk fails at it, only if it doesn't at another one."""
+        try:
+            store.inspect(self.disk, self.out, name)
+        except store.Damaged as error:
+            return not error.disk_fails or self._another_is_well(stage, name)
+        return False
+
+    def _another_is_well(self, stage: str, name: str) -> bool:
+        for other in reversed(self.inventory().of(stage)):
+            if other.name != name:
+                with suppress(store.Damaged):
+                    store.verify(self.disk, self.out, other.name)
+                    return True
+        return False
+
+    def _require_same_network(self, ref: SnapshotRef, error: store.TooLarge) -> None:
+        stage = next((stage for stage in self.schedule.stages if stage.name == ref.stage), None)
+        if stage is not None and any(field.startswith("model.") for field in changed_fields(ref, stage)):
+            raise ResumeRefused(
+                f"snapshot {ref.name} does not fit network `{self.schedule.model.name}`: {error.reason}",
+                "it was trained with another `model`: put that back, or train the stage again with --redo",
+            ) from error
+
+    def commit(self, lineage: Lineage, iter: int, files: Mapping[str, store.Blob], progress: Progress) -> SnapshotRef:
+        """Writes a snapshot; `files` are the tensors'. Called from the writing thread; one at a time.
+
+        StorageError, PermissionDenied, FolderInUseError.
+        """
+        self.serial += 1
+        return store.commit(
+            self.disk,
+            self.out,
+            store.Metadata(
+                place=store.Place(lineage.stage.name, iter, self.attempt),
+                parent=lineage.parent,
+                identity=lineage.stage.identity,
+                environment=lineage.environment,
+                id_stage=lineage.id_stage,
+                serial=self.serial,
+                skipped=lineage.skipped,
+                began_empty=self.began_empty,
+            ),
+            files={**files, STATE: json.dumps(asdict(progress)).encode(), RECIPE: canonical(self.schedule).encode()},
+            content=tuple(files),
+            require_held=self.require_held,
+        )
+
+    def retain(self, newest: SnapshotRef, spared: frozenset[str] | None = None) -> None:
+        """Drops what `newest` makes superfluous. `spared`: it is of a stretch that is trained once more, of which only the newest
+        is needed, and these names are none of its.
+
+        Nothing goes before a newer one that stays was read back from the disk. One that was lets those after it go, until it
+        is to go itself: so of `keep_snapshots` one is read back.
+
+        Called from the writing thread after `commit`. StorageError, PermissionDenied, FolderInUseError; Damaged if `newest` does
+        not read back as it was written: then it is set aside, and the older ones are all there.
+        """
+        inventory = self.inventory()
+        stage = self.schedule.stage(newest.stage)
+        pinned = self._pinned(inventory, stage, finished=newest.iter == stage.solver.max_iter)
+        if spared is None:
+            pinned |= _ahead(inventory, stage)
+        keep = self.schedule.keep_snapshots if spared is None else 1
+        ends = {s.name: s.solver.max_iter for s in self.schedule.stages}
+        drop = store.superfluous(inventory, keep, pinned | (spared or frozenset()), ends)
+        if not drop:
+            return
+        if not self._verified & {ref.name for ref in _newer(inventory, drop)}:
+            self._verify(newest)
+        for old in drop:
+            self._drop(old)
+
+    def make_room(self, training: Stage, spared: frozenset[str] | None = None) -> tuple[str, ...]:
+        """On a full disk: drops what `keep_snapshots: 1` would not keep, of the stage in training, and of those whose end is
+        there; the names. Pins, ends, what other stages start from and `spared` (as in `retain`) stay. So does everything
+        that has no newer one which, read back now, is as it was written; of a finished stage that is its end: a newer one may be of
+        a stretch that was trained once more, from which the stage could not go on.
+
+        Called from the writing thread after a `commit` that failed. StorageError, PermissionDenied, FolderInUseError if nothing
+        could be dropped.
+        """
+        inventory = self.inventory()
+        ends = {s.name: s.solver.max_iter for s in self.schedule.stages}
+        dropped: list[str] = []
+        for stage in self.schedule.stages:
+            own = inventory.of(stage.name)
+            done = [ref for ref in own if ref.iter == ends[stage.name] and not changed_fields(ref, stage)]
+            if stage.name != training.name and not done:
+                continue
+            others = spared if stage.name == training.name else None
+            ahead = frozenset() if done else _ahead(inventory, stage)
+            pinned = self._pinned(inventory, stage, bool(done)) | (ahead if others is None else others)
+            drop = store.superfluous(inventory, 1, pinned, ends)
+            kept = done if done and others is None else _newer(inventory, drop)
+            if not drop or not any(self._reads_back(ref) for ref in reversed(kept)):
+                continue
+            try:
+                for old in drop:
+                    if self._drop(old):
+                        dropped.append(old.name)
+            except StagerunError:
+                if not dropped:
+                    raise
+        return tuple(dropped)
+
+    def _drop(self, ref: SnapshotRef) -> bool:
+        self.require_held()
+        return store.drop(self.disk, self.out, ref)
+
+    def _set_aside(self, ref: SnapshotRef) -> None:
+        self.require_held()
+        store.set_aside(self.disk, self.out, ref.name)
+
+    def _verify(self, ref: SnapshotRef) -> None:
+        """Reads a snapshot back. Damaged if it isn't as it was written: then it is set aside, unless it is the disk that fails."""
+        try:
+            store.verify(self.disk, self.out, ref.name)
+        except store.Damaged as error:
+            if not error.disk_fails:
+                with suppress(StorageError, PermissionDenied):  # it counts as damaged wherever it lies
+                    self._set_aside(ref)
+            raise
+        self._verified.add(ref.name)
+
+    def _reads_back(self, ref: SnapshotRef) -> bool:
+        if ref.name not in self._verified:
+            try:
+                self._verify(ref)
+            except (store.Damaged, StorageError):
+                return False
+        return True
+
+    def before_piece(self, stage: Stage) -> frozenset[str]:
+        """Names of the stage's snapshots that its training has left; what came in a life after its end are steps of pieces that
+        were broken off, which may go once a newer one is there. To be asked where a piece begins."""
+        own = self.inventory().of(stage.name)
+        ends = [ref.attempt for ref in own if ref.iter == stage.solver.max_iter and not changed_fields(ref, stage)]
+        return frozenset(ref.name for ref in own if not ends or ref.attempt <= max(ends))
+
+    def _pinned(self, inventory: store.Inventory, training: Stage, finished: bool) -> frozenset[str]:
+        """Names of the snapshots that retention leaves alone: those of every stage but the one in training, and those of that
+        one that other stages start from.
+
+        Of that one also those of an older definition, until the stage is finished: as long as the old end is there, a plan
+        can tell that the stages after it were trained from something else. For the same reason what any snapshot here was
+        started from stays as long as that one does, also where the schedule doesn't name the place any more.
+
+        And, until then, the one that `on_nan: ROLLBACK` would go back to now, which may be older than what stops have made.
+        """
+        branches = self.schedule.branch_points(training.name)
+        gone_back_to: set[str] = set()
+        if not finished and training.solver.on_nan is OnNan.ROLLBACK and (own := inventory.of(training.name)):
+            last = own[-1]
+            found = targets(inventory, training, branches, last.parent, last.skipped, last.iter)
+            gone_back_to = {ref.name for ref in found[:1]}
+        started_from = {ref.parent for ref in inventory.snapshots}
+
+        def pinned(ref: SnapshotRef) -> bool:
+            if ref.stage != training.name or ref.iter in branches or ref.id in started_from or ref.name in gone_back_to:
+                return True
+            return not finished and bool(changed_fields(ref, training))
+
+        return frozenset(ref.name for ref in inventory.snapshots if pinned(ref)) | store.pins(self.disk, self.out)
+
+
+def _ahead(inventory: store.Inventory, stage: Stage) -> frozenset[str]:
+    """Names of the stage's snapshots that a plan would go on from rather than from the newest: whoever wrote that had not seen them,
+    since the disk did not answer for a while. They stay until training has come as far."""
+    own = [ref for ref in inventory.of(stage.name) if not changed_fields(ref, stage)]
+    return frozenset(ref.name for ref in own if ref.parent == own[-1].parent and how_far(ref) > how_far(own[-1]))
+
+
+def _newer(inventory: store.Inventory, drop: Sequence[SnapshotRef]) -> tuple[SnapshotRef, ...]:
+    """The snapshots of the same stage that stay and are newer than all that are dropped, oldest first."""
+    if not drop:
+        return ()
+    own = inventory.of(drop[-1].stage)
+    return tuple(ref for ref in own[own.index(drop[-1]) + 1 :] if ref not in drop)

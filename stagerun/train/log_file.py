@@ -1,0 +1,222 @@
+"""OUT/log.jsonl: every event as one line of JSON. A run appends to it. It may hold millions of lines, so readers start at its end, with the
+last process life, or follow what is appended from now on."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stagerun.base.errors import PermissionDenied, StorageError
+from stagerun.base.events import (
+    Event,
+    Indexed,
+    Iterated,
+    PieceStarted,
+    Renamed,
+    Retraced,
+    RunStarted,
+    StageStarted,
+    Tested,
+)
+from stagerun.base.pace import WINDOW
+from stagerun.store.errors import reporting
+from stagerun.store.logged import Backwards, event_of
+
+# As JsonLines writes them. Inside a text the quotes would have backslashes.
+_STARTED, _ITERATED, _RETRACED = (b'"event": "%b"' % name for name in (b"RunStarted", b"Iterated", b"Retraced"))
+INDEX_EVERY = 2048  # lines of iterations
+_BUFFER = 1 << 10  # bytes that are read for a line by itself
+_TESTS = re.compile(rb'"event": "(?:Tested|StageStarted)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """From the last RunStarted on: (seconds since the epoch, event), in order.
+
+    `seen` has every event but Iterated and Retraced, of which a life may have millions; `window` the last iterations of the
+    last stage, `retraced` those of a piece that came after it, WINDOW at most of either. `last` is the newest line. `unreadable`
+    counts lines that are not whole, but for one at the end, which may be in the writing.
+    """
+
+    seen: tuple[tuple[float, Event], ...] = ()
+    window: tuple[Iterated, ...] = ()
+    retraced: tuple[Retraced, ...] = ()
+    last: tuple[float, Event] | None = None
+    unreadable: int = 0
+
+    def of(self, *kinds: type) -> Iterator[Any]:
+        return (event for _, event in self.seen if isinstance(event, kinds))
+
+
+class Tail:
+    """The events of a log that a run appends to, each once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at, self._rest = path, 0, b""
+
+    def __call__(self) -> list[tuple[float, Event]]:
+        """What has come since the last call. A line that a kill cut short is left out."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._at)
+                new = file.read()
+        except FileNotFoundError:
+            return []
+        self._at += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        return [found for line in lines if (found := _parse(line)[0]) is not None]
+
+
+def read_last_life(log: Path) -> Life | None:
+    """None if the log is missing or empty. StorageError, PermissionDenied."""
+    with reporting("read the log", log):
+        try:
+            with open(log, "rb", buffering=_BUFFER) as file:
+                return _last_life(Backwards(file))
+        except FileNotFoundError:
+            return None
+
+
+def _last_life(lines: Backwards) -> Life | None:
+    seen: list[tuple[float, Event]] = []
+    window: list[Iterated] = []
+    retraced: list[Retraced] = []
+    # The newest line is the last in the file: a clock may be set back.
+    last: tuple[float, Event] | None = None
+    unreadable, stage_seen, piece_seen = 0, False, False  # the newest StageStarted; that or a PieceStarted
+    for line in lines:
+        window_full = stage_seen or len(window) == WINDOW
+        retraced_full = piece_seen or len(retraced) == WINDOW
+        lines.skipping = window_full or len(retraced) == WINDOW
+        if (window_full and _ITERATED in line) or (retraced_full and _RETRACED in line):
+            continue
+        found, damaged = _parse(line)
+        unreadable += damaged
+        if found is None:
+            continue
+        last = last or found
+        match found[1]:
+            case Iterated() as event:
+                window.append(event)
+            case Retraced() as event:
+                retraced.append(event)
+            case event:
+                seen.append(found)
+                stage_seen |= isinstance(event, StageStarted)
+                piece_seen |= isinstance(event, StageStarted | PieceStarted)
+        if _STARTED in line:
+            break
+    return Life(tuple(seen[::-1]), tuple(window[::-1]), tuple(retraced[::-1]), last, unreadable) if last else None
+
+
+def earlier_tests(log: Path, stage: str) -> list[Tested]:
+    """The evaluations inside a stage that count for where it is now, over all process lives: not those of iterations that
+    were trained again after a kill. Reads back to the stage's start. StorageError, PermissionDenied.
+    """
+    found: list[Tested] = []
+    with reporting("read the log", log), open(log, "rb", buffering=_BUFFER) as file:
+        lines = Backwards(file)
+        lines.skipping, last = True, None
+        for line in lines:
+            parsed, _ = _parse(line) if _TESTS.search(line) else (None, False)
+            match parsed and parsed[1]:
+                case StageStarted() as start if start.stage == stage:
+                    last = start.iter if last is None else min(last, start.iter)
+                    if last == 0:
+                        break
+                case Tested() as test if test.stage == stage and (last is None or test.iter <= last):
+                    found.append(test)
+    return found[::-1]
+
+
+def _parse(line: bytes) -> tuple[tuple[float, Event] | None, bool]:
+    """(time, event), None where there is none that this version knows; and whether the line is damaged."""
+    try:
+        return (event_of(line) if line.strip() else None), False
+    except ValueError:
+        return None, True
+
+
+def started(life: Life) -> RunStarted | None:
+    return next(life.of(RunStarted), None)
+
+
+def names(life: Life) -> dict[str, str]:
+    """Snapshots that were written when their stage had another name: by the snapshot's name the stage's."""
+    return {snapshot: event.stage for event in life.of(Renamed) for snapshot in event.snapshots}
+
+
+def newest_start(life: Life) -> StageStarted | None:
+    return next(reversed(list(life.of(StageStarted))), None)
+
+
+# -- writing
+
+
+class JsonLines:
+    """Rank 0 only. Each line is written whole with one call: a killed run leaves at most its last line cut short, and the next run
+    starts on a line of its own.
+
+    A log that can't be written is not a reason to lose training: `warn` hears of the first failure, and later events are
+    still tried, each on a line of its own. PermissionDenied, StorageError if the file can't be opened.
+    """
+
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+        self._path, self._warn, self._warned = path, warn, False
+        try:
+            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed by __exit__
+            size = self._file.seek(0, os.SEEK_END)
+            self._file.seek(max(0, size - 1))
+            self._torn = size > 0 and self._file.read(1) != b"\n"
+            self._indexed = self._file.seek(0, os.SEEK_END) + self._torn
+            self._others, self._iterations = dict[int, bool](), 0
+        except PermissionError as error:
+            raise PermissionDenied(f"{path}: may not be written", "give another output folder with --out") from error
+        except OSError as error:
+            raise StorageError(f"{path}: can't be written: {error.strerror}", "check the disk") from error
+
+    def __call__(self, event: Event) -> None:
+        try:
+            line = b"\n" * self._torn + self._index(event) + _line(event)
+            written = self._file.write(line)
+        except OSError as error:
+            self._failed(error.strerror or str(error))
+            return
+        # A disk with room for a part of the line takes that part, and says so.
+        self._torn = written != len(line)
+        if self._torn:
+            self._failed("the disk took a part of a line only")
+
+    def _index(self, event: Event) -> bytes:
+        """What comes before the line of `event`: after many iterations, an Indexed. Where a line could not be written, the next one may name
+        wrong places, which its readers see."""
+        if not isinstance(event, Iterated | Retraced):
+            self._others[self._file.seek(0, os.SEEK_END) + self._torn] = True
+            return b""
+        self._iterations += 1
+        if self._iterations % INDEX_EVERY:
+            return b""
+        line = _line(Indexed(since=self._indexed, lines=tuple(self._others)))
+        if self._others:  # else the next one covers these lines, too: a reader that goes backwards meets few of them
+            self._indexed, self._others = self._file.seek(0, os.SEEK_END) + self._torn + len(line), {}
+        return line
+
+    def _failed(self, why: str) -> None:
+        if not self._warned:
+            self._warned = True
+            self._warn(f"warning: {self._path} can't be written: {why}; training goes on without its lines")
+
+    def __enter__(self) -> "JsonLines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def _line(event: Event) -> bytes:
+    record = {"time": round(time.time(), 3), "event": type(event).__name__, **asdict(event)}
+    return json.dumps(record).encode() + b"\n"

@@ -1,0 +1,208 @@
+"""What rank 0 shows while it runs: one live line on a terminal, plain lines elsewhere."""
+
+import shlex
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+
+from rich.control import Control
+from rich.progress_bar import ProgressBar
+from rich.segment import ControlType
+from rich.text import Text
+
+from stagerun.base import events
+from stagerun.base.pace import DONE, TO_DO, WINDOW, colour, live_line, progress_line, share
+from stagerun.base.recipe import OnNan
+from stagerun.base.text import count, duration, size, to_nowhere, wrapped
+from stagerun.command.terminal import Terminal
+from stagerun.system.world import relayed
+from stagerun.train.logs.results import (
+    ensemble_line,
+    ensembles_table,
+    failed_line,
+    finished_line,
+    ordered,
+    piece_line,
+    results_table,
+)
+
+_EVERY_S = 0.5  # between two pictures of the live line
+_ERASE = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
+
+
+class _Terminal(Terminal):
+    """rich ends the program when no one reads its output any more; training goes on."""
+
+    def on_broken_pipe(self) -> None:
+        to_nowhere(sys.stdout)
+
+
+class Console:
+    """A sink for events. `display` maps a stage to the iterations between two plain lines (0: none); `results` and
+    `ensembles` are those of stages and ensembles finished before. `live`: whether to show a live line; by default on a terminal,
+    but not on an MPI launcher's, which may write what is printed into a file."""
+
+    def __init__(
+        self,
+        display: dict[str, int],
+        parents: dict[str, str | None],
+        results: Sequence[events.StageFinished] = (),
+        live: bool | None = None,
+        ensembles: Sequence[events.EnsembleTested] = (),
+    ) -> None:
+        self.rich = _Terminal(file=sys.stdout, highlight=False)
+        here = sys.stdout.isatty() and not self.rich.is_dumb_terminal and not relayed()  # FORCE_COLOR makes no terminal
+        self.live = here if live is None else live
+        self._drawn, self._next = False, 0.0
+        self.display, self.parents = display, parents
+        self.started: events.RunStarted | None = None
+        self.stage: events.StageStarted | None = None
+        self.window: deque[events.Iterated] = deque(maxlen=WINDOW)
+        self.retraced: deque[float] = deque(maxlen=WINDOW)  # seconds of the last updates of a piece
+        self.left = 0
+        self.results = list(results)
+        self.ensembles = {tested.name: tested for tested in ensembles}
+
+    def __enter__(self) -> "Console":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._show()
+
+    def say(self, line: str, style: str = "") -> None:
+        """Prints a line. Once that fails (a closed pipe, a terminal whose connection broke, a full disk) it prints nowhere:
+        training goes on, and log.jsonl has everything."""
+        self._show(Text(wrapped(line, self.rich.width if self.live else None) + "\n", style))
+
+    def _show(self, *parts: Text | ProgressBar, live: bool = False) -> None:
+        """In place of the live line, if there is one. The cursor is never hidden, and no thread draws: whatever ends this process leaves
+        a terminal in order, and another process that writes erases one line (`ending.over_live_line`)."""
+        try:
+            with self.rich:
+                if self._drawn:
+                    self.rich.print(_ERASE, end="")
+                for part in parts:
+                    self.rich.print(
+                        part, end="", soft_wrap=not live, no_wrap=live, overflow="ellipsis" if live else None
+                    )
+        except OSError:
+            to_nowhere(sys.stdout)
+        self._drawn, self._next = live, time.monotonic() + _EVERY_S if live else 0.0
+
+    def _marks(self) -> dict[str, str]:
+        done = {result.stage for result in self.results}
+        marks = {name: DONE if name in done else TO_DO for name in (self.started.stages if self.started else ())}
+        if self.stage is not None and self.stage.stage not in done:
+            iter = self.window[-1].iter if self.window else self.stage.iter
+            marks[self.stage.stage] = share(iter, self.stage.max_iter)
+        return marks
+
+    def _say_strip(self) -> None:
+        if self.live:
+            self._show(_painted(self._marks()), Text("\n"))
+
+    def __call__(self, event: events.Event) -> None:
+        match event:
+            case events.Iterated():
+                self.window.append(event)
+                self._updated(event)
+            case events.RunStarted():
+                self.started, self.left = event, event.iterations_left
+                self.say(
+                    f"{event.schedule}: {event.iterations_left} of {event.iterations} iterations to do, "
+                    f"{count(event.workers, 'worker')} on {event.device}, {count(event.threads, 'thread')} each, output in {event.out}"
+                )
+            case events.NotFinite():
+                self.left -= event.done == OnNan.SKIP.value
+                self.say(f"warning: {failed_line(event)}", "yellow")
+            case events.Note():
+                self.say(f"{'warning' if event.warning else 'note'}: {event.text}", "yellow" if event.warning else "")
+            case events.StageStarted():
+                self.stage = event
+                self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.members}
+                self.left = event.iterations_left or self.left  # a damaged snapshot may have added to it
+                self.window.clear()
+                self.say(
+                    f"stage {event.number}/{self._stages} {event.stage}: iterations {event.iter} to {event.max_iter}, batch "
+                    f"{event.batch_size}, from {event.start}"
+                )
+                self._say_strip()
+            case events.PieceStarted():
+                self.left = event.iterations_left or self.left
+                self.retraced.clear()
+                self.say(piece_line(event))
+            case events.Retraced():
+                self.retraced.append(event.seconds)
+                self._updated(event)
+            case events.Tested():
+                weights = "EMA test" if event.ema else "test"
+                self.say(
+                    f"{event.stage} {event.iter}: {weights} top-1 {100 * event.top1:.2f} %, top-5 {100 * event.top5:.2f} %, "
+                    f"loss {event.loss:.4f} on {event.images} images in {duration(event.seconds)}"
+                )
+            case events.SnapshotWritten():
+                self.say(
+                    f"{event.stage} {event.iter}: snapshot {event.name}, {size(event.bytes)} in {event.seconds:.2f} s"
+                )
+            case events.SnapshotFailed():
+                self.say(f"warning: no snapshot of {event.stage} at {event.iter}: {event.message}", "yellow")
+            case events.StageFinished():
+                self.results = [r for r in self.results if r.stage != event.stage] + [event]
+                self.say(results_table(self.results, self.parents, shown=[event]))
+                self._say_strip()
+            case events.EnsembleTested():
+                self.ensembles[event.name] = event
+                self.say(ensemble_line(event))
+            case events.Stopped():
+                self.say(
+                    f"stopped in {event.stage} after iteration {event.iter} ({event.reason}), everything is saved: "
+                    "run the same command again to go on"
+                )
+            case events.RunFinished():
+                self.say(finished_line(event))
+                order = list(self.parents)
+                self.say(results_table(sorted(self.results, key=lambda r: order.index(r.stage)), self.parents))
+                if self.ensembles:
+                    self.say("\n" + ensembles_table(ordered(self.ensembles, self.started)))
+                if event.trained and self.started and self.live:  # for a person: what programs read ends with the table
+                    out = shlex.quote(self.started.out)
+                    self.say(
+                        f"next: `stagerun report {out}`, `stagerun eval {out}`; for other images: `stagerun help own images`"
+                    )
+
+    @property
+    def _stages(self) -> int:
+        return len(self.started.stages) if self.started else 0
+
+    def _updated(self, event: events.Iterated | events.Retraced) -> None:
+        self.left -= 1
+        every = self.display.get(event.stage, 0)
+        if self.live and time.monotonic() >= self._next:
+            self._draw(event)
+        elif not self.live and every and event.iter % every == 0:
+            self.say(self._line(event))
+
+    def _draw(self, event: events.Iterated | events.Retraced) -> None:
+        if isinstance(event, events.Retraced):
+            return self._show(Text(self._line(event)), live=True)
+        assert self.stage is not None
+        width = self.rich.width - 1  # in the last column a terminal may begin a new line
+        marks, bar, rest = live_line(self._marks(), self.stage, self.window, self.left, width)
+        parts: list[Text | ProgressBar] = [_painted(marks), Text("  ")]
+        if bar:
+            parts += [ProgressBar(self.stage.max_iter, self.window[-1].iter, width=bar), Text("  ")]
+        self._show(*parts, Text(rest), live=True)
+
+    def _line(self, event: events.Iterated | events.Retraced) -> str:
+        if isinstance(event, events.Retraced):
+            left = duration((event.until - event.iter) * sum(self.retraced) / len(self.retraced))
+            done = f"{event.stage} again  {event.iter}/{event.until}"
+            return f"{done}  LR {event.lr:.4g}  loss {event.loss:.4f}  {left} left in it"
+        assert self.stage is not None
+        return progress_line(self.stage, self._stages, self.window, self.left)
+
+
+def _painted(marks: Mapping[str, str]) -> Text:
+    return Text("  ").join(Text(f"{name} {mark}".rstrip(), colour(mark) or "") for name, mark in marks.items())

@@ -1,0 +1,146 @@
+"""The options of `stagerun run`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from stagerun.base.recipe import Schedule
+from stagerun.command.options import arguments, flag, option
+from stagerun.command.shared import (
+    AUTO,
+    BIND,
+    CORES,
+    NONE,
+    WORKERS,
+    Duration,
+    Nproc,
+    PlannedOptions,
+    Threads,
+    limits,
+    output_folder,
+)
+from stagerun.launch import GRACE_S
+from stagerun.launch.sharing import Wish
+from stagerun.launch.start import Orders
+from stagerun.train.keeper import Selection
+from stagerun.train.logs.table import LOGS, SCREENS
+
+STOPPING = "Stopping and going on"
+LOGGED = "Logs"
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions(PlannedOptions):
+    nproc: Nproc = None
+    threads: Threads = None
+    bind: str = option(
+        "--bind",
+        "Put each worker on cores of its own, within one NUMA node, and its memory there; `stagerun topology` draws it. auto: where "
+        "the cores are known to be the job's own (some of a machine's CPUs, a whole one from Slurm, several hosts), or a machine has "
+        "several NUMA nodes; not where a worker is alone.",
+        title=WORKERS,
+        type=click.Choice(BIND),
+        default=AUTO,
+    )
+    comm_cores: int | None = option(
+        "--comm-cores N",
+        "With --bind cores: cores of each worker that are set apart for all that doesn't compute.  [default: one in 12, at most 4]",
+        title=WORKERS,
+        least=0,
+    )
+    grace: float | None = option(
+        "--grace TIME",
+        "From a signal to stop until the scheduler kills: an iteration that can't be finished and saved by then is broken off, "
+        "and nothing before it is lost.  [default: 10m]",
+        title=STOPPING,
+        type=Duration(least=1.0),
+        word="{:f}s".format,
+    )
+    stop_after: float | None = option(
+        "--stop-after TIME",
+        "Stop and save, as after a signal to stop (75), when the command has run for so long: for a night, or an allocation.",
+        title=STOPPING,
+        type=Duration(least=1.0),
+        launcher=True,  # the clock is that of the process that was called; its signal reaches the workers
+        word="{:f}s".format,
+    )
+    timeouts: tuple[str, ...] = option(
+        "--timeout SECTION=TIME",
+        "End the run (69), naming the rank, when one has not moved for so long in a section: start (10m without it), copy (30m), "
+        "first_iteration (10m), iteration and evaluation (1m, or ten times the slowest step of late; with `compile` 10m), save (10m). "
+        "`off`: never, for a debugger. Repeatable.",
+        title=STOPPING,
+        default=(),
+    )
+    retry: bool = flag(
+        "--retry", "Go on though the last three runs ended without getting any further than they began.", title=STOPPING
+    )
+    exact: bool = flag(
+        "--require-bit-exact",
+        "Refuse (78) to go on where the same bits are not promised: with another torch build, processor, number of threads or "
+        "workers, or other training images; on a GPU always. Without it the run goes on, and says EQUIVALENT.",
+        title=STOPPING,
+    )
+    log_format: str = option(
+        "--log-format",
+        "What is printed: text for people, or Caffe's own lines, for parse_log and the plot scripts that read Caffe's "
+        "logs; `Iteration N` then counts through all stages in the order in which they run.",
+        title=LOGGED,
+        type=click.Choice(list(SCREENS)),
+        default="text",
+    )
+    log: tuple[str, ...] = option(
+        "--log",
+        f"Write a log into the output folder as well. {' '.join(f'{name}: {log.about}' for name, log in LOGS.items())} Repeatable.",
+        title=LOGGED,
+        type=click.Choice(list(LOGS)),
+        multiple=True,
+        default=(),
+    )
+    profile: str | None = option(
+        "--profile FILE",
+        "Write a Chrome trace of some iterations (open it in ui.perfetto.dev): images, forward, backward, each piece of the gradients "
+        "on its way to the others, update, of all workers.",
+        title=LOGGED,
+    )
+    profile_iterations: int | None = option(
+        "--profile-iterations N",
+        "With --profile: how many, after the first three.  [default: 10]",
+        title=LOGGED,
+        least=1,
+    )
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds from a signal to the end."""
+        return GRACE_S if self.grace is None else self.grace
+
+    @property
+    def selection(self) -> Selection:
+        return Selection(self.redo, self.keep, self.only, self.until)
+
+    @property
+    def wish(self) -> Wish:
+        return Wish({AUTO: None, CORES: True, NONE: False}[self.bind], self.comm_cores, self.threads)
+
+    @property
+    def orders(self) -> Orders:
+        return Orders(tuple(self.arguments()), self.threads, self.grace_s, limits=limits(self.timeouts))
+
+    def output(self, schedule: Schedule) -> Path:
+        return output_folder(schedule.name, self.out)
+
+    def arguments(self) -> list[str]:
+        """The command line of a worker."""
+        return ["run", *arguments(self)]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What makes a run short, to try something: what becomes of the schedule in the files, and batches of the evaluation after a
+    stage."""
+
+    schedule: Callable[[Schedule], Schedule]
+    final_test_iter: int

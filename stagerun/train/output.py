@@ -1,0 +1,269 @@
+"""An output folder, read and not changed: whose it is, what was written last, and what was evaluated. Takes no lock.
+
+Which of two snapshots is newer, (attempt, serial) alone says: clocks of nodes differ, and a copy has other times.
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from stagerun import store
+from stagerun.base.errors import DataError, StagerunError, UsageError, listing
+from stagerun.base.events import EnsembleTested, RunStarted, StageFinished, Tested
+from stagerun.base.recipe import Schedule
+from stagerun.base.snapshots import Inventory, SnapshotRef
+from stagerun.command.shared import output_folder
+from stagerun.language import load
+from stagerun.language.build import completed
+from stagerun.language.resolve import SCHEDULE_FILE
+from stagerun.language.stored import read_foreign
+from stagerun.plan import Plan
+from stagerun.plan.ensembles import EnsembleState
+from stagerun.store.layout import MANIFEST, snapshots_folder
+from stagerun.store.logged import event_of
+from stagerun.system.lmdb_file import with_sets
+from stagerun.train.log_file import Life, earlier_tests, newest_start, started
+from stagerun.train.progress import MOST_RECIPE, RECIPE
+from stagerun.train.results import figures_file, planned_ensembles, read_ensemble, read_result
+
+LOG = "log.jsonl"
+DISK = store.LocalDisk()
+_MOST_TRIED, _MOST_SHOWN, _LINE = 1000, 5, 1 << 20
+_DATA_HINT = "give the folder of a schedule, or that of an LMDB"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An output folder, and the schedule it belongs to if that was named; `folder`: the schedule's, if --out was not given."""
+
+    out: Path
+    schedule: Schedule | None = None
+    folder: Path | None = None
+
+
+def find_target(folder: str, overrides: Sequence[str], out: str | None) -> Target:
+    """DIR of a command: a schedule's folder, or an output folder. RecipeError, UsageError."""
+    path = Path(folder)
+    if not os.path.lexists(path):
+        raise UsageError(
+            f"{folder}: no such folder",
+            "give a schedule's folder, or the output folder, which `run` makes when it starts",
+        )
+    if os.path.exists(path / SCHEDULE_FILE) or not os.path.isdir(path):
+        schedule = with_sets(load(folder, overrides))
+        return Target(output_folder(schedule.name, out), schedule, path if out is None else None)
+    # `rehearse` leaves its figures in a folder in which nothing has been run.
+    if not (os.path.isdir(path / "snapshots") or any(os.path.exists(p) for p in (path / LOG, figures_file(path)))):
+        raise UsageError(
+            f"{folder} is neither a schedule's folder ({SCHEDULE_FILE}) nor an output folder (snapshots, {LOG})",
+            "give the folder that `stagerun run` was given, or the one that it writes to",
+        )
+    if out is not None or overrides:
+        raise UsageError(
+            f"{folder} is an output folder: --out and --set belong to a schedule's folder",
+            "leave them out, or give the schedule's folder",
+        )
+    return Target(path)
+
+
+def is_schedule(folder: str) -> bool:
+    """Whether it is a schedule's; else it is an LMDB's. DataError if it isn't there, UsageError if it is neither."""
+    path = Path(folder)
+    if os.path.exists(path / SCHEDULE_FILE):
+        return True
+    if os.path.exists(path / "data.mdb"):
+        return False
+    if os.path.isdir(path):
+        raise UsageError(
+            f"{folder} is neither a schedule's folder (it has no {SCHEDULE_FILE}) nor an LMDB's (no data.mdb)",
+            _DATA_HINT,
+        )
+    if os.path.lexists(path):
+        raise UsageError(f"{folder}: is not a folder", _DATA_HINT)
+    raise DataError(f"{folder}: no such folder", _DATA_HINT)
+
+
+# -- where else a schedule may have been run
+
+
+def elsewhere(target: Target) -> str:
+    """A hint where nothing is in the default output folder; '' where --out or an output folder was given."""
+    if target.folder is None or target.schedule is None:
+        return ""
+    found = _outputs(target.folder, target.schedule.name)
+    if not found:
+        return "\n  hint: `run` writes to out/NAME in the folder it is called in; name another one with --out"
+    return f"\n  hint: a run of it is in {listing([str(p) for p in found])}: give that with --out"
+
+
+def _outputs(folder: Path, name: str) -> list[Path]:
+    """Output folders of schedules of that name: beside the schedule and in it, and in `out` there, here, and in every folder above."""
+    here, folder = Path.cwd(), folder.resolve()
+    bases = [folder, folder.parent, *(above / "out" for start in (here, folder) for above in (start, *start.parents))]
+    tried: list[Path] = []
+    for base in dict.fromkeys(bases):
+        with suppress(OSError), os.scandir(base) as entries:
+            tried += [Path(entry.path) for entry in islice(entries, _MOST_TRIED)]
+    return sorted(path for path in dict.fromkeys(tried) if _schedule_of(path) == name)[:_MOST_SHOWN]
+
+
+def _schedule_of(out: Path) -> str | None:
+    """By the first line of its log; None where there is none."""
+    with suppress(OSError, ValueError), open(out / LOG, "rb") as file:
+        found = event_of(file.readline(_LINE))
+        return found[1].schedule if found is not None and isinstance(found[1], RunStarted) else None
+    return None
+
+
+# -- snapshots and evaluations
+
+
+def stage_order(out: Path, inventory: Inventory) -> list[str]:
+    """Names of the stages as the recipe in the newest snapshot has them; none if it can't be read."""
+    recipe = newest_recipe(out, inventory)
+    return [stage.name for stage in recipe.stages] if recipe is not None else []
+
+
+def newest_recipe(out: Path, inventory: Inventory) -> Schedule | None:
+    """The schedule that the newest snapshot was made from; None if it can't be read."""
+    newest = newest_snapshot(out, inventory)
+    if newest is None:
+        return None
+    try:
+        return read_foreign(store.read_file(DISK, out, newest.name, RECIPE, MOST_RECIPE).decode())
+    except (StagerunError, ValueError):
+        return None
+
+
+def newest_snapshot(out: Path, inventory: Inventory) -> SnapshotRef | None:
+    """The one written last."""
+    # In one process life what came of a snapshot is younger than it: that orders those of versions that did not count them.
+    depth: dict[str, int] = {"": 0}
+    for ref in sorted(inventory.snapshots, key=lambda ref: (ref.attempt, ref.serial)):
+        depth[ref.id] = max(depth.get(ref.id, 0), depth.get(ref.parent, 0) + 1)
+    return max(inventory.snapshots, key=lambda ref: (ref.attempt, ref.serial, depth[ref.id], ref.iter), default=None)
+
+
+def written(out: Path, name: str) -> float | None:
+    """When a snapshot was written, by the file system, for people. None if it is gone meanwhile."""
+    try:
+        return (snapshots_folder(out) / name / MANIFEST).stat().st_mtime
+    except OSError:
+        return None
+
+
+def last_result(out: Path, refs: Sequence[SnapshotRef]) -> tuple[SnapshotRef, StageFinished] | None:
+    """The newest of a stage's snapshots that was evaluated, and its result."""
+    for ref in sorted(refs, key=lambda ref: (ref.attempt, ref.serial, ref.iter), reverse=True):
+        if (result := read_result(out, ref)) is not None:
+            return ref, result
+    return None
+
+
+def ensemble_on_disk(out: Path, name: str, inventory: Inventory) -> EnsembleTested | None:
+    """What was evaluated under that name, if all that it was made from is there, and no member was trained to something else
+    after it. What the schedule means now a plan knows (`results.planned_ensembles`)."""
+    tested = read_ensemble(out, name)
+    if tested is None:
+        return None
+    by_id = {ref.id: ref for ref in inventory.snapshots}
+    members = [by_id.get(id) for id in tested.snapshots]
+    whole = [member for member in members if member is not None]
+    # An older version did not say when it was evaluated; no earlier than its members were trained.
+    stated = (tested.attempt, tested.serial) if tested.attempt else (0, 0)
+    evaluated = max([stated, *((ref.attempt, ref.serial) for ref in whole)])
+
+    def replaced(member: SnapshotRef) -> bool:
+        later = [ref for ref in inventory.of(member.stage) if (ref.attempt, ref.serial) > evaluated]
+        return any(_definition(ref) != _definition(member) for ref in later)
+
+    return None if len(whole) < len(members) or any(map(replaced, whole)) else tested
+
+
+def _definition(ref: SnapshotRef) -> tuple[str, dict[str, str]]:
+    """What is the same for all snapshots of a stage that was trained once, those of its pieces too."""
+    return ref.parent, completed(ref.identity)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The last one of a stage. `snapshot` is '' for one inside a stage."""
+
+    stage: str
+    iter: int
+    top1: float | None = None
+    top5: float | None = None
+    loss: float | None = None
+    ema_top1: float | None = None
+    ema_top5: float | None = None
+    ema_loss: float | None = None
+    snapshot: str = ""
+
+
+def evaluations(out: Path, plan: Plan | None, life: Life, inventory: Inventory) -> tuple[Evaluation, ...]:
+    """In the order of the schedule, as far as that is known: of a stage in training the last one inside it, of one that is done
+    its end's, of another the newest there is."""
+    run = started(life)
+    order = [s.stage.name for s in plan.stages] if plan else list(run.stages) if run else []
+    ends = {s.stage.name: s.end for s in plan.stages} if plan else {}
+    inside = _inside(out, life)
+    found = []
+    for stage in dict.fromkeys([*order, *(ref.stage for ref in inventory.snapshots)]):
+        end = ends.get(stage)
+        if stage in inside:
+            found.append(_evaluation(inside[stage]))
+        elif end is not None:
+            found += [_of_result(result)] if (result := read_result(out, end)) is not None else []
+        elif (last := last_result(out, inventory.of(stage))) is not None:
+            found.append(_of_result(last[1]))
+    return tuple(found)
+
+
+def ensembles(out: Path, plan: Plan | None, life: Life, inventory: Inventory) -> tuple[EnsembleTested, ...]:
+    """In the order of the schedule, as far as that is known. Where the schedule waits for members, an older evaluation stands as
+    those of its members do, unless they have become something else."""
+    if plan is None:
+        run = started(life)
+        found = [ensemble_on_disk(out, name, inventory) for name in (run.ensembles if run else ())]
+    else:
+        found = [
+            ensemble_on_disk(out, e.ensemble.name, inventory) if e.state is EnsembleState.WAITING else e.result
+            for e in planned_ensembles(plan, out)
+        ]
+    return tuple(tested for tested in found if tested is not None)
+
+
+def _inside(out: Path, life: Life) -> dict[str, list[Tested]]:
+    """By stage, the newest evaluation that no StageFinished has followed: of the trained weights and of the averaged ones."""
+    found: dict[str, list[Tested]] = {}
+    start = newest_start(life)
+    if start is not None and start.iter > 0:  # in the lives before
+        found[start.stage] = earlier_tests(out / LOG, start.stage)
+    for event in life.of(Tested, StageFinished):
+        if isinstance(event, StageFinished):
+            found.pop(event.stage, None)
+        else:
+            found.setdefault(event.stage, []).append(event)
+    return {stage: [t for t in tests if t.iter == tests[-1].iter] for stage, tests in found.items() if tests}
+
+
+def _evaluation(tests: Sequence[Tested]) -> Evaluation:
+    figures = {f"{'ema_' * t.ema}{name}": getattr(t, name) for t in tests for name in ("top1", "top5", "loss")}
+    return Evaluation(stage=tests[0].stage, iter=tests[0].iter, **figures)
+
+
+def _of_result(result: StageFinished) -> Evaluation:
+    return Evaluation(
+        stage=result.stage,
+        iter=result.iterations,
+        top1=result.top1,
+        top5=result.top5,
+        loss=result.test_loss,
+        ema_top1=result.ema_top1,
+        ema_top5=result.ema_top5,
+        ema_loss=result.ema_test_loss,
+        snapshot=result.snapshot,
+    )

@@ -1,0 +1,43 @@
+"""The files of a snapshot, and what its state.json says. No torch: tables are made from it, too."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from stagerun.schedule.plateau import PlateauState
+from stagerun.system.typed import json_object, read_as
+
+WEIGHTS, MOMENTUM, AVERAGE = "model.safetensors", "optim.safetensors", "ema.safetensors"
+STATE, RECIPE = "state.json", "recipe.prototxt"
+
+# What these two may be at most. Of a thousand bad records state.json has some 100 kB, of hundreds of stages the recipe 1 MB.
+MOST_STATE, MOST_RECIPE = 16_000_000, 4_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a snapshot says besides tensors, for people, tables and limits; the weights need none of it.
+
+    `position`: images consumed along the path of ancestors. `train_seconds`: over all process lives. `losses`: those of the
+    last iterations. `bad_records`: [index, position, text] of those that were replaced, by all workers in all process lives.
+    `plateau`: what lr_policy `plateau` goes on from; None of a stage with another policy. `skips`,
+    `skips_in_all` and `rollbacks`: those of TrainState; the limit `max_nan` goes by them.
+    """
+
+    position: int
+    train_seconds: float
+    losses: list[float]
+    bad_records: list[tuple[int, int, str]] = field(default_factory=list)  # an older snapshot has none
+    plateau: PlateauState | None = None
+    skips: int = 0
+    skips_in_all: int = 0
+    rollbacks: int = 0
+
+
+def progress_of(files: Mapping[str, bytes]) -> Progress:
+    """KeyError without a state.json; ValueError if it is none that a run writes. What a later version may say besides is passed
+    over."""
+    record = json_object(files[STATE])
+    plateau = record.get("plateau")
+    if isinstance(plateau, dict) and plateau.keys() != {f.name for f in fields(PlateauState)}:
+        raise ValueError("plateau is of another kind")
+    return read_as(Progress, record)

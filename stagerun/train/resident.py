@@ -1,0 +1,127 @@
+"""The training images on a GPU, where they fit and the schedule lets them (`cache` of Data), and the batches made there.
+
+Each worker has a copy of its own, and decides by itself: the images of a batch are the same either way.
+"""
+
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from stagerun.base import order
+from stagerun.base.errors import DataError, UsageError
+from stagerun.base.events import Note
+from stagerun.base.recipe import Cache, PadMode, Solver
+from stagerun.base.text import size as size_text
+from stagerun.data import transform
+from stagerun.data.bad_records import Undecodable
+from stagerun.data.loaders import side_at
+from stagerun.data.transform import draw_places, only_places
+from stagerun.engine.feed import Cut, Resident, feed, read_all
+from stagerun.engine.images import Batch
+from stagerun.system.pulse import beating
+from stagerun.train.worker import StageRun
+
+AUTO_SHARE = 8  # AUTO takes at most one part of so many of what is free
+_AT_ONCE = 256  # images that are copied to the device together
+
+
+def keep(run: StageRun) -> Generator[Note, None, Resident | None]:
+    """The training images on the stage's device, put there when the first stage wants them; None where they come from the
+    loader: without a GPU, with another `cache`, or with a transform that changes more than places.
+
+    UsageError if they don't fit though `cache: DEVICE` says so; errors of the loader.
+    """
+    cache, images = run.worker.schedule.data.cache, run.worker.images
+    wanted = cache in (Cache.AUTO, Cache.DEVICE) and run.worker.device.type == "cuda"
+    if not (wanted and only_places(run.stage.solver.transform)):
+        return None
+    if not images.resident_decided:
+        images.resident = yield from _fill(run, torch.cuda.mem_get_info(run.worker.device)[0])
+        images.resident_decided = not run.worker.stop()
+    return images.resident
+
+
+def _fill(run: StageRun, free: int) -> Generator[Note, None, Resident | None]:
+    """Reads and decodes every record once. None where they can't be kept; errors as of `keep`."""
+    loader, cache = run.worker.images.whole_images(), run.worker.schedule.data.cache
+    records = len(loader.records)
+    asked = ((first, min(_AT_ONCE, records - first)) for first in range(0, records, _AT_ONCE))
+    try:
+        with loader.stream(asked) as batches:
+            resident = read_all(
+                beating(batches, run.worker.comm.pulse),
+                records,
+                run.worker.device,
+                lambda needed: room(cache, needed, free),
+                run.worker.stop,
+            )
+    except Undecodable as error:
+        # At its turn the loader stops, or takes another record in its place: which one depends on the position.
+        yield Note(text=f"the training images are not kept on the GPU: {error.message}", warning=True)
+        return None
+    except DataError:
+        if cache is Cache.DEVICE:
+            raise
+        return None
+    if resident is not None:
+        yield Note(text=f"the training images are kept on the GPU: {size_text(resident.images.numel())}")
+    return resident
+
+
+def room(cache: Cache, needed: int, free: int) -> bool:
+    """Whether `needed` bytes of `free` may be taken. UsageError if there aren't as many though the schedule wants it."""
+    if cache is Cache.AUTO:
+        return needed * AUTO_SHARE <= free
+    if needed > free:
+        raise UsageError(
+            f"the training images take {size_text(needed)} on each GPU, and {size_text(free)} are free",
+            "write `cache: AUTO` under `data` in schedule.prototxt",
+        )
+    return True
+
+
+@contextmanager
+def training_batches(
+    run: StageRun, resident: Resident | None, asked: Iterable[tuple[int, int]]
+) -> Iterator[Iterator[Batch]]:
+    """The stage's batches at (position, count), made on the device of `resident`, or by the loader and copied there."""
+    # What grows with the iterations of the stage (`crop_size_ramp_param`) doesn't jump where images are left out.
+    start = run.planned.position + run.planned.skipped
+    if resident is None:
+        with (
+            run.worker.images.loader(run.stage, start).stream(asked) as batches,
+            feed(batches, run.worker.device) as fed,
+        ):
+            yield fed
+        return
+    solver = run.stage.solver
+    drawn = cuts(solver, run.worker.schedule.data.shuffle, resident, asked, start)
+    reflect = solver.transform.pad_mode is PadMode.REFLECT
+    with closing(resident.batches(drawn, solver.transform.pad, reflect)) as made:
+        yield made
+
+
+def cuts(
+    solver: Solver, shuffle: bool, resident: Resident, asked: Iterable[tuple[int, int]], start: int = 0
+) -> Iterator[Cut]:
+    """What the loader would draw at (position, count), in a stage that begins at position `start`."""
+    records, height, width = resident.images.shape[:3]
+    needed, side = transform.numbers_needed(solver.transform), side_at(solver, start)
+    for position, count in asked:
+        positions = np.arange(position, position + count, dtype=np.int64)
+        numbers = order.draws(solver.random_seed, positions, needed)
+        places = draw_places(replace(solver.transform, crop_size=side(position)), numbers, height, width)
+        yield Cut(
+            indices=order.indices(solver.random_seed, records, position, count, shuffle),
+            top=places.top,
+            left=places.left,
+            mirror=places.mirror,
+            height=places.height,
+            width=places.width,
+            positions=positions,
+            lighting=places.lighting,
+            cutout=places.cutout,
+        )

@@ -1,0 +1,206 @@
+"""What a run leaves beside its snapshots: results of stages and ensembles, a rehearsal's figures, how lives ended. No torch."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from stagerun import store
+from stagerun.base.errors import WORTH_ANOTHER_START, ExitCode, ResumeRefused, StorageError
+from stagerun.base.events import EnsembleTested, StageFinished
+from stagerun.base.recipe import Schedule
+from stagerun.base.snapshots import SnapshotRef
+from stagerun.language import canonical
+from stagerun.plan import Plan, PlannedStage, State
+from stagerun.plan.counting import other_set, tested_on
+from stagerun.plan.ensembles import EnsembleState, PlannedEnsemble, plan_ensembles
+from stagerun.plan.estimate import Figures
+from stagerun.store.errors import reporting
+from stagerun.store.layout import results_folder
+from stagerun.store.logged import ensemble_of, result_of
+from stagerun.system.typed import json_object, read_as
+
+
+def path_of(out: Path, snapshot: str) -> Path:
+    return results_folder(out) / f"{snapshot}.json"
+
+
+MOST = 1_000_000  # bytes of a file; a run writes one thousand
+
+
+def _read(path: Path) -> bytes:
+    # The folder may be a link, which someone made on purpose; the file may not.
+    return store.LocalDisk().read(Path(os.path.realpath(path.parent)) / path.name, MOST)
+
+
+def read_result(out: Path, ref: SnapshotRef) -> StageFinished | None:
+    """The result of a snapshot, under its stage's present name; None if there is none, or it can't be read or is not a result (then it
+    is made again)."""
+    try:
+        found = result_of(_read(path_of(out, ref.name)))
+    except (OSError, ValueError):
+        return None
+    return replace(found, stage=ref.stage) if ref.trained_as else found
+
+
+def write_result(disk: store.Disk, out: Path, finished: StageFinished) -> None:
+    """Rank 0 only. StorageError or PermissionDenied if it can't be written."""
+    path = path_of(out, finished.snapshot)
+    store.write_atomic(disk, path, json.dumps(asdict(finished)).encode())
+    _look_again(path, result_of)
+
+
+def results(plan: Plan, out: Path) -> list[StageFinished]:
+    """Those of the finished stages, in running order."""
+    return [r for s in plan.stages if s.end is not None and (r := read_result(out, s.end)) is not None]
+
+
+def unfinished(plan: Plan, out: Path) -> list[PlannedStage]:
+    """Stages that are trained, but whose evaluation is missing, or was made with other images or another transform."""
+
+    def missing(planned: PlannedStage) -> bool:
+        result = read_result(out, planned.end) if planned.end is not None else None
+        if result is None or result.tested_on != tested_on(plan.schedule, planned.stage):
+            return True
+        return other_set(plan.schedule, result.tested_set)
+
+    return [s for s in plan.stages if s.state is State.DONE and missing(s)]
+
+
+def ensemble_path(out: Path, name: str) -> Path:
+    return results_folder(out) / "ensembles" / f"{name}.json"
+
+
+def read_ensemble(out: Path, name: str) -> EnsembleTested | None:
+    """What was evaluated under that name, whatever it was made from; None as of `read_result`."""
+    try:
+        found = ensemble_of(_read(ensemble_path(out, name)))
+    except (OSError, ValueError):
+        return None
+    return found if found.name == name else None
+
+
+def write_ensemble(disk: store.Disk, out: Path, tested: EnsembleTested) -> None:
+    """Rank 0 only. StorageError or PermissionDenied if it can't be written."""
+    path = ensemble_path(out, tested.name)
+    store.write_atomic(disk, path, json.dumps(asdict(tested)).encode())
+    _look_again(path, ensemble_of)
+
+
+def _look_again(path: Path, parse: Callable[[bytes], object]) -> None:
+    """StorageError if a result can't be read back: what has none is evaluated, and so would be again and again."""
+    try:
+        parse(_read(path))
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"{path} was written without an error, but can't be read back: {error}",
+            "see the system's log (dmesg), or choose another folder with --out",
+        ) from error
+
+
+def planned_ensembles(plan: Plan, out: Path) -> tuple[PlannedEnsemble, ...]:
+    """Each ensemble of the schedule, and what is on disk of it."""
+    found = {e.name: read_ensemble(out, e.name) for e in plan.schedule.ensembles}
+    return plan_ensembles(plan, {name: result for name, result in found.items() if result is not None})
+
+
+def ensembles(plan: Plan, out: Path) -> list[EnsembleTested]:
+    """The results that count."""
+    return [e.result for e in planned_ensembles(plan, out) if e.result is not None]
+
+
+def nothing_to_do(plan: Plan, out: Path) -> bool:
+    return plan.next is None and not unfinished(plan, out) and not ready_ensembles(plan, out)
+
+
+def ready_ensembles(plan: Plan, out: Path) -> list[PlannedEnsemble]:
+    """Those whose members are all trained and evaluated, and that are not."""
+    waiting = {s.stage.name for s in unfinished(plan, out)}
+    planned = planned_ensembles(plan, out)
+    return [e for e in planned if e.state is EnsembleState.READY and not waiting & set(e.ensemble.members)]
+
+
+# -- what a rehearsal measured
+
+
+def figures_file(out: Path) -> Path:
+    return out / "rehearsal.json"
+
+
+def write_figures(disk: store.Disk, out: Path, figures: Figures) -> None:
+    """Rank 0 only. StorageError or PermissionDenied if it can't be written."""
+    store.write_atomic(disk, figures_file(out), json.dumps(asdict(figures)).encode())
+
+
+def read_figures(out: Path) -> Figures | None:
+    """What the last rehearsal left; None if there was none, or another version's."""
+    try:
+        return read_as(Figures, json_object(figures_file(out).read_bytes()))
+    except (OSError, ValueError):
+        return None
+
+
+# -- a restart loop that gets nowhere
+
+# Lives without progress after which another one has no point; a fault that comes and goes seldom comes three times in a row.
+LIMIT = 3
+
+# Ends that a launcher, a scheduler or a batch script answers with another start. Those with another code have said what a person must do.
+_BAD = {None, ExitCode.BUG, *WORTH_ANOTHER_START} - {ExitCode.SAVED}
+
+_MOST_BYTES = 1 << 20  # of a result
+
+
+def standing(disk: store.Disk, out: Path, schedule: Schedule, found: store.Inventory) -> str:
+    """A digest of what there is to go on from: the schedule, the complete snapshots by their names, the results. Any progress changes
+    it, and so does an edit of the solver files, which is as good a reason to try again. StorageError, PermissionDenied."""
+    digest = hashlib.sha256(canonical(schedule).encode())
+    for ref in found.snapshots:
+        digest.update(f"\n{ref.name}".encode())
+    for name, data in _results(disk, out):
+        digest.update(f"\n{name} {hashlib.sha256(data).hexdigest()}".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _results(disk: store.Disk, out: Path) -> Iterator[tuple[str, bytes]]:
+    """(name, content) of each, b'' for one that can't be read: it is made again."""
+    for place in (results_folder(out), results_folder(out) / "ensembles"):
+        folder = Path(os.path.realpath(place))  # it may be a link, as in `results`
+        with reporting("list the results", folder):
+            try:
+                names = disk.names(folder)
+            except FileNotFoundError:
+                continue
+        for name in sorted(name for name in names if name.endswith(".json") and not name.startswith(".")):
+            try:
+                yield name, disk.read(folder / name, _MOST_BYTES)
+            except OSError:
+                yield name, b""
+
+
+def require_progress(disk: store.Disk, out: Path, newest: str) -> None:
+    """ResumeRefused if the last LIMIT lives were cut off or failed, and all began from `newest`, the `standing` now. StorageError,
+    PermissionDenied."""
+    if not (lives := fruitless(disk, out, newest)):
+        return
+    codes = ("was killed, or crashed" if x.code is None else f"ended with exit code {x.code}" for x in lives)
+    ends = "; ".join(f"life {life.attempt} ({life}) {end}" for life, end in zip(lives, codes, strict=True))
+    more = f"{out}/log.jsonl may say more; " if (out / "log.jsonl").exists() else ""
+    raise ResumeRefused(
+        f"the last {LIMIT} runs in {out} came to no snapshot and no result, and the next would start where they did: {ends}",
+        f"{more}`stagerun run --retry` goes on all the same",
+    )
+
+
+def fruitless(disk: store.Disk, out: Path, newest: str) -> list[store.Life]:
+    """The last LIMIT lives, where they were cut off or failed and all began from `newest`; else none. StorageError,
+    PermissionDenied."""
+    lives = [seen.life for seen in store.last_lives(disk, out, LIMIT) if seen.life is not None]
+    return lives if stuck(lives, newest) else []
+
+
+def stuck(lives: Sequence[store.Life], newest: str) -> bool:
+    """Whether `lives`, the last ones, are LIMIT that ended badly and began from `newest`. Pure."""
+    return len(lives) == LIMIT and all(life.code in _BAD and life.newest == newest for life in lives)

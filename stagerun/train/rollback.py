@@ -1,0 +1,134 @@
+"""`on_nan: ROLLBACK`: from an iteration that failed back to a snapshot, and on with other images; and which images those were.
+
+What is known at the iteration that failed (how often it came to that, which images are left out) is in no snapshot before the
+next one. A run that is killed in between does the iterations before it once more, fails there once more, and comes to the same.
+
+So does a run that finds the snapshot to go back to damaged or gone: it goes on from the one before as if it had been killed there,
+writes the lost one anew when it comes by, fails once more, and then goes back to it, with the images left out that were to be.
+"""
+
+from collections import deque
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+from stagerun import store
+from stagerun.base import order
+from stagerun.base.errors import Diverged
+from stagerun.base.events import Event, Note, NotFinite
+from stagerun.base.snapshots import SnapshotRef
+from stagerun.data.lmdb_offsets import printable
+from stagerun.plan import State
+from stagerun.plan.counting import place, targets
+from stagerun.system.pulse import Section
+from stagerun.train.agreement import rank0
+from stagerun.train.progress import progress_of
+from stagerun.train.stage_start import parent_id
+from stagerun.train.stored import most_bytes
+from stagerun.train.worker import LOSS_WINDOW, StageRun
+
+
+def keys_of(run: StageRun, failed: NotFinite) -> tuple[str, ...]:
+    """The keys of the iteration's images, over all ranks, in the order of their positions; on rank 0, which alone reports them."""
+    records = run.worker.images.train
+    if run.worker.comm.rank != 0 or records is None:
+        return ()
+    seed, shuffle = run.stage.solver.random_seed, run.worker.schedule.data.shuffle
+    indices = order.indices(seed, len(records), failed.position, failed.images, shuffle)
+    return tuple(printable(records.key(int(i))) for i in indices)
+
+
+def gone_back(run: StageRun, failed: NotFinite) -> Generator[Event, None, StageRun]:
+    """The stage's run as it goes on after `failed`. Collective; no snapshot may be under way.
+
+    A target that is damaged is set aside, and training comes by there once more, from the one before it. Where it is lost another
+    time, that one is gone back to, which makes a run that is EQUIVALENT only. Diverged if either leads to the stage's start, and
+    the snapshot that it was is gone or damaged.
+    """
+    run.worker.comm.pulse.enter(Section.START)  # for the others: rank 0 reads and verifies
+    found: list[tuple[SnapshotRef | None, dict[str, bytes] | None]] = []
+    notes: list[Note] = []
+
+    def choose() -> dict[str, Any]:
+        ref, files, own = _choose(run, failed, notes)
+        found.append((ref, files))
+        if ref is None or files is None or not own:
+            return {"own": False, "iter": 0, "skipped": run.planned.skipped_before, "rollbacks": 0}
+        return {"own": True, "iter": ref.iter, "skipped": ref.skipped, "rollbacks": progress_of(files).rollbacks}
+
+    answer = rank0(run.worker.comm, choose)
+    planned, solver, back_to = run.planned, run.stage.solver, answer["iter"]
+    ref, files = found[0] if found else (None, None)
+    yield from notes
+    start = ref.name if ref is not None else f"seed {solver.random_seed}"
+    wanted = place(failed.iter, solver.snapshot, run.worker.schedule.branch_points(run.stage.name))
+    again = back_to != wanted and failed.position not in run.again
+    where = f"{run.stage.name}: {failed.what} at iteration {failed.iter}; the snapshot to go back to, of {wanted}, is damaged or gone"
+    if again:
+        yield Note(text=f"{where}: on from {back_to} ({start}), to make it anew and come there once more", warning=True)
+        skipped, rollbacks = answer["skipped"], answer["rollbacks"]
+    else:
+        if back_to != wanted:
+            text = f"{where} a second time: what follows is EQUIVALENT, not BIT-EXACT, to a run in which it is there"
+            yield Note(text=text, warning=True)
+        yield replace(failed, keys=keys_of(run, failed), back_to=back_to, snapshot=start, until=planned.until)
+        skipped, rollbacks = planned.skipped + (failed.iter + 1 - back_to) * solver.batch_size, failed.number
+    return replace(
+        run,
+        step=replace(
+            run.step,
+            planned=replace(
+                planned,
+                state=State.RESUME if answer["own"] else State.FRESH,
+                iter=back_to,
+                start=ref,
+                skipped=skipped,
+                # The ids of a stage that was renamed go on with its first name, also from its start.
+                like=planned.like or (planned.start if planned.state is State.RESUME else None),
+            ),
+            files=files,
+            iterations_left=run.step.iterations_left + planned.iter - back_to,
+        ),
+        losses=deque(maxlen=LOSS_WINDOW),
+        seconds=0.0,
+        # It is on disk, and under its name there can be no other of this life.
+        saved=back_to if answer["own"] else -1,
+        rollbacks=rollbacks,
+        again=run.again | {failed.position} if again else run.again,
+    )
+
+
+def _choose(
+    run: StageRun, failed: NotFinite, notes: list[Note]
+) -> tuple[SnapshotRef | None, dict[str, bytes] | None, bool]:
+    """Rank 0's: the snapshot (None: the seed), its verified files, and whether it is one of the stage itself."""
+    keeper, planned, stage = run.worker.keeper, run.planned, run.stage
+    assert keeper is not None
+    branches, parent = run.worker.schedule.branch_points(stage.name), parent_id(planned)
+    like = planned.start if planned.kept and planned.state is State.RESUME else None
+    for name in keeper.inventory().damaged:
+        parsed = store.parse_name(name)
+        # Training may come by there once more, and need the name.
+        if parsed is not None and parsed.stage == stage.name and keeper.is_harmed(stage.name, name):
+            keeper.require_held()
+            notes.append(aside(name, store.set_aside(keeper.disk, keeper.out, name)))
+    while True:
+        known = keeper.inventory()
+        own = targets(known, stage, branches, parent, planned.skipped, failed.iter, like)
+        start = next((ref for ref in known.snapshots if ref.id == parent), None)
+        if not own and parent and start is None:
+            raise Diverged(
+                f"in stage `{stage.name}` {failed.what} at iteration {failed.iter}, and there is nothing to go back to: the "
+                "snapshot that the stage started from is gone",
+                "train the stage before it again, or write `on_nan: SKIP`",
+            )
+        ref = own[0] if own else start
+        files = keeper.read(ref, most_bytes(run.worker.schedule.model)) if ref is not None else None
+        if ref is None or files is not None:
+            return ref, files, bool(own)
+        notes.append(aside(ref.name, f".bad-{ref.name}"))
+
+
+def aside(name: str, now: str) -> Note:
+    """The warning about a snapshot that is called `now` from here on."""
+    return Note(text=f"snapshot {name} is damaged and was set aside as {now}", warning=True)

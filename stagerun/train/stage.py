@@ -1,0 +1,370 @@
+"""One stage on one rank: the loop of the engine with images, snapshots and evaluations around it."""
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from stagerun.base.errors import (
+    DataError,
+    ExitCode,
+    PeerError,
+    PermissionDenied,
+    StagerunError,
+    StorageError,
+    UsageError,
+)
+from stagerun.base.events import (
+    Event,
+    Iterated,
+    Note,
+    NotFinite,
+    PieceStarted,
+    Retraced,
+    SnapshotDue,
+    SnapshotFailed,
+    SnapshotWritten,
+    StageStarted,
+    Stopped,
+    TestDue,
+)
+from stagerun.base.recipe import OnNan
+from stagerun.comm import Reducer, make_reducer, runs_of
+from stagerun.engine.images import Batch
+from stagerun.engine.loop import StageLoop, train
+from stagerun.engine.state import TrainState, digests, finite
+from stagerun.plan import State
+from stagerun.plan.render import carried_over
+from stagerun.schedule import make_knobs
+from stagerun.system.pulse import Section, beating
+from stagerun.train.agreement import ToldByAnother, compare, rank0
+from stagerun.train.environment import environment_of, promise
+from stagerun.train.finish import finish_stage, test
+from stagerun.train.keeper import Lineage
+from stagerun.train.progress import Progress, progress_of
+from stagerun.train.resident import keep, training_batches
+from stagerun.train.rollback import gone_back, keys_of
+from stagerun.train.snapshotter import Snapshotter
+from stagerun.train.stage_start import arithmetic_of, parent_id, restored
+from stagerun.train.worker import StageRun
+
+
+def train_stage(run: StageRun) -> Iterator[Event]:
+    """Trains what is left of the stage, and evaluates it; of a piece, the stretch that is asked for, and no evaluation.
+    Collective; ends early after a Stopped."""
+    failed = yield from _train(run)
+    while failed is not None:  # `on_nan: ROLLBACK`
+        run = yield from gone_back(run, failed)
+        failed = yield from _train(run)
+
+
+def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
+    """The same up to the iteration from which it is to go back; None at the end, and after a Stopped."""
+    solver, planned, pulse = run.stage.solver, run.planned, run.worker.comm.pulse
+    pulse.enter(Section.START)
+    state = restored(run)
+    if run.rollbacks is None:
+        _recall(run)
+    parameters = [p.tensor for p in state.solver.parameters]
+    reducer = make_reducer(run.worker.schedule.determinism, parameters, run.worker.comm, solver.logical_workers)
+    bits = environment_of(run.worker.schedule, run.stage, run.worker.device, run.worker.comm.size, run.worker.others)
+    yield _started(run)
+    if (same := promise(run.worker.schedule, planned, bits)) and (same.warning or run.rollbacks is None):
+        yield same
+    if planned.state is State.RESUME:
+        run.saved = state.iter  # a stop before the first update has nothing to write
+    snapshotter = None
+    if run.worker.keeper is not None:
+        lineage = Lineage(run.stage, parent_id(planned), bits, planned.id_stage, planned.skipped)
+        snapshotter = Snapshotter(run.worker.keeper, lineage, state, run.is_piece)
+        run.worker.stopping.expect(sum(part.nbytes for part in snapshotter.capture.files() if part is not None))
+        if run.saved == state.iter:
+            snapshotter.newest = planned.start
+    loop, replacing = make_loop(run), run.worker.images.replacing
+
+    def stop() -> bool:
+        return run.worker.stop() or replacing.too_many()
+
+    try:
+        asked = requests(loop, state.iter, solver.device_batch_size)
+        resident = yield from keep(run)
+        pulse.stage(run.stage.name, state.iter, solver.compile)
+        with training_batches(run, resident, asked) as fed:
+            for event in _events(run, loop, state, beating(fed, pulse), reducer, stop):
+                stopped = yield from _handle(run, state, snapshotter, event)
+                if stopped:
+                    return None
+                if isinstance(event, NotFinite) and event.done == OnNan.ROLLBACK.value:
+                    if snapshotter is not None:
+                        with pulse.section(Section.SAVE):
+                            yield from snapshotter.wait()
+                    return event
+                yield from replacing.news()
+                yield from run.worker.images.copied(run.worker.comm)
+        yield from _save(run, state, snapshotter)
+    except (DataError, StorageError, PermissionDenied, PeerError, UsageError):  # the last is a memory that is too small
+        yield from _save_what_is_trained(run, state, snapshotter)
+        raise
+    finally:
+        if snapshotter is not None:
+            with pulse.section(Section.SAVE):
+                snapshotter.wait()
+    if note := replacing.summary():
+        yield note
+    yield from run.worker.images.copied(run.worker.comm, all_nodes=True)
+    if not run.is_piece:
+        yield from finish_stage(run, state)
+    return None
+
+
+def _events(
+    run: StageRun,
+    loop: StageLoop,
+    state: TrainState,
+    batches: Iterator[Batch],
+    reducer: Reducer,
+    stop: Callable[[], bool],
+) -> Iterator[Event]:
+    left = run.worker.stopping.left
+    if run.worker.profile is None:
+        return train(loop, state, batches, reducer, stop, left)
+    return run.worker.profile.train(loop, state, batches, reducer, stop, left, run.worker.device)
+
+
+def _started(run: StageRun) -> StageStarted | PieceStarted:
+    solver, planned = run.stage.solver, run.planned
+    start = planned.start.name if planned.start else f"seed {solver.random_seed}"
+    if planned.until is not None:
+        return PieceStarted(
+            stage=run.stage.name,
+            iter=planned.iter,
+            until=planned.until,
+            start=start,
+            children=planned.children,
+            iterations_left=run.step.iterations_left,
+        )
+    return StageStarted(
+        stage=run.stage.name,
+        number=run.step.number,
+        iter=planned.iter,
+        max_iter=solver.max_iter,
+        start=start,
+        batch_size=solver.batch_size,
+        device_batch_size=solver.device_batch_size,
+        carried_over=carried_over(planned) if run.stage.parent else "",
+        iterations_left=run.step.iterations_left,
+        train_seconds=run.seconds,
+    )
+
+
+def make_loop(run: StageRun) -> StageLoop:
+    """The constants of the stage's loop on this rank."""
+    solver = run.stage.solver
+    return StageLoop(
+        stage=run.stage.name,
+        max_iter=run.planned.last,
+        batch_size=solver.batch_size,
+        epoch_images=run.worker.schedule.data.train.images,
+        start_position=run.planned.position + run.planned.skipped,
+        run=runs_of(solver.logical_workers, run.worker.comm.size)[run.worker.comm.rank],
+        knobs=make_knobs(solver),
+        snapshot=solver.snapshot,
+        test_interval=0 if run.is_piece else solver.test_interval,
+        branch_points=frozenset(run.worker.schedule.branch_points(run.stage.name)),
+        is_piece=run.is_piece,
+        on_nan=solver.on_nan,
+        max_nan=solver.max_nan,
+        plateau=solver if solver.lr_policy == "plateau" else None,
+        arithmetic=arithmetic_of(run.worker.schedule.model, solver, run.worker.device),
+    )
+
+
+def requests(loop: StageLoop, iter: int, device_batch_size: int) -> Iterator[tuple[int, int]]:
+    """(position, count) of each device batch of this rank, from iteration `iter` of the stage on."""
+    for i in range(iter, loop.max_iter):
+        for worker in loop.run:
+            yield loop.start_position + i * loop.batch_size + worker * device_batch_size, device_batch_size
+
+
+def _recall(run: StageRun) -> None:
+    """The bad records that the snapshot knows of, rank 0's to count from here on. Collective. DataError if they are too many as
+    it is: the same command then ends as it did."""
+    if run.worker.images.replacing.met is None:
+        return
+    known = progress_of(run.step.files).bad_records if run.step.files else []
+    run.worker.images.replacing.recall(run.worker.comm, known, run.worker.images.loader(run.stage).is_bad)
+
+
+def _handle(
+    run: StageRun, state: TrainState, snapshotter: Snapshotter | None, event: Event
+) -> Generator[Event, None, bool]:
+    """What is done about an event of the loop. True when the run stops here, with everything saved."""
+    stopped, reason = isinstance(event, Stopped), event.reason if isinstance(event, Stopped) else ""
+    iter = state.iter
+    match event:
+        case Iterated():
+            run.losses.append(event.loss)
+            yield from _counted(run, event.iter, event.seconds)
+            yield _retraced(event, run.planned.until) if run.planned.until is not None else event
+            if snapshotter is not None:
+                yield from snapshotter.finished()
+                yield from _warned(run, snapshotter, event.seconds)
+                snapshotter.keeper.require_not_lost()  # the others then find rank 0 gone
+        case NotFinite():
+            if event.done == OnNan.SKIP.value:
+                yield from _counted(run, state.iter, event.seconds)
+                if snapshotter is not None:
+                    snapshotter.keeper.require_not_lost()
+            if event.done != OnNan.ROLLBACK.value:  # then it is reported with what it goes back to
+                yield replace(event, keys=keys_of(run, event), until=run.planned.until)
+        case Note():
+            yield event
+        case SnapshotDue():
+            yield event
+            yield from run.worker.images.replacing.news_of_all(run.worker.comm)
+            yield from _begin_snapshot(run, state, snapshotter)
+        case TestDue():
+            yield event
+            scores = yield from test(run, state, run.stage.solver.test_iter)
+            if scores is None:
+                stopped, reason = True, "asked to stop; its evaluation is left out"
+    if stopped:
+        if run.stage.solver.on_nan is OnNan.ROLLBACK and not finite(state):
+            # The update overflowed, and no loss has shown it yet. There is nothing to keep: the next process comes by there once more,
+            # from the snapshot before, and goes back as this one would have.
+            iter = max(run.saved, run.planned.iter)
+            reason = f"{reason}; what came after it has overflowed, and is not kept"
+            yield from run.worker.images.replacing.news_of_all(run.worker.comm)
+            if snapshotter is not None:
+                with run.worker.comm.pulse.section(Section.SAVE):
+                    yield from snapshotter.wait()
+                iter = snapshotter.newest.iter if snapshotter.newest is not None else run.planned.iter
+        elif state.iter:
+            yield from _save(run, state, snapshotter)
+        else:  # the next process starts the stage as this one has
+            yield from run.worker.images.replacing.news_of_all(run.worker.comm)
+        yield Stopped(stage=run.stage.name, iter=iter, reason=reason)
+    return stopped
+
+
+def _counted(run: StageRun, iter: int, seconds: float) -> Iterator[Note]:
+    """Counts an iteration; yields what the monitor wants the user to know."""
+    pulse = run.worker.comm.pulse
+    run.seconds += seconds
+    pulse.iterated(iter, seconds)
+    while pulse.news:
+        yield Note(text=pulse.news.popleft(), warning=True)
+
+
+def _warned(run: StageRun, snapshotter: Snapshotter, iteration_s: float) -> Iterator[Note]:
+    run.worker.stopping.snapshot_s = max(run.worker.stopping.snapshot_s, snapshotter.slowest)
+    passes = len(runs_of(run.stage.solver.logical_workers, run.worker.comm.size)[run.worker.comm.rank])
+    if note := run.worker.stopping.warning(iteration_s / passes):
+        yield note
+
+
+def _retraced(event: Iterated, until: int) -> Retraced:
+    return Retraced(
+        stage=event.stage,
+        iter=event.iter,
+        until=until,
+        lr=event.lr,
+        loss=event.loss,
+        images=event.images,
+        seconds=event.seconds,
+    )
+
+
+def _begin_snapshot(
+    run: StageRun, state: TrainState, snapshotter: Snapshotter | None, alone: bool = False
+) -> Iterator[SnapshotWritten | SnapshotFailed | Note]:
+    """Collective, unless `alone`: then the other ranks may be gone, and nothing is compared with theirs."""
+    notes: list[Note] = []
+    with run.worker.comm.pulse.section(Section.SAVE):
+        if snapshotter is not None:
+
+            def agreeing(found: Mapping[str, int]) -> bool:
+                # What the others look at is what rank 0 has, unless their states may differ.
+                return _agree(run, state.iter, notes, found, not run.worker.others or snapshotter.capture.finite())
+
+            agree = None if alone or run.worker.comm.size == 1 else agreeing
+            try:
+                yield from snapshotter.start(state.iter, _progress(run, state), agree)
+            except StagerunError:
+                yield from snapshotter.wait()
+                raise
+        elif not _agree(run, state.iter, notes, *digests(state)):
+            raise ToldByAnother(ExitCode.DIVERGED)
+    run.saved = state.iter  # not before: what a peer's death keeps from being compared is still to be saved
+    yield from notes
+
+
+def _agree(run: StageRun, iter: int, notes: list[Note], found: Mapping[str, int], finite: bool = True) -> bool:
+    """Whether the state, of which `found` are this rank's digests, is finite. The others look, which need no copy: so rank 0 stands
+    still no longer than it would without digests. Collective; RanksDiffer if not all have the same.
+
+    Ranks that don't compute alike may round differently when they apply an update, and are only warned of.
+    """
+    where = f"after iteration {iter} of stage `{run.stage.name}`"
+    good, error = compare(run.worker.comm, where, found, finite)
+    if error is None:
+        return good
+    if not run.worker.others:
+        raise error if run.worker.comm.rank == 0 else ToldByAnother(error.exit_code)
+    if not run.drifted:
+        text = f"{error.message}; they don't compute alike ({run.worker.others}), so it may be rounding; snapshots hold what rank 0 has"
+        notes.append(Note(text=text, warning=True))
+    run.drifted = True
+    return good
+
+
+def _progress(run: StageRun, state: TrainState) -> Progress:
+    solver = run.stage.solver
+    return Progress(
+        run.planned.position + run.planned.skipped + state.iter * solver.batch_size,
+        run.seconds,
+        list(run.losses),
+        run.worker.images.replacing.known(),
+        state.plateau if solver.lr_policy == "plateau" else None,
+        skips=state.skips,
+        skips_in_all=state.skips_in_all,
+        rollbacks=state.rollbacks,
+    )
+
+
+def _save_what_is_trained(
+    run: StageRun, state: TrainState, snapshotter: Snapshotter | None
+) -> Iterator[SnapshotWritten | SnapshotFailed | Note]:
+    """On rank 0, after images that can't be used, a disk that fails, or a peer that is gone, perhaps because it met such.
+
+    `state` is that of the last whole update: the images of an update, and the sum of all gradients, come before anything of it
+    is applied. No rank waits for another here; what keeps the snapshot from being written is less than what went wrong before.
+
+    Not the end of a stage (or a piece) that replaces bad records: that counts as finished, and must not before the ranks have
+    heard from each other what they met and found it few enough. RuntimeError is torch's, of a GPU.
+    """
+    if run.worker.images.replacing.met is not None and state.iter == run.planned.last:
+        return
+    if snapshotter is None or run.saved == state.iter or state.iter == run.planned.iter:
+        return
+    with suppress(StagerunError, RuntimeError), run.worker.comm.pulse.section(Section.SAVE):
+        yield from _begin_snapshot(run, state, snapshotter, alone=True)
+        yield from snapshotter.wait()
+
+
+def _save(
+    run: StageRun, state: TrainState, snapshotter: Snapshotter | None
+) -> Iterator[SnapshotWritten | SnapshotFailed | Note]:
+    """Returns when the snapshot of the present iteration is on disk. Collective; StorageError on rank 0 if it can't be, and
+    DataError, before it is started, if all ranks together have met too many bad records."""
+    yield from run.worker.images.replacing.news_of_all(run.worker.comm)
+    if run.saved != state.iter:
+        yield from _begin_snapshot(run, state, snapshotter)
+    if snapshotter is not None:
+        with run.worker.comm.pulse.section(Section.SAVE):
+            yield from snapshotter.wait()
+
+    def name() -> str:
+        assert snapshotter is not None
+        return snapshotter.require(state.iter).name
+
+    rank0(run.worker.comm, name)

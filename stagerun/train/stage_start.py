@@ -1,0 +1,186 @@
+"""Where a stage starts on one rank: its state from a snapshot or the seed, the same on every rank."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from stagerun.base import order
+from stagerun.base.errors import Problem, RecipeError, ResumeRefused, Span
+from stagerun.base.recipe import Model, Solver, Stage, Transform
+from stagerun.comm import Comm
+from stagerun.engine.codec import decode
+from stagerun.engine.device import dtype_of
+from stagerun.engine.images import Normalise
+from stagerun.engine.mixing import Mixing
+from stagerun.engine.parameters import idle_rules
+from stagerun.engine.state import TrainState, average, make_state, momentum, restore, slots, weights
+from stagerun.engine.update import Arithmetic
+from stagerun.models import build
+from stagerun.plan import PlannedStage, State
+from stagerun.schedule.plateau import FRESH, PlateauState
+from stagerun.train.agreement import everyone, rank0
+from stagerun.train.progress import AVERAGE, MOMENTUM, WEIGHTS, progress_of
+from stagerun.train.worker import StageRun
+
+
+def normalise_for(model: Model, solver: Solver, transform: Transform, device: torch.device) -> Normalise:
+    """What turns the bytes of a batch into what the network takes in a stage."""
+    return Normalise(transform, model.channels, device, dtype_of(solver.precision), solver.channels_last)
+
+
+def arithmetic_of(model: Model, solver: Solver, device: torch.device) -> Arithmetic:
+    """How a stage computes its updates."""
+    return Arithmetic(
+        logical_workers=solver.logical_workers,
+        normalise=normalise_for(model, solver, solver.transform, device),
+        precision=solver.precision,
+        clip_gradients=solver.clip_gradients,
+        forward_seed=lambda position: order.dropout_seed(solver.random_seed, position),
+        mixing=Mixing(solver.random_seed, solver.mixup_alpha, solver.cutmix_alpha),
+        label_smoothing=solver.label_smoothing,
+    )
+
+
+def restored(run: StageRun) -> TrainState:
+    """The state the stage goes on from, the same on every rank. Collective.
+
+    RecipeError for a `param` that fits no parameter, ResumeRefused for a snapshot of another model or solver type.
+    """
+    solver = run.stage.solver
+    torch.manual_seed(solver.random_seed)
+    model = build(run.worker.schedule.model)
+    everyone(run.worker.comm, lambda: _refuse_idle_rules(run.stage, model))
+    state = make_state(model, solver, run.worker.device)
+    state.iter = run.planned.iter
+    if not rank0(run.worker.comm, lambda: _fill(run, state)):
+        state.average = None
+    tensors = [*weights(state).values()]
+    if _carries_momentum(run.planned):
+        tensors += momentum(state).values()
+    if run.planned.state is not State.FRESH:
+        tensors += average(state).values()
+    hand_out(run.worker.comm, tensors)
+    if run.planned.state is State.FRESH and state.average is not None:
+        state.average.restart()
+    if solver.lr_policy == "plateau" and run.planned.state is not State.FRESH:
+        state.plateau = _plateau(run)
+    if run.planned.state in (State.RESUME, State.DONE):
+        state.skips, state.skips_in_all, state.rollbacks = _failures(run)
+    if run.rollbacks is not None:
+        state.rollbacks = run.rollbacks
+    return state
+
+
+def _failures(run: StageRun) -> tuple[int, int, int]:
+    """How often it failed before the snapshot (`on_nan`), so that the limit is the same for a run that was interrupted. Collective."""
+
+    def saved() -> list[int]:
+        progress = progress_of(run.step.files) if run.step.files is not None else None
+        return [progress.skips, progress.skips_in_all, progress.rollbacks] if progress is not None else [0, 0, 0]
+
+    skips, skips_in_all, rollbacks = rank0(run.worker.comm, saved)
+    return skips, skips_in_all, rollbacks
+
+
+def parent_id(planned: PlannedStage) -> str:
+    """The id of the snapshot that the stage started from; '' for the seed."""
+    start = planned.start
+    if start is None:
+        return ""
+    return start.parent if planned.state is State.RESUME else start.id
+
+
+@torch.no_grad()
+def hand_out(comm: Comm, tensors: Iterable[torch.Tensor]) -> None:
+    """Gives rank 0's values to the tensors of every rank. Collective."""
+    for tensor in tensors:
+        whole = tensor.contiguous()  # a broadcast needs dense memory in the same order on both sides
+        comm.broadcast(whole)
+        tensor.copy_(whole)
+
+
+def _plateau(run: StageRun) -> PlateauState:
+    """What lr_policy `plateau` goes on from: of the snapshot, from rank 0. Collective. ResumeRefused if it has none, which doesn't
+    matter in a finished stage that was trained by another policy, and is kept as it is."""
+
+    def saved() -> dict[str, Any]:
+        found = progress_of(run.step.files).plateau if run.step.files is not None else None
+        if found is None and run.planned.state is not State.RESUME:
+            return asdict(FRESH)
+        if found is None:
+            raise ResumeRefused(
+                f"the snapshot of stage `{run.stage.name}` does not say how its loss went, and lr_policy is `plateau`",
+                "it was made by another policy; take `--redo` for the stage, or another --out",
+            )
+        return asdict(found)
+
+    fields = rank0(run.worker.comm, saved)
+    return PlateauState(fields["drops"], fields["lowest"], fields["since"], tuple(fields["losses"]))
+
+
+def _carries_momentum(planned: PlannedStage) -> bool:
+    """Resuming does, a stage's start if it says so, and an evaluation has no use for it."""
+    return planned.state is State.RESUME or (planned.state is State.FRESH and planned.stage.solver.carry_momentum)
+
+
+def _fill(run: StageRun, state: TrainState) -> bool:
+    """Rank 0 puts the snapshot's tensors into the state; without one the freshly drawn weights stay.
+
+    Whether averaged weights can be evaluated: not those of a finished stage that was trained without, and is kept as it is.
+    """
+    if run.step.files is None:
+        return True
+    assert run.planned.start is not None or run.planned.end is not None
+    try:
+        restore(weights(state), decode(run.step.files[WEIGHTS]))
+        if _carries_momentum(run.planned):
+            restore(momentum(state), _saved_momentum(run, state, run.step.files[MOMENTUM]))
+        averaged = AVERAGE in run.step.files
+        if averaged and run.planned.state is not State.FRESH and state.average is not None:
+            restore(average(state), decode(run.step.files[AVERAGE]))
+        if not averaged and run.planned.state is State.RESUME and state.average is not None:
+            raise ValueError("it has no averaged weights to go on from, and the stage has `ema_decay`")
+    except (ValueError, KeyError) as error:
+        ref = run.planned.start or run.planned.end
+        raise ResumeRefused(
+            f"snapshot {ref.name if ref else ''} does not fit stage `{run.stage.name}`: {error}",
+            "it was made by another model, solver type or stagerun; take another --out to start anew",
+        ) from error
+    if run.planned.state is not State.FRESH:
+        progress = progress_of(run.step.files)
+        run.seconds = progress.train_seconds
+        run.losses.extend(progress.losses)
+    return averaged or run.planned.state is State.FRESH
+
+
+def _saved_momentum(run: StageRun, state: TrainState, data: bytes) -> dict[str, torch.Tensor]:
+    """What the snapshot remembers of updates, complete for the state. ValueError if its solver type remembered something
+    else."""
+    saved, live = decode(data), momentum(state)
+    if slots(saved) != slots(live):
+        raise ValueError(
+            f"it remembers `{'`, `'.join(slots(saved)) or 'nothing'}` of its updates, and type "
+            f"`{run.stage.solver.type}` goes on from `{'`, `'.join(slots(live))}`"
+        )
+    if run.planned.state is State.FRESH:
+        # The parent may have frozen other parameters: what it didn't move has no momentum, and what is frozen now needs
+        # none.
+        return {name: saved.get(name, v) for name, v in live.items()}
+    return saved
+
+
+def _refuse_idle_rules(stage: Stage, model: torch.nn.Module) -> None:
+    origin = stage.origins.get("solver.param")
+    span = origin.span if origin and origin.span else Span(stage.name, 1, 1)
+    problems = [
+        Problem(
+            f"`param` with name `{rule.name}` and kind {rule.kind.value} fits no parameter of the model",
+            span,
+            hint=hint,
+        )
+        for rule, hint in idle_rules(model, stage.solver.param)
+    ]
+    if problems:
+        raise RecipeError(problems)

@@ -1,0 +1,325 @@
+"""What `status` says of an output folder: whether a run is alive, how far it is, and what it has to say."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stagerun import store
+from stagerun.base.errors import ExitCode
+from stagerun.base.events import (
+    EnsembleTested,
+    Failed,
+    Note,
+    NotFinite,
+    PieceStarted,
+    RunFinished,
+    RunStarted,
+    SnapshotFailed,
+    StageFinished,
+    StageStarted,
+    Stopped,
+)
+from stagerun.base.pace import DONE, STALE, TO_DO, pace, progress_line, share
+from stagerun.base.snapshots import Inventory
+from stagerun.plan import Plan, State, make_plan
+from stagerun.plan.counting import under
+from stagerun.train.log_file import Life, names, newest_start, read_last_life, started
+from stagerun.train.logs.results import failed_line
+from stagerun.train.output import (
+    DISK,
+    LOG,
+    Evaluation,
+    Target,
+    ensembles,
+    evaluations,
+    newest_recipe,
+    newest_snapshot,
+    written,
+)
+from stagerun.train.results import fruitless, standing
+
+_CODES = {"finished": int(ExitCode.DONE), "stopped": int(ExitCode.SAVED)}
+_LOOK_S = 0.25
+SILENT = 300  # seconds without a line in the log, after which a living run is said to be silent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where training is, or was when it ended. What is measured is None before the first iteration of a process life."""
+
+    stage: str
+    number: int
+    stages: int
+    iter: int
+    max_iter: int
+    iterations_left: int  # of all stages
+    line: str
+    epoch: float | None = None
+    lr: float | None = None
+    loss: float | None = None
+    images_per_second: float | None = None
+    seconds_left_in_stage: float | None = None
+    seconds_left: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewestSnapshot:
+    name: str
+    bytes: int
+    written: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warned:
+    time: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """Times are in seconds since the epoch. `reason` is why it stopped or failed, `exit_code` that of one that has ended with a
+    word. `stuck`: a run would refuse to go on, since the last few got nowhere. `state`:
+
+    nothing    no run has started here
+    starting   the folder is held, by a run that has not logged anything yet
+    running    the folder is held
+    finished   the last run came to its end
+    stopped    it was asked to stop, and saved
+    failed     it ended in an error
+    killed     it ended without a word
+    elsewhere  it ended without a word, or runs on where this machine can't see it: what `holder` says is its last sign of life. Only of
+               a `look` that doesn't wait for the next one
+    """
+
+    state: str
+    schedule: str
+    out: str
+    holder: store.Holder | None
+    run: RunStarted | None
+    reason: str
+    exit_code: int | None
+    last_event: str
+    last_logged: float | None
+    silent: bool
+    progress: Progress | None
+    snapshot: NewestSnapshot | None
+    evaluations: tuple[Evaluation, ...]
+    ensembles: tuple[EnsembleTested, ...]
+    warnings: tuple[Warned, ...]
+    unreadable_lines: int
+    not_finite: int = 0  # iterations of this process life whose loss or gradients were not finite
+    forbidden: tuple[str, ...] = ()  # snapshots that this user may not read
+    stuck: bool = False
+    stages: Mapping[str, str] = field(default_factory=dict)  # how far each is, as `run` shows it
+    not_chosen: tuple[str, ...] = ()  # of one that finished: stages that it left out, and that are still to be trained
+
+
+def look(target: Target, now: float, say: Callable[[str], None] | None = None) -> Status:
+    """Changes nothing. StorageError, PermissionDenied, ResumeRefused as of `store.inventory`. `say` hears that a sign of life of
+    another machine's run is waited for; without it nothing is waited for."""
+    holder, away = _holder(target.out)  # before the log, or a run that ends in between would seem to be killed
+    life = read_last_life(target.out / LOG) or Life()
+    if holder is None:
+        holder, away = _holder(target.out)  # or one that starts in between
+    inventory = found = store.inventory(DISK, target.out, looking=True)
+    state, said = _state(target.out, holder, life)
+    unlogged = _before_the_log(target.out) if state == "nothing" else None
+    state = unlogged[0] if unlogged else state
+    if away is not None and state in ("killed", "nothing"):
+        if say is None:
+            state, holder = "elsewhere", away
+        elif (heard := listen(target.out, say)) is not None:
+            holder, life = heard, read_last_life(target.out / LOG) or Life()
+            state, said = _state(target.out, holder, life)
+    run = started(life)
+    if state == "starting":
+        life = Life()
+    newest = newest_snapshot(target.out, inventory)
+    plan = make_plan(target.schedule, inventory) if target.schedule else None
+    # Under the names that the stages have now.
+    inventory = plan.inventory if plan else under(inventory, names(life))
+    last = life.last
+    progress = _progress(life)
+    evaluated = evaluations(target.out, plan, life, inventory)
+    return Status(
+        state=state,
+        schedule=target.schedule.name if target.schedule else run.schedule if run else target.out.name,
+        out=str(target.out),
+        holder=holder,
+        run=started(life),
+        reason=said.reason if isinstance(said, Stopped) else said.text if said else "",
+        exit_code=said.code if isinstance(said, Failed) else unlogged[1] if unlogged else _CODES.get(state),
+        last_event=type(last[1]).__name__ if last else "",
+        last_logged=last[0] if last else None,
+        silent=state == "running" and last is not None and now - last[0] > SILENT,
+        progress=progress,
+        snapshot=None if newest is None else NewestSnapshot(
+            name=newest.name, bytes=newest.bytes, written=written(target.out, newest.name)
+        ),
+        evaluations=evaluated,
+        stages=_marks(plan, run, evaluated, progress) if run else {},
+        ensembles=ensembles(target.out, plan, life, inventory),
+        warnings=_warnings(life),
+        unreadable_lines=life.unreadable,
+        forbidden=found.forbidden,
+        not_finite=len(list(life.of(NotFinite))),
+        stuck=state in ("failed", "killed") and _stuck(target, found),
+        not_chosen=last[1].not_chosen if last and isinstance(last[1], RunFinished) else (),
+    )  # fmt: skip
+
+
+def listen(out: Path, say: Callable[[str], None]) -> store.Holder | None:
+    """Who holds the folder, where a life that another machine has started gives a sign that this one can see: its next beat, for which
+    it has as long as a run gives it that would take over, or one that started meanwhile. By this machine's monotonic clock alone.
+    StorageError, PermissionDenied."""
+    if (last := store.last_word(DISK, out)) is None:
+        return None
+    first = store.last_lives(DISK, out, 1)
+    say(f"no lock shows {last[0].text}: looking for a sign of life, for {store.SILENT_S:g} s at most")
+    end = time.monotonic() + store.SILENT_S
+    while time.monotonic() < end:
+        time.sleep(_LOOK_S)
+        if store.last_lives(DISK, out, 1) != first:
+            now = store.last_word(DISK, out)
+            return now[0] if now is not None else None
+    return None
+
+
+def _holder(out: Path) -> tuple[store.Holder | None, store.Holder | None]:
+    """Who holds the folder; else who may hold it, by a lease that only its next beat would prove alive."""
+    if (holder := store.holder(out)) is not None:
+        return holder, None
+    who, lives = store.last_word(DISK, out) or (None, False)
+    return (who, None) if lives else (None, who)
+
+
+def _state(out: Path, holder: store.Holder | None, life: Life) -> tuple[str, Stopped | Failed | None]:
+    """And the event that says why it ended."""
+    if holder is not None:
+        start = next(((t, e) for t, e in life.seen if isinstance(e, RunStarted)), None)
+        return ("running" if start is not None and _of_holder(out, holder, *start) else "starting"), None
+    if life.last is None:
+        return "nothing", None
+    match life.last[1]:
+        case RunFinished():
+            return "finished", None
+        case Stopped() as stopped:
+            return "stopped", stopped
+    failed = list(life.of(Failed))
+    return ("failed", failed[-1]) if failed else ("killed", None)
+
+
+def _of_holder(out: Path, holder: store.Holder, time: float, run: RunStarted) -> bool:
+    """Whether it is the holder's log, and not its predecessor's."""
+    if not run.attempt:  # a log of before: by the clock. The lock is taken before the log is opened.
+        return holder.since is None or time >= holder.since
+    # No clock, which may be set back: the holder's life is the newest, once it has taken one, and it has not ended.
+    newest = _newest_life(out)
+    if newest is None or newest.attempt != run.attempt or newest.code is not None:
+        return False
+    return holder.pid is None or (holder.pid, holder.host) == (newest.process.pid, newest.process.host)
+
+
+def _newest_life(out: Path) -> store.Life | None:
+    """None also where it can't be read."""
+    return next((seen.life for seen in store.last_lives(DISK, out, 1)), None)
+
+
+def _before_the_log(out: Path) -> tuple[str, int | None] | None:
+    """State and exit code of the newest process life, where none has come as far as the log; None where there was none."""
+    newest = _newest_life(out)
+    if newest is None or (code := newest.code) == ExitCode.DONE:
+        return None
+    return "killed" if code is None else "stopped" if code == ExitCode.SAVED else "failed", code
+
+
+def _stuck(target: Target, found: Inventory) -> bool:
+    """As `run` asks. Without a schedule it is that of the newest snapshot; without either what the last life started from must do."""
+    schedule = target.schedule or newest_recipe(target.out, found)
+    if schedule is not None:
+        now = standing(DISK, target.out, schedule, found)
+        return bool(fruitless(DISK, target.out, now))
+    last = None if found.snapshots else _newest_life(target.out)
+    return last is not None and bool(fruitless(DISK, target.out, last.newest))
+
+
+def _piece(life: Life) -> Progress | None:
+    """Where training is, if that is a piece of a stage that is trained once more."""
+    *_, piece = None, *life.of(StageStarted, StageFinished, PieceStarted)
+    if not isinstance(piece, PieceStarted):
+        return None
+    run = started(life)
+    stages = run.stages if run else ()
+    last = life.retraced[-1] if life.retraced else None
+    iter = last.iter if last else piece.iter
+    seconds = sum(e.seconds for e in life.retraced) / len(life.retraced) if life.retraced else None
+    return Progress(
+        stage=piece.stage,
+        number=stages.index(piece.stage) + 1 if piece.stage in stages else 0,
+        stages=len(stages),
+        iter=iter,
+        max_iter=piece.until,
+        iterations_left=piece.iterations_left - (iter - piece.iter),
+        line=f"{piece.stage} again, for {', '.join(piece.children)}  {iter}/{piece.until}",
+        lr=last.lr if last else None,
+        loss=last.loss if last else None,
+        seconds_left_in_stage=None if seconds is None else (piece.until - iter) * seconds,
+    )
+
+
+def _progress(life: Life) -> Progress | None:
+    if (piece := _piece(life)) is not None:
+        return piece
+    run, start = started(life), newest_start(life)
+    if start is None:
+        return None
+    stages = len(run.stages) if run else 0
+    place: dict[str, Any] = {"stage": start.stage, "number": start.number, "stages": stages, "max_iter": start.max_iter}
+    if not life.window:
+        line = f"stage {start.number}/{stages} {start.stage}  {start.iter}/{start.max_iter}  no iteration yet"
+        return Progress(**place, iter=start.iter, iterations_left=start.iterations_left, line=line)
+    now = life.window[-1]
+    left = start.iterations_left - (now.iter - start.iter)
+    speed = pace(life.window)
+    return Progress(
+        **place,
+        iter=now.iter,
+        iterations_left=left,
+        line=progress_line(start, stages, life.window, left),
+        epoch=now.epoch,
+        lr=now.lr,
+        loss=speed.loss,
+        images_per_second=speed.images_per_second,
+        seconds_left_in_stage=(start.max_iter - now.iter) * speed.seconds_per_iteration,
+        seconds_left=left * speed.seconds_per_iteration,
+    )
+
+
+def _marks(
+    plan: Plan | None, run: RunStarted, evaluated: Sequence[Evaluation], progress: Progress | None
+) -> dict[str, str]:
+    """Without a plan, a stage counts as done that has a result of its end."""
+    marks = dict.fromkeys(run.stages, TO_DO) | {e.stage: DONE for e in evaluated if e.snapshot and plan is None}
+    for planned in plan.stages if plan else ():
+        if planned.state is not State.DISABLED:
+            mark = {State.DONE: DONE, State.STALE: STALE}.get(planned.state)
+            marks[planned.stage.name] = mark or share(planned.iter, planned.iter and planned.last)
+    if progress is not None and progress.stage in marks and marks[progress.stage] not in (DONE, STALE):
+        marks[progress.stage] = share(progress.iter, progress.max_iter)
+    return marks
+
+
+def _warnings(life: Life) -> tuple[Warned, ...]:
+    found = []
+    for at, event in life.seen:
+        match event:
+            case Note(text=text, warning=True):
+                found.append(Warned(time=at, text=text))
+            case NotFinite():
+                found.append(Warned(time=at, text=failed_line(event)))
+            case SnapshotFailed():
+                text = f"no snapshot of {event.stage} at {event.iter}: {event.message}"
+                found.append(Warned(time=at, text=text))
+    return tuple(found)

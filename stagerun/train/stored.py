@@ -1,0 +1,174 @@
+"""A snapshot on its own, without the schedule's folder: its recipe, its network, and how large its files may be."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from stagerun import store
+from stagerun.base import recipe
+from stagerun.base.errors import ResumeRefused, UsageError
+from stagerun.base.recipe import Schedule, Stage
+from stagerun.base.snapshots import SnapshotRef
+from stagerun.base.text import size
+from stagerun.engine.codec import decode
+from stagerun.engine.device import dtype_of
+from stagerun.engine.state import restore
+from stagerun.language.stored import read_foreign
+from stagerun.models import build
+from stagerun.system.host import available_memory
+from stagerun.train.progress import AVERAGE, MOMENTUM, MOST_RECIPE, MOST_STATE, RECIPE, STATE, WEIGHTS
+
+# Bytes of a number in a tensor: precision FP64, and less than any. What a solver remembers of a parameter: two tensors at most (Adam's).
+NARROWEST, WIDEST, SLOTS = 2, 8, 2
+# For names, and for what another version's network had more.
+SLACK = 16_000_000
+
+
+def most_bytes(model: recipe.Model) -> Mapping[str, int]:
+    """Bytes by file, as `store.read` takes it: no more than the network makes them. So a file of 100 GB, which costs its maker nothing
+    where the file system keeps holes, is refused by its size, and a recipe of an endless network before it is built."""
+    numbers = elements(model)
+    tensors = WIDEST * numbers + SLACK
+    return {
+        WEIGHTS: tensors,
+        AVERAGE: tensors,
+        MOMENTUM: SLOTS * WIDEST * numbers + SLACK,
+        STATE: MOST_STATE,
+        RECIPE: MOST_RECIPE,
+    }
+
+
+@lru_cache(maxsize=4)
+def elements(model: recipe.Model) -> int:
+    """Numbers in the parameters and buffers of a network, however large it is: it is made without memory for them. Torch's random
+    state is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        try:
+            with torch.device("meta"):
+                return _count(build(model))
+        except NotImplementedError:  # torchvision's RegNets compute their widths with tensors, which must have memory
+            with _LayersWithoutMemory():
+                return _count(build(model))
+
+
+class _LayersWithoutMemory(TorchFunctionMode):
+    """Inside it, the tensors that layers are made of have no memory; those that are computed with have."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in (torch.empty, torch.zeros, torch.ones):
+            return func(*args, **{**(kwargs or {}), "device": "meta"})
+        return func(*args, **(kwargs or {}))
+
+
+def _count(network: nn.Module) -> int:
+    return sum(tensor.numel() for tensor in network.state_dict().values())
+
+
+def require_buildable(name: str, model: recipe.Model) -> Mapping[str, int]:
+    """`most_bytes` of the network that a snapshot's own recipe names. ResumeRefused for one that stagerun doesn't know, or that
+    doesn't fit into the memory that is free: whoever wrote the recipe may have meant harm."""
+    try:
+        most = most_bytes(model)
+    except (KeyError, ValueError, TypeError, RuntimeError, IndexError, ZeroDivisionError) as error:
+        raise ResumeRefused(
+            f"the recipe in snapshot {name} names a network that can't be made: {type(error).__name__}: {error}",
+            "it was made by another version of stagerun, or not by a run",
+        ) from error
+    needed, free = most[WEIGHTS] - SLACK, available_memory()
+    if needed > free:
+        raise ResumeRefused(
+            f"the network in snapshot {name} may need {size(needed)} of memory, and {size(free)} are free here",
+            "take a machine with more memory, if that network is meant",
+        )
+    return most
+
+
+def require_large_enough(name: str, model: recipe.Model, weights: bytes) -> None:
+    """ResumeRefused if a file is too small to be the weights of a network, which then need not be built to see that they are not."""
+    if len(weights) < NARROWEST * elements(model):
+        raise ResumeRefused(
+            f"snapshot {name} does not fit network `{model.name}`: its weights have {len(weights)} bytes, and the network has "
+            f"{elements(model)} numbers",
+            "no run has written that",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A snapshot's verified files, and the recipe among them. `stage` is the one it belongs to."""
+
+    ref: SnapshotRef
+    files: Mapping[str, bytes]
+    schedule: Schedule
+    stage: Stage
+
+
+def open_snapshot(folder: Path) -> Stored:
+    """The snapshot in a folder, wherever it lies. Damaged, ResumeRefused, StorageError, PermissionDenied.
+
+    It need not be ours: the recipe is read first, and says how large the rest may be.
+    """
+    disk = store.LocalDisk()
+    ref, text = store.read_file_of(disk, folder, RECIPE, MOST_RECIPE)
+    try:
+        schedule = read_foreign(text.decode())
+        most = require_buildable(folder.name, schedule.model)
+        ref, files = store.read_folder(disk, folder, most)
+        require_large_enough(ref.name, schedule.model, files[WEIGHTS])
+        return Stored(ref, files, schedule, schedule.stage(ref.stage))
+    except (KeyError, ValueError) as error:
+        version = ref.environment.get("stagerun", "another version")
+        raise ResumeRefused(
+            f"the recipe in snapshot {ref.name} can't be read: {error}",
+            f"it was written by stagerun {version}: use that one",
+        ) from error
+
+
+def saved_weights(stored: Stored, ema: bool) -> dict[str, Tensor]:
+    """Parameters and buffers by name; with `ema` the averaged ones. UsageError if the snapshot has none of these."""
+    try:
+        weights = decode(stored.files[WEIGHTS])
+        if not ema:
+            return weights
+        if AVERAGE not in stored.files:
+            raise UsageError(
+                f"snapshot {stored.ref.name} has no averaged weights",
+                f"`ema_decay` of stage `{stored.ref.stage}` was not set when it was trained; leave --ema out",
+            )
+        # What isn't averaged (the count of BatchNorm's iterations) is the trained network's.
+        return weights | decode(stored.files[AVERAGE])
+    except (KeyError, ValueError) as error:
+        raise _does_not_fit(stored, error) from error
+
+
+def load_network(stored: Stored, device: torch.device, ema: bool) -> nn.Module:
+    """The network with its weights, on `device`, in the precision and memory format it was trained in, for evaluation.
+
+    Errors as of `saved_weights`; ResumeRefused if the weights are of another network.
+    """
+    solver = stored.stage.solver
+    saved = saved_weights(stored, ema)
+    model = build(stored.schedule.model)
+    model.to(device, dtype_of(solver.precision))
+    if solver.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    try:
+        restore(dict(model.state_dict()), saved)
+    except ValueError as error:
+        raise _does_not_fit(stored, error) from error
+    return model.eval()
+
+
+def _does_not_fit(stored: Stored, error: Exception) -> ResumeRefused:
+    return ResumeRefused(
+        f"snapshot {stored.ref.name} does not fit network `{stored.schedule.model.name}`: {error}",
+        f"it was made by stagerun {stored.ref.environment.get('stagerun', 'of another version')}: use that one",
+    )

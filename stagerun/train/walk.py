@@ -1,0 +1,272 @@
+"""The run: rank 0 looks at what is on disk and says what comes next, every rank does it, until nothing is left.
+
+The plan is made anew before each stage by the same pure function, from what is on disk then. So going on after a kill is not
+a path of its own: it is how every stage starts.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from typing import Any
+
+import torch
+
+import stagerun
+from stagerun import store
+from stagerun.base.events import Event, Note, Renamed, RunFinished, RunStarted, Stopped
+from stagerun.base.recipe import Schedule
+from stagerun.comm import Comm
+from stagerun.engine.update import explained
+from stagerun.plan import PlannedStage, State
+from stagerun.plan.counting import names_of, other_set
+from stagerun.plan.ensembles import PlannedEnsemble
+from stagerun.system.pulse import Section
+from stagerun.system.world import World
+from stagerun.train import results
+from stagerun.train.agreement import anyone, everyone, hosts_of, only_here, rank0, require_same_schedule
+from stagerun.train.ensembling import EnsembleRun, Trained, test_ensemble
+from stagerun.train.environment import (
+    environment_of,
+    other_machines,
+    promise,
+    promise_of_ensemble,
+    require_exact,
+    require_same,
+)
+from stagerun.train.finish import finish_stage
+from stagerun.train.images import Images
+from stagerun.train.keeper import Keeper
+from stagerun.train.profiling import Profile
+from stagerun.train.progress import WEIGHTS
+from stagerun.train.rollback import aside
+from stagerun.train.stage import train_stage
+from stagerun.train.stage_start import restored
+from stagerun.train.stored import most_bytes
+from stagerun.train.worker import Grace, StageRun, Step, Stopping, Worker
+
+
+def run(
+    schedule: Schedule,
+    out: str,
+    comm: Comm,
+    world: World,
+    device: torch.device,
+    keeper: Keeper | None,
+    stop: Callable[[], bool],
+    final_test_iter: int | None = None,
+    grace: Grace | None = None,
+    exact: bool = False,
+    profile: Profile | None = None,
+) -> Iterator[Event]:
+    """Runs what is not yet done. Collective; `keeper` (opened) on rank 0 alone. Ends after Stopped or RunFinished.
+
+    `final_test_iter` cuts the evaluation after a stage short, which otherwise covers every image: for rehearsals.
+    `stop` is asked in the midst of what takes long; with a `grace` it is found before that, too, and an iteration that can't be
+    finished in time is broken off.
+
+    `exact`: ResumeRefused where it would go on, and the same bits are not promised.
+
+    Errors concern all ranks: one of them raises the error, the others ToldByAnother or PeerError.
+    """
+    began = time.monotonic()
+    require_same_schedule(comm, world, schedule)
+    others = other_machines(comm, device)
+    if keeper is not None:
+        schedule = keeper.schedule  # which has the sets: rank 0 plans, promises and writes
+    with closing(Images(schedule, device)) as images:
+        stopping = Stopping(grace)
+        worker = Worker(
+            schedule, out, comm, world, device, keeper, stop, images, stopping, exact, others, final_test_iter, profile
+        )
+        trained = yield from _walk(worker)
+    if trained is not None:
+        not_chosen = keeper.not_chosen() if keeper is not None else ()
+        if keeper is not None and isinstance(keeper.disk, store.FaultyDisk) and (missed := keeper.disk.missed()):
+            yield Note(text=missed, warning=True)
+        yield RunFinished(trained=trained, seconds=time.monotonic() - began, not_chosen=not_chosen)
+
+
+def _walk(worker: Worker) -> Generator[Event, None, bool | None]:
+    """Whether there was anything to do; None after Stopped."""
+    opened = False
+    yield from _opening(worker)
+    for name in worker.keeper.inventory().damaged if worker.keeper is not None else ():
+        yield Note(text=f"snapshot {name} is damaged and is passed over", warning=True)
+    while True:
+        worker.comm.pulse.enter(Section.START)
+        step, notes = _next(worker)
+        yield from notes
+        if step is None:
+            break
+        if anyone(worker.comm, worker.stopping.asked):
+            stage, iter = _place(worker.schedule, step)
+            yield Stopped(stage=stage, iter=iter, reason="asked to stop")
+            return None
+        if not opened:
+            stopped = yield from worker.images.open(worker.comm, worker.world, worker.stop)
+            if stopped:
+                reason = "asked to stop while the images were copied; the copy goes on where it was"
+                stage, iter = _place(worker.schedule, step)
+                yield Stopped(stage=stage, iter=iter, reason=reason)
+                return None
+            everyone(worker.comm, worker.images.preflight)
+            opened = True
+        for event in _do(worker, step):
+            yield event
+            if isinstance(event, Stopped):
+                return None
+    return opened
+
+
+def _do(worker: Worker, step: Step | EnsembleRun) -> Iterator[Event]:
+    """Collective; the last event may be Stopped."""
+    keeper = worker.keeper
+    if isinstance(step, EnsembleRun):
+        if keeper is not None and (other := _promise(worker, step)):
+            yield other
+        yield from test_ensemble(step)
+        return
+    stage_run, done = StageRun(worker, step), step.planned.state is State.DONE
+    if done and keeper is not None:
+        again, same = _evaluated_again(keeper, step.planned), _promise(worker, step)
+        if again:
+            yield again
+        if same and (same.warning or not again):
+            yield same
+    # A GPU may be too small for the weights alone, too.
+    with explained(step.planned.stage.solver.device_batch_size):
+        yield from finish_stage(stage_run, restored(stage_run)) if done else train_stage(stage_run)
+
+
+def _evaluated_again(keeper: Keeper, planned: PlannedStage) -> Note | None:
+    result = results.read_result(keeper.out, planned.end) if planned.end is not None else None
+    if result is None or not other_set(keeper.schedule, result.tested_set):
+        return None
+    now = keeper.schedule.sets["val"]
+    text = f"{planned.stage.name} is evaluated again, on other validation images: {result.tested_set} -> {now}"
+    return Note(text=text, warning=True)
+
+
+def _promise(worker: Worker, step: Step | EnsembleRun) -> Note | None:
+    """What is said about its bits, on rank 0."""
+    if isinstance(step, EnsembleRun):
+        refs = [trained.ref for trained in step.trained]
+        return promise_of_ensemble(worker.schedule, step.ensemble, refs, worker.device, worker.comm.size, worker.others)
+    now = environment_of(worker.schedule, step.planned.stage, worker.device, worker.comm.size, worker.others)
+    return promise(worker.schedule, step.planned, now)
+
+
+def _opening(worker: Worker) -> Iterator[Event]:
+    schedule, comm, keeper = worker.schedule, worker.comm, worker.keeper
+
+    def left() -> int:
+        assert keeper is not None
+        return keeper.plan().iterations_left
+
+    hosts = tuple(hosts_of(comm))
+    yield RunStarted(
+        schedule=schedule.name,
+        out=worker.out,
+        workers=comm.size,
+        device=str(worker.device),
+        threads=torch.get_num_threads(),
+        stages=tuple(stage.name for stage in schedule.stages if stage.enabled),
+        iterations=sum(stage.solver.max_iter for stage in schedule.stages if stage.enabled),
+        iterations_left=rank0(comm, left),
+        version=stagerun.__version__,
+        ensembles=tuple(ensemble.name for ensemble in schedule.ensembles),
+        disabled=tuple(stage.name for stage in schedule.stages if not stage.enabled),
+        hosts=hosts,
+        attempt=keeper.attempt if keeper is not None else 0,
+    )
+    if (text := only_here(comm, hosts, worker.out)) and keeper is not None:
+        yield Note(text=text, warning=True)
+    if keeper is not None and isinstance(keeper.disk, store.FaultyDisk):
+        yield Note(text=keeper.disk.announced(), warning=True)
+    taken = names_of(keeper.inventory()) if keeper is not None else {}
+    for name in dict.fromkeys(taken.values()):
+        yield Renamed(stage=name, snapshots=tuple(snapshot for snapshot, stage in taken.items() if stage == name))
+
+
+def _place(schedule: Schedule, step: Step | EnsembleRun) -> tuple[str, int]:
+    """Stage and iteration at which a step begins: of an ensemble the end of its last member."""
+    if isinstance(step, Step):
+        return step.planned.stage.name, step.planned.iter
+    last = schedule.stage(step.ensemble.members[-1])
+    return last.name, last.solver.max_iter
+
+
+# Of a PlannedStage, what the other ranks need beside its stage and state.
+_SHARED = ("iter", "position", "skipped", "until")
+
+
+def _next(worker: Worker) -> tuple[Step | EnsembleRun | None, list[Note]]:
+    """Rank 0's decision, on every rank; None when nothing is left. Collective."""
+    found: list[Step | EnsembleRun | None] = []
+    notes: list[Note] = []
+
+    def decide() -> dict[str, Any]:
+        step = _decide(worker, notes)
+        if step is not None and worker.exact:
+            require_exact(_promise(worker, step))
+        found.append(step)
+        match step:
+            case EnsembleRun():
+                return {"ensemble": step.ensemble.name}
+            case Step(planned=planned):
+                shared = {name: getattr(planned, name) for name in _SHARED}
+                return {"stage": planned.stage.name, "state": planned.state.value, "number": step.number, **shared}
+        return {}
+
+    answer = rank0(worker.comm, decide)
+    if found:
+        return found[0], notes
+    if not answer:
+        return None, []
+    schedule = worker.schedule
+    if "ensemble" in answer:
+        return EnsembleRun(worker, next(e for e in schedule.ensembles if e.name == answer["ensemble"])), []
+    shared = {name: answer[name] for name in _SHARED}
+    planned = PlannedStage(stage=schedule.stage(answer["stage"]), state=State(answer["state"]), **shared)
+    return Step(planned, answer["number"], 0, None), []
+
+
+def _decide(worker: Worker, notes: list[Note]) -> Step | EnsembleRun | None:
+    """Rank 0's. A start snapshot that turns out damaged is set aside, and the plan is made again without it: training then goes on from
+    the one before, at the cost of the iterations in between."""
+    keeper = worker.keeper
+    assert keeper is not None
+    while True:
+        plan = keeper.plan()
+        require_same(plan, worker.device, worker.comm.size, worker.others)
+        waiting = results.unfinished(plan, keeper.out)
+        ready = [] if waiting else results.ready_ensembles(plan, keeper.out)
+        if ready:
+            trained = _members(keeper, ready[0], notes)
+            if trained is None:
+                continue
+            return EnsembleRun(worker, ready[0].ensemble, trained)
+        planned = waiting[0] if waiting else plan.next
+        if planned is None:
+            return None
+        source = planned.end if planned.state is State.DONE else planned.start
+        files = keeper.read(source, most_bytes(worker.schedule.model)) if source is not None else None
+        if source is None or files is not None:
+            enabled = [s.stage.name for s in plan.stages if s.state is not State.DISABLED]
+            return Step(planned, enabled.index(planned.stage.name) + 1, plan.iterations_left, files)
+        notes.append(aside(source.name, f".bad-{source.name}"))
+
+
+def _members(keeper: Keeper, planned: PlannedEnsemble, notes: list[Note]) -> tuple[Trained, ...] | None:
+    """What an ensemble is made from, each snapshot verified. None if there is something to do before: one was damaged, and is set
+    aside now, or its result is gone."""
+    found = []
+    for ref in planned.members:
+        files = keeper.read(ref, most_bytes(keeper.schedule.model))
+        result = results.read_result(keeper.out, ref)
+        if files is None:
+            notes.append(aside(ref.name, f".bad-{ref.name}"))
+        if files is None or result is None:
+            return None
+        found.append(Trained(ref, files.get(WEIGHTS, b""), result))
+    return tuple(found)

@@ -1,0 +1,126 @@
+"""What a worker has for the whole of its process life, and for the stage that it is in."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from stagerun.base.events import Note
+from stagerun.base.recipe import Schedule, Stage
+from stagerun.base.text import duration
+from stagerun.comm import Comm
+from stagerun.plan import PlannedStage
+from stagerun.system.world import World
+from stagerun.train.images import Images
+from stagerun.train.keeper import Keeper
+from stagerun.train.profiling import Profile
+
+# A stop may have to wait for the snapshot under way before it writes its own.
+_SNAPSHOTS = 2
+# Bytes per second, and seconds for the files and folders themselves, that a slow disk is taken to have before it has shown its own.
+_RATE, _FILES_S = 50e6, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Grace:
+    """`seconds` from a request to stop to the end of the process, and what is `left` of them now; None: no one has asked."""
+
+    seconds: float
+    left: Callable[[], float | None]
+
+
+class Stopping:
+    """`snapshot_s`: the longest that a snapshot has taken, 0 before the first; rank 0 alone knows, and asks for a stop in time for all."""
+
+    def __init__(self, grace: Grace | None = None) -> None:
+        self.grace = grace
+        self.snapshot_s = self._expected_s = 0.0
+        self._warned = False
+
+    @property
+    def asked(self) -> bool:
+        return self.grace is not None and self.grace.left() is not None
+
+    def expect(self, size: int) -> None:
+        """Snapshots will have so many bytes."""
+        self._expected_s = _FILES_S + size / _RATE
+
+    def left(self) -> float | None:
+        """Seconds that an iteration may still take, with snapshots to be written after it."""
+        left = self.grace.left() if self.grace is not None else None
+        return None if left is None else left - _SNAPSHOTS * (self.snapshot_s or self._expected_s)
+
+    def warning(self, batch_s: float) -> Note | None:
+        """Once, when it turns out that the time may not do. `batch_s`: what a device batch takes."""
+        needed = batch_s + _SNAPSHOTS * self.snapshot_s
+        if self._warned or self.grace is None or not self.snapshot_s or needed <= self.grace.seconds:
+            return None
+        self._warned = True
+        return Note(
+            text=f"a stop may take {duration(needed)}: {batch_s:.1f} s for a device batch, {self.snapshot_s:.1f} s for a snapshot, "
+            f"which may have to wait for another; the grace period is {duration(self.grace.seconds)}: what was trained since the "
+            "last snapshot may be lost (--grace says how long the scheduler waits)",
+            warning=True,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One of the workers of a run. `keeper` is rank 0's."""
+
+    schedule: Schedule
+    out: str
+    comm: Comm
+    world: World
+    device: torch.device
+    keeper: Keeper | None
+    stop: Callable[[], bool]
+    images: Images
+    stopping: Stopping = field(default_factory=Stopping)
+    exact: bool = False  # go on where the bits are promised, and nowhere else
+    others: str = ""  # `environment.other_machines`
+    final_test_iter: int | None = None  # batches of the evaluation after a stage; None: every image
+    profile: Profile | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A stage, or a piece of one, that comes next. `files` are the start snapshot's, on rank 0 alone."""
+
+    planned: PlannedStage
+    number: int  # of its stage among those that are enabled, from 1
+    iterations_left: int  # of all stages; 0 but on rank 0
+    files: dict[str, bytes] | None
+
+
+# Iterations over which the loss in the table of results is averaged, at most.
+LOSS_WINDOW = 100
+
+
+@dataclass(slots=True)
+class StageRun:
+    """One step on one worker, and what has come of it so far."""
+
+    worker: Worker
+    step: Step
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSS_WINDOW))
+    seconds: float = 0.0  # trained, over all process lives
+    saved: int = -1  # iteration of the newest snapshot asked for
+    rollbacks: int | None = None  # in the stage so far, where this life has gone back; else the snapshot knows
+    # Positions of iterations that failed, and were come to again since the snapshot to go back to was lost.
+    again: frozenset[int] = frozenset()
+    drifted: bool = False  # the user knows that ranks which don't compute alike hold other states
+
+    @property
+    def planned(self) -> PlannedStage:
+        return self.step.planned
+
+    @property
+    def stage(self) -> Stage:
+        return self.planned.stage
+
+    @property
+    def is_piece(self) -> bool:
+        """Whether this is a stretch of a stage that is trained once more (`plan.Plan.pieces`)."""
+        return self.planned.until is not None

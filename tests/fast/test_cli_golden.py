@@ -1,0 +1,269 @@
+"""What commands print, word for word: tests/golden/plan and tests/golden/cli. `scripts/golden` writes them anew."""
+
+import os
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from stagerun.cli import main
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = Path(__file__).parents[1] / "golden"
+NOWHERE = "no-such-output-folder"  # so that nothing is done yet
+
+NONE = click.Context(main)
+TOP = {name: main.get_command(NONE, name) for name in main.list_commands(NONE)}
+# `data` is a group of commands: `data import`, `data info` ...
+COMMANDS = {name: command for name, command in TOP.items() if not isinstance(command, click.Group)} | {
+    f"{group} {name}": command
+    for group, commands in TOP.items()
+    if isinstance(commands, click.Group)
+    for name in commands.list_commands(NONE)
+    if (command := commands.get_command(NONE, name)) is not None
+}
+
+CASES = {
+    "plan/resnet50_72ep.txt": ["plan", "solvers/resnet50_72ep", "--out", NOWHERE],
+    "plan/resnet50_72ep.json": ["plan", "solvers/resnet50_72ep", "--out", NOWHERE, "--json"],
+    "cli/stagerun.txt": ["--help"],
+    **{f"cli/{name.replace(' ', '-')}.txt": [*name.split(), "--help"] for name in sorted({*TOP, *COMMANDS})},
+}
+
+
+def printed(arguments: list[str]) -> str:
+    """Standard output of a command that succeeds, run in the repository's root."""
+    before = os.getcwd()
+    os.chdir(ROOT)
+    try:
+        result = CliRunner().invoke(main, arguments, prog_name="stagerun", terminal_width=100)
+    finally:
+        os.chdir(before)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_output(name: str) -> None:
+    expected = GOLDEN / name
+    assert expected.exists(), f"{name} is missing: run scripts/golden and read it"
+    assert printed(CASES[name]) == expected.read_text(), "run scripts/golden and read the difference"
+
+
+def test_every_expected_text_has_its_case() -> None:
+    found = {str(p.relative_to(GOLDEN)) for folder in ("plan", "cli") for p in (GOLDEN / folder).iterdir()}
+    assert found == set(CASES)
+
+
+def test_every_option_is_a_decision() -> None:
+    """A new option must be written down here, too."""
+    options = {
+        name: sorted(o for p in command.params if isinstance(p, click.Option) for o in p.opts)
+        for name, command in COMMANDS.items()
+    }
+    assert options == {
+        "agent": [],
+        "bench scaling": [
+            "--iterations",
+            "--json",
+            "--plot",
+            "--rounds",
+            "--set",
+            "--stage",
+            "--synthetic",
+            "--threads",
+            "--workers",
+        ],
+        "check": ["--lint", "--set"],
+        "completion": [],
+        "data import": [
+            "--background",
+            "--format",
+            "--ground-truth",
+            "--labels",
+            "--limit",
+            "--max-bad",
+            "--no-shuffle",
+            "--quality",
+            "--raw",
+            "--resize-height",
+            "--resize-shorter",
+            "--resize-width",
+            "--restart",
+            "--root",
+            "--seed",
+            "--split",
+            "--synsets",
+            "--threads",
+        ],
+        "data index": ["--classes", "--force", "--max-bad", "--no-mean", "--threads"],
+        "data info": ["--classes", "--json"],
+        "data prepare": ["--restart", "--threads"],
+        "data show": ["--first", "--number", "--output", "--random", "--set", "--size", "--stage", "--val"],
+        "data stage": ["--reserve", "--scratch", "--set", "--verify"],
+        "data unstage": ["--all", "--dry-run", "--scratch", "--set"],
+        "data verify": ["--decode", "--json", "--threads"],
+        "eval": [
+            "--data",
+            "--device-batch",
+            "--ema",
+            "--json",
+            "--out",
+            "--output",
+            "--per-class",
+            "--set",
+            "--stage",
+            "--threads",
+            "--views",
+        ],
+        "export": ["--ema", "--force", "--onnx", "--out", "--output", "--rgb", "--safetensors", "--size", "--torch"],
+        "help": [],
+        "import caffe": [
+            "--batch-size",
+            "--classes",
+            "--device-batch-size",
+            "--images",
+            "--model",
+            "--no-nets",
+            "--order",
+            "--out",
+            "--root",
+            "--train-source",
+            "--val-images",
+            "--val-source",
+            "--workers",
+        ],
+        "diff": ["--json", "--plot", "--scale", "--x"],
+        "explain": ["--set"],
+        "new": ["--from", "--list", "--train", "--val"],
+        "plan": [
+            "--budget",
+            "--csv",
+            "--images-per-second",
+            "--json",
+            "--keep",
+            "--latency",
+            "--link",
+            "--only",
+            "--out",
+            "--plot",
+            "--redo",
+            "--scale",
+            "--set",
+            "--until",
+            "--watch",
+            "--workers",
+            "--x",
+        ],
+        "predict": [
+            "--background",
+            "--classes",
+            "--csv",
+            "--device-batch",
+            "--ema",
+            "--json",
+            "--out",
+            "--resize-height",
+            "--resize-shorter",
+            "--resize-width",
+            "--threads",
+            "--top",
+            "--views",
+        ],
+        "preflight": [
+            "--hosts",
+            "--json",
+            "--nproc",
+            "--out",
+            "--remote-python",
+            "--set",
+            "--ssh",
+            "--sync",
+            "--sync-code",
+            "--threads",
+            "--workers-per-node",
+        ],
+        "rehearse": [
+            "--device-batch",
+            "--iters",
+            "--json",
+            "--nproc",
+            "--out",
+            "--set",
+            "--synthetic",
+            "--threads",
+            "--workers",
+        ],
+        "report": ["--by", "--diff", "--format", "--op", "--output"],
+        "retry": ["--max-restarts", "--out", "--schedule"],
+        "run": [
+            "--bind",
+            "--comm-cores",
+            "--grace",
+            "--hosts",
+            "--keep",
+            "--log",
+            "--log-format",
+            "--max-restarts",
+            "--min-nodes",
+            "--nproc",
+            "--only",
+            "--out",
+            "--profile",
+            "--profile-iterations",
+            "--redo",
+            "--remote-python",
+            "--require-bit-exact",
+            "--retry",
+            "--set",
+            "--ssh",
+            "--stop-after",
+            "--sync",
+            "--sync-code",
+            "--threads",
+            "--timeout",
+            "--until",
+            "--workers-per-node",
+        ],
+        "sbatch": [
+            "--account",
+            "--cpus-per-worker",
+            "--gpus-per-node",
+            "--images-per-second",
+            "--nodes",
+            "--out",
+            "--output",
+            "--partition",
+            "--set",
+            "--signal-before",
+            "--submit",
+            "--time",
+            "--workers-per-node",
+        ],
+        "snapshots": ["--drop", "--force", "--json", "--out", "--pin", "--set", "--unpin", "--verify"],
+        "status": ["--json", "--out", "--set"],
+        "topology": ["--comm-cores", "--faked", "--json", "--save", "--workers-per-node"],
+        "verify-resume": [
+            "--batches",
+            "--device-batch",
+            "--iters",
+            "--json",
+            "--kills",
+            "--life",
+            "--nproc",
+            "--out",
+            "--seed",
+            "--set",
+            "--synthetic",
+            "--then-workers",
+            "--threads",
+        ],
+    }
+    assert sorted(o for p in main.params for o in p.opts) == ["--version"]
+
+
+if __name__ == "__main__":
+    for case, words in CASES.items():
+        (GOLDEN / case).parent.mkdir(exist_ok=True)
+        (GOLDEN / case).write_text(printed(words))

@@ -1,0 +1,107 @@
+"""Completion in a shell, by click's own way: the shell calls `stagerun` with its words in the environment."""
+
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from stagerun.cli import COMMANDS, GROUPS, main
+
+
+def completed(words: str, incomplete: str = "") -> dict[str, str]:
+    """What the shell is answered: values and their types (`plain`, `dir`, `file`)."""
+    env = {
+        "_STAGERUN_COMPLETE": "bash_complete",
+        "COMP_WORDS": f"stagerun {words} {incomplete}".strip(),
+        "COMP_CWORD": str(len(words.split()) + 1),
+    }
+    done = CliRunner().invoke(main, [], env=env, prog_name="stagerun")
+    assert done.exit_code == 0 and not done.stderr, done.output
+    pairs = (line.partition(",") for line in done.stdout.splitlines() if line)
+    return {value: kind for kind, _, value in pairs}
+
+
+def test_commands_are_completed_without_importing_them() -> None:
+    before = set(sys.modules)
+    assert list(completed("")) == [usage.split()[0] for usage, _, _ in COMMANDS], "and not what is hidden"
+    assert completed("", "re") == {"rehearse": "plain", "retry": "plain", "report": "plain"}
+    assert completed("data", "in") == {"index": "plain", "info": "plain"}
+    assert not {name for name in set(sys.modules) - before if name.startswith("stagerun.tools")}
+
+
+def test_zsh_and_fish_get_the_line_of_help_too() -> None:
+    env = {"_STAGERUN_COMPLETE": "zsh_complete", "COMP_WORDS": "stagerun stat", "COMP_CWORD": "1"}
+    done = CliRunner().invoke(main, [], env=env, prog_name="stagerun")
+    line = next(line for usage, _, line in COMMANDS if usage.startswith("status "))
+    assert done.stdout.splitlines() == ["plain", "status", line.replace(":", "\\:")]
+
+
+@pytest.mark.parametrize(
+    ("words", "incomplete", "expected"),
+    [
+        ("run", "--re", ["--redo", "--retry", "--require-bit-exact", "--remote-python"]),
+        ("run d", "--stop", ["--stop-after"]),
+        ("run d --log", "", ["tensorboard", "dawnbench", "mllog", "csv"]),
+        ("data import", "--syn", ["--synsets"]),
+        ("import caffe", "--train", ["--train-source"]),
+        ("bench", "sca", ["scaling"]),
+        ("", "--v", ["--version"]),
+    ],
+)
+def test_options_and_their_values(words: str, incomplete: str, expected: list[str]) -> None:
+    assert sorted(completed(words, incomplete)) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("run", "dir"),
+        ("plan", "dir"),
+        ("run solvers/x --out", "dir"),
+        ("report out/a", "dir"),
+        ("export", "dir"),
+        ("diff a", "dir"),
+        ("run solvers/x --profile", "file"),
+        ("predict snapshot", "file"),
+        ("data import", "file"),
+        ("data show lmdb --output", "file"),
+    ],
+)
+def test_folders_and_files_are_left_to_the_shell(words: str, kind: str) -> None:
+    assert completed(words, "so") == {"so": kind}
+
+
+def test_what_is_no_place_is_not_completed_as_one() -> None:
+    assert completed("run solvers/x --redo", "ini") == {}
+    assert completed("run solvers/x --set", "ini") == {}
+
+
+def test_a_mistake_before_the_cursor_is_not_reported() -> None:
+    assert set(completed("rum")) == {usage.split()[0] for usage, _, _ in COMMANDS}
+    assert "--out" in completed("run solvers/x --grace never", "--o")
+
+
+def test_every_command_can_be_completed() -> None:
+    paths = [usage.split()[0] for usage, _, _ in COMMANDS]
+    paths += [f"{group} {usage.split()[0]}" for group, (_, rows) in GROUPS.items() for usage, _, _ in rows]
+    for path in paths:
+        assert "--help" in completed(path, "--he")
+
+
+@pytest.mark.parametrize(
+    ("shell", "line"),
+    [
+        ("bash", "complete -o nosort -F _stagerun_completion stagerun"),
+        ("zsh", "#compdef stagerun"),
+        ("fish", "complete --no-files --command stagerun"),
+    ],
+)
+def test_the_script_for_a_shell(shell: str, line: str) -> None:
+    done = CliRunner().invoke(main, ["completion", shell], prog_name="stagerun")
+    assert done.exit_code == 0 and line in done.stdout
+    assert f"_STAGERUN_COMPLETE={shell}_complete" in done.stdout, "it asks what the tests above ask"
+
+
+def test_another_shell_is_a_mistake() -> None:
+    done = CliRunner().invoke(main, ["completion", "tcsh"], prog_name="stagerun")
+    assert done.exit_code == 64 and "'bash', 'zsh', 'fish'" in done.stderr

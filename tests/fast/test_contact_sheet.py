@@ -1,0 +1,340 @@
+"""`stagerun data show`: the pictures on the sheet are the records, or what the loader gives a stage; mistakes are told."""
+
+import errno
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import tiny
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import ImageFont
+
+from stagerun.cli import main
+from stagerun.data import datum, index, indexing
+from stagerun.data.bad_records import BadRecords
+from stagerun.data.jpeg import Rectangle
+from stagerun.data.loader import Loader
+from stagerun.data.loaders import training_loader
+from stagerun.data.records import LmdbSource
+from stagerun.data.write import write_lmdb
+from stagerun.language import load
+from stagerun.language.proto import caffe_pb2
+from stagerun.system import files
+from stagerun.tools.data import contact_sheet
+from stagerun.tools.data.contact_sheet import Tile, as_trained, columns_of, sheet
+from stagerun.tools.data.show import ShowOptions, _show
+
+SCHEDULE = """
+name: "colours"
+model {{ name: "resnet18" num_classes: 3 }}
+data {{ train {{ source: "{data}" images: 12 }} val {{ source: "{data}" images: 12 }} }}
+solver {{
+  batch_size: 4 device_batch_size: 4 base_lr: 0.1 lr_policy: "fixed" max_iter: 5 test_batch_size: 4 mixup_alpha: 0.2
+  transform_param {{
+    crop_size: 16 mirror: true channel_order: RGB mean_value: 124 mean_value: 116 mean_value: 104
+    cutout_size: 4 lighting_std: 0.1 random_resized_crop_param {{ }} {colours}
+  }}
+  test_transform_param {{ crop_size: 16 random_resize_param {{ min_size: 18 }} {rectangular} }}
+}}
+stage {{ name: "one" }}
+stage {{ name: "two" solver: "one.prototxt" }}
+"""
+
+
+def record(i: int) -> bytes:
+    """A small picture of its own shape and colours."""
+    rng = np.random.default_rng(i)
+    soft = rng.integers(0, 256, (3, 3, 3), dtype=np.uint8)
+    picture = cv2.resize(soft, (24 + 3 * i, 30), interpolation=cv2.INTER_CUBIC)
+    return caffe_pb2.Datum(
+        encoded=True, data=cv2.imencode(".png", picture)[1].tobytes(), label=i % 3
+    ).SerializeToString()
+
+
+@pytest.fixture
+def lmdb(tmp_path: Path) -> Path:
+    """12 pictures in colour with a side file that names the classes."""
+    folder = tmp_path / "lmdb"
+    write_lmdb(str(folder), [record(i) for i in range(12)])
+    index.save(indexing.build(str(folder), classes=("ankle boot", "cat", "dog")), str(folder))
+    return folder
+
+
+def make_schedule(folder: Path, data: Path, colours: str = "", rectangular: str = "") -> Path:
+    folder.mkdir()
+    text = SCHEDULE.format(data=data, colours=colours, rectangular=rectangular)
+    (folder / "schedule.prototxt").write_text(text)
+    (folder / "one.prototxt").write_text("display: 1\n")
+    return folder
+
+
+def show(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["data", "show", *map(str, arguments)])
+
+
+def options(folder: Path, **given: object) -> ShowOptions:
+    usual = ShowOptions(
+        folder=str(folder),
+        overrides=(),
+        stage=None,
+        val=False,
+        number=4,
+        first=None,
+        random=None,
+        size=64,
+        output="sheet.png",
+    )
+    return replace(usual, **given)  # type: ignore[arg-type]
+
+
+def is_on(paper: np.ndarray, picture: np.ndarray) -> bool:
+    """Whether the picture is there, pixel for pixel, anywhere."""
+    if picture.shape[2] == 1:
+        picture = np.repeat(picture, 3, axis=2)
+    found = cv2.minMaxLoc(cv2.matchTemplate(paper, picture, cv2.TM_SQDIFF))
+    left, top = found[2]
+    return np.array_equal(paper[top : top + picture.shape[0], left : left + picture.shape[1]], picture)
+
+
+def read(path: Path) -> np.ndarray:
+    image = cv2.imread(str(path))
+    assert image is not None
+    return np.asarray(image)
+
+
+def test_records_are_shown_as_they_are_stored(tmp_path: Path) -> None:
+    """Grey images of 28 pixels in boxes of 64 are enlarged twice, each pixel to four alike."""
+    tiny.make_data(tmp_path)
+    path = tmp_path / "sheet.png"
+    shown = show(tmp_path / "train_lmdb", "--number", 6, "--first", 3, "--size", 64, "--output", path)
+    assert shown.exit_code == 0, shown.output
+    assert "records 3 to 8 of 600" in shown.output and "6 pictures" in shown.output
+    stored = np.load(tiny.STORED)["images"]
+    on_it = {i for i in range(12) if is_on(read(path), stored[i].reshape(28, 28, 1).repeat(2, 0).repeat(2, 1))}
+    assert on_it == {3, 4, 5, 6, 7, 8}
+
+
+def test_large_pictures_shrink_and_keep_their_shape(lmdb: Path) -> None:
+    picture = np.zeros((100, 300, 3), np.uint8)
+    paper = sheet([Tile(picture, ("a",))], (), 64)
+    dark = np.argwhere((paper == 0).all(axis=2))
+    assert np.ptp(dark, axis=0).tolist() == [20, 63]
+
+
+def test_key_label_class_and_size_stand_below(lmdb: Path) -> None:
+    tiles = _show(options(lmdb)).tiles
+    assert [tile.lines for tile in tiles[:2]] == [
+        ("00000000", "0 ankle boot", "30 high, 24 wide"),
+        ("00000001", "1 cat", "30 high, 27 wide"),
+    ]
+
+
+def test_random_ones_are_drawn_by_the_seed_alone(lmdb: Path) -> None:
+    keys = [[tile.lines[0] for tile in _show(options(lmdb, random=seed, number=5)).tiles] for seed in (1, 1, 2)]
+    assert keys[0] == keys[1] != keys[2] and len(set(keys[0])) == 5
+    assert len(_show(options(lmdb, random=1, number=99)).tiles) == 12
+
+
+def test_a_stage_shows_what_its_network_gets(lmdb: Path, tmp_path: Path) -> None:
+    """Position by position the loader's images, the second stage going on where the first stopped: 5 iterations of 4 images."""
+    folder = make_schedule(tmp_path / "schedule", lmdb)
+    solver = load(folder).stages[0].solver
+    loader = Loader(
+        LmdbSource(str(lmdb)),
+        solver.transform,
+        train=True,
+        channels=3,
+        num_classes=3,
+        seed=1,
+        images=12,
+        shuffle=True,
+    )
+    for stage, start in (("one", 0), ("two", 20)):
+        tiles = _show(options(folder, stage=stage, first=2)).tiles
+        batch = loader.batch(start + 2, 4)
+        assert batch.lighting is not None and batch.cutout is not None
+        for n, tile in enumerate(tiles):
+            top, left, side, _ = batch.cutout[n].tolist()
+            expected = np.clip(np.rint(batch.images[n] + batch.lighting[n]), 0, 255).astype(np.uint8)
+            expected[top : top + side, left : left + side] = (104, 116, 124)
+            assert np.array_equal(tile.picture, expected)
+            assert tile.lines[1].split()[0] == str(batch.labels[n])
+    path = tmp_path / "sheet.png"
+    shown = show(folder, "--stage", "two", "--number", 4, "--first", 2, "--output", path)
+    assert shown.exit_code == 0, shown.output
+    assert "stage two, training: images 2 to 5" in shown.output
+    assert "lighting is rounded" in shown.output and "not shown: mixup_alpha" in shown.output
+    assert all(
+        is_on(read(path), tile.picture.repeat(10, 0).repeat(10, 1)) for tile in tiles if tile.picture is not None
+    )
+
+
+def test_an_evaluation_is_shown_as_it_is_cropped(lmdb: Path, tmp_path: Path) -> None:
+    folder = make_schedule(tmp_path / "schedule", lmdb)
+    show_ = _show(options(folder, stage="one", val=True, number=99, first=1))
+    assert show_.heading == ("colours, stage one, evaluation: images 1 to 11 of 12",)
+    assert {tile.picture.shape for tile in show_.tiles if tile.picture is not None} == {(16, 16, 3)}
+    rectangular = make_schedule(tmp_path / "rectangular", lmdb, rectangular="rectangular: true")
+    shapes = [
+        tile.picture.shape
+        for tile in _show(options(rectangular, stage="one", val=True, number=12)).tiles
+        if tile.picture is not None
+    ]
+    assert shapes[:4] == [(16, 16, 3)] * 4 and shapes[8:] == [(16, 24, 3)] * 4  # the widest come last
+
+
+def test_a_bad_record_is_told_of_and_the_others_are_shown(tmp_path: Path) -> None:
+    folder, path = tmp_path / "lmdb", tmp_path / "sheet.png"
+    cut_off = caffe_pb2.Datum(encoded=True, data=b"\x89PNG\r\n\x1a\n12", label=1).SerializeToString()
+    write_lmdb(str(folder), [record(0), cut_off, record(2)])
+    shown = show(folder, "--output", path)
+    assert shown.exit_code == 65
+    assert f"{folder}: record `00000001`: the image is cut off" in shown.output
+    stored = [datum.decode(record(i), 3, 3)[0] for i in (0, 2)]
+    assert all(
+        is_on(read(path), image.repeat(times, 0).repeat(times, 1)) for image, times in zip(stored, (5, 5), strict=True)
+    )
+    tiles = _show(options(folder, number=3)).tiles
+    assert [bool(tile.wrong) for tile in tiles] == [False, True, False]
+    staged = show(
+        make_schedule(tmp_path / "schedule", folder), "--stage", "one", "--output", path, "--set", "data.train.images=3"
+    )
+    assert staged.exit_code == 65 and "record `00000001`" in staged.output
+
+
+def test_a_bad_record_is_replaced_as_in_training(tmp_path: Path) -> None:
+    """With `on_bad_record: REPLACE` the sheet has what the loader of a run gives at each position; the bad one is named."""
+    folder, path = tmp_path / "lmdb", tmp_path / "sheet.png"
+    cut_off = caffe_pb2.Datum(encoded=True, data=b"\x89PNG\r\n\x1a\n12", label=1).SerializeToString()
+    write_lmdb(str(folder), [cut_off if i == 5 else record(i) for i in range(12)])
+    schedule_folder = make_schedule(tmp_path / "schedule", folder)
+    replace_it = ("data.on_bad_record=REPLACE",)
+    schedule = load(schedule_folder, replace_it)
+    records = LmdbSource(str(folder))
+    met = BadRecords(12)
+    loader = training_loader(records, schedule, schedule.stages[0].solver, bad=met)
+    batch = loader.batch(0, 12)
+    [bad] = met.all()
+    made = _show(options(schedule_folder, overrides=replace_it, stage="one", number=12))
+    assert [tile.lines[1] for tile in made.tiles] == [f"label {label}" for label in batch.labels]
+    for n, tile in enumerate(made.tiles):
+        plain = np.clip(np.rint(batch.images[n] + batch.lighting[n]), 0, 255).astype(np.uint8)
+        top, left, side, _ = batch.cutout[n].tolist()
+        plain[top : top + side, left : left + side] = (104, 116, 124)
+        assert np.array_equal(tile.picture, plain)
+    taken = made.tiles[bad.position]
+    assert taken.lines[2] == "for 00000005, which is bad" and taken.lines[0] != "00000005"
+
+    words = (schedule_folder, "--stage", "one", "--number", 12, "--output", path)
+    shown = show(*words, "--set", *replace_it)
+    assert shown.exit_code == 0 and "another record is shown" in shown.stderr and "record `00000005`" in shown.stderr
+    stopped = show(*words)
+    assert stopped.exit_code == 65 and "record `00000005`" in stopped.stderr
+
+
+def test_more_bad_records_than_a_run_puts_up_with_are_an_error(tmp_path: Path) -> None:
+    folder, path = tmp_path / "lmdb", tmp_path / "sheet.png"
+    cut_off = caffe_pb2.Datum(encoded=True, data=b"\x89PNG\r\n\x1a\n12", label=1).SerializeToString()
+    write_lmdb(str(folder), [cut_off if i in (5, 6) else record(i) for i in range(12)])
+    words = (make_schedule(tmp_path / "schedule", folder), "--stage", "one", "--number", 12, "--output", path)
+    shown = show(*words, "--set", "data.on_bad_record=REPLACE")
+    assert shown.exit_code == 65 and path.exists()
+    assert "2 bad records" in shown.stderr and "`00000005`" in shown.stderr and "`00000006`" in shown.stderr
+
+
+def test_without_crop_size_the_sheet_goes_on_behind_a_bad_record(tmp_path: Path) -> None:
+    folder = tmp_path / "lmdb"
+    cut_off = caffe_pb2.Datum(encoded=True, data=b"\x89PNG\r\n\x1a\n12", label=1).SerializeToString()
+    write_lmdb(str(folder), [record(1), cut_off, *[record(1)] * 10])
+    schedule = make_schedule(tmp_path / "schedule", folder)
+    overrides = ("one.transform_param={ mirror: true }",)
+    tiles = _show(options(schedule, overrides=overrides, stage="one", number=12)).tiles
+    [wrong] = [tile.wrong for tile in tiles if tile.wrong]
+    assert len(tiles) == 12 and "record `00000001`" in wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["SCHEDULE", "--stage", "onw"], "did you mean `one`?"),
+        (["SCHEDULE", "--first", "12"], "there are 12 records"),
+        (["SCHEDULE", "--first", "1", "--random", "2"], "exclude each other"),
+        (["LMDB", "--stage", "one"], "--stage is for one"),
+        (["LMDB", "--val"], "--val is for one"),
+        (["LMDB", "--set", "seed=2"], "--set is for one"),
+        (["LMDB", "--first", "99999999999999999999"], "numbered up to 2**62"),
+        (["SCHEDULE", "--stage", "one", "--first", "99999999999999999999"], "numbered up to 2**62"),
+        (["SCHEDULE", "--stage", "two", "--first", str(2**62 - 40)], "numbered up to 2**62"),
+        (
+            ["SCHEDULE", "--stage", "two", "--random", "1", "--set", "one.max_iter=9000000000000000000"],
+            "fewer iterations",
+        ),
+        (["NOTHING"], "neither a schedule's folder"),
+        (["LMDB", "--number", "0"], "0 is not in the range"),
+        (["LMDB", "--number", "10000", "--size", "2000"], "too large"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_written(
+    lmdb: Path, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    places = {"SCHEDULE": str(make_schedule(tmp_path / "schedule", lmdb)), "LMDB": str(lmdb), "NOTHING": str(tmp_path)}
+    path = tmp_path / "sheet.png"
+    shown = show(*[places.get(word, word) for word in arguments], "--output", path)
+    assert shown.exit_code == 64
+    assert words in shown.output
+    assert not path.exists()
+
+
+def test_a_sheet_that_cannot_be_written_is_reported(
+    lmdb: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in (tmp_path / "nowhere", lmdb / "data.mdb"):
+        shown = show(lmdb, "--output", folder / "sheet.png")
+        assert shown.exit_code == 64 and f"there is no folder {folder}" in shown.output
+    assert not (tmp_path / "nowhere").exists()
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(files, "write_whole", full)
+    shown = show(lmdb, "--output", tmp_path / "sheet.png")
+    assert shown.exit_code == 74 and "choose another place with --output" in shown.output
+
+
+def test_what_is_approximate_is_clipped_and_grey_images_have_one_mean() -> None:
+    image = np.full((4, 4, 3), (250, 100, 3), np.uint8)
+    lit = as_trained(image, np.array([9.0, 0.6, -7.0], np.float32))
+    assert (lit == (255, 101, 0)).all() and (image == (250, 100, 3)).all()
+    grey = as_trained(np.zeros((4, 4, 1), np.uint8), cutout=Rectangle(1, 0, 2, 3), zero=(73.4,))
+    assert grey[..., 0].tolist() == [[0] * 4, [73, 73, 73, 0], [73, 73, 73, 0], [0] * 4]
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 3, 7, 32, 100, 1000])
+def test_sheets_are_wider_than_high_and_hold_every_tile(tiles: int) -> None:
+    columns = columns_of(tiles)
+    assert 1 <= columns <= tiles
+    assert columns * -(-tiles // columns) >= tiles
+    assert tiles < 4 or 1 <= columns / -(-tiles // columns) <= 2
+
+
+@settings(max_examples=100)
+@given(st.text(st.characters(codec="utf-8", exclude_categories=["C"]), max_size=200), st.integers(64, 400))
+def test_no_text_is_wider_than_its_picture(text: str, width: int) -> None:
+    font = ImageFont.load_default(13)
+    short = contact_sheet._shorten(text, font, width)
+    assert font.getlength(short) <= width
+    if short != text:
+        before, after = short.split("...", 1) if "..." not in text else (short[:1], short[-1:])
+        assert text.startswith(before) and text.endswith(after)
+    assert all(font.getlength(line) <= width for line in contact_sheet._wrap(text, font, width) if len(line) > 1)
+
+
+def test_sheets_take_wrong_tiles_and_long_lines() -> None:
+    tiles = [Tile(None, ("k" * 300, "label 0"), "it is broken " * 50), Tile(np.zeros((1, 500, 1), np.uint8), ("x",))]
+    paper = sheet(tiles, ("a heading that is much longer than the two pictures below it",), 64)
+    assert paper.shape[1] < 200 and paper.dtype == np.uint8
+    assert (paper == (0, 0, 176)).all(axis=2).any()  # red, in B, G, R

@@ -1,0 +1,200 @@
+"""LMDBs: written whole or not at all, read in key order, and never opened when something is missing."""
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from stagerun.base.errors import DataError, StorageError
+from stagerun.data import index
+from stagerun.data.indexing import build
+from stagerun.data.records import LmdbSource, Room
+from stagerun.data.write import write_lmdb
+from stagerun.language.proto.caffe_pb2 import Datum
+from stagerun.system.lmdb_file import check_file
+
+VALUES = [bytes([i % 251]) * (100 + i) for i in range(300)]
+
+
+RECORDS = [
+    Datum(channels=1, height=5, width=7 + i, data=bytes([i % 251]) * 5 * (7 + i), label=i % 9).SerializeToString()
+    for i in range(300)
+]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> str:
+    write_lmdb(str(tmp_path / "db"), VALUES)
+    return str(tmp_path / "db")
+
+
+def test_what_is_written_is_read(made: str) -> None:
+    source = LmdbSource(made, 300)
+    assert len(source) == 300
+    assert [source.get(i) for i in range(300)] == [(b"%08d" % i, value) for i, value in enumerate(VALUES)]
+    with pytest.raises(IndexError):
+        source.get(300)
+
+
+def test_records_come_in_byte_order_of_their_keys_whoever_wrote_them(tmp_path: Path) -> None:
+    keys = [b"00000001_b.jpg", b"00000000_z.jpg", b"00000001_a.jpg", "00000002_ü".encode()]
+    with lmdb.open(str(tmp_path)) as env, env.begin(write=True) as txn:
+        for key in keys:
+            txn.put(key, key[::-1])
+    source = LmdbSource(str(tmp_path))
+    assert [source.get(i) for i in range(4)] == [(key, key[::-1]) for key in sorted(keys)]
+
+
+def test_the_map_grows_as_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stagerun.data.write._FIRST_MAP_SIZE", 1 << 16)
+    assert write_lmdb(str(tmp_path / "db"), (bytes(5000) for _ in range(1500))) == 1500
+    assert len(LmdbSource(str(tmp_path / "db"), 1500)) == 1500
+
+
+def test_one_file_may_be_read_by_several_at_once(made: str) -> None:
+    first, second = LmdbSource(made), LmdbSource(made)
+    wrong: list[int] = []
+
+    def read() -> None:
+        wrong.extend(i for i in range(300) if second.get(i)[1] != VALUES[i])
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and first.get(7)[1] == VALUES[7]
+
+
+def test_a_file_stays_open_for_the_one_that_is_left(made: str) -> None:
+    first, second = LmdbSource(made), LmdbSource(made)
+    del second
+    assert first.get(7)[1] == VALUES[7]
+
+
+def refused(path: Path | str, images: int | None = None) -> str:
+    with pytest.raises(DataError) as error:
+        LmdbSource(str(path), images)
+    assert str(path) in error.value.message and error.value.hint
+    return error.value.render()
+
+
+def test_what_is_no_lmdb_is_said(tmp_path: Path, made: str) -> None:
+    assert "no such folder" in refused(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    assert "no data.mdb" in refused(tmp_path / "empty")
+    assert "the folder that holds data.mdb" in refused(f"{made}/data.mdb")
+    for content in (b"", b"not an LMDB", bytes(100_000), os.urandom(100_000)):
+        (tmp_path / "empty" / "data.mdb").write_bytes(content)
+        assert "not an LMDB" in refused(tmp_path / "empty")
+
+
+def test_an_empty_lmdb_and_a_wrong_count_are_said(tmp_path: Path, made: str) -> None:
+    with lmdb.open(str(tmp_path / "none")) as env:
+        env.sync()
+    assert "is empty" in refused(tmp_path / "none")
+    assert "holds 300 records, but the schedule says images: 299" in refused(made, 299)
+
+
+def test_sizes_are_those_of_the_newer_meta_page(made: str) -> None:
+    with lmdb.open(made) as env, env.begin(write=True) as txn:
+        txn.put(b"99999999", bytes(50_000))
+    assert check_file(made) == 301
+    file = Path(made, "data.mdb")
+    os.truncate(file, file.stat().st_size - 4096)
+    assert "is cut off" in refused(made)
+
+
+def test_an_error_half_way_leaves_nothing(tmp_path: Path) -> None:
+    def broken() -> Iterator[bytes]:
+        yield from VALUES
+        raise RuntimeError("the source broke")
+
+    with pytest.raises(RuntimeError, match="the source broke"):
+        write_lmdb(str(tmp_path / "db"), broken())
+    with pytest.raises(DataError, match="nothing to write"):
+        write_lmdb(str(tmp_path / "db"), [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_folder_is_left_alone(tmp_path: Path, made: str) -> None:
+    with pytest.raises(DataError, match="exists already"):
+        write_lmdb(made, [b"x"])
+    assert len(LmdbSource(made)) == 300
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    with pytest.raises(DataError, match="link: exists already"):
+        write_lmdb(str(tmp_path / "link"), (pytest.fail("it has begun") for _ in range(1)))
+
+
+def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError):
+        write_lmdb(str(tmp_path / "file" / "db"), VALUES)
+
+
+def test_the_side_file_says_where_records_are_and_a_stale_one_is_refused(made: str) -> None:
+    shutil.rmtree(made)
+    write_lmdb(made, RECORDS)
+    index.save(build(made), made)
+    source = LmdbSource(made)
+    assert source.index is not None
+    assert [source.get(i) for i in range(300)] == [(b"%08d" % i, value) for i, value in enumerate(RECORDS)]
+    with lmdb.open(made) as env, env.begin(write=True) as txn:
+        txn.put(b"99999999", b"one more")
+    with pytest.raises(DataError) as error:
+        LmdbSource(made)
+    assert "stagerun data index" in error.value.hint
+
+
+def test_a_file_that_is_cut_off_while_it_is_read_is_an_error_with_the_key(made: str) -> None:
+    source, file = LmdbSource(made), Path(made, "data.mdb")
+    stamp = file.stat()
+    os.truncate(file, 3 * 4096)
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # a server that tells no new time
+    with pytest.raises(DataError, match="record `00000299`: the file ends before it"):
+        source.get(299)
+
+
+def test_an_lmdb_that_is_written_to_while_it_is_read_is_an_error(made: str) -> None:
+    source = LmdbSource(made)
+    os.utime(Path(made, "data.mdb"))
+    assert source.get(7)[1] == VALUES[7]  # touched, but not changed
+    with lmdb.open(made) as env, env.begin(write=True) as txn:
+        txn.delete(b"00000003")
+    with pytest.raises(DataError, match="was changed while it was read"):
+        source.get(7)
+
+
+def test_a_file_that_is_removed_stays_readable(made: str) -> None:
+    source = LmdbSource(made)
+    Path(made, "data.mdb").unlink()
+    assert source.get(250)[1] == VALUES[250]
+
+
+def test_a_disk_that_fails_is_a_storage_error_with_the_key(made: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    source = LmdbSource(made)
+    monkeypatch.setattr(os, "preadv", fails)
+    with pytest.raises(StorageError, match="record `00000007`: can't be read: Input/output error"):
+        source.get(7)
+
+
+def test_reads_in_parts_are_put_together(made: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: whole(fd, [buffers[0][:37]], at))
+    source = LmdbSource(made)
+    assert source.get(123)[1] == VALUES[123]
+
+
+def test_one_room_serves_records_of_any_size(made: str) -> None:
+    source, room = LmdbSource(made), Room()
+    for i in (5, 299, 0, 150):
+        assert bytes(source.read(i, room)) == VALUES[i]
+    source.expect([1, 2, 299])

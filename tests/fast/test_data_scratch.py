@@ -1,0 +1,510 @@
+"""scratch: one complete copy per node, whoever asks, whatever is killed, full or damaged; and nothing else is touched."""
+
+import errno
+import fcntl
+import hashlib
+import os
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagerun.base.errors import DataError, PermissionDenied, StagerunError, StorageError
+from stagerun.data.records import LmdbSource
+from stagerun.data.scratch import (
+    Copy,
+    CopyStopped,
+    Found,
+    How,
+    Progress,
+    blocks,
+    copies_of,
+    layout,
+    look,
+    room,
+    stage,
+    staging,
+    unstage,
+)
+from stagerun.data.write import write_lmdb
+from stagerun.system.lmdb_file import SIDE_FILE
+
+BLOCK = 1 << 16
+HOME = f"stagerun-{os.getuid()}"
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", BLOCK)
+    monkeypatch.setattr(layout, "BLOCK", BLOCK)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    return make(tmp_path / "db", 500)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    (tmp_path / "scratch").mkdir()
+    return tmp_path / "scratch"
+
+
+def make(folder: Path, records: int = 100) -> str:
+    write_lmdb(str(folder), [i.to_bytes(4, "little") * 500 for i in range(records)])
+    return str(folder)
+
+
+def one(source: str, disk: Path, **options: object) -> Copy:
+    [copy] = stage([look(source)], str(disk), 0, **options)  # type: ignore[arg-type]
+    return copy
+
+
+def folders(disk: Path) -> list[str]:
+    return sorted(path.name for path in (disk / HOME).iterdir() if path.is_dir())
+
+
+def data(folder: str) -> bytes:
+    return Path(folder, "data.mdb").read_bytes()
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as stream:
+        stream.seek(at)
+        byte = stream.read(1)
+        stream.seek(at)
+        stream.write(bytes([byte[0] ^ 1]))
+
+
+# -- copies
+
+
+def test_a_copy_is_made_once_and_used_again(source: str, disk: Path) -> None:
+    calls: list[Progress] = []
+    copy = one(source, disk, watch=calls.append)
+    size = Path(source, "data.mdb").stat().st_size
+    assert calls[-1] == Progress(size, size) and (copy.how, copy.bytes) == (How.COPIED, size)
+    assert data(copy.path) == data(source) and len(LmdbSource(copy.path, 500)) == 500
+    assert (disk / HOME).stat().st_mode & 0o777 == 0o700
+    calls.clear()
+    again = one(source, disk, watch=calls.append)
+    assert (again.path, again.how, again.bytes, calls) == (copy.path, How.THERE, 0, [])
+    assert folders(disk) == [Path(copy.path).name]
+
+
+def test_the_manifest_has_the_sha256_of_each_block(source: str, disk: Path) -> None:
+    manifest = layout.read_manifest(Path(one(source, disk).path))
+    assert manifest is not None and manifest.source == os.path.realpath(source)
+    whole = data(source)
+    expected = [hashlib.sha256(whole[i : i + BLOCK]).hexdigest() for i in range(0, len(whole), BLOCK)]
+    assert list(manifest.blocks) == expected and len(expected) > 4
+
+
+def test_a_changed_source_gets_a_copy_of_its_own(source: str, disk: Path) -> None:
+    first = one(source, disk)
+    os.utime(Path(source, "data.mdb"), ns=(1, 1))
+    second = one(source, disk)
+    assert first.path != second.path and len(folders(disk)) == 2
+    assert {str(found.folder) for found in copies_of(str(disk), source)} == {first.path, second.path}
+
+
+def test_the_side_file_follows_the_sources(source: str, disk: Path) -> None:
+    copy = one(source, disk)
+    for content in (b"first", b"second", None):
+        if content is None:
+            Path(source, SIDE_FILE).unlink()
+        else:
+            Path(source, SIDE_FILE).write_bytes(content)
+        assert one(source, disk).how is How.THERE
+        there = Path(copy.path, SIDE_FILE)
+        assert (there.read_bytes() if there.exists() else None) == content
+
+
+def test_jobs_with_the_same_sets_in_another_order_dont_wait_for_each_other(
+    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = [look(source), look(make(disk.parent / "other"))]
+    taken: list[str] = []
+    held = staging.held
+
+    def noted(path: Path, *others: Any) -> AbstractContextManager[None]:
+        taken.append(path.name)
+        return held(path, *others)
+
+    monkeypatch.setattr(staging, "held", noted)
+    orders = []
+    for wanted in (sets, sets[::-1]):
+        assert [copy.original for copy in stage(wanted, str(disk), 0)] == wanted
+        orders.append(taken[:2])
+        taken.clear()
+    assert orders[0] == orders[1] and len(set(orders[0])) == 2
+
+
+# -- interrupted
+
+
+def test_what_a_killed_copy_left_is_not_believed(source: str, disk: Path) -> None:
+    stop_after(source, disk, 4 * BLOCK)
+    partial = disk / HOME / f"{look(source).name}.partial"
+    flip(partial / "data.mdb", 100)
+    with (partial / "blocks").open("a") as journal:
+        journal.write(f"8 {'0' * 64}\n99999 {'0' * 64}\nnonsense\n\xe9 ".encode().decode("latin-1") + "7 abc")
+    assert data(one(source, disk).path) == data(source)
+
+
+def stop_after(source: str, disk: Path, count: int) -> None:
+    done = [0]
+
+    def watch(progress: Progress) -> None:
+        done[0] = progress.done
+
+    with pytest.raises(CopyStopped):
+        one(source, disk, watch=watch, stop=lambda: done[0] >= count, beside=True)
+
+
+def test_a_stop_keeps_what_is_there(source: str, disk: Path) -> None:
+    stop_after(source, disk, 4 * BLOCK)
+    assert folders(disk) == [look(source).name + ".partial"]
+    size = look(source).size
+    assert one(source, disk).bytes <= size - 3 * BLOCK
+
+
+# -- what is wrong with a copy
+
+
+def test_verifying_mends_only_what_is_wrong(source: str, disk: Path) -> None:
+    copy = one(source, disk)
+    assert one(source, disk, verify=True).how is How.CHECKED
+    flip(Path(copy.path, "data.mdb"), 3 * BLOCK + 17)
+    with open(Path(copy.path, "data.mdb"), "rb") as reader:  # a run that has it open
+        assert one(source, disk).how is How.THERE, "only --verify reads a copy whole"
+        mended = one(source, disk, verify=True)
+        assert (mended.how, mended.bytes) == (How.MENDED, BLOCK)
+        assert reader.read() == data(source)
+    assert one(source, disk, verify=True).how is How.CHECKED
+
+
+@pytest.mark.parametrize("damage", ["cut off", "deleted", "manifest", "suspect"])
+def test_a_copy_that_is_seen_to_be_damaged_is_mended_before_it_is_used(source: str, disk: Path, damage: str) -> None:
+    copy = one(source, disk)
+    copy.close()
+    file = Path(copy.path, "data.mdb")
+    if damage == "cut off":
+        os.truncate(file, 5 * BLOCK + 1)
+    elif damage == "deleted":
+        file.unlink()
+    elif damage == "manifest":
+        Path(copy.path, layout.MANIFEST).write_text('{"version": 1, "source": [')
+    else:
+        flip(file, 9)
+        copy.suspect()
+    again = one(source, disk)
+    assert again.how is (How.COPIED if damage == "manifest" else How.MENDED)
+    assert data(again.path) == data(source) and one(source, disk).how is How.THERE
+
+
+@pytest.mark.parametrize("said", ['{"version": 1, "source": [', "no blocks"])
+def test_a_copy_in_use_is_not_removed_whatever_its_manifest_says(source: str, disk: Path, said: str) -> None:
+    copy = one(source, disk)
+    manifest = layout.read_manifest(Path(copy.path))
+    assert manifest is not None
+    if said == "no blocks":  # found to be of other bytes than the source has now
+        layout.write_manifest(Path(copy.path), replace(manifest, blocks=()))
+    else:
+        Path(copy.path, layout.MANIFEST).write_text(said)
+    with pytest.raises(StorageError, match="is no longer a complete copy, and is in use"):
+        one(source, disk)
+    assert data(copy.path) == data(source)
+    copy.close()
+    assert one(source, disk).how is How.COPIED
+
+
+@pytest.mark.parametrize("end", ["", ".partial"])
+def test_what_another_version_made_is_left_to_it(source: str, disk: Path, end: str) -> None:
+    folder = disk / HOME / f"{look(source).name}{end}"
+    folder.mkdir(parents=True)
+    (folder / layout.MANIFEST).write_text('{"version": 2, "pieces": []}')
+    (folder / "data.mdb").write_bytes(b"theirs")
+    with pytest.raises(StorageError, match="made by another version of stagerun") as error:
+        one(source, disk)
+    assert str(folder) in error.value.message and "unstage" in error.value.hint
+    assert (folder / "data.mdb").read_bytes() == b"theirs" and unstage(str(disk), None) == []
+
+
+def test_a_disk_that_gives_back_other_bytes_is_named(source: str, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, bad = os.pwrite, [1]
+
+    def pwrite(fd: int, piece: memoryview, at: int) -> int:
+        if at >= BLOCK and bad[0]:
+            bad[0] -= 1
+            return write(fd, bytes(len(piece)), at)
+        return write(fd, piece, at)
+
+    monkeypatch.setattr(blocks.os, "pwrite", pwrite)
+    copy = one(source, disk)  # once may have been a bit in memory: it is written again
+    assert data(copy.path) == data(source)
+    copy.close()
+    unstage(str(disk), None)
+    bad[0] = 10**6
+    with pytest.raises(StorageError, match="gives back other bytes than were written"):
+        one(source, disk)
+    assert folders(disk) == []
+
+
+# -- room
+
+
+def with_free(monkeypatch: pytest.MonkeyPatch, disk: Path, free: int) -> None:
+    """A disk of which `free` bytes are free while no copy is on it."""
+
+    def free_bytes(home: Path) -> int:
+        return free - sum(f.stat().st_blocks * 512 for f in disk.rglob("data.mdb"))
+
+    monkeypatch.setattr(room, "free_bytes", free_bytes)
+
+
+def test_both_sets_must_fit_before_the_first_byte(source: str, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = make(disk.parent / "other", 400)
+    sizes = look(source).size + look(other).size
+    with_free(monkeypatch, disk, sizes + 10**6 - 1)
+    with pytest.raises(StorageError, match=r"no room for the images: .* needed, .* free; 1.0 MB stay free") as error:
+        stage([look(source), look(other)], str(disk), 0.001)
+    assert "`scratch`" in error.value.hint and folders(disk) == []
+    with_free(monkeypatch, disk, sizes + 10**6)
+    assert len(stage([look(source), look(other)], str(disk), 0.001)) == 2
+
+
+def test_the_longest_unused_goes_first_and_nothing_in_use(
+    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, newer, used = (one(make(disk.parent / name), disk) for name in ("old", "newer", "used"))
+    for seconds, copy in enumerate((used, old, newer)):
+        if copy is not used:
+            copy.close()
+        os.utime(copy.path, (seconds, seconds))
+    foreign = [disk / "mine", disk / HOME / "notes", disk / HOME / ("0" * 64)]
+    for folder in foreign:
+        folder.mkdir()
+        (folder / "data.mdb").write_bytes(b"x")
+    each = look(str(disk.parent / "old")).size
+    with_free(monkeypatch, disk, look(source).size + 2 * each + 10_000 * 3)
+    removed: list[Found] = []
+    copy = one(source, disk, removed=removed.append)
+    assert [str(found.folder) for found in removed] == [old.path] and removed[0].manifest.source == old.original.path
+    assert not Path(old.path).exists() and Path(newer.path).exists() and Path(used.path).exists()
+    copy.close()
+    with_free(monkeypatch, disk, look(source).size + each)
+    with pytest.raises(StorageError, match="are copies in use"):
+        os.utime(Path(source, "data.mdb"), ns=(1, 1))
+        hold = [Copy(Path(path), look(source), How.THERE, 0, 0) for path in (newer.path, copy.path)]
+        one(source, disk)
+    assert len(hold) == 2 and Path(newer.path).exists() and Path(copy.path).exists(), "nothing is removed in vain"
+    assert all((folder / "data.mdb").exists() for folder in foreign)
+
+
+def test_room_promised_to_another_copy_is_not_given_twice(
+    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = make(disk.parent / "other", 400)
+    with_free(monkeypatch, disk, look(source).size + look(other).size - 1)
+    refused: list[StorageError] = []
+
+    def meanwhile(progress: Progress) -> None:
+        if not refused and progress.done < progress.total // 2:
+            with pytest.raises(StorageError, match="are promised to copies being made") as error:
+                one(other, disk)
+            refused.append(error.value)
+
+    one(source, disk, watch=meanwhile)
+    assert refused
+
+
+def test_interrupted_copies_of_others_make_room_first(source: str, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    complete = one(make(disk.parent / "complete"), disk)
+    complete.close()
+    os.utime(complete.path, (1, 1))
+    stop_after(make(disk.parent / "other", 400), disk, 4 * BLOCK)
+    with_free(monkeypatch, disk, look(source).size + look(complete.original.path).size + 50_000)
+    copy = one(source, disk)
+    assert folders(disk) == sorted([Path(copy.path).name, Path(complete.path).name])
+
+
+# -- what fails
+
+
+def failing(number: int) -> Callable[..., int]:
+    def fail(*arguments: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_full_or_failing_disk_leaves_no_copy(
+    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(blocks.os, "pwrite", failing(number))
+    with pytest.raises(StorageError, match=os.strerror(number)) as error:
+        one(source, disk)
+    assert folders(disk) == [] and "scratch" in error.value.hint
+
+
+@pytest.mark.parametrize("allowed", [1, 3])
+def test_no_thread_outlives_the_descriptors_that_it_writes_to(
+    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
+) -> None:
+    """Where the machine allows fewer threads, those that run must not write into the next file that is opened."""
+    started: list[threading.Thread] = []
+    start, write, go = threading.Thread.start, os.pwrite, threading.Event()
+
+    def some(thread: threading.Thread) -> None:
+        if len(started) == allowed:
+            go.set()
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    def late(fd: int, piece: memoryview, at: int) -> int:
+        go.wait()  # until the start of the next thread has failed
+        return write(fd, piece, at)
+
+    monkeypatch.setattr(threading.Thread, "start", some)
+    monkeypatch.setattr(blocks.os, "pwrite", late)
+    with pytest.raises(StorageError, match="can't start new thread"):
+        one(source, disk)
+    assert len(started) == allowed and not any(thread.is_alive() for thread in started) and folders(disk) == []
+
+
+def test_a_source_that_fails_half_way_keeps_what_is_there(
+    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, reads = os.preadv, [0]
+
+    def preadv(fd: int, buffers: object, at: int) -> int:
+        if os.readlink(f"/proc/self/fd/{fd}").startswith(source):
+            reads[0] += 1
+            if reads[0] > 4:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(fd, buffers, at)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(blocks.os, "preadv", preadv)
+    with pytest.raises(DataError, match=r"db/data.mdb: can't be read: Input/output error"):
+        one(source, disk, beside=True)
+    monkeypatch.undo()
+    monkeypatch.setattr(blocks, "BLOCK", BLOCK)
+    monkeypatch.setattr(layout, "BLOCK", BLOCK)
+    assert one(source, disk).bytes == look(source).size - 4 * BLOCK
+
+
+def test_a_source_that_changes_meanwhile_is_refused(source: str, disk: Path) -> None:
+    with pytest.raises(DataError, match="the LMDB was changed while it was copied"):
+        one(source, disk, watch=lambda progress: os.utime(Path(source, "data.mdb"), ns=(1, 1)))
+    assert folders(disk) == []
+    before = look(source)
+    os.utime(Path(source, "data.mdb"), ns=(2, 2))
+    with pytest.raises(DataError, match="the LMDB was changed"):
+        stage([before], str(disk), 0)
+
+
+def test_a_source_that_is_gone_or_not_whole_is_not_copied(source: str, tmp_path: Path) -> None:
+    os.truncate(Path(source, "data.mdb"), 1 << 19)
+    with pytest.raises(DataError, match="is cut off"):
+        look(source)
+    with pytest.raises(DataError, match="no such folder"):
+        look(str(tmp_path / "gone"))
+
+
+def test_a_read_only_disk_and_one_without_locks_are_named(
+    source: str, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = look(source)
+    with monkeypatch.context() as patch:
+        patch.setattr(layout.os, "open", failing(errno.EROFS))
+        with pytest.raises(StorageError, match=r"Read-only file system"):
+            stage([looked_at], str(disk), 0)
+    monkeypatch.setattr(layout.fcntl, "flock", failing(errno.ENOLCK))
+    with pytest.raises(StorageError, match="has no locks") as error:
+        one(source, disk)
+    assert "a disk of the node itself" in error.value.hint
+
+
+def test_scratch_must_exist_and_be_ours(source: str, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="no such folder"):
+        one(source, tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StagerunError):
+        one(source, tmp_path / "file")
+    shared, elsewhere = tmp_path / "shared", tmp_path / "elsewhere"
+    shared.mkdir()
+    elsewhere.mkdir()
+    (shared / HOME).symlink_to(elsewhere)
+    with pytest.raises(PermissionDenied, match="belongs to another user, or is not a folder"):
+        one(source, shared)
+    (shared / HOME).unlink()
+    (shared / HOME).mkdir()
+    for mode in (0o777, 0o775):
+        (shared / HOME).chmod(mode)
+        with pytest.raises(PermissionDenied, match=f"others may write to it \\(mode {mode:04o}\\)") as error:
+            one(source, shared)
+        assert "chmod 700" in error.value.hint
+    (shared / HOME).chmod(0o755)
+    (shared / HOME / look(source).name).symlink_to(elsewhere)
+    (elsewhere / "data.mdb").write_text("keep")
+    with pytest.raises(StorageError, match="is a link"):
+        one(source, shared)
+    assert (elsewhere / "data.mdb").read_text() == "keep"
+
+
+# -- taking them away
+
+
+def test_unstage_removes_what_is_unused_and_says_why_the_rest_stays(source: str, disk: Path) -> None:
+    one(source, disk).close()
+    os.utime(Path(source, "data.mdb"), ns=(1, 1))
+    used = one(source, disk)
+    other = one(make(disk.parent / "other"), disk)
+    other.close()
+    stop_after(make(disk.parent / "third", 400), disk, BLOCK)
+    Path(source, "data.mdb").unlink()  # it need not be there any more
+    planned = unstage(str(disk), [source], dry_run=True)
+    assert len(folders(disk)) == 4
+    done = unstage(str(disk), [source])
+    assert sorted(r.kept for r in planned) == sorted(r.kept for r in done) == ["", "is in use"]
+    assert [str(r.copy.folder) for r in done if r.kept] == [used.path]
+    (Path(other.path) / "notes").write_text("mine")
+    assert [r.kept for r in unstage(str(disk), None)].count("") == 2
+    assert os.listdir(other.path) == ["notes"]
+    used.close()
+    unstage(str(disk), None)
+    assert sorted(p.name for p in (disk / HOME).iterdir()) == sorted(["lock", Path(other.path).name])
+    assert unstage(str(disk.parent), None) == [], "nothing is made where there was nothing"
+
+
+def test_a_lock_whose_file_was_removed_is_not_taken_for_held(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    fd = os.open(path, os.O_CREAT | os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    with layout.held_now(path) as held:
+        assert not held
+    path.unlink()
+    with layout.held_now(path) as held:
+        assert held and path.exists()
+    os.close(fd)
+
+
+def test_a_lock_whose_file_is_removed_just_before_it_is_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, flock, removed = tmp_path / "lock", layout._flock, [False]
+
+    def remove_first(fd: int, kind: int) -> bool:
+        if not removed[0]:
+            removed[0] = True
+            path.unlink()
+        return flock(fd, kind)
+
+    monkeypatch.setattr(layout, "_flock", remove_first)
+    with layout.held_now(path) as held, layout.held_now(path) as again:
+        assert (held, again) == (True, False), "the lock is that of the file with the name"

@@ -1,0 +1,262 @@
+"""`stagerun diff`: two folders, and a folder and what a run was made from; and the hours that such a run has left."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from stagerun import store
+from stagerun.base.recipe import Schedule
+from stagerun.cli import main
+from stagerun.language import canonical, read
+from stagerun.language.stored import read_recipe
+from stagerun.store.layout import MANIFEST, snapshots_folder
+from stagerun.tools.diff.command import Difference, FieldDifference, compare, difference
+
+SCHEDULE = """
+name: "tree"
+model { name: "resnet_small" num_classes: 10 }
+data { train { source: "train" images: 1000 } val { source: "/d/val" images: 300 } }
+solver {
+  batch_size: 100 device_batch_size: 50 momentum: 0.9
+  transform_param { crop_size: 28 random_resize_param { min_size: 32 } }
+}
+stage { name: "trunk" }
+stage { name: "long" }
+stage { name: "collapse" from: "trunk@12" }
+"""
+STAGES = {
+    "trunk": 'base_lr: 0.1\nlr_policy: "fixed"\nmax_iter: 20\n',
+    "long": 'base_lr: 0.1\nlr_policy: "fixed"\nmax_iter: 30\n',
+    "collapse": 'base_lr: 0.1\nlr_policy: "poly"\npower: 2\nmax_iter: 10\n',
+}
+
+
+def schedule(shared: str = SCHEDULE, root: str = "/s", **stages: str) -> Schedule:
+    texts = {"schedule.prototxt": shared.encode()}
+    texts |= {f"{name}.prototxt": text.encode() for name, text in {**STAGES, **stages}.items()}
+    return read(texts, root, [], root[1:])
+
+
+def named(found: Difference) -> dict[str, FieldDifference]:
+    return {f"{f.stage}.{f.field}": f for f in found.fields}
+
+
+def test_equal_schedules() -> None:
+    found = difference(schedule(), schedule())
+    assert found.same and not found.fields and not found.rates and found.stages == ("trunk", "long", "collapse")
+
+
+def test_another_way_of_writing_is_no_difference() -> None:
+    other = schedule(long='# a comment\nmax_epoch: 3 lr_policy: "fixed" base_lr: 1e-1')
+    assert difference(schedule(), other) == difference(schedule(), schedule())
+
+
+def test_a_field_with_its_places_in_the_words_of_the_file() -> None:
+    found = difference(schedule(), schedule(long='base_lr: 5e-2\nlr_policy: "fixed"\nmax_epoch: 2.5\n', root="/t"))
+    assert not found.same
+    fields = named(found)
+    assert list(fields) == [".data.train, found at", "long.base_lr", "long.max_iter"]
+    rate, length = fields["long.base_lr"], fields["long.max_iter"]
+    assert (rate.a.text, rate.a.place, rate.b.text, rate.b.place) == (
+        "0.1",
+        "s/long.prototxt:1",
+        "5e-2",
+        "t/long.prototxt:1",
+    )
+    assert (length.a.text, length.b.text, length.b.written) == (
+        "30 = 3.00 epochs",
+        "25 = 2.50 epochs",
+        "max_epoch: 2.5",
+    )
+    assert rate.trains and not fields[".data.train, found at"].trains
+
+
+def test_what_changes_no_training() -> None:
+    shared = (
+        SCHEDULE.replace('"tree"', '"other"')
+        .replace("images: 300", "images: 299")
+        .replace("momentum", "snapshot: 7 momentum")
+    )
+    found = difference(schedule(), schedule(shared.replace('"/d/val"', '"/e/val"')))
+    assert found.same and not any(f.trains for f in found.fields)
+    assert {".name", ".data.val.source", ".data.val.images", "trunk.snapshot", "collapse.snapshot"} <= named(
+        found
+    ).keys()
+    assert difference(schedule(), schedule(SCHEDULE + "seed: 2")).same is False
+
+
+def test_a_message_that_one_has_not() -> None:
+    found = difference(schedule(), schedule(SCHEDULE.replace("random_resize_param { min_size: 32 }", "")))
+    field = named(found)["trunk.transform_param.random_resize_param"]
+    assert field.a.text == "{ min_size: 32 max_size: 32 resize_param.interp_mode: LINEAR }"
+    assert field.a.place == "s/schedule.prototxt:7" and (field.b.text, field.b.default) == ("none", True)
+    inside = difference(schedule(), schedule(SCHEDULE.replace("min_size: 32", "min_size: 33")))
+    assert "trunk.transform_param.random_resize_param.min_size" in named(inside)
+
+
+def test_stages_and_what_they_start_from() -> None:
+    shared = SCHEDULE.replace("trunk@12", "trunk@13").replace('"long"', '"longer" solver: "long.prototxt"')
+    found = difference(schedule(), schedule(shared))
+    assert (found.only_a, found.only_b) == (("stage long",), ("stage longer",)) and not found.same
+    start = named(found)["collapse.from"]
+    assert (start.a.text, start.b.text, start.a.place) == ("trunk@12", "trunk@13", "s/schedule.prototxt:11")
+    renamed = difference(schedule(), schedule(SCHEDULE.replace('"long"', '"longer" solver: "long.prototxt"')))
+    assert renamed.same, "names train nothing"
+    off = difference(schedule(), schedule(SCHEDULE.replace('"long"', '"long" enabled: false')))
+    assert off.same and named(off)["long.enabled"].b.text == "false"
+
+
+def test_ensembles() -> None:
+    def with_ensemble(rule: str) -> Schedule:
+        return schedule(f'{SCHEDULE}ensemble {{ name: "all" members: ["long", "collapse"] rule: {rule} }}')
+
+    found = difference(with_ensemble("MEAN_LOGIT"), with_ensemble("MEAN_PROBABILITY"))
+    assert found.same and [f.field for f in found.fields] == ["ensemble all.rule"]
+    assert difference(schedule(), with_ensemble("MEAN_LOGIT")).only_b == ("ensemble all",)
+
+
+def test_where_the_learning_rates_part() -> None:
+    late = STAGES["long"].replace('"fixed"', '"multistep" gamma: 0.5 stepvalue: [7, 20]')
+    (rate,) = difference(schedule(), schedule(long=late)).rates
+    assert (rate.stage, rate.first, rate.most, rate.a, rate.b) == ("long", 7, 20, 0.1, 0.025)
+    # The same rates as far as both go.
+    assert difference(schedule(), schedule(long=STAGES["long"].replace("30", "40"))).rates == ()
+    poly = difference(schedule(), schedule(collapse=STAGES["collapse"].replace("10", "20")))
+    # (1 - i / 20)^2 - (1 - i / 10)^2 is largest at i = 10 * 2 / 3.
+    assert [(r.stage, r.first, r.most) for r in poly.rates] == [("collapse", 1, 7)]
+
+
+def test_rates_of_another_batch_are_the_same_and_stale() -> None:
+    found = difference(schedule(), schedule(long=STAGES["long"].replace("0.1", "0.05 base_lr_batch: 50")))
+    assert found.same and not found.fields and set(found.reworded) == {"base_lr", "base_lr_batch"}
+
+
+def test_the_recipe_of_a_snapshot() -> None:
+    stored = read_recipe(canonical(schedule()))
+    assert difference(schedule(), stored).fields == () and difference(schedule(), stored).same
+    changed = difference(stored, schedule(long=STAGES["long"].replace("0.1", "0.2")))
+    field = named(changed)["long.base_lr"]
+    assert (field.a.text, field.a.place, field.b.place) == ("0.1", "", "s/long.prototxt:1")
+
+
+# -- the command
+
+
+def written(folder: Path, shared: str = SCHEDULE, stages: Mapping[str, str] = STAGES) -> Path:
+    folder.mkdir()
+    (folder / "schedule.prototxt").write_text(shared)
+    for name, text in stages.items():
+        (folder / f"{name}.prototxt").write_text(text)
+    return folder
+
+
+def diff(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["diff", *map(str, arguments)])
+
+
+def test_a_folder_and_an_edited_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(Path("a"))
+    shared = SCHEDULE.replace("0.9", "0.875").replace('train"', '/d/train"').replace("momentum", "display: 7 momentum")
+    written(Path("b"), shared, {**STAGES, "collapse": STAGES["collapse"].replace("0.1", "0.08")})
+    assert diff("a", "b").stdout == (
+        "A  a (a schedule)\n"
+        "B  b (a schedule)\n"
+        "\n"
+        "trunk, long, collapse\n"
+        "  momentum  0.9 (a/schedule.prototxt:6)  ->  0.875 (b/schedule.prototxt:6)\n"
+        "\n"
+        "collapse\n"
+        "  base_lr  0.1 (a/collapse.prototxt:1)  ->  0.08 (b/collapse.prototxt:1)\n"
+        "\n"
+        "learning rate\n"
+        "  collapse: from the start; most at 0: 0.1 -> 0.08 (x0.8)\n"
+        "\n"
+        "what changes no training:\n"
+        "\n"
+        "the schedule\n"
+        '  data.train.source  "train" (a/schedule.prototxt:4)  ->  "/d/train" (b/schedule.prototxt:4)\n'
+        "\n"
+        "trunk, long, collapse\n"
+        "  display  100 = 10.00 epochs (a default)  ->  7 = 0.70 epochs (b/schedule.prototxt:6)\n"
+        "\n"
+        "they train different things\n"
+    )
+    record = json.loads(diff("a", "b", "--json").stdout)
+    assert record["same"] is False and record["learning_rate"][0]["stage"] == "collapse"
+    assert [f["field"] for f in record["fields"] if f["trains"]] == ["momentum", "momentum", "base_lr", "momentum"]
+    assert diff("a", "a").stdout.endswith("\n\nthey train the same thing: nothing differs\n")
+
+
+def test_json_has_values_that_a_program_can_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(Path("a"))
+    shared = SCHEDULE.replace("trunk@12", "trunk@13").replace("random_resize_param { min_size: 32 }", "mirror: true")
+    stages = {**STAGES, "long": 'base_lr: 5e-2 base_lr_batch: 50 lr_policy: "fixed" max_epoch: 2.5 average_loss: 3'}
+    written(Path("b"), shared.replace("momentum: 0.9", "carry { momentum: KEEP }"), stages)
+    fields = {f"{f['stage']}.{f['field']}": f for f in json.loads(diff("a", "b", "--json").stdout)["fields"]}
+    values = {name: (field["a"]["value"], field["b"]["value"]) for name, field in fields.items()}
+    assert (fields["long.max_iter"]["a"]["text"], values["long.max_iter"]) == ("30 = 3.00 epochs", (30, 25))
+    assert values["long.momentum"] == (0.9, 0.0)
+    assert values["long.transform_param.mirror"] == (False, True)
+    assert values["long.carry.momentum"] == ("ZERO", "KEEP")
+    assert values["long.transform_param.random_resize_param"] == (
+        {"min_size": 32, "max_size": 32, "resize_param.interp_mode": "LINEAR"}, None,
+    )  # fmt: skip
+    assert values["collapse.from"] == ("trunk@12", "trunk@13")
+
+
+def test_both_curves_in_one_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(Path("a"))
+    written(Path("b"), SCHEDULE.replace("trunk@12", "trunk@13"))
+    text = diff("a", "b", "--plot").stdout
+    assert "├A trunk" in text and "├B trunk" in text
+    assert "leaves A trunk at " in text and "leaves B trunk at " in text
+    pytest.importorskip("matplotlib")
+    assert diff("a", "b", "--plot", "both.svg").exit_code == 0
+    assert "B collapse" in Path("both.svg").read_text()
+    for words in (["--x", "epochs"], ["--plot", "both.pdf"], ["--plot", "--json"], ["--plot", "--x", "hours"]):
+        result = diff("a", "b", *words)
+        assert result.exit_code == 64 and "Traceback" not in result.output, words
+
+
+def test_what_can_not_be_compared(tmp_path: Path) -> None:
+    a, empty = written(tmp_path / "a"), tmp_path / "empty"
+    empty.mkdir()
+    result = diff(a, empty)
+    assert result.exit_code == 64 and "neither a schedule's folder" in result.stderr
+    assert diff(a, tmp_path / "nowhere").exit_code == 64
+    (a / "long.prototxt").write_text("base_lr: x")
+    assert "long.prototxt:1:10" in diff(a, a).stderr
+
+
+# -- a run
+
+
+def test_a_run_that_kept_a_changed_stage_is_what_that_was_trained_from(tmp_path: Path) -> None:
+    before, now = schedule(), schedule(trunk=STAGES["trunk"].replace("0.1", "0.2"))
+    store.prepare(store.LocalDisk(), tmp_path)
+    for clock, (name, of) in enumerate((("trunk", before), ("long", now))):
+        stage = of.stage(name)
+        ref = store.commit(
+            store.LocalDisk(),
+            tmp_path,
+            store.Metadata(
+                place=store.Place(name, stage.solver.max_iter, 1 + clock),
+                parent="",
+                identity=stage.identity,
+                environment={},
+            ),
+            files={"recipe.prototxt": canonical(of).encode()},
+            content=("recipe.prototxt",),
+        )
+        os.utime(snapshots_folder(tmp_path) / ref.name / MANIFEST, (clock, clock))
+    assert diff(tmp_path, tmp_path).stdout.endswith("nothing differs\n")
+    trained = compare(str(tmp_path), str(tmp_path)).a.schedule
+    assert named(difference(trained, now)).keys() == {"trunk.base_lr"}
+    assert difference(trained, before).same

@@ -1,0 +1,336 @@
+"""The schedules in solvers/: every learning rate against a computation of its own, batches, lengths, headers, lint.
+
+The rates here are written from the published formulas, iteration by iteration, and call nothing of stagerun.schedule.
+"""
+
+import csv
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stagerun.base.recipe import EnsembleRule, MomentumForm, Solver, ZeroGamma
+from stagerun.language import load
+from stagerun.schedule import make_knobs
+from stagerun.tools.lint import lint, problems
+
+SOLVERS = Path(__file__).parents[2] / "solvers"
+GALLERY = sorted(path.name for path in SOLVERS.iterdir())
+IMAGENET = 1_281_167
+
+Rate = Callable[[int], float]
+
+
+# -- the published formulas; `i` is the number of updates done
+
+
+def poly(base: float, length: int, power: int) -> Rate:
+    """Caffe's poly, and SURFsara's poly_cyc with its lr_iter as length."""
+    return lambda i: base * (1 - i / length) ** power
+
+
+def warmed(base: float, start: float, warm: int, after: Rate) -> Rate:
+    """SURFsara's warm-up: the policy after it is read at the absolute iteration."""
+    return lambda i: (i * base + (warm - i) * start) / warm if i < warm else after(i)
+
+
+def steps(base: float, *at: int) -> Rate:
+    return lambda i: base / 10 ** sum(i >= s for s in at)
+
+
+def constant(base: float) -> Rate:
+    return lambda i: base
+
+
+def line(i: float, x0: float, y0: float, x1: float, y1: float) -> float:
+    return y0 + (y1 - y0) * (i - x0) / (x1 - x0)
+
+
+def cifar10_fast(i: int) -> float:
+    """PiecewiseLinear([0, 5, 24], [0, 0.4, 0]) of (step / 97), the step counted first."""
+    epoch = (i + 1) / 97
+    return line(epoch, 0, 0, 5, 0.4) if epoch <= 5 else line(epoch, 5, 0.4, 24, 0)
+
+
+def ffcv(epochs: int) -> Rate:
+    def rate(i: int) -> float:
+        epoch = i * 4096 / IMAGENET
+        return line(epoch, 0, 1e-4 * 1.7, 2, 1.7) if epoch <= 2 else line(epoch, 2, 1.7, epochs, 0)
+
+    return rate
+
+
+def imagenet18_warm_up(i: int) -> float:
+    """lr to 2 lr over epochs 0 to 6, with the number of the batch counted from 1."""
+    return line((i + 1) * 8192 / IMAGENET, 0, 1.88, 6, 2 * 1.88)
+
+
+def batch_24k(i: int) -> float:
+    return line(i, 0, 0.1, 260, 4.8) if i < 260 else line(i, 260, 4.8, 4680, 0)
+
+
+def cooldown(i: int) -> float:
+    return 0.8 * (1 - math.sqrt(i / 7500))
+
+
+# Stage: (updates, images per update, images per device batch, weight decay, rate).
+Row = tuple[int, int, int, float, Rate]
+RECIPES: dict[str, dict[str, Row]] = {
+    "resnet50_72ep": {
+        "init": (7800, 4096, 32, 5e-5, warmed(1.6, 0.1, 1560, poly(1.6, 18720, 1))),
+        "cyc1": (3750, 4096, 32, 5e-5, poly(1.02, 7500, 2)),
+        "cyc2": (4750, 4096, 32, 5e-5, warmed(0.764, 0.255, 1000, poly(0.764, 7500, 2))),
+        "cyc3": (4750, 4096, 32, 5e-5, warmed(0.572, 0.19, 1000, poly(0.572, 7500, 2))),
+        "collapse": (1560, 4096, 32, 2e-4, poly(0.143, 1560, 2)),
+    },
+    "resnet50_448nodes": {
+        "main": (8040, 14336, 16, 5e-5, warmed(4.8, 0.1, 446, poly(4.8, 8040, 1))),
+        "collapse": (402, 14336, 16, 1e-4, poly(0.254, 402, 2)),
+    },
+    "resnet50_8nodes": {"main": (112600, 1024, 32, 1e-4, steps(0.4, 37440, 74880, 99840))},
+    "resnet50_16nodes": {
+        "main": (56300, 2048, 32, 1e-4, warmed(0.8, 0.1, 3125, steps(0.8, 18750, 37500, 50000))),
+    },
+    "resnet50_64nodes": {
+        "main": (14075, 8192, 32, 1e-4, warmed(3.2, 0.1, 780, steps(3.2, 4680, 9360, 12480))),
+    },
+    "resnet50_24k_90ep": {"main": (4680, 24576, 48, 5e-5, batch_24k)},
+    "cifar10_resnet9_24ep": {"main": (24 * 97, 512, 512, 5e-4, cifar10_fast)},
+    "cifar10_alexnet": {"main": (24 * 97, 1024, 512, 5e-4, cifar10_fast)},
+    "cifar10_inception_bn_28": {"main": (40 * (60000 // 256 // 5), 1280, 128, 1e-5, constant(0.4))},
+    "ilsvrc12_inception_bn": {"main": (30 * (IMAGENET // 144 // 10), 1440, 36, 1e-5, constant(0.05))},
+    "imagenet_18min": {
+        "px128_bs64": (938, 8192, 64, 1e-4, imagenet18_warm_up),
+        "px128_bs128": (782, 16384, 128, 1e-4, constant(2 * 1.88)),
+        "px224_bs64": (469, 8192, 64, 1e-4, constant(1.88)),
+        "px224_bs192": (938, 24576, 192, 1e-4, steps(0.3 * 1.88, round(12 * IMAGENET / 24576))),
+        "px288_bs128": (1017, 16384, 128, 1e-4, steps(0.02 * 1.88, round(IMAGENET / 16384))),
+    },
+    "resnet50_ffcv_16ep": {"main": (5005, 4096, 512, 1e-4, ffcv(16))},
+    "resnet50_ffcv_88ep": {"main": (27525, 4096, 512, 1e-4, ffcv(88))},
+    "wsd_branches": {
+        "trunk": (45000, 2048, 32, 5e-5, lambda i: line(i, 0, 0.08, 3128, 0.8) if i < 3128 else 0.8),
+        "cooldown_trunk_15000": (7500, 2048, 32, 5e-5, cooldown),
+        "cooldown_trunk_30000": (7500, 2048, 32, 5e-5, cooldown),
+        "cooldown_trunk": (7500, 2048, 32, 5e-5, cooldown),
+    },
+    "fashion_collapse": {
+        "init": (1100, 128, 64, 5e-4, warmed(0.15, 0.015, 220, poly(0.15, 2640, 1))),
+        "cyc1": (550, 128, 64, 5e-4, poly(0.09, 1100, 2)),
+        "cyc2": (700, 128, 64, 5e-4, warmed(0.075, 0.022, 140, poly(0.075, 1400, 2))),
+        "cyc3": (700, 128, 64, 5e-4, warmed(0.06, 0.018, 140, poly(0.06, 1400, 2))),
+        "collapse": (700, 128, 64, 2e-3, poly(0.025, 700, 2)),
+    },
+    "fashion_ensemble": {
+        "init": (700, 128, 64, 5e-4, warmed(0.15, 0.015, 140, poly(0.15, 1600, 1))),
+        **{f"cyc{k}": (300, 128, 64, 5e-4, poly(0.12, 1000, 2)) for k in (1, 2, 3)},
+        **{f"collapse_cyc{k}": (660, 128, 64, 1e-3, poly(0.12, 660, 1)) for k in (1, 2, 3)},
+    },
+}
+# Images of all stages over images of the training set, where they are published or computed from what is.
+EPOCHS = {
+    "resnet50_72ep": 72.29,
+    "resnet50_448nodes": 94.46,
+    "resnet50_8nodes": 90.00,
+    "resnet50_16nodes": 90.00,
+    "resnet50_64nodes": 90.00,
+    "resnet50_24k_90ep": 89.77,
+    "cifar10_resnet9_24ep": 23.84,
+    "cifar10_alexnet": 47.68,
+    "cifar10_inception_bn_28": 47.10,
+    "ilsvrc12_inception_bn": 29.98,
+    "imagenet_18min": 50.00,
+    "resnet50_ffcv_16ep": 16.00,
+    "resnet50_ffcv_88ep": 88.00,
+    "wsd_branches": 107.90,
+    "fashion_collapse": 8.00,
+    "fashion_ensemble": 7.64,
+}
+
+
+def test_every_folder_has_its_rates_here():
+    assert set(RECIPES) == set(EPOCHS) == set(GALLERY)
+
+
+@pytest.mark.parametrize("name", GALLERY)
+def test_the_rate_of_every_iteration(name):
+    for stage in load(SOLVERS / name).stages:
+        length, *_, rate = RECIPES[name][stage.name]
+        knobs = make_knobs(stage.solver)
+        worst = max(abs(knobs(i).lr - rate(i)) for i in range(length))
+        assert worst <= 1e-12, (stage.name, worst)
+
+
+@pytest.mark.parametrize("name", GALLERY)
+def test_lengths_batches_and_decay(name):
+    schedule = load(SOLVERS / name)
+    solvers = {stage.name: stage.solver for stage in schedule.stages}
+    found = {n: (s.max_iter, s.batch_size, s.device_batch_size, s.weight_decay) for n, s in solvers.items()}
+    assert found == {stage: row[:4] for stage, row in RECIPES[name].items()}
+    images = sum(length * batch for length, batch, _, _ in found.values())
+    assert round(images / schedule.data.train.images, 2) == EPOCHS[name]
+    assert {s.momentum for s in solvers.values()} == {0 if name == "cifar10_alexnet" else 0.9}
+
+
+REAL_CAFFE = Path(__file__).parents[1] / "golden" / "lr"
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "table"),
+    [
+        ("resnet50_448nodes", "main", "448_solver"),
+        ("resnet50_448nodes", "collapse", "448_collapse"),
+        *(("resnet50_72ep", s, f"custom_lr_{s}") for s in ("init", "cyc1", "cyc2", "cyc3", "collapse")),
+    ],
+)
+def test_rates_are_those_that_real_caffe_writes(name, stage, table):
+    """Caffe reads its settings in 32 bits, so 1.6 is 1.600000023841858 there."""
+    knobs = make_knobs(load(SOLVERS / name).stage(stage).solver)
+    with open(REAL_CAFFE / f"{table}.csv") as file:
+        rows = [(int(row["iter"]), float(row["lr_f64"])) for row in csv.DictReader(file)]
+    assert len(rows) == RECIPES[name][stage][0]
+    for iter, lr in rows:
+        assert knobs(iter).lr == pytest.approx(lr, rel=1e-6, abs=1e-9), iter
+
+
+# Values that are published as numbers.
+@pytest.mark.parametrize(
+    ("name", "stage", "iter", "lr", "digits"),
+    [
+        ("resnet50_72ep", "init", 1560, 1.4667, 4),
+        ("resnet50_72ep", "cyc2", 1000, 0.5738, 4),
+        ("resnet50_72ep", "cyc3", 1000, 0.4296, 4),
+        ("resnet50_72ep", "init", 7799, 0.9334, 4),
+        ("resnet50_448nodes", "main", 446, 4.534, 3),
+        ("resnet50_448nodes", "main", 7638, 0.24, 2),
+        ("resnet50_24k_90ep", "main", 260, 4.8, 12),
+        ("imagenet_18min", "px128_bs64", 937, 3.76, 2),
+        ("imagenet_18min", "px224_bs192", 937, 0.0564, 12),
+        ("imagenet_18min", "px288_bs128", 1016, 0.00376, 12),
+        ("cifar10_resnet9_24ep", "main", 484, 0.4, 12),
+        ("cifar10_resnet9_24ep", "main", 2327, 0.0, 12),
+    ],
+)
+def test_rates_that_the_sources_name(name, stage, iter, lr, digits):
+    assert round(make_knobs(load(SOLVERS / name).stage(stage).solver)(iter).lr, digits) == lr
+
+
+# -- what else the sources say
+
+
+def only(name: str) -> Solver:
+    (stage,) = load(SOLVERS / name).stages
+    return stage.solver
+
+
+def test_the_448_node_collapse_leaves_its_trunk_at_epoch_85_without_augmentation():
+    schedule = load(SOLVERS / "resnet50_448nodes")
+    collapse, main = schedule.stage("collapse"), schedule.stage("main")
+    assert (collapse.parent, collapse.parent_iter) == ("main", 19 * 402) and main.solver.snapshot == 402
+    assert round(7638 * 14336 / IMAGENET, 2) == 85.47
+    assert main.solver.transform.random_aspect_ratio and not collapse.solver.transform.random_aspect_ratio
+    assert collapse.solver.transform.mirror and collapse.solver.transform.crop_size == 224
+    assert not collapse.solver.carry_momentum
+
+
+def test_imagenet_in_18_minutes_keeps_one_optimiser_and_grows_its_images():
+    stages = load(SOLVERS / "imagenet_18min").stages
+    assert [s.solver.transform.crop_size for s in stages] == [128, 128, 224, 224, 288]
+    assert [s.solver.test_transform.random_resize.min_size for s in stages] == [145, 145, 255, 255, 328]
+    assert [s.solver.transform.random_resized_crop.min_area_ratio for s in stages] == [0.08] * 4 + [0.5]
+    assert [s.solver.test_transform.rectangular for s in stages] == [False] * 4 + [True]
+    assert all(s.solver.carry_momentum for s in stages)
+    assert {s.solver.momentum_form for s in stages} == {MomentumForm.TORCH}
+    position, borders = 0, []
+    for stage in stages:
+        position += stage.solver.max_iter * stage.solver.batch_size
+        borders.append(round(position / IMAGENET, 1))
+    assert borders == [6, 16, 19, 37, 50]
+
+
+@pytest.mark.parametrize(("name", "ramp"), [("resnet50_ffcv_16ep", (11, 13)), ("resnet50_ffcv_88ep", (65, 76))])
+def test_ffcv_grows_its_images_between_two_epochs_and_decays_all_but_batch_norm(name, ramp):
+    schedule = load(SOLVERS / name)
+    solver = only(name)
+    grows = solver.transform.crop_size_ramp
+    assert (grows.start_size, solver.transform.crop_size, grows.start_epoch, grows.end_epoch) == (160, 192, *ramp)
+    assert solver.test_transform.crop_size == 256
+    assert solver.label_smoothing == 0.1 and schedule.model.blur_pool
+    assert [(rule.name, rule.decay_mult) for rule in solver.param] == [("*bn*", 0)]
+
+
+def test_those_of_cifar10_fast_pad_by_reflection_and_cut_out_a_square():
+    for name in ("cifar10_resnet9_24ep", "cifar10_alexnet"):
+        solver = only(name)
+        transform = solver.transform
+        assert (transform.pad, transform.pad_mode.value, transform.cutout_size) == (4, "REFLECT", 8)
+        assert [round(m / 255, 4) for m in transform.mean_value] == [0.4914, 0.4822, 0.4465]
+        assert [round(s / 255, 4) for s in transform.std_value] == [0.2471, 0.2435, 0.2616]
+        assert not solver.param, "weight decay on all parameters"
+    assert only("cifar10_resnet9_24ep").type == "Nesterov"
+
+
+def test_zero_gammas_are_where_the_sources_have_them():
+    of = {name: load(SOLVERS / name).model.zero_gamma for name in GALLERY}
+    everywhere = {name for name, gamma in of.items() if gamma is ZeroGamma.ALL}
+    assert everywhere == {"imagenet_18min", "resnet50_24k_90ep", "wsd_branches"}
+    assert {gamma for gamma in of.values() if gamma is not ZeroGamma.ALL} == {ZeroGamma.AS_PUBLISHED}
+
+
+def test_a_cooldown_starts_at_the_rate_of_its_trunk_and_keeps_its_momentum():
+    schedule = load(SOLVERS / "wsd_branches")
+    branches = schedule.stages[1:]
+    assert [s.parent_iter for s in branches] == [15000, 30000, None] and {s.parent for s in branches} == {"trunk"}
+    trunk = make_knobs(schedule.stage("trunk").solver)
+    for stage in branches:
+        assert make_knobs(stage.solver)(0).lr == trunk((stage.parent_iter or 45000) - 1).lr
+        assert stage.solver.carry_momentum
+
+
+def test_an_ensemble_of_collapses_trains_its_trunk_once():
+    schedule = load(SOLVERS / "fashion_ensemble")
+    assert {s.name: s.parent for s in schedule.stages if s.group == "collapse"} == {
+        f"collapse_cyc{k}": f"cyc{k}" for k in (1, 2, 3)
+    }
+    members = ("collapse_cyc1", "collapse_cyc2", "collapse_cyc3")
+    assert [(e.name, e.members, e.rule) for e in schedule.ensembles] == [
+        ("mean", members, EnsembleRule.MEAN_PROBABILITY),
+        ("averaged", members, EnsembleRule.WEIGHT_AVERAGE),
+    ]
+
+
+# -- headers and lint
+
+LABELS = ("command", "hardware", "time", "accuracy", "source")
+
+
+def header(path: Path) -> dict[str, str]:
+    """The labelled lines that a file begins with."""
+    lines = path.read_text().splitlines()
+    assert lines[0] == "# proto-file: protos/stagerun.proto"
+    found = {}
+    for line in lines:
+        if not line.startswith("#"):
+            break
+        label, _, text = line[1:].strip().partition(" ")
+        if label in LABELS and line.startswith("#   " + label):
+            found[label] = text.strip()
+    return found
+
+
+@pytest.mark.parametrize("name", GALLERY)
+def test_every_file_says_command_hardware_time_accuracy_and_source(name):
+    for path in sorted((SOLVERS / name).iterdir()):
+        found = header(path)
+        # What a stage of our own trains to stands with the schedule.
+        needed = LABELS if path.name == "schedule.prototxt" or not name.startswith("fashion") else LABELS[:3]
+        assert set(found) >= set(needed) and all(found.values()), path
+        assert found["command"].startswith(("stagerun run solvers/" + name, "scripts/quickstart")), path
+        assert "verified" not in path.read_text(), path
+
+
+@pytest.mark.parametrize("name", GALLERY)
+def test_lint_has_nothing_to_say_that_is_not_answered(name):
+    schedule = load(SOLVERS / name)
+    assert not [problem.render() for problem in problems(schedule, lint(schedule))]

@@ -1,0 +1,431 @@
+"""How long a schedule takes, where an allocation ends: by hand, and for the published schedule."""
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stagerun.base import units
+from stagerun.base.events import Event, RunStarted, SnapshotWritten, StageFinished, StageStarted, Tested
+from stagerun.base.recipe import Schedule
+from stagerun.base.snapshots import Inventory, SnapshotRef
+from stagerun.base.text import duration
+from stagerun.cli import main
+from stagerun.language import load, read
+from stagerun.plan import make_plan
+from stagerun.plan.budget import MOST, Budget, budget, render_budget
+from stagerun.plan.hours import (
+    Hours,
+    Measured,
+    Speed,
+    Spent,
+    at_images_per_second,
+    hours_of_run,
+    left,
+    measured,
+    render_hours,
+    seconds_at,
+    spent,
+)
+
+PUBLISHED = str(Path(__file__).parents[2] / "solvers" / "resnet50_72ep")
+
+SCHEDULE = """
+name: "tree"
+model { name: "resnet_small" num_classes: 10 }
+data { train { source: "/d/train" images: 1000 } val { source: "/d/val" images: 300 } }
+solver { batch_size: 100 device_batch_size: 50 transform_param { crop_size: 28 } test_batch_size: 50 }
+stage { name: "trunk" }
+stage { name: "long" }
+stage { name: "collapse" from: "trunk@12" }
+"""
+STAGES = {
+    "trunk": 'base_lr: 0.1 lr_policy: "fixed" max_iter: 20 snapshot: 5 test_interval: 8 test_iter: 2',
+    "long": 'base_lr: 0.1 lr_policy: "fixed" max_iter: 30 snapshot: 10',
+    "collapse": 'base_lr: 0.1 lr_policy: "poly" power: 2 max_iter: 10 ema_decay: 0.9',
+}
+# An iteration takes 1 s, the start of a stage 10 s, an evaluation 5 s or 2 s, a snapshot 0.5 s inside and 3 s at the end.
+SPEED = Speed(iteration=1.0, start=10.0, test=5.0, inner_test=2.0, blocked=0.5, written=3.0)
+
+
+def schedule(shared: str = SCHEDULE, **stages: str) -> Schedule:
+    texts = {"schedule.prototxt": shared.encode()}
+    texts |= {f"{name}.prototxt": text.encode() for name, text in {**STAGES, **stages}.items()}
+    return read(texts, "/s", [])
+
+
+TREE = schedule()
+HOURS = Hours(source="as made up", speeds=dict.fromkeys(STAGES, SPEED), opening=100.0)
+
+
+def part(iter: int, parent: str = "", stage: str = "trunk") -> SnapshotRef:
+    name = f"{stage}-{iter:08d}-a0001"
+    return SnapshotRef(
+        name=name, stage=stage, iter=iter, attempt=1, id=name, parent=parent, identity=TREE.stage(stage).identity
+    )
+
+
+# -- lengths of time
+
+
+@pytest.mark.parametrize(
+    "text, seconds",
+    [
+        ("4h", 14400), ("90m", 5400), ("90min", 5400), ("3h30m", 12600), ("1:30:00", 5400), ("2d", 172800), ("45s", 45),
+        ("1-12:00:00", 129600), ("1.5h", 5400), ("0.1 h", 360), ("2 d 04 h", 187200), ("100:00:00", 360000), (" 4h ", 14400),
+    ],
+)  # fmt: skip
+def test_lengths_of_time(text: str, seconds: float) -> None:
+    assert units.seconds(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "4",
+        "1:30",
+        "h",
+        "-4h",
+        "4h4h",
+        "30m3h",
+        "1:60:00",
+        "0h",
+        "1e3h",
+        "nan",
+        "inf",
+        "4 hours",
+        "٤h",
+        "9" * 99 + "d",
+    ],
+)
+def test_what_is_no_length_of_time(text: str) -> None:
+    with pytest.raises(ValueError):
+        units.seconds(text)
+
+
+@given(st.integers(1, 9 * 86400))
+def test_what_is_printed_can_be_typed(seconds: int) -> None:
+    # `duration` leaves seconds out above an hour, and minutes above a day.
+    assert abs(units.seconds(duration(seconds)) - seconds) < (60 if seconds < 86400 else 3600)
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_length_of_time_or_a_mistake(text: str) -> None:
+    with contextlib.suppress(ValueError):
+        assert 0 < units.seconds(text) < float("inf")
+
+
+# -- hours
+
+
+def test_a_stage_in_parts() -> None:
+    trunk = TREE.stage("trunk")
+    # Snapshots after 5, 10 and 15 and, where the collapse leaves, 12; evaluations after 8 and 16.
+    assert spent(TREE, trunk, SPEED, 0, 20) == Spent(training=20.0, tests=4.0, snapshots=2.0)
+    assert spent(TREE, trunk, SPEED, 5, 12) == Spent(training=7.0, tests=2.0, snapshots=1.0)
+    assert spent(TREE, trunk, SPEED, 12, 12) == Spent()
+    plan = make_plan(TREE, Inventory())
+    assert left(plan, HOURS) == {
+        "trunk": Spent(start=10.0, training=20.0, tests=9.0, snapshots=5.0),
+        "long": Spent(start=10.0, training=30.0, tests=5.0, snapshots=4.0),
+        "collapse": Spent(start=10.0, training=10.0, tests=5.0, snapshots=3.0),
+    }
+
+
+@given(st.integers(0, 20), st.integers(0, 20), st.integers(0, 20))
+def test_a_way_is_the_sum_of_its_parts(a: int, b: int, c: int) -> None:
+    first, middle, last = sorted((a, b, c))
+    trunk = TREE.stage("trunk")
+    whole = spent(TREE, trunk, SPEED, first, last)
+    assert spent(TREE, trunk, SPEED, first, middle) + spent(TREE, trunk, SPEED, middle, last) == whole
+
+
+def test_only_what_is_left_counts() -> None:
+    done = make_plan(TREE, Inventory((part(12), part(20))))
+    assert list(left(done, HOURS)) == ["long", "collapse"]
+    half = make_plan(TREE, Inventory((part(10),)))
+    assert left(half, HOURS)["trunk"] == Spent(start=10.0, training=10.0, tests=2.0 + 5.0, snapshots=1.0 + 3.0)
+
+
+def test_in_a_piece_nothing_is_evaluated() -> None:
+    plan = make_plan(TREE, Inventory((part(20), part(30, part(20).id, "long"))))
+    assert [(p.iter, p.until) for p in plan.pieces] == [(0, 12)]
+    # Snapshots after 5 and 10; the one at 12 is its end.
+    assert left(plan, HOURS)["trunk@12"] == Spent(start=10.0, training=12.0, snapshots=1.5 + 3.0)
+    whole = sum(time.total for time in left(plan, HOURS).values() if time is not None)
+    assert budget(plan, HOURS, 1e6).total == HOURS.opening + whole
+
+
+def test_seconds_at_count_along_the_path_of_ancestors() -> None:
+    assert seconds_at(TREE, HOURS, "trunk", 0) == 110.0
+    assert seconds_at(TREE, HOURS, "trunk", 20) == 110.0 + 20 + 4 + 2
+    # From the end of the trunk: with its last snapshot and its evaluation. From its middle: without.
+    assert seconds_at(TREE, HOURS, "long", 3) == 136.0 + 3 + 5 + 10 + 3
+    assert seconds_at(TREE, HOURS, "collapse", 0) == 110.0 + 12 + 2 + 1.5 + 10
+    unknown = Hours(source="", speeds={"long": SPEED})
+    assert seconds_at(TREE, unknown, "long", 0) is None and seconds_at(TREE, unknown, "trunk", 0) is None
+
+
+def test_images_per_second() -> None:
+    hours = at_images_per_second(TREE, 50.0)
+    trunk, collapse = hours.speeds["trunk"], hours.speeds["collapse"]
+    # An image that is evaluated takes a third; test_iter 2 of 50 images; averaged weights are evaluated as well.
+    assert (trunk.iteration, trunk.test, trunk.inner_test) == (2.0, pytest.approx(2.0), pytest.approx(100 / 150))
+    assert collapse.test == pytest.approx(4.0)
+    assert hours.left_out == ("snapshots", "the start of each stage", "the start of the job")
+    text = render_hours(make_plan(TREE, Inventory()), hours)
+    assert text.startswith("about 2 min 09 s left at 50 images/s\n") and "a third of what training takes" in text
+    known = at_images_per_second(TREE, 50.0, blocked=0.5, written=3.0, start=1.0, opening=7.0)
+    assert known.left_out == () and "(the job)" in render_hours(make_plan(TREE, Inventory()), known)
+    assert (
+        "to /tmp"
+        in at_images_per_second(schedule(SCHEDULE.replace("data {", 'data { scratch: "/tmp"')), 1.0).left_out[-1]
+    )
+
+
+def test_a_stage_of_which_nothing_is_known() -> None:
+    some = Hours(source="as made up", speeds={"trunk": SPEED}, unknown="was not rehearsed")
+    text = render_hours(make_plan(TREE, Inventory()), some)
+    assert text.startswith("about 44 s left without long, collapse as made up\n")
+    assert "stage long, collapse was not rehearsed" in text and "long      30          ?" in text
+
+
+# -- budgets
+
+
+def found(seconds: float, *refs: SnapshotRef, hours: Hours = HOURS) -> Budget:
+    return budget(make_plan(TREE, Inventory(refs)), hours, seconds)
+
+
+def test_an_allocation_that_is_long_enough() -> None:
+    whole = found(10**6)
+    assert whole.done and whole.finished == ("trunk", "long", "collapse")
+    assert whole.total == 100 + 44 + 49 + 28
+    assert found(whole.total).done and not found(whole.total - 0.01).done
+    assert render_budget(found(86400)) == "an allocation of 1 d 00 h is enough: all is done after 3 min 41 s"
+
+
+def test_where_an_allocation_ends() -> None:
+    # 100 s of opening and 10 s of start; 13 iterations with snapshots after 5, 10, 12 and an evaluation after 8.
+    end = found(110 + 13 + 1.5 + 2)
+    assert (end.stage, end.iter, end.last, end.finished, end.epoch) == ("trunk", 13, 20, (), 1.3)
+    # The last 3 seconds are for the snapshot: told to stop, it is that of iteration 11, and that of 12 is not on disk yet.
+    assert end.stop_iter == 10 and (end.saved_stage, end.saved_iter, end.lost) == ("trunk", 10, 3)
+    later = found(110 + 15 + 1.5 + 2)
+    assert (later.iter, later.stop_iter, later.saved_iter, later.lost) == (14, 12, 12, 2)
+    assert later.lost_seconds == 2.0
+
+
+def test_where_nothing_is_saved_it_goes_on_from_the_parent_or_the_seed() -> None:
+    early = found(110 + 4)
+    assert (early.stage, early.iter, early.saved_stage, early.lost) == ("trunk", 4, "", 4)
+    assert "starts again from the seed" in render_budget(early)
+    child = found(100 + 44 + 10 + 7)
+    assert (child.stage, child.iter, child.finished) == ("long", 7, ("trunk",))
+    assert (child.saved_stage, child.saved_iter, child.lost) == ("trunk", 20, 7)
+    branch = found(100 + 44 + 49 + 10 + 6)
+    assert (branch.stage, branch.iter, branch.saved_stage, branch.saved_iter) == ("collapse", 6, "trunk", 12)
+    assert branch.epoch == pytest.approx((12 + 6) * 100 / 1000)
+
+
+def test_an_evaluation_that_is_cut_off_is_made_again() -> None:
+    end = found(110 + 20 + 4 + 2 + 3 + 1)
+    assert end.testing and (end.stage, end.iter) == ("trunk", 20)
+    assert "trunk is saved by then, and is evaluated again" in render_budget(end)
+    assert end.allocations is not None and end.allocations == end.killed_allocations == 4
+
+
+def test_only_what_is_left_is_in_a_budget() -> None:
+    resumed = found(110 + 6, part(10))
+    assert (resumed.stage, resumed.iter, resumed.saved_iter) == (
+        "trunk",
+        15,
+        12,
+    )  # two snapshots of half a second
+    assert found(10**6, part(10)).total < found(10**6).total
+    all_done = found(1.0, *(part(r, p, s) for r, p, s in ((12, "", "trunk"), (20, "", "trunk"))),
+                     part(30, "trunk-00000020-a0001", "long"), part(10, "trunk-00000012-a0001", "collapse"))  # fmt: skip
+    assert all_done.done and all_done.total == 0.0 and render_budget(all_done).startswith("nothing is left")
+
+
+def test_a_piece_that_is_trained_once_more_counts_and_the_trunk_once() -> None:
+    # The trunk and the long stage are trained; what the collapse starts from is gone, and was 2 iterations after a snapshot.
+    refs = (part(10), part(20), part(30, "trunk-00000020-a0001", "long"))
+    plan = make_plan(TREE, Inventory(refs))
+    assert left(plan, HOURS) == {
+        "trunk@12": Spent(start=10.0, training=2.0, snapshots=0.5 + 3.0),
+        "collapse": Spent(start=10.0, training=10.0, tests=5.0, snapshots=3.0),
+    }
+    assert "trunk@12   2 " in render_hours(plan, HOURS)
+    end = budget(plan, HOURS, 100 + 10 + 1)
+    assert (end.stage, end.iter, end.last, end.saved_stage, end.saved_iter) == ("trunk@12", 11, 12, "trunk", 10)
+    assert budget(plan, HOURS, 200).total == 100 + 15.5 + 28
+
+
+def test_ensembles_come_last() -> None:
+    plan = make_plan(TREE, Inventory())
+    assert budget(plan, HOURS, 300, ensembles=50.0).total == 221 + 50
+    end = budget(plan, HOURS, 240, ensembles=50.0)
+    assert end.testing and end.finished == ("trunk", "long", "collapse") and end.allocations == 2
+    assert (
+        "ends in the evaluation of the ensembles, after trunk, long, collapse\n  which is evaluated again"
+        in render_budget(end)
+    )
+
+
+def test_how_many_allocations() -> None:
+    # 100 of opening, 10 of start, 22 for the rest. Told to stop: trunk at 15; its end; long at 18; its end; the collapse.
+    # Killed: trunk at 15; its end; long at 10; at 20; its end; the collapse.
+    end = found(132)
+    assert (end.allocations, end.killed_allocations) == (5, 6)
+    assert "5 allocations of 2 min 12 s in all: the same command goes on" in render_budget(end)
+    assert "6 if each is killed" in render_budget(end)
+    # Too short to come to a snapshot; to an iteration; to a start.
+    never = found(118)
+    assert never.allocations is not None and never.killed_allocations is None
+    assert "set a smaller `snapshot`" in render_budget(never)
+    assert found(111).allocations is None and found(50).allocations is None
+    assert "it gets nowhere" in render_budget(found(50))
+
+
+def test_as_many_allocations_as_are_worth_counting() -> None:
+    tiny = Hours(source="", speeds=dict.fromkeys(STAGES, Speed(iteration=1000.0)))
+    long = schedule(long=STAGES["long"].replace("30", "3000000"))
+    end = budget(make_plan(long, Inventory()), tiny, 1000.0)
+    assert end.allocations == MOST + 1 and "more than 1000 allocations" in render_budget(end)
+
+
+@given(st.floats(1.0, 400.0), st.integers(0, 19))
+def test_a_budget_agrees_with_the_hours(seconds: float, iter: int) -> None:
+    refs = (part(iter),) if iter else ()
+    plan = make_plan(TREE, Inventory(refs))
+    end = budget(plan, HOURS, seconds)
+    whole = HOURS.opening + sum(p.total for p in left(plan, HOURS).values() if p is not None)
+    assert end.total == pytest.approx(whole) and end.done == (seconds >= end.total)
+    if not end.done:
+        assert 0 <= end.lost <= end.iter <= end.last and end.stop_iter <= end.iter
+        assert end.allocations is None or end.killed_allocations is None or end.allocations <= end.killed_allocations
+
+
+# -- what a run measured
+
+
+def life(*events: tuple[float, Event]) -> list[tuple[float, Event]]:
+    run = RunStarted(
+        schedule="tree", out="o", workers=2, device="cpu", threads=1, stages=tuple(STAGES), iterations=60, iterations_left=60,
+        version="0",
+    )  # fmt: skip
+    return [(1000.0, run), *events]
+
+
+def started(stage: str) -> StageStarted:
+    return StageStarted(
+        stage=stage, number=1, iter=0, max_iter=20, start="seed 1", batch_size=100, device_batch_size=50
+    )
+
+
+def finished(stage: str) -> StageFinished:
+    return StageFinished(
+        stage=stage, iterations=20, epochs=2.0, first_lr=0.1, last_lr=0.1, weight_decay=0.0, augmentation="", loss=1.0,
+        top1=0.5, top5=0.9, test_loss=1.0, train_seconds=20.0, images_per_second=100.0, snapshot="trunk-00000020-a0001",
+    )  # fmt: skip
+
+
+def test_what_a_process_life_measured() -> None:
+    snapshot = SnapshotWritten(stage="trunk", iter=5, name="x", bytes=1, blocked_seconds=0.2, seconds=2.0)
+    tested = Tested(stage="trunk", iter=20, images=300, top1=0.5, top5=0.9, loss=1.0, seconds=6.0)
+    events = life(
+        (1030.0, started("trunk")),
+        (1040.0, snapshot),
+        (1060.0, tested),
+        (1061.0, finished("trunk")),
+        (1065.0, started("long")),
+    )
+    assert measured(events) == Measured(
+        who="with 2 workers on cpu", test_image=0.02, blocked=0.2, written=2.0, start=4.0, opening=26.0
+    )
+    assert measured(events[1:]) is None
+    nothing = measured(life())
+    assert nothing == Measured(who="with 2 workers on cpu")
+    hours = hours_of_run(TREE, nothing, {"trunk": 50.0})
+    assert hours.left_out == ("evaluations", "snapshots", "the start of each stage", "the start of the job")
+
+
+def test_a_stage_that_was_not_trained_goes_as_its_like_or_as_the_slowest() -> None:
+    run = Measured(who="with 2 workers on cpu", test_image=0.01)
+    other = schedule(long=STAGES["long"] + ' type: "Adam" momentum: 0.9')
+    hours = hours_of_run(other, run, {"trunk": 50.0, "long": 25.0})
+    # The collapse keeps an average, which the two others do not.
+    assert {name: speed.iteration for name, speed in hours.speeds.items()} == {
+        "trunk": 2.0,
+        "long": 4.0,
+        "collapse": 4.0,
+    }
+    assert hours.speeds["trunk"].test == pytest.approx(3.0) and hours.speeds["collapse"].test == pytest.approx(6.0)
+    assert hours.notes == (
+        "collapse: of a kind that was not trained yet, taken to be as slow as the slowest stage so far",
+    )
+    alike = hours_of_run(TREE, run, {"trunk": 50.0})
+    assert alike.speeds["long"].iteration == 2.0
+
+
+# -- the command
+
+
+def plan(*arguments: str) -> str:
+    result = CliRunner().invoke(main, ["plan", PUBLISHED, "--out", "no-such-output-folder", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_the_published_schedule_at_its_published_speed() -> None:
+    record = json.loads(plan("--images-per-second", "6303", "--budget", "4h", "--json"))
+    assert record["time"]["left"]["training"] / 60 == pytest.approx(244.9, abs=0.05)
+    by_hand = 22610 * 4096 / 6303 + 5 * 50000 / 3 / 6303
+    assert record["time"]["left"]["in_all"] == pytest.approx(by_hand)
+    assert [s["stage"] for s in record["time"]["stages"]] == ["init", "cyc1", "cyc2", "cyc3", "collapse"]
+    assert record["time"]["not_counted"][0] == "snapshots"
+    end = record["budget"]
+    # What is left of 4 h after four stages and their evaluations, at 6303 / 4096 iterations a second.
+    inside = (4 * 3600 - (21050 * 4096 + 4 * 50000 / 3) / 6303) * 6303 / 4096
+    assert (end["stage"], end["iter"], end["saved_iter"]) == ("collapse", int(inside), 600)
+    assert end["allocations"] == 2 and end["finished"] == ["init", "cyc1", "cyc2", "cyc3"]
+    text = plan("--images-per-second", "6303", "--budget", "4:00:00")
+    assert "about 4 h 05 min left at 6303 images/s" in text
+    assert "total     22610       4 h 04 min   13 s        4 h 05 min" in text
+    assert f"an allocation of 4 h 00 min ends in collapse, at iteration {int(inside)} of 1560" in text
+    assert "killed: the last snapshot by then is collapse at 600" in text
+
+
+def test_where_nothing_was_measured_there_are_no_hours() -> None:
+    assert "time" not in json.loads(plan("--json")) and "left" not in plan()
+    result = CliRunner().invoke(main, ["plan", PUBLISHED, "--out", "no-such-output-folder", "--budget", "4h"])
+    assert result.exit_code == 64 and "--images-per-second N" in result.stderr and "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--budget", "4"], "write 4h, 90m, 3h30m, 2d or 1:30:00"),
+        (["--budget", "0h"], "is not a length of time"),
+        (["--images-per-second", "0"], "--images-per-second"),
+        (["--images-per-second", "nan"], "not a number"),
+        (["--images-per-second", "inf"], "not a number"),
+    ],
+)
+def test_mistakes(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(main, ["plan", PUBLISHED, "--out", "no-such-output-folder", *words])
+    assert result.exit_code == 64 and said in result.stderr
+
+
+def test_the_seconds_of_the_published_schedule_are_those_of_its_iterations() -> None:
+    published = load(PUBLISHED)
+    hours = at_images_per_second(published, 6303.0)
+    end = seconds_at(published, hours, "collapse", 1560)
+    assert end == pytest.approx(22610 * 4096 / 6303 + 4 * 50000 / 3 / 6303)

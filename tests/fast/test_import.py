@@ -1,0 +1,333 @@
+"""`stagerun data import`: what becomes of each image of a source."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import cv2
+import lmdb
+import made_images
+import numpy as np
+import pytest
+from PIL import Image
+
+from stagerun.base import order
+from stagerun.base.errors import DataError, ResumeRefused, UsageError
+from stagerun.data import datum, index
+from stagerun.data.indexing import build
+from stagerun.data.records import LmdbSource
+from stagerun.language.proto.caffe_pb2 import Datum
+from stagerun.system.lmdb_file import SIDE_FILE
+from stagerun.tools.data import engine
+from stagerun.tools.data.engine import Job, Result, run
+from stagerun.tools.data.images import ImportOptions, ImportWork
+from stagerun.tools.data.partial import REPORT
+from stagerun.tools.data.sources import Item, Pixels, SourceOptions, open_source
+
+
+class Given:
+    """A source of these (name, label, content)."""
+
+    kind, signature, classes = "folder", "0123", ("a", "b", "c")
+    ignored: tuple[str, ...] = ()
+
+    def __init__(self, *images: tuple[str, int, bytes | Pixels | Exception]) -> None:
+        self._images = images
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def item(self, i: int) -> Item:
+        return Item(*self._images[i][:2])
+
+    def read(self, i: int) -> bytes | Pixels:
+        content = self._images[i][2]
+        if isinstance(content, Exception):
+            raise content
+        return content
+
+
+def made(source: Any, out: Path, max_bad: int = 0, **options: Any) -> Result:
+    return run(ImportWork(source, "given", ImportOptions(**options)), str(out), Job(threads=2, max_bad=max_bad))
+
+
+def records(out: Path) -> dict[str, Datum]:
+    with lmdb.open(str(out), readonly=True, lock=False) as env, env.begin() as txn:
+        return {os.fsdecode(key): Datum.FromString(value) for key, value in txn.cursor()}
+
+
+@pytest.fixture
+def small_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "RECORDS_PER_COMMIT", 4)
+
+
+def test_a_folder_becomes_what_convert_imageset_makes(tmp_path: Path) -> None:
+    source = made_images.class_folders(tmp_path / "images")
+    assert made(open_source(str(source), SourceOptions()), tmp_path / "out").records == 30
+    found = records(tmp_path / "out")
+    files = sorted(str(path.relative_to(source)) for path in source.rglob("*.JPEG"))
+    shuffled = [files[i] for i in order.indices(1, 30, 0, 30, True)]
+    assert list(found) == [f"{n:08d}_{name}" for n, name in enumerate(shuffled)] and shuffled != files
+    for name, record in zip(shuffled, found.values(), strict=True):
+        assert record == Datum(data=(source / name).read_bytes(), label=int(name[1:9]), encoded=True)
+    facts = build(str(tmp_path / "out")).facts
+    assert facts.kinds == (("baseline JPEG", 30),)
+    made_with = index.load(str(tmp_path / "out"))
+    assert made_with is not None and made_with.facts.classes == ("n00000000", "n00000001", "n00000002")
+
+
+def test_classes_mix(tmp_path: Path) -> None:
+    """Sorted by class, as they come, a batch would hold one class alone."""
+    images = [(f"{i // 50}/{i}.jpg", i // 50, made_images.jpeg(i % 5, 8, 8)) for i in range(200)]
+    made(Given(*images), tmp_path / "out")
+    labels = [record.label for record in records(tmp_path / "out").values()]
+    assert all(len(set(labels[start : start + 20])) == 4 for start in range(0, 200, 20))
+    made(Given(*images), tmp_path / "plain", seed=None)
+    assert [record.label for record in records(tmp_path / "plain").values()] == sorted(labels)
+    made(Given(*images), tmp_path / "other", seed=2)
+    assert [record.label for record in records(tmp_path / "other").values()] != labels
+
+
+def test_a_trial_is_the_beginning_of_the_whole(tmp_path: Path) -> None:
+    images = [(f"{i}.jpg", i % 3, made_images.jpeg(i, 8, 8)) for i in range(40)]
+    made(Given(*images), tmp_path / "out")
+    assert made(Given(*images), tmp_path / "trial", limit=7).records == 7
+    assert list(records(tmp_path / "trial").items()) == list(records(tmp_path / "out").items())[:7]
+    assert made(Given(*images), tmp_path / "large", limit=1000).records == 40
+
+
+def test_odd_images_are_taken_by_rule_and_listed(tmp_path: Path) -> None:
+    cmyk = tmp_path / "cmyk.jpg"
+    Image.fromarray(np.full((20, 30, 4), 90, np.uint8), "CMYK").save(cmyk)
+    whole = made_images.jpeg(1)
+    source = Given(
+        ("a/cmyk.JPEG", 0, cmyk.read_bytes()),
+        ("a/really.JPEG", 1, made_images.png(2)),
+        ("a/cut.JPEG", 1, whole[:-30]),
+        ("a/empty.JPEG", 1, b""),
+        ("a/text\n.JPEG", 1, b"hello"),
+        ("a/gone.JPEG", 1, DataError("gone.JPEG: no such file")),
+        ("a/whole.JPEG", 2, whole),
+        ("a/below.JPEG", -1, whole),
+        ("a/" + "x" * 505, 1, whole),
+    )
+    result = made(source, tmp_path / "out", max_bad=6, seed=None)
+    # What is left out keeps its number, as in convert_imageset.
+    assert list(records(tmp_path / "out")) == [
+        "00000000_a/cmyk.JPEG",
+        "00000001_a/really.JPEG",
+        "00000006_a/whole.JPEG",
+    ]
+    counts = {
+        "CMYK": 1, "PNG named .JPEG": 1, "truncated": 1, "empty": 1, "not an image": 1, "can't be read": 1,
+        "bad label": 1, "name too long": 1,
+    }  # fmt: skip
+    assert dict(result.counts) == counts and result.bad == 6
+    report = (tmp_path / "out" / REPORT).read_text()
+    for line in (
+        "CMYK\ta/cmyk.JPEG",
+        "truncated\ta/cut.JPEG: the JPEG data ends",
+        "not an image\ta/text?.JPEG: the file",
+    ):
+        assert f"\n{line}" in report
+    with pytest.raises(DataError, match="6 images of 9 can't be used"):
+        made(source, tmp_path / "strict")
+
+
+def test_files_that_are_ignored_are_counted_and_listed(tmp_path: Path) -> None:
+    source = made_images.class_folders(tmp_path / "images")
+    made(open_source(str(source), SourceOptions()), tmp_path / "plain")
+    assert "ignored" not in (tmp_path / "plain" / REPORT).read_text()
+    names = ["a b.HEIC", "x.heic", "noext", "notes.txt", "line\nbreak.txt", "Mr. Smith on a beach", ".DS_Store"]
+    for name in names:
+        (source / "n00000001" / name).touch()
+    found = open_source(str(source), SourceOptions())
+    made(found, tmp_path / "out")
+    assert records(tmp_path / "out") == records(tmp_path / "plain")
+    report = (tmp_path / "out" / REPORT).read_text()
+    assert report.endswith(
+        "\nignored by name: 6 files (.heic 2, .txt 2, no extension 2)\n"
+        + "".join(f"n00000001/{name}\n" for name in sorted(names[:-1])).replace("line\nb", "line?b")
+    )
+    assert made(found, tmp_path / "out").already  # the report is still known as its own
+
+
+def test_the_report_lists_a_thousand_ignored_files(tmp_path: Path) -> None:
+    source = Given(("a/1.jpg", 0, made_images.jpeg(1)))
+    source.ignored = tuple(f"a/{i}.x{i % 11}" for i in range(1003))
+    made(source, tmp_path / "out")
+    lines = (tmp_path / "out" / REPORT).read_text().splitlines()
+    assert lines[-1] == "and 3 more" and lines[-2] == "a/999.x9" and lines[-1001] == "a/0.x0"
+    assert lines[-1002].startswith("ignored by name: 1003 files (.x0 92,")
+    assert lines[-1002].endswith(".x6 91, other extensions 273)")
+
+
+def test_links_that_lead_nowhere_and_pipes_are_images_that_cant_be_read(tmp_path: Path) -> None:
+    source = made_images.class_folders(tmp_path / "images")
+    (source / "n00000000" / "broken.jpg").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(source / "n00000002" / "pipe.jpg")
+    result = made(open_source(str(source), SourceOptions()), tmp_path / "out", max_bad=2)
+    assert result.bad == 2 and dict(result.counts)["can't be read"] == 2
+    report = (tmp_path / "out" / REPORT).read_text()
+    assert "can't be read\tn00000002/pipe.jpg: " in report and "is not a regular file, but a pipe" in report
+
+
+def test_names_of_any_bytes(tmp_path: Path) -> None:
+    name = os.fsdecode(b"class/\xff\xfe \xc3\xa4.jpg")
+    made(Given((name, 0, made_images.jpeg(1)), (name + "2", 1, b"")), tmp_path / "out", max_bad=1, seed=None)
+    assert list(records(tmp_path / "out")) == [f"00000000_{name}"]
+    assert b"class/\xff\xfe \xc3\xa4.jpg2" in (tmp_path / "out" / REPORT).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({}, [(40, 60), (61, 41), (9, 33)]),
+        ({"shorter": 20}, [(20, 30), (30, 20), (20, 73)]),
+        ({"shorter": 50}, [(50, 75), (74, 50), (50, 183)]),
+        ({"exact": (16, 17)}, [(16, 17), (16, 17), (16, 17)]),
+    ],
+)
+def test_sizes(tmp_path: Path, options: dict[str, Any], sizes: list[tuple[int, int]]) -> None:
+    files = [made_images.jpeg(1, 40, 60), made_images.png(2, 61, 41), made_images.jpeg(3, 9, 33, 1)]
+    images = [(f"{i}.jpg", i, data) for i, data in enumerate(files)]
+    result = made(Given(*images), tmp_path / "out", seed=None, **options)
+    found = [
+        datum.decode(record.SerializeToString(), 3, 3)[0].shape[:2] for record in records(tmp_path / "out").values()
+    ]
+    assert found == sizes
+    # What is resized stays what it was.
+    assert dict(result.kinds) == {"baseline JPEG": 1, "PNG": 1, "grey JPEG": 1}
+    built = build(str(tmp_path / "out"), classes=Given.classes)
+    assert list(zip(built.heights.tolist(), built.widths.tolist(), strict=True)) == sizes
+
+
+def test_resizing_is_area_down_and_linear_up(tmp_path: Path) -> None:
+    image = made_images.picture(7, 40, 60)
+    png = cv2.imencode(".png", image)[1].tobytes()
+    for shorter, interpolation in ((10, cv2.INTER_AREA), (80, cv2.INTER_LINEAR)):
+        made(Given(("a.png", 0, png)), tmp_path / f"{shorter}", shorter=shorter)
+        (record,) = records(tmp_path / f"{shorter}").values()
+        expected = cv2.resize(image, (shorter * 3 // 2, shorter), interpolation=interpolation)
+        found = datum.decode(record.SerializeToString(), 3, 1)[0].astype(int)
+        assert np.abs(found - expected).max() <= 1
+
+
+def test_quality_makes_jpegs_of_all(tmp_path: Path) -> None:
+    images = [("a.png", 0, made_images.png(1, 90, 90)), ("b.jpg", 1, made_images.jpeg(2, 90, 90))]
+    size = {}
+    for quality in (95, 40):
+        result = made(Given(*images), tmp_path / f"{quality}", quality=quality)
+        assert result.kinds == (("baseline JPEG", 2),)
+        size[quality] = sum(len(record.data) for record in records(tmp_path / f"{quality}").values())
+    assert size[40] < size[95] / 1.5
+
+
+def test_raw_pixels_are_those_that_a_run_would_decode(tmp_path: Path) -> None:
+    files = [made_images.jpeg(1, 30, 40), made_images.png(2, 20, 10), made_images.jpeg(3, 12, 12, 1)]
+    images = [(f"{i}.jpg", i, data) for i, data in enumerate(files)]
+    made(Given(*images), tmp_path / "raw", raw=True)
+    made(Given(*images), tmp_path / "encoded")
+    pairs = zip(records(tmp_path / "raw").values(), records(tmp_path / "encoded").values(), strict=True)
+    for raw, encoded in pairs:
+        channels = raw.channels
+        assert not raw.encoded and len(raw.data) == channels * raw.height * raw.width and raw.label == encoded.label
+        expected = datum.decode(encoded.SerializeToString(), channels, 3)[0]
+        assert (datum.decode(raw.SerializeToString(), channels, 3)[0] == expected).all()
+
+
+def test_formats_of_pixels_are_stored_as_pixels(tmp_path: Path) -> None:
+    colour, grey = made_images.picture(1, 8, 9), made_images.picture(2, 8, 9, 1)
+    made(Given(("a", 0, Pixels(colour)), ("b", 1, Pixels(grey))), tmp_path / "out", seed=None)
+    first, second = records(tmp_path / "out").values()
+    assert (first.channels, first.height, first.width) == (3, 8, 9)
+    assert first.data == colour.transpose(2, 0, 1).tobytes() and second.data == grey.tobytes()
+    made(Given(("a", 0, Pixels(colour))), tmp_path / "small", exact=(4, 3))
+    (record,) = records(tmp_path / "small").values()
+    assert (record.channels, record.height, record.width, record.encoded) == (3, 4, 3, False)
+
+
+@pytest.mark.parametrize("options", [{}, {"shorter": 25}, {"quality": 60}, {"raw": True}])
+def test_the_side_file_is_the_one_that_index_makes(tmp_path: Path, options: dict[str, Any]) -> None:
+    """The mean too: it is that of what is stored, not of what was there before it was encoded."""
+    files = [
+        made_images.jpeg(1),
+        made_images.png(2, 33, 44),
+        made_images.jpeg(3, 50, 50, 1),
+        made_images.jpeg(4, 70, 30),
+    ]
+    images = [(f"{i}.jpg", i % 3, data) for i, data in enumerate(files)]
+    made(Given(*images), tmp_path / "out", **options)
+    stored = (tmp_path / "out" / SIDE_FILE).read_bytes()
+    index.save(build(str(tmp_path / "out"), threads=2, classes=Given.classes), str(tmp_path / "out"))
+    assert (tmp_path / "out" / SIDE_FILE).read_bytes() == stored
+
+
+def test_a_run_can_read_it(tmp_path: Path) -> None:
+    source = made_images.class_folders(tmp_path / "images", 12)
+    made(open_source(str(source), SourceOptions()), tmp_path / "out")
+    reader = LmdbSource(str(tmp_path / "out"), 12)
+    assert reader.index is not None
+    key, record = reader.get(11)
+    assert key.startswith(b"00000011_n0") and datum.decode(record, 3, 3)[0].shape[2] == 3
+
+
+@pytest.mark.usefixtures("small_commits")
+@pytest.mark.parametrize("change", ["another", "newer", "gone", "there now", "mended"])
+def test_files_that_change_before_it_goes_on_are_not_mixed_with_those_before(tmp_path: Path, change: str) -> None:
+    source = made_images.class_folders(tmp_path / "images")
+    first = source / "n00000000" / "0.JPEG"
+    if change == "there now":
+        first.rename(tmp_path / "elsewhere")
+        first.symlink_to(tmp_path / "there")
+    if change == "mended":
+        first.write_bytes(first.read_bytes()[:-30])
+    listed = tmp_path / "list"
+    listed.write_text("".join(f"{path.relative_to(source)} 0\n" for path in [first, *sorted(source.glob("*/[1-9]*"))]))
+    options = SourceOptions(root=str(source))
+
+    def go_on(**more: Any) -> Result:
+        work = ImportWork(open_source(str(listed), options), "given", ImportOptions(seed=None))
+        return run(work, str(tmp_path / "out"), Job(threads=2, max_bad=1, **more))
+
+    assert not go_on(stop=iter([False] * 20 + [True]).__next__).complete
+    if change == "another":
+        times = first.stat().st_atime_ns, first.stat().st_mtime_ns
+        first.write_bytes(made_images.jpeg(99))
+        os.utime(first, ns=times)
+    elif change == "gone":
+        first.unlink()
+    elif change == "there now":
+        (tmp_path / "elsewhere").rename(tmp_path / "there")
+    else:
+        os.utime(first, ns=(1, 1))
+    with pytest.raises(ResumeRefused, match=r"n00000000/0\.JPEG: has changed since it was imported") as error:
+        go_on()
+    assert "--restart" in error.value.hint
+    assert go_on(restart=True).started_at == 0
+
+
+@pytest.mark.usefixtures("small_commits")
+def test_files_that_stay_as_they_were_are_gone_on_with(tmp_path: Path) -> None:
+    source = made_images.class_folders(tmp_path / "images")
+    (source / "n00000000" / "3.JPEG").write_bytes(b"")
+    with (source / "n00000000" / "6.JPEG").open("wb") as file:
+        file.truncate((1 << 28) + 1)
+    work = ImportWork(open_source(str(source), SourceOptions()), "given", ImportOptions())
+    stop = iter([False] * 20 + [True]).__next__
+    assert not run(work, str(tmp_path / "out"), Job(threads=2, max_bad=2, stop=stop)).complete
+    assert run(work, str(tmp_path / "out"), Job(threads=2, max_bad=2)).started_at > 0
+
+
+def test_nothing_to_import(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there are no images"):
+        made(Given(), tmp_path / "out")
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_option_that_does_nothing_is_refused(tmp_path: Path) -> None:
+    class Cifar(Given):
+        kind = "cifar"
+
+    with pytest.raises(UsageError, match="--quality"):
+        made(Cifar(("a", 0, Pixels(made_images.picture(1)))), tmp_path / "out", quality=50)

@@ -1,0 +1,342 @@
+"""The import engine: the same LMDB however many threads make it and however often it is killed; nothing lost, nothing mixed."""
+
+import errno
+import fcntl
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from stagerun.base.errors import DataError, FolderInUseError, PermissionDenied, ResumeRefused, StorageError
+from stagerun.data import index
+from stagerun.data.rows import look
+from stagerun.language.proto.caffe_pb2 import Datum
+from stagerun.system.lmdb_file import SIDE_FILE
+from stagerun.tools.data import engine
+from stagerun.tools.data.engine import Job, Made, Result, run
+from stagerun.tools.data.partial import REPORT, Journal, Note
+
+# Runs of those left out lie at the start, at commits, and at the end.
+BAD = {0, 1, 17, 37, 38, 39, 40, 41, 148, 149}
+
+
+class Numbers:
+    """Raw images of many sizes; position i is left out if it is in `bad`."""
+
+    title = "numbers"
+    classes = ("even", "odd")
+    statistics = None
+    prepared_from = ""
+    ignored = ()
+
+    def __init__(self, total: int = 150, bad: set[int] = BAD, version: int = 1) -> None:
+        self._total, self._bad = total, bad
+        self.identity: Mapping[str, Any] = {"version": version, "images": total}
+
+    def __len__(self) -> int:
+        return self._total
+
+    def make(self, position: int) -> Made:
+        name = f"image {position}"
+        if position in self._bad:
+            return Made(b"", None, notes=(Note(name, "broken", "on purpose", bad=True),), state=position)
+        width = position * 37 % 3000 + 1
+        datum = Datum(channels=1, height=1, width=width, data=bytes([position % 256]) * width, label=position % 2)
+        notes = (Note(name, "odd"),) if position % 20 == 0 else ()
+        return Made(b"%08d" % position, datum.SerializeToString(), position % 2, look(datum, True), notes, position)
+
+    def changed(self, position: int, state: int) -> str:
+        return "" if position == state else f"image {position}"
+
+
+@pytest.fixture(autouse=True)
+def small_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "RECORDS_PER_COMMIT", 9)
+    monkeypatch.setattr(engine, "BYTES_PER_COMMIT", 20_000)
+
+
+def job(threads: int = 2, max_bad: int = len(BAD), **more: Any) -> Job:
+    return Job(threads=threads, max_bad=max_bad, **more)
+
+
+def content(out: Path) -> tuple[dict[bytes, bytes], bytes, bytes]:
+    """Records, side file and report; beside them there is only data.mdb."""
+    with lmdb.open(str(out), readonly=True, lock=False) as env, env.begin() as txn:
+        records = dict(txn.cursor())
+    assert sorted(os.listdir(out)) == ["data.mdb", REPORT, SIDE_FILE]
+    return records, (out / SIDE_FILE).read_bytes(), (out / REPORT).read_bytes()
+
+
+@pytest.fixture
+def expected(tmp_path: Path) -> tuple[dict[bytes, bytes], bytes, bytes]:
+    run(Numbers(), str(tmp_path / "expected"), job(threads=1))
+    return content(tmp_path / "expected")
+
+
+def test_what_comes_out(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    result = run(Numbers(), str(tmp_path / "new" / "out"), job(progress=lambda done, total: seen.append((done, total))))
+    assert (result.complete, result.records, result.bad, result.total) == (True, 140, 10, 150)
+    assert dict(result.counts) == {"broken": 10, "odd": 6} and result.kinds == (("raw", 140),)
+    assert seen[0] == (0, 150) and seen[-1] == (150, 150)
+    records, _, report = content(tmp_path / "new" / "out")
+    work = Numbers()
+    assert list(records.items()) == [(m.key, m.record) for m in map(work.make, range(150)) if m.record]
+    found = index.load(str(tmp_path / "new" / "out"))
+    assert found is not None and found.facts.classes == ("even", "odd")
+    assert found.labels.tolist() == [i % 2 for i in range(150) if i not in BAD]
+    assert [index.digest_of(value) for value in records.values()] == found.digests.tolist()
+    assert report.decode().count("broken\timage") == 10 and "broken\timage 37: on purpose" in report.decode()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_threads_change_nothing(
+    tmp_path: Path, threads: int, expected: tuple[dict[bytes, bytes], bytes, bytes]
+) -> None:
+    run(Numbers(), str(tmp_path / "out"), job(threads))
+    assert content(tmp_path / "out") == expected
+
+
+def test_stopped_again_and_again(tmp_path: Path, expected: tuple[dict[bytes, bytes], bytes, bytes]) -> None:
+    lives, begun = 0, []
+    while True:
+        asked = iter(range(1000))
+        result = run(Numbers(), str(tmp_path / "out"), job(stop=lambda: next(asked) >= 30))  # noqa: B023
+        begun.append(result.started_at)
+        if result.complete:
+            break
+        lives += 1
+        assert not (tmp_path / "out").exists() and result.records > 0
+    assert lives >= 3 and begun == sorted(set(begun))
+    assert content(tmp_path / "out") == expected
+
+
+def test_the_journal_alone_is_ahead_after_a_crash_and_is_cut_back(
+    tmp_path: Path, expected: tuple[dict[bytes, bytes], bytes, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Power fails between the journal's fsync and the commit: rows of records that the LMDB hasn't, the last one torn."""
+    out, calls = tmp_path / "out", iter(range(100))
+    whole = Journal.append
+
+    def fail(self: Journal, rows: bytes, notes: list[tuple[int, Note]]) -> None:
+        whole(self, rows, notes)
+        if next(calls) == 4:
+            raise OSError(errno.EIO, "power", "disk")
+
+    with monkeypatch.context() as patch, pytest.raises(StorageError):
+        patch.setattr(Journal, "append", fail)
+        run(Numbers(), str(out), job())
+    with (
+        (tmp_path / "out.partial" / "rows2").open("ab") as rows,
+        (tmp_path / "out.partial" / "notes.jsonl").open("ab") as n,
+    ):
+        rows.write(b"\1torn")
+        n.write(b'{"at": 99, "na')
+    assert run(Numbers(), str(out), job()).started_at > 0
+    assert content(out) == expected
+
+
+def test_a_full_disk_and_then_room(
+    tmp_path: Path, expected: tuple[dict[bytes, bytes], bytes, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, commits = tmp_path / "out", iter(range(100))
+    whole = engine._Writer._make_room
+
+    def full(self: engine._Writer, chunk: engine._Chunk) -> None:
+        if next(commits) == 5:
+            raise lmdb.DiskError("mdb_txn_commit: No space left on device")
+        whole(self, chunk)
+
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match="No space left") as error:
+        patch.setattr(engine._Writer, "_make_room", full)
+        run(Numbers(), str(out), job())
+    assert "same command goes on" in error.value.hint and not out.exists()
+    assert run(Numbers(), str(out), job()).started_at > 0
+    assert content(out) == expected
+
+
+def test_the_map_grows_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_FIRST_MAP_SIZE", 1 << 16)
+    assert run(Numbers(900, set()), str(tmp_path / "out"), job()).records == 900
+    assert (tmp_path / "out" / "data.mdb").stat().st_size > 1 << 18
+
+
+def test_too_many_bad_ones_are_all_listed_and_allowing_them_goes_on(
+    tmp_path: Path, expected: tuple[dict[bytes, bytes], bytes, bytes]
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(DataError) as error:
+        run(Numbers(), str(out), job(max_bad=9))
+    assert "10 images of 150 can't be used; more than 9" in error.value.message
+    assert all(f"image {i}: on purpose" in error.value.message for i in BAD)
+    assert "--max-bad 10" in error.value.hint and not out.exists()
+    assert (tmp_path / "out.partial" / REPORT).read_text().count("on purpose") == 10
+    result = run(Numbers(), str(out), job(max_bad=10))
+    assert result.started_at > 140 and content(out) == expected
+
+
+def test_a_source_of_nothing_usable_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_HOPELESS", 50)
+    with pytest.raises(DataError, match=r"51 images of 51 can't be used.*--max-bad"):
+        run(Numbers(100_000, set(range(100_000))), str(tmp_path / "out"), job(max_bad=0))
+    with pytest.raises(DataError, match="nothing to write"):
+        run(Numbers(30, set(range(30))), str(tmp_path / "none"), job(max_bad=30))
+
+
+def test_another_work_in_the_same_place_is_refused(tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    stopped = run(Numbers(), out, job(stop=iter([False] * 50 + [True]).__next__))
+    assert not stopped.complete
+    with pytest.raises(ResumeRefused, match="version: 1 then, 2 now") as error:
+        run(Numbers(version=2), out, job())
+    assert "--restart" in error.value.hint
+    assert run(Numbers(version=2), out, job(restart=True)).started_at == 0
+    with pytest.raises(DataError, match="exists already"):
+        run(Numbers(), out, job())
+    again: Result = run(Numbers(version=2), out, job())
+    assert again.already and again.records == 140
+
+
+def test_a_complete_one_is_not_made_again_nor_taken_for_what_it_is_not(
+    tmp_path: Path, expected: tuple[dict[bytes, bytes], bytes, bytes]
+) -> None:
+    out = str(tmp_path / "expected")
+    with pytest.raises(DataError, match="exists already") as error:
+        run(Numbers(), out, job(restart=True))
+    assert "remove it" in error.value.hint
+    with pytest.raises(DataError, match="complete, but 10 images of 150 can't be used; more than 9 are") as error:
+        run(Numbers(), out, job(max_bad=9))
+    assert "--max-bad 10" in error.value.hint and f"{out}/{REPORT}" in error.value.hint
+    again = run(Numbers(), out, job(max_bad=10))
+    assert (again.already, again.records, again.bad) == (True, 140, 10)
+    assert content(tmp_path / "expected") == expected
+
+
+def test_a_link_that_leads_nowhere_is_found_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "gone")
+    with pytest.raises(DataError, match="out: is a link that leads nowhere"):
+        run(Numbers(), str(tmp_path / "out"), job(progress=lambda done, total: pytest.fail("it has begun")))
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").touch()
+    for out in (str(tmp_path / "out"), str(tmp_path / "out" / ".."), "/", "."):
+        with pytest.raises(DataError, match="exists already"):
+            run(Numbers(), out, job())
+    assert os.listdir(tmp_path) == ["out"] and os.listdir(tmp_path / "out") == ["precious"]
+
+
+def test_two_at_once(tmp_path: Path) -> None:
+    (tmp_path / "out.partial").mkdir()
+    fd = os.open(tmp_path / "out.partial" / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        os.write(fd, b"process 17 on node3")
+        with pytest.raises(FolderInUseError, match="process 17 on node3"):
+            run(Numbers(), str(tmp_path / "out"), job())
+    finally:
+        os.close(fd)
+    assert run(Numbers(), str(tmp_path / "out"), job()).complete
+
+
+def test_what_somebody_changed_is_not_built_upon(tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    run(Numbers(), out, job(stop=iter([False] * 100 + [True]).__next__))
+    os.truncate(tmp_path / "out.partial" / "rows2", 72 * 3)
+    with pytest.raises(DataError, match="the journal doesn't know them all") as error:
+        run(Numbers(), out, job())
+    assert "--restart" in error.value.hint
+    os.truncate(tmp_path / "out.partial" / "lmdb" / "data.mdb", 10_000)
+    with pytest.raises(DataError, match="is cut off") as error:
+        run(Numbers(), out, job())
+    assert "--restart" in error.value.hint
+    (tmp_path / "out.partial" / "import.json").write_text("{")
+    with pytest.raises(ResumeRefused, match="is damaged"):
+        run(Numbers(), out, job())
+    assert run(Numbers(), out, job(restart=True)).complete
+
+
+def test_what_an_interrupted_restart_left_is_not_gone_on_with(
+    tmp_path: Path, expected: tuple[dict[bytes, bytes], bytes, bytes]
+) -> None:
+    out = str(tmp_path / "out")
+    run(Numbers(version=2), out, job(stop=iter([False] * 100 + [True]).__next__))
+    (tmp_path / "out.partial" / "import.json").unlink()
+    assert run(Numbers(), out, job()).started_at == 0
+    assert content(tmp_path / "out") == expected
+
+
+def test_somebody_elses_files_are_never_deleted(tmp_path: Path) -> None:
+    (tmp_path / "out.partial" / "lmdb").mkdir(parents=True)
+    (tmp_path / "out.partial" / "thesis.tex").touch()
+    for restart in (False, True):
+        with pytest.raises(DataError, match=r"holds `thesis\.tex`"):
+            run(Numbers(), str(tmp_path / "out"), job(restart=restart))
+    assert (tmp_path / "out.partial" / "thesis.tex").exists() and (tmp_path / "out.partial" / "lmdb").exists()
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", "rows2/1", "lmdb/thesis.tex", "lmdb/data.mdb/1", "lmdb/sub/data.mdb"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_nor_are_those_in_its_folders(tmp_path: Path, name: str, whole: bool) -> None:
+    """`out.partial` may be somebody's own, or have got a file of theirs since."""
+    partial = tmp_path / "out.partial"
+    if whole:
+        run(Numbers(), str(tmp_path / "out"), job(stop=iter([False] * 100 + [True]).__next__))
+        for path in (partial / "rows2", partial / "lmdb" / "data.mdb"):
+            path.unlink()
+    (partial / name).parent.mkdir(parents=True, exist_ok=True)
+    (partial / name).write_text("years of work")
+    before = sorted(partial.rglob("*"))
+    with pytest.raises(DataError, match=r"holds `(thesis\.tex|rows2|lmdb/(thesis\.tex|data\.mdb|sub))`"):
+        run(Numbers(), str(tmp_path / "out"), job(restart=whole))
+    assert (partial / name).read_text() == "years of work"
+    assert set(partial.rglob("*")) - set(before) <= {partial / "lock"} and set(before) <= set(partial.rglob("*"))
+
+
+def test_somebody_elses_file_beside_the_records_stops_the_end(
+    tmp_path: Path, expected: tuple[dict[bytes, bytes], bytes, bytes]
+) -> None:
+    run(Numbers(), str(tmp_path / "out"), job(stop=iter([False] * 100 + [True]).__next__))
+    lmdb_folder = tmp_path / "out.partial" / "lmdb"
+    (lmdb_folder / "thesis.tex").write_text("years of work")
+    for name in ("lock.mdb", REPORT, f"{REPORT}.partial", f"{SIDE_FILE}.partial-{'0' * 32}"):
+        (lmdb_folder / name).touch()  # what a look into it, and an end that was killed, leave
+    with pytest.raises(DataError, match=r"holds `thesis\.tex`"):
+        run(Numbers(), str(tmp_path / "out"), job())
+    (lmdb_folder / "thesis.tex").rename(tmp_path / "thesis.tex")
+    run(Numbers(), str(tmp_path / "out"), job())
+    assert content(tmp_path / "out") == expected
+
+
+def test_errors_of_the_disk_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, kind in ((errno.EACCES, PermissionDenied), (errno.ENOSPC, StorageError), (errno.EROFS, StorageError)):
+
+        def fail(*_: object, number: int = number, **__: object) -> None:
+            raise OSError(number, os.strerror(number), "somewhere")
+
+        with monkeypatch.context() as patch, pytest.raises(kind, match="somewhere"):
+            patch.setattr(Path, "mkdir", fail)
+            run(Numbers(), str(tmp_path / "out"), job())
+
+
+def test_an_error_of_the_source_ends_it_and_it_can_go_on(
+    tmp_path: Path, expected: tuple[dict[bytes, bytes], bytes, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Numbers.make
+
+    def fail(self: Numbers, position: int) -> Made:
+        if position == 77:
+            raise StorageError("the file server is gone")
+        return whole(self, position)
+
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match="file server"):
+        patch.setattr(Numbers, "make", fail)
+        run(Numbers(), str(tmp_path / "out"), job())
+    assert 0 < run(Numbers(), str(tmp_path / "out"), job()).started_at <= 77
+    assert content(tmp_path / "out") == expected

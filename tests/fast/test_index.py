@@ -1,0 +1,469 @@
+"""Where records lie, and the side file: right for every layout, and refused when it is not."""
+
+import os
+import random
+import re
+import struct
+import tracemalloc
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import cv2
+import lmdb
+import made_images
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stagerun.base.errors import DataError, PermissionDenied, StorageError
+from stagerun.base.recipe import InterpMode, RandomResize, Transform
+from stagerun.base.snapshots import same_set
+from stagerun.data import index, lmdb_offsets
+from stagerun.data.datum import decode
+from stagerun.data.index import load, save
+from stagerun.data.indexing import build, build_with
+from stagerun.data.lmdb_offsets import offsets_of
+from stagerun.data.loaders import RectangularLoader
+from stagerun.data.records import LmdbSource
+from stagerun.language.proto.caffe_pb2 import Datum
+from stagerun.system.lmdb_file import set_of
+from stagerun.tools.data.index import describe
+from stagerun.tools.data.index import verify_lmdb as verify
+
+RECTANGULAR = Transform(
+    crop_size=32, rectangular=True, random_resize=RandomResize(min_size=40, max_size=40, interp_mode=InterpMode.LINEAR)
+)
+
+SIZES = (
+    0,
+    1,
+    784,
+    2030,
+    2040,
+    2041,
+    4079,
+    4080,
+    4081,
+    9000,
+)  # around what fits into a page, and into one overflow page
+
+
+def write(folder: Path, records: dict[bytes, bytes], per_commit: int = 7) -> str:
+    pairs = list(records.items())
+    with lmdb.open(str(folder), map_size=1 << 26, sync=False) as env:
+        for start in range(0, len(pairs), per_commit):
+            with env.begin(write=True) as txn:
+                for key, value in pairs[start : start + per_commit]:
+                    txn.put(key, value)
+    return str(folder)
+
+
+def found_by_offset(path: str) -> dict[bytes, bytes]:
+    offsets, data = offsets_of(path), (Path(path) / "data.mdb").read_bytes()
+    places = zip(offsets.offsets.tolist(), offsets.lengths.tolist(), strict=True)
+    return {offsets.key(i): data[at : at + length] for i, (at, length) in enumerate(places)}
+
+
+def test_every_record_lies_where_it_is_said_to(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    names = rng.sample(range(10**6), 1500)  # not in order: pages split in the middle
+    records = {b"%08d_%s" % (n, b"x" * rng.randrange(200)): rng.randbytes(rng.choice(SIZES)) for n in names}
+    path = write(tmp_path / "db", records)
+    assert list(found_by_offset(path).items()) == sorted(records.items())
+    some = sorted(records)[::3]
+    with lmdb.open(path, map_size=1 << 26) as env, env.begin(write=True) as txn:
+        for key in some:
+            txn.delete(key)
+    assert found_by_offset(path).keys() == records.keys() - set(some)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_few_records_or_none(tmp_path: Path, count: int) -> None:
+    records = {b"%d" % i: b"v" * i for i in range(count)}
+    assert found_by_offset(write(tmp_path / "db", records)) == records
+
+
+def test_another_kind_of_lmdb_is_refused(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path / "named"), max_dbs=1) as env:
+        env.open_db(b"inner")
+    with pytest.raises(DataError, match="named databases"):
+        offsets_of(str(tmp_path / "named"))
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 255)), min_size=1, max_size=5), st.randoms())
+def test_a_damaged_file_is_an_error_or_gives_places_inside_it(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]], rng: random.Random
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "hostile"
+    if not folder.exists():
+        write(folder, {b"%04d" % i: bytes(i % 3 * 1500) for i in range(300)})
+        (folder / "whole").write_bytes((folder / "data.mdb").read_bytes())
+    data = bytearray((folder / "whole").read_bytes())
+    for at, value in changes:
+        # Page headers and nodes are small numbers near a page's ends: most changes go there.
+        data[rng.choice([at % len(data), at % 8192, at // 4096 % (len(data) // 4096) * 4096 + at % 64])] = value
+    (folder / "data.mdb").write_bytes(data)
+    try:
+        offsets = offsets_of(str(folder))
+    except DataError:
+        return
+    assert (offsets.offsets >= 0).all() and (offsets.offsets + offsets.lengths <= len(data)).all()
+
+
+PAGE = 65536
+
+
+def one_leaf(folder: Path, nodes: list[tuple[int, int, int]], entries: int) -> str:
+    """An LMDB of 192 kB: two meta pages and a leaf. `nodes`: where each lies, the bytes of its key and of its value."""
+    lower = 16 + 2 * len(nodes)
+    leaf = bytearray(struct.pack("<QHHHH", 2, 0, 0x02, lower, 0) + bytes(PAGE - 16))
+    for i, (at, key, value) in enumerate(nodes):
+        struct.pack_into("<H", leaf, 16 + 2 * i, at)
+        struct.pack_into("<HHHH", leaf, at, value, 0, 0, key)
+    metas = b""
+    for number in range(2):
+        tree = struct.pack("<4xHHQQQQQ", 0, 1, 0, 1, 0, entries, 2)  # flags, depth; pages by kind; entries, root
+        free = struct.pack("<I44x", PAGE)
+        meta = struct.pack("<QHHI", number, 0, 0x08, 0) + struct.pack("<IIQQ", 0xBEEFC0DE, 1, 0, 1 << 30) + free + tree
+        metas += (meta + struct.pack("<QQ", 2, number + 1)).ljust(PAGE, b"\0")
+    folder.mkdir()
+    (folder / "data.mdb").write_bytes(metas + leaf)
+    return str(folder)
+
+
+def test_nodes_that_share_bytes_do_not_make_gigabytes(tmp_path: Path) -> None:
+    good = [(PAGE - 40 * (i + 1), 20, 12) for i in range(100)]
+    assert len(offsets_of(one_leaf(tmp_path / "good", good, 100))) == 100
+    many = [(16 + 2 * 6000, 511, 0)] * 6000
+    hostile = {
+        "more nodes than it has room for": [(PAGE - 8, 0, 0)] * 7000,
+        "a key has 33000 bytes, and LMDB allows 511": [(20000, 33000, 0)],
+        "overlap": many,
+        "reaches over the end of its page": [(PAGE - 100, 93, 0)],
+        "overlap, though they have no keys": [(PAGE - 40, 0, 32)] * 6000,
+    }
+    for number, (why, nodes) in enumerate(hostile.items()):
+        path = one_leaf(tmp_path / f"bad{number}", nodes, len(nodes))
+        tracemalloc.start()
+        with pytest.raises(DataError, match=why.partition(",")[0]) as error:
+            offsets_of(path)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert "data.mdb: is damaged" in error.value.message and most < 8 << 20
+
+
+def test_reading_ends_where_there_are_more_records_than_the_header_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "db", {b"%06d" % i: bytes(900) for i in range(400)})
+    file = Path(path) / "data.mdb"
+    data, read = bytearray(file.read_bytes()), []
+    for page in (0, 4096):
+        struct.pack_into("<Q", data, page + 16 + 24 + 48 + 32, 7)
+    file.write_bytes(data)
+    leaves = lmdb_offsets._read_leaves
+    monkeypatch.setattr(lmdb_offsets, "_PAGES_AT_ONCE", 2)
+    monkeypatch.setattr(lmdb_offsets, "_read_leaves", lambda *args: read.append(1) or leaves(*args))
+    with pytest.raises(DataError, match="its header says 7 records, but there are more"):
+        offsets_of(path)
+    assert len(read) <= 2, "of about a hundred"
+
+
+def test_a_tree_that_names_a_page_again_and_again_ends(tmp_path: Path) -> None:
+    """A branch whose children are itself would otherwise grow with every level."""
+    path = write(tmp_path / "db", {b"%06d%s" % (i, b"k" * 400): b"" for i in range(2000)}, per_commit=500)
+    file = Path(path) / "data.mdb"
+    data = bytearray(file.read_bytes())
+    for meta in (0, 4096):
+        root = int.from_bytes(data[meta + 128 : meta + 136], "little")
+        nodes = (int.from_bytes(data[root * 4096 + 12 : root * 4096 + 14], "little") - 16) // 2
+        for n in range(nodes):
+            at = root * 4096 + int.from_bytes(data[root * 4096 + 16 + 2 * n :][:2], "little")
+            data[at : at + 6] = root.to_bytes(6, "little")
+        data[meta + 88 + 6 : meta + 88 + 8] = (30).to_bytes(2, "little")
+    file.write_bytes(data)
+    with pytest.raises(DataError, match="damaged"):
+        offsets_of(path)
+
+
+def datum(i: int) -> bytes:
+    if i % 4 == 3:
+        return Datum(channels=1, height=2, width=3, data=bytes(range(i, i + 6)), label=i).SerializeToString()
+    data = made_images.png(i) if i % 4 == 2 else made_images.jpeg(i, 20 + i, 30, 1 if i % 4 == 1 else 3)
+    return Datum(data=data, label=i, encoded=True).SerializeToString()
+
+
+def caffes(folder: Path, count: int = 8) -> str:
+    return write(folder, {b"%08d_%d.JPEG" % (i, i): datum(i) for i in range(count)})
+
+
+def test_the_side_file_of_an_lmdb_of_caffes(tmp_path: Path) -> None:
+    path = caffes(tmp_path / "db")
+    assert index.load(path) is None
+    steps: list[tuple[int, int]] = []
+    built = build(path, lambda done, total: steps.append((done, total)), threads=3, classes=tuple("abcdefgh"))
+    index.save(built, path)
+    loaded = index.load(path)
+    assert loaded is not None and loaded.facts == built.facts and steps[-1] == (8, 8)
+    assert loaded.facts.classes == tuple("abcdefgh")
+    assert dict(loaded.facts.kinds) == {"baseline JPEG": 2, "grey JPEG": 2, "PNG": 2, "raw": 2}
+    data = (Path(path) / "data.mdb").read_bytes()
+    for i in range(8):
+        record = data[loaded.offsets[i] : loaded.offsets[i] + loaded.lengths[i]]
+        assert record == datum(i) and index.digest_of(record) == loaded.digests[i]
+        assert loaded.key(i) == b"%08d_%d.JPEG" % (i, i) and loaded.labels[i] == i
+    assert loaded.heights.tolist()[:4] == [20, 21, 40, 2] and loaded.widths.tolist()[:4] == [30, 30, 56, 3]
+    with pytest.raises(ValueError):
+        loaded.labels[0] = 1
+
+
+def test_the_mean_is_that_of_all_pixels(tmp_path: Path) -> None:
+    """Large images count more than small ones, and grey ones three times alike."""
+    images = [made_images.picture(1, 10, 10), made_images.picture(2, 40, 30), made_images.picture(3, 20, 20, 1)]
+    datums = []
+    for image in images:
+        h, w, c = image.shape
+        datums.append(Datum(channels=c, height=h, width=w, data=image.transpose(2, 0, 1).tobytes()).SerializeToString())
+    path = write(tmp_path / "db", {b"%d" % i: value for i, value in enumerate(datums)})
+    pixels = np.concatenate([np.broadcast_to(i, (*i.shape[:2], 3)).reshape(-1, 3) for i in images]).astype(float)
+    assert build(path).facts.mean_bgr == pytest.approx(tuple(pixels.mean(axis=0)), abs=1e-9)
+    assert build(path).facts.deviation_bgr == pytest.approx(tuple(pixels.std(axis=0)), rel=1e-12)
+    assert build(path, pixels=False).facts.mean_bgr == build(path, pixels=False).facts.deviation_bgr == ()
+    grey = write(tmp_path / "grey", {b"0": datums[2]})
+    assert build(grey).facts.mean_bgr == pytest.approx((images[2].mean(),), abs=1e-9)
+    assert build(grey).facts.deviation_bgr == pytest.approx((images[2].std(),), rel=1e-12)
+
+
+def test_a_side_file_without_the_deviation_is_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "db", {b"0": datum(0)})
+    made = build(path)
+    older = {name: value for name, value in asdict(made.facts).items() if name != "deviation_bgr"}
+    monkeypatch.setattr(index, "asdict", lambda facts: older)
+    save(made, path)
+    loaded = load(path)
+    assert loaded is not None and loaded.facts == replace(made.facts, deviation_bgr=())
+
+
+def test_the_fingerprint_is_the_records_alone(tmp_path: Path) -> None:
+    records = {b"%08d" % i: datum(i) for i in range(8)}
+    one = build(write(tmp_path / "one", records)).facts
+    other = build(write(tmp_path / "other", records, per_commit=2)).facts
+    assert one.fingerprint == other.fingerprint and one.transaction != other.transaction
+    moved = {b"%08d" % i: datum(7 - i) for i in range(8)}
+    assert build(write(tmp_path / "moved", moved)).facts.fingerprint != one.fingerprint
+
+
+def test_records_that_no_stage_could_use_are_all_named(tmp_path: Path) -> None:
+    whole, png = made_images.jpeg(0), made_images.png(0)
+    enormous = png[:16] + (60_000).to_bytes(4, "big") * 2 + png[24:]
+    bad = {
+        b"a": b"\xff\xff",
+        b"b": Datum(label=1).SerializeToString(),
+        b"c": Datum(data=whole[:-50], encoded=True).SerializeToString(),
+        b"d": Datum(data=whole).SerializeToString(),
+        b"e": Datum(data=b"GIF89a" + bytes(20), encoded=True).SerializeToString(),
+        b"i": Datum(data=whole, encoded=True, label=-1).SerializeToString(),
+        b"j": Datum(data=enormous, encoded=True).SerializeToString(),
+        b"g": Datum(
+            data=cv2.imencode(".png", np.zeros((3, 3, 4), np.uint8))[1].tobytes(), encoded=True
+        ).SerializeToString(),
+        b"h": Datum(
+            data=cv2.imencode(".png", np.zeros((3, 3), np.uint16))[1].tobytes(), encoded=True
+        ).SerializeToString(),
+    }
+    path = write(tmp_path / "db", {**bad, b"f": datum(0)})
+    with pytest.raises(DataError) as error:
+        build(path, threads=2)
+    assert "9 records of 10" in error.value.message
+    assert all(f"record `{key.decode()}`" in error.value.message for key in bad)
+
+
+def test_a_side_file_of_another_state_is_refused(tmp_path: Path) -> None:
+    path = caffes(tmp_path / "db")
+    index.save(build(path), path)
+    with lmdb.open(path, map_size=1 << 26) as env, env.begin(write=True) as txn:
+        txn.put(b"00000003_3.JPEG", datum(2))
+    with pytest.raises(DataError, match="another state") as error:
+        index.load(path)
+    assert "stagerun data index --force" in error.value.hint
+
+
+def test_any_changed_byte_of_the_side_file_is_noticed(tmp_path: Path) -> None:
+    path = caffes(tmp_path / "db")
+    built = build(path)
+    index.save(built, path)
+    file = Path(path) / index.SIDE_FILE
+    whole = file.read_bytes()
+    rng = random.Random(1)
+    for at in [*range(100), *(rng.randrange(len(whole)) for _ in range(400))]:
+        # Replaced, not written into: an earlier one is still mapped.
+        file.unlink()
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << rng.randrange(8))]) + whole[at + 1 :])
+        try:
+            loaded = index.load(path)
+        except DataError:
+            continue
+        # Only blanks around the header's JSON are nobody's.
+        assert loaded is not None and loaded.facts == built.facts and (loaded.offsets == built.offsets).all()
+    for length in (0, 7, 8, 100, len(whole) - 1):
+        file.unlink()
+        file.write_bytes(whole[:length])
+        with pytest.raises(DataError, match="damaged"):
+            index.load(path)
+
+
+def test_a_folder_that_may_not_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = caffes(tmp_path / "db")
+    built = build(path)
+    before = sorted(os.listdir(path))
+    for error, kind in (
+        (PermissionError(13, "Permission denied"), PermissionDenied),
+        (OSError(28, "full"), StorageError),
+    ):
+
+        def fail(fd: int, error: OSError = error) -> None:
+            raise error
+
+        with monkeypatch.context() as patch, pytest.raises(kind):
+            patch.setattr(os, "fsync", fail)
+            index.save(built, path)
+        assert sorted(os.listdir(path)) == before
+
+
+def test_the_side_file_of_another_lmdb_is_refused(tmp_path: Path) -> None:
+    """Made in the same way, of as many bytes in as many transactions: only the records differ."""
+    paths = []
+    for name, first in (("one", 0), ("other", 1)):
+        raw = [
+            Datum(channels=1, height=8, width=8, data=bytes([first + i]) * 64, label=i).SerializeToString()
+            for i in range(9)
+        ]
+        paths.append(write(tmp_path / name, {b"%08d" % i: value for i, value in enumerate(raw)}))
+    one, other = paths
+    index.save(build(one), one)
+    (Path(other) / index.SIDE_FILE).write_bytes((Path(one) / index.SIDE_FILE).read_bytes())
+    assert LmdbSource(one).index is not None
+    for opened in (index.load, LmdbSource):
+        with pytest.raises(DataError, match="belongs to another LMDB") as error:
+            opened(other)
+        assert "stagerun data index --force" in error.value.hint
+    assert "of another LMDB" in describe(other).index_state and describe(one).index_state == "up to date"
+    assert len(verify(other).mistakes) == 9
+
+
+def test_a_side_file_that_is_written_over_while_it_is_used(tmp_path: Path) -> None:
+    """`cp` empties the old file first: mapped, the next look at it would end the process."""
+    path = caffes(tmp_path / "db")
+    index.save(build(path), path)
+    source = LmdbSource(path)
+    (Path(path) / index.SIDE_FILE).write_bytes(b"")
+    assert source.key(7) == b"00000007_7.JPEG" and source.get(7)[1] == datum(7)
+    assert source.index is not None and source.index.labels.tolist() == list(range(8))
+
+
+def unusable(folder: Path) -> str:
+    """Four whole records of ten, and of those that can't be used each kind."""
+    whole, png = made_images.jpeg(0), made_images.png(0)
+    bad = [
+        b"\xff\xff",
+        Datum(data=whole[:-50], encoded=True, label=3).SerializeToString(),
+        Datum(data=png[:-20], encoded=True, label=3).SerializeToString(),
+        Datum(data=b"GIF89a" + bytes(20), encoded=True).SerializeToString(),
+        Datum(data=png[:60] + bytes([png[60] ^ 255]) + png[61:], encoded=True).SerializeToString(),
+        Datum(data=whole, encoded=True, label=-1).SerializeToString(),
+    ]
+    return write(folder, {b"%02d" % i: value for i, value in enumerate([*map(datum, range(4)), *bad])})
+
+
+def test_a_side_file_with_some_records_that_cannot_be_used(tmp_path: Path) -> None:
+    path = unusable(tmp_path / "db")
+    with pytest.raises(DataError, match="6 records of 10") as error:
+        build_with(path, max_bad=5)
+    assert "--max-bad 6" in error.value.hint
+    built = build_with(path, max_bad=6)
+    assert [text.split("`")[1] for text in built.unusable] == [f"{i:02}" for i in range(4, 10)]
+    made = built.index
+    assert made.heights.tolist()[4:] == made.widths.tolist()[4:] == [0] * 6
+    assert dict(made.facts.kinds)["unusable"] == 6
+    assert made.labels.tolist() == [0, 1, 2, 3, -1, 3, 3, 0, 0, -1]
+    whole = write(tmp_path / "whole", {b"%d" % i: datum(i) for i in range(4)})
+    assert made.facts.mean_bgr == build(whole).facts.mean_bgr
+    index.save(made, path)
+    found = describe(path)
+    assert found.smallest is not None and found.smallest.height > 0 and dict(found.labels) == {0: 3, 1: 1, 2: 1, 3: 3}
+    assert [key for key, _ in verify(path, decode=True).mistakes] == [f"{i:02}" for i in range(4, 10)]
+    assert [key for key, _ in verify(path).mistakes] == [f"{i:02}" for i in range(4, 10)]
+    with pytest.raises(DataError, match=r"6 records can't be used, .* the first is `04`"):
+        RectangularLoader(LmdbSource(path), RECTANGULAR, batch_size=4, channels=3, num_classes=10)
+
+
+def test_everyone_judges_as_the_loader_does(tmp_path: Path) -> None:
+    """Index, verify and loader: of arithmetic coding too, which OpenCV decodes, and of a PNG that ends early."""
+    whole, png = made_images.jpeg(0, 20, 30), made_images.png(0)
+    damaged = bytearray(whole)
+    damaged[whole.index(b"\xff\xc4") + 5 : whole.index(b"\xff\xc4") + 21] = b"\xff" * 16
+    values = {
+        "whole": whole,
+        "arithmetic": arithmetic(),
+        "lossless": whole.replace(b"\xff\xc0", b"\xff\xc3"),
+        "damaged": bytes(damaged),
+        "png": png,
+        "truncated": png[:-13],
+        "empty": png[:8],
+        "no end": png[:-12],
+    }
+    records = {name.encode(): Datum(data=value, encoded=True).SerializeToString() for name, value in values.items()}
+    path = write(tmp_path / "db", records)
+    refused = set()
+    for name, record in records.items():
+        try:
+            decode(record, 3, 10)
+        except DataError:
+            refused.add(name.decode())
+    assert refused == {"lossless", "damaged", "truncated", "empty", "no end"}
+    assert {text.split("`")[1] for text in build_with(path, max_bad=7).unusable} == refused
+    assert {key for key, _ in verify(path, decode=True).mistakes} == refused
+    index.save(build_with(path, max_bad=7).index, path)
+    assert "unusual grey JPEG" in dict(build_with(path, max_bad=7).index.facts.kinds)
+
+
+def arithmetic() -> bytes:
+    """An arithmetic-coded JPEG of 16 x 16 grey pixels, all alike: a scan that is empty decodes to zeros."""
+    tables = b"\xff\xdb\0\x43\0" + b"\x10" * 64
+    frame = b"\xff\xc9\0\x0b\x08\0\x10\0\x10\x01\x01\x11\0"
+    return b"\xff\xd8" + tables + frame + b"\xff\xda\0\x08\x01\x01\0\0\x3f\0" + b"\0" * 8 + b"\xff\xd9"
+
+
+def test_which_images_an_lmdb_holds_is_known_without_its_side_file(tmp_path: Path) -> None:
+    """By a sample, whose cost does not grow with the LMDB; a side file adds the fingerprint of all, and nothing is another set for it."""
+    content = {b"%08d" % i: bytes([i % 251]) * (i % 9000) for i in range(700)}  # in the page, and in pages of their own
+    pictures = {key: Datum(channels=1, height=1, width=4, data=b"abcd", label=1).SerializeToString() for key in content}
+    first, again = (write(tmp_path / name, content, per_commit) for name, per_commit in (("a", 7), ("b", 700)))
+    assert set_of(first) == set_of(again) and re.fullmatch(r"700 records, sample [0-9a-f]{16}", set_of(first))
+    for other in (content | {b"00000000": b"x"}, content | {b"00000699": b"x"}, dict([*content.items()][:-1])):
+        assert set_of(write(tmp_path / str(len(os.listdir(tmp_path))), other)) != set_of(first)
+    source = write(tmp_path / "pictures", pictures)
+    sample = set_of(source)
+    made = build(source)
+    index.save(made, source)
+    assert set_of(source) == f"{sample}, index {made.facts.fingerprint[:16]}"
+    assert b"prepared_from" not in Path(source, index.SIDE_FILE).read_bytes(), "the bytes of before"
+    with lmdb.open(source, map_size=1 << 26) as env, env.begin(write=True) as txn:
+        txn.put(b"00000351", b"x")
+    assert same_set(set_of(source), sample), "the side file is of another state, and the sample doesn't see that record"
+
+
+def test_what_is_no_lmdb_or_a_damaged_one_has_no_set(tmp_path: Path) -> None:
+    assert set_of(str(tmp_path)) == set_of(str(tmp_path / "missing")) == ""
+    source = write(tmp_path / "a", {b"%08d" % i: b"x" * 3000 for i in range(300)})
+    whole = Path(source, "data.mdb").read_bytes()
+    rng = random.Random(1)
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for _ in range(rng.choice((1, 40, 2000))):
+            at = rng.randrange(len(damaged))
+            damaged[at] = rng.randrange(256)
+        Path(source, "data.mdb").write_bytes(damaged)
+        assert isinstance(set_of(source), str)

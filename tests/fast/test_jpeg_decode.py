@@ -1,0 +1,346 @@
+"""jpeg decoders: every tier, every kind of file, whole, part or reduced: the pixels that OpenCV gives, bit for bit."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jpeg_pictures import END, FRAME, INTERVAL, SAMPLINGS, SCAN, by_pillow, changed, jpeg, whole
+
+from stagerun.base.errors import DataError, UsageError
+from stagerun.data.jpeg import Decoder, Rectangle, choice, is_complete, make_decoder, read_header, slices, tiers
+from stagerun.data.jpeg.decoder import Request, Scratch
+
+NAMES = ("compiled", "turbojpeg", "simplejpeg", "opencv")
+DECODERS = {state.name: make_decoder(state.name) for state in tiers() if state.available}
+PHOTO = jpeg(60, 90, interval=2)
+
+
+@pytest.fixture(params=NAMES)
+def decoder(request: pytest.FixtureRequest) -> Decoder:
+    if request.param not in DECODERS:
+        pytest.skip(f"{request.param} isn't available here")
+    return DECODERS[request.param]
+
+
+def expected(data: bytes, channels: int, part: Rectangle | None, shrink: int) -> np.ndarray:
+    pixels = whole(data, channels, shrink)
+    if part is None:
+        return pixels
+    top, left = part.top // shrink, part.left // shrink
+    return pixels[top : top + part.height // shrink, left : left + part.width // shrink]
+
+
+def check(decoder: Decoder, data: bytes, channels: int = 3, part: Rectangle | None = None, shrink: int = 1) -> None:
+    pixels = decoder.decode(data, read_header(data), channels, part, shrink)
+    assert pixels.dtype == np.uint8 and np.array_equal(pixels, expected(data, channels, part, shrink))
+
+
+def shape_and_part(draw: st.DrawFn, shrink: int, longest: int = 150) -> tuple[int, int, Rectangle | None]:
+    height, width = draw(st.integers(shrink, longest)), draw(st.integers(shrink, longest))
+    if draw(st.integers(0, 9)) == 0:
+        return height, width, None
+    rows, columns = draw(st.integers(shrink, height)), draw(st.integers(shrink, width))
+    part = Rectangle(draw(st.integers(0, height - rows)), draw(st.integers(0, width - columns)), rows, columns)
+    return height, width, part
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[bytes, int, Rectangle | None, int]:
+    """(data, channels, part, shrink)"""
+    shrink = draw(st.sampled_from((1, 1, 1, 2, 4, 8)))
+    height, width, part = shape_and_part(draw, shrink)
+    grey = draw(st.integers(0, 5)) == 0
+    data = jpeg(
+        height,
+        width,
+        draw(st.sampled_from(tuple(SAMPLINGS))),
+        draw(st.sampled_from((0, 1, 1, 2, 3, 4, 5, 8, 16))),
+        grey=grey,
+        progressive=draw(st.integers(0, 9)) == 0,
+        quality=draw(st.sampled_from((60, 90, 97))),
+        seed=draw(st.integers(0, 3)),
+    )
+    return data, draw(st.sampled_from((1, 3))) if grey else 3, part, shrink
+
+
+@pytest.mark.parametrize("name", NAMES[:-1])
+def test_any_part_of_any_picture(name: str) -> None:
+    if name not in DECODERS:
+        pytest.skip(f"{name} isn't available here")
+
+    @given(cases())
+    @settings(max_examples=150)
+    def tried(case: tuple[bytes, int, Rectangle | None, int]) -> None:
+        check(DECODERS[name], *case)
+
+    tried()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_parts_along_the_edges_of_segments(decoder: Decoder, sampling: str) -> None:
+    """Where the colour's smoothing needs the next segment, and where the last one is so narrow that it gets none."""
+    for width in (65, 66, 68, 72):
+        data = jpeg(50, width, sampling, interval=1)
+        for left in (0, 14, 15, 16, 17, 31, 32, 33, 63, 64):
+            for columns in {1, 2, width - left}:
+                if left + columns <= width:
+                    check(decoder, data, 3, Rectangle(15, left, 2, columns))
+                    check(decoder, data, 3, Rectangle(0, left, 50, columns))
+
+
+@pytest.mark.parametrize("interval", [3, 5, 6, 12, 18, 30])
+def test_segments_of_any_length(decoder: Decoder, interval: int) -> None:
+    """6 MCUs in a row, 4 rows: half a row, no grid, one row, two, three, and one for all."""
+    data = jpeg(60, 90, interval=interval)
+    for top in (0, 20, 47, 59):
+        check(decoder, data, 3, Rectangle(top, 40, 60 - top, 9))
+
+
+def test_less_of_a_prepared_file_is_read() -> None:
+    data = jpeg(200, 320, interval=4)
+    header, source = read_header(data), np.frombuffer(data, np.uint8)
+    request = Request(3, 1, 60, 140, 40, 30)
+    window = slices.window(header, request)
+    assert window is not None and (window.top, window.left, window.height, window.width) == (48, 128, 64, 64)
+    cut = slices.cut(source, header, window, Scratch())
+    assert cut is not None and cut.size - header.scan_at < (source.size - header.scan_at) / 8
+    small = bytes(cut)
+    assert (read_header(small).height, read_header(small).width) == (64, 64) and is_complete(small)
+    if "compiled" in DECODERS:
+        assert bytes(DECODERS["compiled"]._cut(source, header, window)) == small
+
+
+@pytest.mark.parametrize(
+    "mode, options", [("CMYK", {}), ("L", {}), ("RGB", {"keep_rgb": True}), ("RGB", {"subsampling": 2})]
+)
+def test_other_colour_spaces(decoder: Decoder, mode: str, options: dict[str, object]) -> None:
+    data = by_pillow(mode, **options)
+    for part in (None, Rectangle(10, 20, 30, 31)):
+        check(decoder, data, 3, part)
+        check(decoder, data, 3, part, 2)
+
+
+def test_an_orientation_in_the_metadata_is_not_applied(decoder: Decoder) -> None:
+    exif = b"Exif\0\0MM\0*\0\0\0\x08\0\1\x01\x12\0\3\0\0\0\1\0\6\0\0\0\0\0\0"  # turn by 90 degrees
+    data = by_pillow("RGB", 40, 80, exif=exif)
+    pixels = decoder.decode(data, read_header(data), 3)
+    assert pixels.shape == (40, 80, 3) and np.array_equal(pixels, whole(data))
+
+
+def test_sampling_factors_that_no_encoder_writes(decoder: Decoder) -> None:
+    """4:4:4 said as 1x2, 1x2, 1x2: MCUs are 8 x 16, which none of the known samplings has."""
+    data = jpeg(64, 48, "4:4:4")
+    at = data.index(FRAME) + 11
+    for factors in (b"\x12\x12\x12", b"\x21\x21\x21", b"\x22\x11\x21", b"\x31\x11\x11"):
+        odd = data
+        for component in range(3):
+            odd = changed(odd, at + 3 * component, factors[component : component + 1])
+        check(decoder, odd, 3, Rectangle(5, 6, 7, 8))
+
+
+def restarts(data: bytes) -> list[int]:
+    start = data.index(SCAN)
+    return [i for i in range(start, len(data) - 1) if data[i] == 0xFF and 0xD0 <= data[i + 1] <= 0xD7]
+
+
+def test_restart_markers_that_are_not_as_the_header_says(decoder: Decoder) -> None:
+    """Missing, one too many, wrongly numbered, none at all, or another interval: as in the whole."""
+    marks = restarts(PHOTO)
+    interval = PHOTO.index(INTERVAL) + 4
+    odd = [
+        PHOTO[: marks[4]] + PHOTO[marks[4] + 2 :],
+        PHOTO[: marks[4]] + PHOTO[marks[4] : marks[4] + 2] + PHOTO[marks[4] :],
+        changed(PHOTO, marks[4], b"\xff\xd7"),
+        changed(PHOTO, marks[-1], b"\xff\xd9"),
+        changed(PHOTO, interval, b"\xff\xff"),
+        changed(PHOTO, interval, b"\0\1"),
+        changed(PHOTO, interval, b"\0\3"),
+        changed(PHOTO, interval, b"\0\0"),
+        changed(jpeg(60, 90), jpeg(60, 90).index(SCAN), INTERVAL + b"\0\4\0\2" + SCAN)[:-6] + END,
+        PHOTO[:-2] + b"\xff\xd3" + END,
+    ]
+    for data in odd:
+        for part in (Rectangle(0, 0, 20, 20), Rectangle(20, 40, 39, 30), Rectangle(50, 70, 9, 19)):
+            try:
+                reference = expected(data, 3, part, 1)
+            except AttributeError:  # OpenCV gives None
+                continue
+            assert np.array_equal(decoder.decode(data, read_header(data), 3, part), reference)
+
+
+def test_a_damaged_scan_is_decoded_as_opencv_does(decoder: Decoder) -> None:
+    rng = np.random.default_rng(1)
+    for data in (PHOTO, jpeg(60, 90), jpeg(60, 90, progressive=True)):
+        first = data.index(SCAN) + 20
+        for _ in range(30):
+            damaged = bytearray(data)
+            for at in rng.integers(first, len(data) - 2, 3):
+                if 0xFF not in damaged[at - 1 : at + 2]:  # markers stay, and no new one comes
+                    damaged[at] ^= int(rng.integers(1, 255)) or 1
+            if whole_or_none(bytes(damaged)) is not None:
+                check(decoder, bytes(damaged), 3, Rectangle(20, 30, 20, 31))
+
+
+def whole_or_none(data: bytes) -> np.ndarray | None:
+    try:
+        return whole(data)
+    except AttributeError:
+        return None
+
+
+def test_files_beyond_decoding(decoder: Decoder) -> None:
+    tables = PHOTO.index(b"\xff\xc4")
+    quantization = PHOTO.index(b"\xff\xdb")
+    bogus = changed(PHOTO, tables + 5, b"\xff" * 16)
+    for data in (
+        bogus,
+        PHOTO[:quantization] + b"\0\0" + bogus[quantization:],  # a warning first: what stopped later is no warning
+        changed(PHOTO, quantization, b"\xff\xfe"),  # a comment now, so that the table is missing
+        changed(PHOTO, PHOTO.index(SCAN) + 5, b"\x77"),
+    ):
+        decoder.decode(PHOTO, read_header(PHOTO), 3)  # its tables and pixels must not help out
+        with pytest.raises(DataError, match="can't be decoded"):
+            decoder.decode(data, read_header(data), 3)
+        check(decoder, PHOTO)
+
+
+def test_a_header_of_another_file_is_noticed(decoder: Decoder) -> None:
+    for other in (jpeg(61, 90, interval=2), jpeg(60, 89, interval=2), jpeg(120, 300), jpeg(8, 8)):
+        with pytest.raises(DataError, match="can't be decoded"):
+            decoder.decode(PHOTO, read_header(other), 3)
+
+
+def test_changed_files_neither_crash_nor_differ() -> None:
+    """Whatever is in the bytes; a file is refused by all or by none."""
+    rng = np.random.default_rng(2)
+    sources = [jpeg(33, 50, sampling, interval) for sampling in SAMPLINGS for interval in (0, 1, 3)]
+    sources += [jpeg(60, 90, progressive=True, quality=quality) for quality in (60, 75, 90, 95)]
+    for number in range(700):
+        data = bytearray(sources[number % len(sources)])
+        for at in rng.integers(0, len(data), rng.choice((1, 2, 10))):
+            at %= len(data)
+            kind = rng.integers(4)
+            if kind == 0:
+                del data[at : at + int(rng.integers(1, 20))]
+            elif kind == 1:
+                marker = b"\xd8\xd9\xc0\xc2\xc4\xc8\xda\xdb\xdd\xd0\xd3\xe0\xfe\x01"[rng.integers(14)]
+                data[at:at] = bytes((0xFF, marker, 0, rng.integers(20)))
+            else:
+                data[at] = rng.integers(256)
+        try:
+            header = read_header(data)
+        except DataError:
+            continue
+        if header.height * header.width > 1_000_000:
+            continue
+        part = Rectangle(header.height // 3, header.width // 3, header.height // 2 or 1, header.width // 2 or 1)
+        outcomes: list[np.ndarray | None] = []
+        for decoder in DECODERS.values():
+            try:
+                outcomes.append(decoder.decode(data, header, 3, part).copy())
+            except DataError:
+                outcomes.append(None)
+        if is_complete(data):
+            assert all(np.array_equal(pixels, outcomes[0]) for pixels in outcomes)
+
+
+def test_what_is_asked_must_fit(decoder: Decoder) -> None:
+    header = read_header(PHOTO)
+    for channels, part, shrink in (
+        (1, None, 1),
+        (4, None, 1),
+        (3, None, 3),
+        (3, Rectangle(0, 0, 61, 90), 1),
+        (3, Rectangle(-1, 0, 5, 5), 1),
+        (3, Rectangle(0, 86, 5, 5), 1),
+        (3, Rectangle(0, 0, 3, 5), 4),
+        (3, Rectangle(0, 0, 0, 5), 1),
+    ):
+        with pytest.raises(ValueError):
+            decoder.decode(PHOTO, header, channels, part, shrink)
+
+
+def test_every_kind_of_buffer(decoder: Decoder) -> None:
+    part = Rectangle(20, 30, 20, 31)
+    for kind in (
+        bytes,
+        bytearray,
+        memoryview,
+        lambda b: np.frombuffer(b, np.uint8),
+        lambda b: np.frombuffer(b, np.int8),
+    ):
+        pixels = decoder.decode(kind(PHOTO), read_header(kind(PHOTO)), 3, part)
+        assert np.array_equal(pixels, expected(PHOTO, 3, part, 1))
+
+
+def test_threads_with_a_decoder_each() -> None:
+    wrong: list[str] = []
+
+    def work(name: str, seed: int) -> None:
+        own, data = make_decoder(name), jpeg(90, 120, interval=2, seed=seed)
+        reference = expected(data, 3, Rectangle(9, 20, 60, 61), 1)
+        for _ in range(30):
+            if not np.array_equal(own.decode(data, read_header(data), 3, Rectangle(9, 20, 60, 61)), reference):
+                wrong.append(name)
+
+    threads = [threading.Thread(target=work, args=(name, seed)) for name in DECODERS for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_the_fastest_tier_is_taken_and_each_can_be_named() -> None:
+    states = tiers()
+    assert tuple(state.name for state in states) == NAMES
+    assert states[-1].available and states[-2].available
+    assert make_decoder().tier == next(state.name for state in states if state.available)
+    assert all(DECODERS[name].tier == name for name in DECODERS)
+    with pytest.raises(UsageError) as error:
+        make_decoder("turbo")
+    assert "`turbo`" in error.value.message and "turbojpeg" in error.value.hint
+
+
+def test_without_the_fast_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STAGERUN_TURBOJPEG", raising=False)
+    monkeypatch.setattr(choice, "candidates", lambda: iter(["libnone.so.9"]))
+    choice._library_once.cache_clear()
+    choice._tested_once.cache_clear()
+    try:
+        assert make_decoder().tier == "simplejpeg"
+        states = {state.name: state for state in tiers()}
+        assert not states["compiled"].available and "stagerun[fast]" in states["turbojpeg"].reason
+        with pytest.raises(UsageError, match=r"stagerun\[fast\]"):
+            make_decoder("turbojpeg")
+    finally:
+        choice._library_once.cache_clear()
+        choice._tested_once.cache_clear()
+
+
+def test_a_library_named_by_hand_must_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAGERUN_TURBOJPEG", "/nowhere/libturbojpeg.so")
+    with pytest.raises(UsageError) as error:
+        make_decoder()
+    assert "STAGERUN_TURBOJPEG" in error.value.message and "/nowhere/libturbojpeg.so" in error.value.message
+    monkeypatch.setenv("STAGERUN_TURBOJPEG", "libc.so.6")
+    with pytest.raises(UsageError, match="libjpeg-turbo of version 3"):
+        make_decoder()
+    assert make_decoder("simplejpeg").tier == "simplejpeg"
+
+
+def test_a_tier_with_other_pixels_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(type(DECODERS["simplejpeg"])):  # type: ignore[misc]
+        def fast(self, *arguments: object) -> np.ndarray | None:
+            pixels = super().fast(*arguments)
+            return None if pixels is None else pixels ^ 1
+
+    monkeypatch.setitem(choice._TIERS, "simplejpeg", ("", lambda _: Wrong))
+    choice._tested_once.cache_clear()
+    try:
+        state = next(state for state in tiers() if state.name == "simplejpeg")
+        assert not state.available and "other pixels" in state.reason
+    finally:
+        choice._tested_once.cache_clear()

@@ -1,0 +1,183 @@
+"""One verdict for all workers, and what a worker does about signals."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stagerun.launch import StopRequest, local
+from stagerun.launch.folder import Report, ask
+from stagerun.launch.local import verdict
+from stagerun.train.command import RunOptions, stopped_after
+
+KILLED = (
+    "worker 1 was killed by SIGKILL\n  hint: run the same command again: it goes on from the newest snapshot"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "reports, deaths, expected",
+    [
+        # An error that every rank met alike is reported once.
+        ([Report(0, 79, "nan"), Report(1, 79, "nan")], {0: 79, 1: 79}, (79, "nan")),
+        # Different ones are reported with their ranks.
+        ([Report(0, 65, "a"), Report(1, 65, "b")], {0: 65, 1: 65}, (65, "rank 0: a\nrank 1: b")),
+        # The one that raised it tells; the others heard of it.
+        ([Report(0, 74, "disk full"), Report(1, 74, "")], {0: 74, 1: 74}, (74, "disk full")),
+        ([Report(0, 64, ""), Report(1, 64, "typo")], {0: 64, 1: 64}, (64, "typo")),
+        # Who lost its peers is not the cause.
+        ([Report(0, 69, "peers are gone"), Report(1, 65, "bad record")], {0: 69, 1: 65}, (65, "bad record")),
+        ([Report(0, 70, "bug"), Report(1, 69, "peers are gone")], {0: 70}, (70, "bug")),
+        # A kill is, if no one has said anything better.
+        ([Report(0, 69, "peers are gone")], {0: 69, 1: -9}, (69, KILLED)),
+        ([], {1: -9, 2: -9}, (69, KILLED)),
+        ([Report(0, 69, "peers are gone"), Report(1, 74, "full")], {0: 69, 1: 74, 2: -9}, (74, "full")),
+        # The agent ends the others after a death; a report says more than that signal.
+        ([Report(0, 69, "lost"), Report(1, 69, "lost too")], {0: -15, 1: 69}, (69, "lost")),
+        # Stopped on demand.
+        ([Report(0, 75, ""), Report(1, 75, "")], {}, (75, "")),
+        ([Report(0, 75, ""), Report(1, 75, "")], {0: 75, 1: 75}, (75, "")),
+        # A signal that came when all was done.
+        ([Report(0, 0, ""), Report(1, 0, "")], {}, (0, "")),
+        ([Report(0, 0, ""), Report(1, 0, "")], {1: -9}, (0, "")),
+        ([Report(0, 0, "")], {1: -9, 2: -15}, (0, "")),
+        ([Report(1, 0, "")], {0: -15, 1: -9}, (69, KILLED)),
+        # One could not save: then the run didn't.
+        ([Report(0, 74, "full"), Report(1, 75, "")], {0: 74}, (74, "full")),
+        # No one said anything: an interpreter that didn't start, say.
+        ([], {0: 1}, (1, "worker 0 ended with exit code 1 and said nothing")),
+        ([], {}, (70, "worker 0 ended with exit code 70 and said nothing")),
+    ],
+)
+def test_verdict(reports: list[Report], deaths: dict[int, int], expected: tuple[int, str]) -> None:
+    assert verdict(reports, deaths) == expected
+
+
+def test_a_stop_request_waits_to_be_asked() -> None:
+    names = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+    before = {name: signal.getsignal(name) for name in names}
+    try:
+        for name in names:
+            stop = StopRequest()
+            stop.install()
+            assert not stop()
+            signal.raise_signal(name)
+            assert stop() and stop.signal is name
+            signal.raise_signal(signal.SIGTERM)  # schedulers send several
+            assert stop()
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+class Clock:
+    """Stands for threading.Timer: it strikes when the test says."""
+
+    made: list["Clock"]
+
+    def __init__(self, seconds: float, strike: Callable[[], None]) -> None:
+        self.seconds, self.strike = seconds, strike
+        self.running = self.daemon = False
+        self.made.append(self)
+
+    def start(self) -> None:
+        self.running = True
+
+    def cancel(self) -> None:
+        self.running = False
+
+
+def test_stop_after_is_a_signal_to_the_command_itself(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Clock.made = []
+    monkeypatch.setattr(threading, "Timer", Clock)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        stop = StopRequest()
+        stop.install()
+        with stopped_after(2700.0):
+            (clock,) = Clock.made
+            assert clock.running and clock.daemon and clock.seconds == 2700.0 and not stop()
+            clock.strike()
+            assert stop() and stop.signal is signal.SIGTERM
+        assert not clock.running, "a command that has ended is not stopped"
+        first, second = filter(None, capfd.readouterr().err.splitlines())
+        assert first == "--stop-after 45 min 00 s: the time is up"
+        assert second == "SIGTERM: stopping after this iteration, to save"
+        stop.settle(0)
+        clock.strike()  # all is done, and nothing is left to stop
+        assert capfd.readouterr().err == ""
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_the_clock_of_rank_0_alone_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock.made = []
+    monkeypatch.setattr(threading, "Timer", Clock)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with stopped_after(60.0):
+        assert not Clock.made
+    monkeypatch.setenv("RANK", "0")
+    with stopped_after(60.0), stopped_after(None):
+        assert len(Clock.made) == 1
+
+
+def test_workers_that_the_command_starts_have_no_clock() -> None:
+    assert RunOptions("d", stop_after=60.0).arguments() == ["run", "d"]
+
+
+def test_the_agents_sigterm_is_not_announced_and_the_launchers_is_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The agent ends workers by SIGTERM when another is gone. A scheduler sends signals to all processes alike, and that of the
+    launcher comes a little later."""
+    monkeypatch.setenv("STAGERUN_REPORT_DIR", str(tmp_path))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        stop = StopRequest()
+        stop.install()
+        signal.raise_signal(signal.SIGTERM)
+        assert stop() and capfd.readouterr().err == ""
+        ask(tmp_path, signal.SIGUSR1)
+        for _ in range(2):
+            signal.raise_signal(signal.SIGTERM)
+        told = "SIGTERM: stopping after this iteration, to save"
+        assert capfd.readouterr().err.strip() == told and stop.signal is signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_only_what_no_launcher_holds_any_more_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a lock: a launcher in another container that shares /tmp has a number that means nothing here."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder, young = tmp_path / f"{local.FOLDER_PREFIX}one", tmp_path / f"{local.FOLDER_PREFIX}two"
+    folder.mkdir()
+    young.mkdir()  # just being made
+    held = local._claim(folder)
+    local._sweep()
+    assert folder.exists() and young.exists()
+    os.close(held)  # as the kernel does when it ends
+    local._sweep()
+    assert not folder.exists() and young.exists()
+
+
+def test_a_link_is_not_followed_by_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may write to /tmp can make one, to any file or device of ours."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder, link = tmp_path / f"{local.FOLDER_PREFIX}one", tmp_path / f"{local.FOLDER_PREFIX}two"
+    beside = tmp_path / "beside"
+    for made in (folder, beside):
+        made.mkdir()
+    link.symlink_to(beside)
+    (beside / "launcher").touch()
+    (folder / "launcher").symlink_to(beside / "launcher")
+    opened: list[object] = []
+    monkeypatch.setattr("fcntl.flock", lambda *_: opened.append(1))
+    local._sweep()
+    assert folder.exists() and not opened

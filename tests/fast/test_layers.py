@@ -1,0 +1,159 @@
+"""The map of the house. Two rules: the trunk never imports a tool; a tool imports the trunk, and another tool only by an entry below.
+Torch stays out of what a login node uses."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2] / "stagerun"
+
+# From values that know nothing to the run. A folder imports from those before it only. `schedule` comes before `language`: a new
+# learning-rate policy is one class and one row there, and the language knows its fields from it.
+TRUNK = (
+    "base", "system", "schedule", "language", "command", "plan", "drawing", "store", "data",
+    "models", "comm", "engine", "launch", "train", "manual", "cli",
+)  # fmt: skip
+TOOLS = {
+    "bench", "caffe", "new", "plan", "data", "diff", "explain", "lint", "preflight", "rehearse", "report", "retry", "slurm", "status",
+    "topology", "verify_resume", "weights",
+}  # fmt: skip
+# (tool, what it imports of another tool), with the reason.
+TOOL_IMPORTS_TOOL = {
+    ("plan", "tools.lint"),  # `check --lint`
+    ("new", "tools.plan.check"),  # a new schedule is checked
+    ("diff", "tools.plan.plot"),  # `diff --plot` draws two plans
+    ("verify_resume", "tools.report.read_log"),  # its verdict compares logs
+    # Pictures are read, cut and shown as the LMDBs' are.
+    ("weights", "tools.data.contact_sheet"),
+    ("weights", "tools.data.images"),
+    ("weights", "tools.data.pictures"),
+    ("weights", "tools.data.sources.folder"),
+    ("weights", "tools.data.sources.items"),
+}
+# The engine gets values and yields events: it knows no files, no plan and no snapshots.
+NOT_FROM_ENGINE = {"language", "plan", "store", "data", "launch", "train"}
+
+# Who may import torch: anywhere, or inside functions that start workers, which want it by then.
+TORCH = {"models", "comm", "engine", "train", "tools.bench", "tools.rehearse", "tools.weights", "tools.preflight"}
+TORCH_INSIDE_FUNCTIONS = {"launch", "tools.plan"}
+# What click loads for one line of help or a mistake in the arguments; and everything outside TORCH besides.
+COMMANDS = ("command", "commands")
+
+
+class Import(NamedTuple):
+    module: str  # dotted; of `from stagerun.base import order` stagerun.base.order
+    inside: bool  # a function
+    place: str
+
+
+@cache
+def files() -> dict[str, Path]:
+    """Path by dotted name, of all but generated code."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        words = path.relative_to(ROOT.parent).with_suffix("").parts
+        if not path.name.endswith("_pb2.py"):
+            found[".".join(words[:-1] if words[-1] == "__init__" else words)] = path
+    return found
+
+
+@cache
+def imports(path: Path) -> tuple[Import, ...]:
+    """What is only for types doesn't count."""
+
+    def walk(node: ast.AST, inside: bool) -> Iterator[Import]:
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            return
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            place = f"{path.relative_to(ROOT.parent)}:{node.lineno}"
+            base = ""
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0 and node.module, f"{place}: a relative import"
+                base = node.module
+            for alias in node.names:
+                whole = f"{base}.{alias.name}".removeprefix(".")
+                part_of_it = not base or whole in files() or base in ("stagerun", "stagerun.tools")
+                yield Import(whole if part_of_it else base, inside, place)
+        within = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, within)
+
+    return tuple(walk(ast.parse(path.read_text()), False))
+
+
+def folder(module: str) -> str:
+    """`plan`, or `tools.plot`; "" for the package itself, `tools`, `__main__`, and what is not ours."""
+    ours, *words = module.split(".")
+    if ours != "stagerun" or not words or words[0].startswith("__") or words == ["tools"]:
+        return ""
+    return ".".join(words[:2]) if words[0] == "tools" else words[0]
+
+
+def edges() -> Iterator[tuple[str, str, Import]]:
+    """(folder, another folder, an import of it)."""
+    for module, path in files().items():
+        for one in imports(path):
+            if (own := folder(module)) and (other := folder(one.module)) and other != own:
+                yield own, other, one
+
+
+@cache
+def loaded_by(module: str) -> frozenset[str]:
+    """The module itself, and what it and those import outside of functions."""
+    loaded: set[str] = set()
+    todo = [module]
+    while todo:
+        one = todo.pop()
+        if one not in loaded:
+            loaded.add(one)
+            todo += [i.module for i in imports(files()[one]) if not i.inside] if one in files() else []
+            todo += [one.rpartition(".")[0]] if "." in one else []
+    return frozenset(loaded)
+
+
+def test_every_folder_is_on_the_map_and_says_what_lives_there() -> None:
+    assert {folder(module) for module in files()} - {""} == set(TRUNK) | {f"tools.{name}" for name in TOOLS}
+    packages = [m for m, path in files().items() if path.name == "__init__.py"]
+    assert [m for m in packages if not ast.get_docstring(ast.parse(files()[m].read_text()))] == []
+
+
+def test_the_trunk_imports_downward_and_never_a_tool() -> None:
+    wrong = [
+        f"{one.place}: {own} imports {other}"
+        for own, other, one in edges()
+        if own in TRUNK
+        if other not in TRUNK
+        or TRUNK.index(other) >= TRUNK.index(own)
+        or (own == "engine" and other in NOT_FROM_ENGINE)
+    ]
+    assert wrong == []
+
+
+def test_a_tool_imports_the_trunk_and_another_tool_by_an_entry_only() -> None:
+    used = {(own, one.module): one.place for own, other, one in edges() if own not in TRUNK and other not in TRUNK}
+    allowed = {(f"tools.{tool}", f"stagerun.{other}") for tool, other in TOOL_IMPORTS_TOOL}
+    assert {edge: place for edge, place in used.items() if edge not in allowed} == {}
+    assert allowed <= used.keys(), "an entry that nothing uses"
+    # Commands are found by their names in a table, so that no other is loaded with one.
+    assert [one.place for own, other, one in edges() if other == "cli"] == []
+
+
+def test_a_login_node_needs_no_torch() -> None:
+    torch = {"torch", "torchvision"}
+    wrong = [
+        f"{one.place}: {own} imports {one.module}"
+        for module, path in files().items()
+        for one in imports(path)
+        if one.module.partition(".")[0] in torch and (own := folder(module)) not in TORCH
+        if not (one.inside and own in TORCH_INSIDE_FUNCTIONS)
+    ]
+    assert wrong == []
+    light = [m for m in files() if folder(m) not in TORCH or m.rpartition(".")[2] in COMMANDS]
+    assert [m for m in light if loaded_by(m) & torch] == []
+
+
+def test_the_language_needs_no_arrays() -> None:
+    assert "stagerun.language" in files()
+    assert not {name.partition(".")[0] for name in loaded_by("stagerun.language")} & {"numpy", "lmdb", "cv2"}

@@ -1,0 +1,336 @@
+"""What `check --lint` finds, what it passes over, and how a comment silences it: each rule by itself."""
+
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from stagerun import language
+from stagerun.base.recipe import Schedule
+from stagerun.cli import main
+from stagerun.tools.lint import RULES, lint, problems
+from stagerun.tools.lint.finding import comments_of
+
+SOLVERS = Path(__file__).parents[2] / "solvers"
+
+# 10 iterations are an epoch; nothing to find.
+SCHEDULE = """# head
+model { name: "resnet18" num_classes: 10 }
+data { train { source: "train" images: 1000 } val { source: "val" images: 200 } }
+solver {
+  batch_size: 100 device_batch_size: 10 momentum: 0.9 weight_decay: 1e-4 snapshot: 10
+  transform_param { crop_size: 24 }
+}
+stage { name: "a" }
+stage { name: "b" }
+"""
+A = 'base_lr: 0.1\nlr_policy: "poly_cyc"\npower: 1\nmax_iter: 100\nlr_iter: 200\n'  # 0.1 -> 0.05
+B = 'base_lr: 0.05\nlr_policy: "poly"\npower: 2\nmax_iter: 50\n'
+KNOTS = 'lr_policy: "piecewise_linear" knot { epoch: 0 factor: 1 } knot { epoch: 5 factor: 1 }'
+LARGE = SCHEDULE.replace("batch_size: 100 device", "batch_size: 4096 device").replace("images: 1000 ", "images: 40960 ")
+LARGE = LARGE.replace("device_batch_size: 10", "device_batch_size: 32")
+NO_DECAY = LARGE.replace("momentum: 0.9", "momentum: 0.9 param { kind: NORM decay_mult: 0 }")
+LARGE_A = A.replace("0.1", "1.6").replace("base_lr", "warmup_iter: 2 base_lr", 1)
+LARGE_B = B.replace("0.05", "0.8")
+
+
+def read(schedule: str = SCHEDULE, a: str = A, b: str = B, changes: tuple[str, ...] = (), **more: str) -> Schedule:
+    texts = {"schedule.prototxt": schedule, "a.prototxt": a, "b.prototxt": b}
+    return language.read(texts | {f"{n}.prototxt": t for n, t in more.items()}, "/runs/small", changes)
+
+
+def found(**texts: object) -> list[str]:
+    """`id path:line:column` of each finding."""
+    return [f"{f.id} {f.span}" for f in lint(read(**texts))]  # type: ignore[arg-type]
+
+
+def test_nothing_to_find() -> None:
+    assert found() == []
+    assert found(schedule=NO_DECAY, a=LARGE_A, b=LARGE_B) == []
+
+
+# Per rule: what fires, and where.
+FIRES = {
+    "lr-jump": [
+        ({"b": B.replace("0.05", "0.2")}, "b.prototxt:1:10"),
+        ({"b": B.replace("0.05", "0.001")}, "b.prototxt:1:10"),
+        ({"b": B.replace("0.05", "0.5") + "warmup_iter: 5\nwarmup_start_lr: 0.4"}, "b.prototxt:6:18"),
+        ({"b": B.replace("poly", "inv") + "gamma: 1 warmup_iter: 20"}, "b.prototxt:5:23"),
+        ({"schedule": SCHEDULE.replace('name: "b"', 'name: "b" from: "a@20"'), "b": B.replace("0.05", "0.3")}, "b.prototxt:1:10"),
+        ({"b": 'base_lr: 0.05 max_iter: 50\nlr_policy: "multistep" stepvalue: [20, 40] gamma: 10'}, "b.prototxt:2:51"),
+        ({"b": f'base_lr: 0.05 max_iter: 100\n{KNOTS} knot {{ epoch: 5 factor: 50 }}'}, "b.prototxt:2:31"),
+        ({"b": 'base_lr: 0.05 max_iter: 50 warmup_iter: 5 decay_from: WARMUP_END\nlr_policy: "step" stepsize: 20 gamma: 10'}, "b.prototxt:2:39"),
+    ],
+    "warmup-start": [
+        ({"a": A + "warmup_iter: 10 warmup_start_lr: 0.2"}, "a.prototxt:6:34"),
+        ({"schedule": SCHEDULE.replace("momentum: 0.9", "momentum: 0.9 warmup_start_lr: 0.12"), "a": A + "warmup_iter: 10"}, "schedule.prototxt:5:72"),
+        ({"b": 'base_lr: 0.05 lr_policy: "one_cycle" max_iter: 50 peak_iter: 9\nstart_lr: 0.06'}, "b.prototxt:2:11"),
+    ],
+    "zero-parent": [
+        ({"a": A.replace("200", "100")}, "b.prototxt:1:10"),
+        ({"a": A.replace("200", "100").replace("power: 1", "power: 2"), "b": B + "warmup_iter: 5"}, "b.prototxt:1:10"),
+        ({"a": 'base_lr: 0.1 lr_policy: "cosine" max_iter: 100'}, "b.prototxt:1:10"),
+        ({"a": 'base_lr: 0 lr_policy: "fixed" max_iter: 1'}, "b.prototxt:1:10"),
+    ],
+    "lr-batch": [
+        ({"schedule": NO_DECAY, "a": LARGE_A.replace("1.6", "16"), "b": LARGE_B}, "a.prototxt:1:25"),
+        ({"schedule": NO_DECAY, "a": LARGE_A, "b": LARGE_B.replace("0.8", "48") + "warmup_iter: 5"}, "b.prototxt:1:10"),
+        ({"schedule": NO_DECAY, "a": LARGE_A.replace("1.6", "0.2"), "b": LARGE_B.replace("0.8", "0.1")}, "a.prototxt:1:25"),
+        ({"schedule": NO_DECAY.replace("momentum: 0.9", 'momentum: 0.9 type: "LARS"'), "a": LARGE_A, "b": LARGE_B}, "a.prototxt:1:25"),
+    ],
+    "decay-on-norm": [
+        ({"schedule": LARGE, "a": LARGE_A, "b": LARGE_B}, "schedule.prototxt:5:70"),
+        ({"schedule": LARGE.replace("momentum: 0.9", "momentum: 0.9 param { kind: BIAS decay_mult: 0 }"), "a": LARGE_A, "b": LARGE_B}, "schedule.prototxt:5:105"),
+        ({"schedule": NO_DECAY, "a": LARGE_A, "b": LARGE_B + "param { } param { kind: NORM decay_mult: 0 } weight_decay: 2e-4"}, "b.prototxt:5:60"),
+        ({"schedule": SCHEDULE.replace("momentum: 0.9", 'momentum: 0.9 type: "LARS"')}, "schedule.prototxt:5:82"),
+    ],
+    "batch-images": [
+        ({"schedule": SCHEDULE.replace("images: 1000", "images: 99")}, "schedule.prototxt:5:15"),
+        ({"b": B.replace("0.05", "0.4") + "batch_size: 1010"}, "b.prototxt:5:13"),
+    ],
+    "comment-number": [
+        ({"a": A.replace("max_iter: 100", "max_iter: 100 # 25 epochs")}, "a.prototxt:4:17"),
+        ({"a": A.replace("lr_iter: 200", "lr_iter: 200   #  about 25 epochs")}, "a.prototxt:5:25"),
+        ({"a": A.replace("max_iter: 100", "max_epoch: 10.04 # 101 updates")}, "a.prototxt:4:20"),
+        ({"a": A.replace("max_iter: 100", "max_iter: 100 # 10.1 epochs")}, "a.prototxt:4:17"),
+        ({"a": A.replace("max_iter: 100", "max_iter: 100 # 11-12 epochs")}, "a.prototxt:4:17"),
+        ({"b": B.replace("max_iter: 50", "max_iter: 50 # 5 epochs, 1,050 iterations")}, "b.prototxt:4:26"),
+        ({"schedule": SCHEDULE.replace("snapshot: 10", "snapshot: 10 # every 2 epochs")}, "schedule.prototxt:5:95"),
+        ({"a": A.replace("max_iter: 100", "# 25 epochs\nmax_iter: 100")}, "a.prototxt:4:3"),
+        ({"a": A.replace("max_iter: 100", "max_iter: 100 # 25 ep.")}, "a.prototxt:4:17"),
+        ({"b": B.replace("max_iter: 50", "  ## i.e. 6 ep = 50 iterations:\n\tmax_epoch: 5")}, "b.prototxt:4:11"),
+    ],
+    "unsaved-work": [
+        ({"a": A.replace("100", "100000").replace("200", "200000") + 'clear: "snapshot"'}, "a.prototxt:4:11"),
+        ({"a": A.replace("100", "900000").replace("200", "1800000") + "snapshot: 90000"}, "a.prototxt:6:11"),
+        ({"b": B + "snapshot: 51"}, "b.prototxt:5:11"),
+    ],
+    "unread-field": [
+        ({"b": B + "stepvalue: 30"}, "b.prototxt:5:12"),
+        ({"a": A + "warmup_start_lr: 0.01"}, "a.prototxt:6:18"),
+        ({"schedule": SCHEDULE.replace("momentum: 0.9", "momentum: 0.9 momentum2: 0.9")}, "schedule.prototxt:5:66"),
+        ({"schedule": SCHEDULE.replace('"b" }', '"b" sweep { name: "x" solver { gamma: 2 } } sweep { name: "y" } }')}, "schedule.prototxt:9:53"),
+    ],
+    "no-test": [
+        ({"schedule": SCHEDULE.replace('val { source: "val" images: 200 }', "")}, "schedule.prototxt:3:24"),
+    ],
+}  # fmt: skip
+
+# What looks alike and is no finding.
+PASSES = {
+    "lr-jump": [
+        {"b": B.replace("0.05", "0.14")},
+        {"b": B.replace("0.05", "0.002")},
+        {"b": B + "warmup_iter: 5"},  # from 0.05 to 0, and up
+        {"b": f"base_lr: 0.05 max_iter: 100\n{KNOTS} knot {{ epoch: 5 factor: 2.5 }}"},
+        {"b": f"base_lr: 0.05 max_iter: 100\n{KNOTS} knot {{ epoch: 5.3 factor: 50 }}"},  # a ramp
+        {"b": 'base_lr: 0.05 max_iter: 50\nlr_policy: "multistep" stepvalue: [20, 70] gamma: 3'},
+        {"b": f'base_lr: 0.05 max_iter: {2**63 - 1}\nlr_policy: "step" stepsize: 1 gamma: 1'},
+        {"b": B.replace("0.05", "0.4") + "batch_size: 800"},  # the same for each image
+        {"b": B.replace("0.05", "0.001") + 'type: "Adam"'},
+        {"a": A.replace("poly_cyc", "plateau") + "gamma: 0.1 plateau_winsize: 10", "b": B.replace("0.05", "0.001")},
+        {"a": A.replace("poly_cyc", "multistep") + "gamma: 0.01 stepvalue: 50", "b": B.replace("0.05", "0.001")},
+        {"schedule": SCHEDULE.replace('"b"', '"b" from: ""'), "b": B.replace("0.05", "0.9")},
+    ],
+    "warmup-start": [
+        {"a": A + "warmup_iter: 10 warmup_start_lr: 0.1"},
+        {"a": A + "warmup_start_lr: 0.2"},
+        {"b": 'base_lr: 0.05 lr_policy: "one_cycle" max_iter: 50 peak_iter: 9 start_lr: 0.05'},
+    ],
+    "zero-parent": [
+        {"a": A.replace("200", "110").replace("power: 1", "power: 2"), "b": B.replace("0.05", "0.001")},
+        {
+            "a": A.replace("200", "100"),
+            "schedule": SCHEDULE.replace('"b"', '"b" from: "a@90"'),
+            "b": B.replace("0.05", "0.01"),
+        },
+        {"a": A.replace("poly_cyc", "multistep") + "gamma: 1e-2 stepvalue: 90", "b": B.replace("0.05", "0.001")},
+    ],
+    "lr-batch": [
+        {"a": A.replace("0.1", "16"), "b": B.replace("0.05", "8")},  # batch 100
+        {"schedule": NO_DECAY, "a": LARGE_A, "b": LARGE_B.replace("0.8", "0.08")},  # a collapse
+        {"schedule": NO_DECAY, "a": LARGE_A, "b": LARGE_B.replace("0.8", "6")},
+        {"schedule": NO_DECAY.replace("momentum: 0.9", 'momentum: 0.9 type: "LARS"'), "a": LARGE_A.replace("1.6", "10"), "b": LARGE_B.replace("0.8", "5")},
+        {"schedule": NO_DECAY.replace("momentum: 0.9", 'momentum: 0.9 type: "LAMB"'), "a": LARGE_A.replace("1.6", "0.01"), "b": LARGE_B.replace("0.8", "0.01")},
+        {"schedule": NO_DECAY, "a": LARGE_A.replace("1.6", "0.1") + "base_lr_batch: 256", "b": LARGE_B},
+    ],
+    "decay-on-norm": [
+        {"schedule": LARGE.replace("1e-4", "0"), "a": LARGE_A, "b": LARGE_B},
+        {"schedule": LARGE.replace("resnet18", "vgg11").replace("crop_size: 24", "crop_size: 64"), "a": LARGE_A, "b": LARGE_B},
+        {"schedule": LARGE.replace("momentum: 0.9", 'momentum: 0.9 param { name: "*bn*" decay_mult: 0 }'), "a": LARGE_A, "b": LARGE_B},
+    ],
+    "batch-images": [{"schedule": SCHEDULE.replace("images: 1000", "images: 100")}],
+    "comment-number": [
+        {"a": A.replace("max_iter: 100", "max_iter: 100 # 10 epochs, as of 25 in all")},
+        {"a": A.replace("max_iter: 100", "max_iter: 100 # 10 epochs of 25 epochs")},
+        {"a": A.replace("max_iter: 100", "max_iter: 104 # 10 epochs")},
+        {"a": A.replace("max_iter: 100", "max_iter: 104 # 10.4 epochs")},
+        {"a": A.replace("max_iter: 100", "max_iter: 109 # about 10 epochs")},
+        {"a": A.replace("max_iter: 100", "max_iter: 115 # 10 to 12 epochs")},
+        {"a": A.replace("max_iter: 100", "max_epoch: 10.04 # 100 iterations")},
+        {"a": A.replace("max_iter: 100", "max_iter: 100 # until epoch 25; see 7 and 8")},
+        {"a": A.replace("base_lr: 0.1", "base_lr: 0.1 # 25 epochs")},
+        {"a": "# 25 epochs, 300 iterations\n" + A},
+        {"a": A.replace("max_iter: 100", "# after 60 epochs of the trunk\nmax_iter: 100")},
+        {"a": A.replace("max_iter: 100", "# 10 epochs = 100 iterations\nmax_iter: 100")},
+        {"a": A.replace("max_iter: 100", "# 25 epochs\n\nmax_iter: 100")},
+        {"a": A.replace("max_iter: 100", "max_iter: 100 # 10 ep.")},
+        {"a": A.replace("poly_cyc", "multistep") + "gamma: 1 stepvalue_epoch: [5, 10] # epochs 5 and 10 of 25 epochs"},
+        {"a": A.replace("poly_cyc", "multistep") + "gamma: 1 stepvalue: [50, 70] # and at 7 epochs"},
+    ],
+    "unread-field": [
+        {"schedule": SCHEDULE.replace("momentum: 0.9", "momentum: 0.9 lr_iter: 200"), "a": A.replace("lr_iter: 200", "")},
+        {"schedule": SCHEDULE.replace("momentum: 0.9", "momentum: 0.9 warmup_start_lr: 0.01"), "b": B + "warmup_iter: 2"},
+        {"changes": ("b.stepvalue=30",)},
+    ],
+    "unsaved-work": [
+        {"a": A.replace("100", "70000").replace("200", "140000") + 'clear: "snapshot"'},
+        {"a": A.replace("100", "900000").replace("200", "1800000")},
+        {"b": B.replace("max_iter: 50", "max_iter: 5")},  # an interval for all stages
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("id, texts, place", [(id, *case) for id, cases in FIRES.items() for case in cases])
+def test_it_fires(id: str, texts: dict[str, str], place: str) -> None:
+    assert found(**texts) == [f"{id} {place}"]
+
+
+@pytest.mark.parametrize("id, texts", [(id, case) for id, cases in PASSES.items() for case in cases])
+def test_it_does_not(id: str, texts: dict[str, str]) -> None:
+    assert id not in [line.split()[0] for line in found(**texts)]
+
+
+def test_every_rule_is_tested() -> None:
+    assert set(FIRES) == set(RULES) - {"lint-comment"}
+
+
+@pytest.mark.parametrize("id", FIRES)
+@pytest.mark.parametrize("where", ["head", "line", "above", "above, among others"])
+def test_a_comment_silences_it(id: str, where: str) -> None:
+    texts, place = FIRES[id][0]
+    path, number, _ = place.split(":")
+    name, line = path.removesuffix(".prototxt"), int(number) - 1
+    lines = {"schedule": SCHEDULE, "a": A, "b": B, **texts}[name].splitlines()
+    comment = f"# lint: ignore {id}: as published"
+    if where == "head":
+        lines = [comment, *lines]
+    elif where == "line" and "#" not in lines[line]:
+        lines[line] += "  " + comment
+    elif where == "line":
+        pytest.skip("a line has one comment")
+    else:
+        more = ["  # lint: ignore " + id, "  # why"] if "others" in where else [comment]
+        lines = ['clear: "display"' if name != "schedule" else "seed: 2", *lines[:line], *more, *lines[line:]]
+        if name != "schedule":
+            texts = texts | {
+                "schedule": texts.get("schedule", SCHEDULE).replace("snapshot: 10", "snapshot: 10 display: 5")
+            }
+    assert found(**(texts | {name: "\n".join(lines)})) == []
+
+
+TWICE = {"a": A + "warmup_iter: 10 warmup_start_lr: 0.2", "b": B + "snapshot: 51"}
+
+
+@pytest.mark.parametrize(
+    "a, expected",
+    [
+        ("# lint: ignore warmup-start\n" + TWICE["a"], ["unsaved-work b.prototxt:5:11"]),
+        (
+            "# lint: ignore unsaved-work\n" + TWICE["a"],
+            ["lint-comment a.prototxt:1:16", "warmup-start a.prototxt:7:34"],
+        ),
+        ("# lint: ignore warmup-start, lr-jump\n" + TWICE["a"], ["lint-comment a.prototxt:1:30"]),
+        (
+            "# lint: ignore warmup-strat\n" + TWICE["a"],
+            ["lint-comment a.prototxt:1:16", "warmup-start a.prototxt:7:34"],
+        ),
+        ("# lint: ignore\n" + TWICE["a"], ["lint-comment a.prototxt:1:1", "warmup-start a.prototxt:7:34"]),
+        ("#lint:ignore warmup-start\n" + TWICE["a"], []),
+        ("## Lint: as usual\n" + TWICE["a"], ["warmup-start a.prototxt:7:34"]),
+        ("# lint: off\n" + TWICE["a"], ["lint-comment a.prototxt:1:1", "warmup-start a.prototxt:7:34"]),
+        (
+            TWICE["a"] + "\n# lint: ignore warmup-start",
+            ["warmup-start a.prototxt:6:34", "lint-comment a.prototxt:7:16"],
+        ),
+        (
+            "# lint: ignore lint-comment\n" + TWICE["a"],
+            ["lint-comment a.prototxt:1:16", "warmup-start a.prototxt:7:34"],
+        ),
+    ],
+)
+def test_comments_that_do_too_little(a: str, expected: list[str]) -> None:
+    rest = [line for line in found(a=a, b=TWICE["b"]) if line != "unsaved-work b.prototxt:5:11"]
+    assert rest == [line for line in expected if not line.startswith("unsaved")]
+
+
+def test_a_hash_in_a_string_is_no_comment() -> None:
+    text = "name: \"# lint: ignore no-test\"  # one # and 'another'\n\n  # two\nstage { name: 'a#' }#three\n"
+    assert [(c.line, c.column, c.text, c.alone, c.head) for c in comments_of("f", text)] == [
+        (1, 33, "# one # and 'another'", False, False),
+        (3, 3, "# two", True, False),
+        (4, 21, "#three", False, False),
+    ]
+    assert [c.head for c in comments_of("f", "\n# a\n\n# b\nx: 1 # c\n# d")] == [True, True, False, False]
+
+
+def test_what_is_inherited_is_found_once() -> None:
+    assert len(found(schedule=LARGE, a=LARGE_A, b=LARGE_B)) == 1
+
+
+def test_what_is_set_on_the_command_line_is_found_there() -> None:
+    (one,) = lint(read(changes=("b.base_lr=0.3",)))
+    assert one.id == "lr-jump" and one.span.path == "--set"
+
+
+def test_it_is_shown_like_a_mistake() -> None:
+    schedule = read(a=A.replace("max_iter: 100", "max_iter: 100\t# 25 epochs"))
+    (problem,) = problems(schedule, lint(schedule))
+    assert problem.render() == (
+        "a.prototxt:4:17: the comment says 25 epochs, and `max_iter` is 100 iterations, 10 epochs [comment-number]\n"
+        "  max_iter: 100\t# 25 epochs\n"
+        "               \t  ^^^^^^^^^\n"
+        "  hint: one of the two is wrong"
+    )
+
+
+def write(folder: Path, **texts: str) -> str:
+    for name, text in {"schedule": SCHEDULE, "a": A, "b": B, **texts}.items():
+        (folder / f"{name}.prototxt").write_text(text)
+    return str(folder)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    clean = CliRunner().invoke(main, ["check", write(tmp_path), "--lint"])
+    assert clean.exit_code == 0 and "no mistakes, no findings" in clean.output
+    folder = write(tmp_path, b=B.replace("0.05", "0.2"))
+    assert CliRunner().invoke(main, ["check", folder]).exit_code == 0
+    wrong = CliRunner().invoke(main, ["check", folder, "--lint"])
+    assert wrong.exit_code == 64
+    assert f"{folder}/b.prototxt:1:10: the learning rate jumps 0.0505 -> 0.2 (x3.96)" in wrong.output
+    assert "1 finding\n  hint: what is meant is silenced by a comment" in wrong.output
+    told = CliRunner().invoke(main, ["help", "lint"])
+    assert told.exit_code == 0 and all(id in told.output for id in RULES)
+
+
+def test_a_long_list_in_a_comment_is_read_in_time_in_proportion(tmp_path: Path) -> None:
+    """In minutes where each of its numbers is read to the end of the list."""
+    long = f"max_iter: 100  # {','.join(['111'] * 75_000)}\n"
+    start = time.process_time()
+    checked = CliRunner().invoke(main, ["check", str(write(tmp_path, a=A.replace("max_iter: 100\n", long))), "--lint"])
+    assert checked.exit_code == 0 and time.process_time() - start < 60
+
+
+@pytest.mark.parametrize("folder", sorted(p.name for p in SOLVERS.iterdir() if (p / "schedule.prototxt").exists()))
+def test_what_comes_with_stagerun_is_clean(folder: str) -> None:
+    schedule = language.load(SOLVERS / folder)
+    assert [p.render() for p in problems(schedule, lint(schedule))] == []
+
+
+def test_check_notes_what_images_are_not_on_this_machine(tmp_path: Path) -> None:
+    folder = write(tmp_path)
+    (Path(folder) / "val").mkdir()
+    checked = CliRunner().invoke(main, ["check", str(folder)])
+    assert checked.exit_code == 0 and "no mistakes" in checked.stdout
+    assert checked.stderr.startswith("note: data.train: there is no LMDB at ") and checked.stderr.count("note:") == 1

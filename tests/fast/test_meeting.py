@@ -1,0 +1,168 @@
+"""Where workers meet when no one says where: what ranks agree on through their launcher, and what is computed."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from stagerun.base.errors import PeerError
+from stagerun.launch import ancestors, meeting
+from stagerun.launch.addresses import Interface, by_default
+from stagerun.launch.meeting import Card, agree, choose, job_number, meet, place_note, port_of
+from stagerun.system.process import Process
+from stagerun.system.world import World
+
+ALONE = ("10.1.0.1/24",)
+
+
+@pytest.mark.parametrize(
+    "ours, theirs, address",
+    [
+        (["10.1.0.1/24"], ["10.1.0.2/24"], "10.1.0.1"),
+        # A bridge for containers has the same address on all hosts.
+        (["172.17.0.1/16", "10.1.0.1/24"], ["172.17.0.1/16", "10.1.0.2/24"], "10.1.0.1"),
+        (["192.168.0.1/24", "10.1.0.1/24"], ["10.1.0.2/24"], "10.1.0.1"),
+        (["10.1.0.1/24", "10.2.0.1/24"], ["10.2.0.2/24", "10.1.0.2/24"], "10.1.0.1"),
+        # Through a router.
+        (["10.1.0.1/24"], ["10.9.0.2/24"], "10.1.0.1"),
+        (["172.17.0.1/16"], ["172.17.0.1/16"], ""),
+        ([], ["10.1.0.2/24"], ""),
+    ],
+)
+def test_the_address_at_which_another_host_finds_rank_0(
+    ours: Sequence[str], theirs: Sequence[str], address: str
+) -> None:
+    assert choose(ours, theirs) == address
+
+
+def test_a_card_is_short_and_without_spaces_and_comes_back() -> None:
+    card = Card("a host", 4, 29500, tuple(f"10.{n}.0.1/16" for n in range(200)))
+    text = card.text()
+    assert " " not in text and len(text) <= 1000
+    read = Card.read(text)
+    assert (read.host, read.local_size, read.port) == ("a_host", 4, 29500)
+    assert read.addresses == card.addresses[: len(read.addresses)] and len(read.addresses) > 10
+
+
+class Space:
+    """In one process, for ranks that are threads."""
+
+    def __init__(self, size: int) -> None:
+        self.values: dict[str, str] = {}
+        self.barrier = threading.Barrier(size)
+
+    def put(self, key: str, value: str) -> None:
+        self.values[key] = value
+
+    def fence(self) -> None:
+        self.barrier.wait(10)
+
+    def get(self, rank: int, key: str) -> str:
+        return self.values[key]
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "abab", "abbb", "aaab", "aaaa"])
+def test_all_ranks_come_to_the_same_place(hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However ranks are spread over hosts."""
+    here = threading.local()
+    monkeypatch.setattr(meeting, "interfaces", lambda: [Interface("eth0", f"10.1.0.{ord(here.host)}/24")])
+    monkeypatch.setattr(meeting, "host_name", lambda: here.host)
+    space, found = Space(len(hosts)), {}
+
+    def work(rank: int) -> None:
+        here.host = hosts[rank]
+        local = [r for r in range(len(hosts)) if hosts[r] == hosts[rank]]
+        world = World(rank=rank, size=len(hosts), local_rank=local.index(rank), local_size=len(local))
+        found[rank] = agree(space, world, "")
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(hosts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(found) == len(hosts) and len(set(found.values())) == 1
+    assert found[0][0] == ("127.0.0.1" if hosts == "aaaa" else "10.1.0.97")
+    assert 0 < found[0][1] < 65536
+
+
+def test_a_port_that_all_compute_alike() -> None:
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    assert (
+        job_number(step)
+        != job_number({**step, "SLURM_STEP_ID": "1"})
+        != job_number({**step, "SLURM_RESTART_COUNT": "1"})
+    )
+    assert 20000 <= port_of(job_number(step)) < 30000
+    assert job_number({"PATH": "/bin"}) == ""
+
+
+def said(rank: int, size: int, local_size: int, launcher: str, environment: dict[str, str]) -> Callable[[], object]:
+    world = World(rank=rank, size=size, local_rank=0, local_size=local_size, launcher=launcher)
+    return lambda: meet(world, environment, patience=5.0)
+
+
+def test_one_node_needs_no_more_than_the_jobs_number() -> None:
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "far"}
+    first, second = (said(rank, 2, 2, "srun", step)() for rank in range(2))
+    assert first == second == meeting.Meeting("127.0.0.1", port_of(job_number(step)), "one node", "lo")
+
+
+def test_what_is_given_counts() -> None:
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "PMI_FD": "99"}
+    assert said(0, 2, 2, "mpiexec.hydra", given)() == meeting.Meeting("127.0.0.1", 29500, "given")
+
+
+ROUTES = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+docker0\t000011AC\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0
+wlan0\t00000000\t0100A8C0\t0003\t0\t0\t600\t00000000\t0\t0\t0
+eth0\t00000000\t0100010A\t0003\t0\t0\t100\t00000000\t0\t0\t0
+"""
+DOCKER, ETH = Interface("docker0", "172.17.0.1/16"), Interface("eth0", "10.1.0.1/24")
+
+
+def test_rank_0_at_its_own_name_takes_the_interface_of_the_default_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert by_default([DOCKER, ETH], ROUTES) == ETH
+    assert by_default([DOCKER], ROUTES) == by_default([DOCKER], "") == DOCKER
+    assert by_default([DOCKER, ETH], "") is None
+    monkeypatch.setattr(meeting, "interfaces", lambda: [DOCKER, ETH])
+    monkeypatch.setattr(meeting, "own_name_misleads", lambda: True)
+    monkeypatch.setattr(meeting, "by_default", lambda here: by_default(here, ROUTES))
+    given = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    assert said(0, 2, 1, "srun", given)() == meeting.Meeting("localhost", 29500, "given", "eth0")
+
+
+def test_a_worker_that_does_not_know_its_place_on_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "interfaces", lambda: [ETH])
+    world = World(rank=2, size=4, local_rank=2, local_size=4, launcher="the environment")
+    pod = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "10.1.0.9"}
+    assert "number 2 of 4 on one host" in place_note(world, pod) and "10.1.0.9" in place_note(world, pod)
+    for more in ({"LOCAL_RANK": "0"}, {"MASTER_ADDR": "10.1.0.1"}, {"MASTER_ADDR": "localhost"}):
+        assert place_note(world, {**pod, **more}) == "", more
+
+
+def test_a_share_of_what_the_job_has_of_a_shared_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """srun's daemon may use all of it."""
+    monkeypatch.setattr(ancestors, "launcher", lambda: Process(7, "slurmstepd", "S", 1, 0))
+    monkeypatch.setattr(ancestors.os, "sched_getaffinity", lambda pid: set(range(64 if pid else 2)))
+    monkeypatch.delenv("SLURM_CPUS_ON_NODE", raising=False)
+    assert "2 of the 32 processors" in ancestors.bound_note(2, "srun")
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "4")
+    assert ancestors.bound_note(2, "srun") == "" and "32" in ancestors.bound_note(2, "Open MPI's mpirun")
+
+
+@pytest.mark.parametrize(
+    "launcher, environment, text",
+    [
+        ("Open MPI's mpirun", {}, "Open MPI's mpirun has started 2 workers, but doesn't say where they meet"),
+        ("mpiexec.hydra", {"PMI_FD": "999999"}, "the workers can't meet by mpiexec.hydra"),
+        ("srun", {"SLURM_STEP_NODELIST": "n[1-"}, "the node list of this step can't be read"),
+        ("srun", {"SLURM_STEP_NODELIST": "no.such.host.invalid,b"}, "`no.such.host.invalid`, where rank 0 is"),
+        ("the environment", {"RANK": "0", "WORLD_SIZE": "2"}, "not MASTER_ADDR and MASTER_PORT"),
+        ("the environment", {"MASTER_ADDR": "a", "MASTER_PORT": "0"}, "MASTER_PORT must be a port number"),
+    ],
+)
+def test_no_place_to_meet_is_reported(launcher: str, environment: dict[str, str], text: str) -> None:
+    with pytest.raises(PeerError, match=text):
+        said(0, 2, 1, launcher, environment)()

@@ -1,0 +1,200 @@
+"""`stagerun new`: a schedule of the gallery for other images. What it writes passes `check --lint`; every mistake is named at once."""
+
+import os
+import re
+from pathlib import Path
+
+import made_images
+import pytest
+from click.testing import CliRunner
+
+from stagerun.base.errors import RecipeError
+from stagerun.base.recipe import Schedule
+from stagerun.cli import main
+from stagerun.data.index import load as load_index
+from stagerun.language import load, read
+from stagerun.tools.lint import lint
+from stagerun.tools.new.command import Images, fitted, gallery
+
+ROOT = Path(__file__).parents[2]
+# As many as ImageNet's are too few for no batch of the gallery.
+MANY = Images(
+    train=("/d/train", 200_000), val=("/d/val", 5000), classes=7, side=32, mean=(100.0, 110.0, 120.0), deviation=(50.0, 60.0, 70.0)
+)  # fmt: skip
+
+
+def stagerun(*arguments: object) -> tuple[int, str, str]:
+    done = CliRunner().invoke(main, [str(a) for a in arguments])
+    return done.exit_code, done.stdout, done.stderr
+
+
+def made(
+    folder: Path, images: int, size: tuple[int, int] = (24, 24), classes: int = 3, channels: int = 3, odd: int = 0
+) -> Path:
+    """An LMDB of pictures of one size (height, width), the first one `odd` pixels wider."""
+    for i in range(images):
+        path = folder / "files" / f"class{i % classes}" / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(made_images.png(i, size[0], size[1] + odd * (i == 0), channels))
+    code, _, error = stagerun("data", "import", folder / "files", folder / "lmdb", "--threads", 1)
+    assert code == 0, error
+    return folder / "lmdb"
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("train"), 400)
+
+
+@pytest.fixture(scope="module")
+def val(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("val"), 30)
+
+
+def texts_of(schedule: Schedule, folder: Path) -> dict[str, str]:
+    return {os.path.relpath(path, folder): text for path, text in schedule.files}
+
+
+def epochs(schedule: Schedule) -> list[float]:
+    return [s.solver.max_iter * s.solver.batch_size / schedule.data.train.images for s in schedule.stages]
+
+
+def test_colour_pictures_in_the_stages_of_fashion_collapse(tmp_path: Path, train: Path, val: Path) -> None:
+    out = tmp_path / "clothes"
+    code, said, _ = stagerun("new", out, "--train", train, "--val", val)
+    assert code == 0
+    assert re.findall(r"^  (stagerun \w+ \S+)", said, re.M) == [
+        f"stagerun {c} {out}" for c in ("plan", "rehearse", "run")
+    ]
+    schedule = load(out)
+    assert (schedule.name, schedule.model.num_classes, schedule.model.channels) == ("clothes", 3, 3)
+    assert schedule.data.val is not None
+    assert [(s.path, s.images) for s in (schedule.data.train, schedule.data.val)] == [(str(train), 400), (str(val), 30)]
+    index = load_index(str(train))
+    assert index is not None
+    for stage in schedule.stages:
+        solver = stage.solver
+        assert solver.transform.crop_size in (24, None) and solver.transform.scale == 1
+        assert solver.transform.std_value == pytest.approx(index.facts.deviation_bgr, rel=1e-3)
+        assert solver.transform.mean_value == pytest.approx((127, 127, 127), abs=9)
+    assert epochs(schedule) == pytest.approx(epochs(load(gallery() / "fashion_collapse")), abs=0.5 * 128 / 400 + 0.01)
+    text = (out / "schedule.prototxt").read_text()
+    assert "Fashion" not in text and "quickstart" not in text and "# two device batches: for one worker or two" in text
+    assert stagerun("check", out)[0] == 0
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "solvers").iterdir()))
+def test_every_schedule_of_the_gallery_keeps_its_epochs_and_loses_its_claims(name: str) -> None:
+    folder = gallery() / name
+    before = load(folder)
+    texts = fitted(texts_of(before, folder), before, "other", "About.", MANY)
+    after = read(texts, "/runs/other")
+    assert lint(after) == []
+    assert epochs(after) == pytest.approx(epochs(before), rel=0.01)
+    assert [s.parent is None for s in after.stages] == [s.parent is None for s in before.stages]
+    for stage, old in zip(after.stages, before.stages, strict=True):
+        if stage.parent_iter is not None and old.parent_iter is not None:
+            assert stage.parent_iter / after.data.train.images == pytest.approx(
+                old.parent_iter / before.data.train.images, rel=1e-3
+            )
+        assert stage.solver.lr_policy == old.solver.lr_policy and stage.solver.batch_size == old.solver.batch_size
+        order = slice(None, None, -1) if stage.solver.transform.channel_order.value == "RGB" else slice(None)
+        assert stage.solver.transform.mean_value == MANY.mean[order]
+        assert stage.solver.transform.std_value in (MANY.deviation[order], ())
+    everything = "\n".join(texts.values())
+    claims = r"top-1|hardware|accuracy|Stampede|minutes|updates|ImageNet|CIFAR|MNIST|arXiv|/datasets"
+    assert not re.findall(claims, everything), everything
+
+
+def test_a_file_however_it_is_written(tmp_path: Path) -> None:
+    one = """model { num_classes: 9 name: "resnet_small" } data { train { source: "a" "b" images: 1000 } val { source: "v" images: 9 } }
+solver { batch_size: 100 device_batch_size: 50 transform_param { pad: 1 crop_size: 20 mean_value: 1 mirror: true mean_value: 2
+  mean_value: 3 scale: 0.5 std_value: [1, # of B
+   2, 3] } knot { iter: 5 factor: 1 } knot: [{ iter: 10 factor: 2 }, { epoch: 3 factor: 1 }] }
+# max_iter: 7
+stage { name: "x" solver_param { base_lr: 1 lr_policy: "piecewise_linear" max_iter: 50; display: 0, snapshot: 20 } }  # lint: ignore no-test
+stage { name: "y" from: "x@30" sweep { name: "l" solver { base_lr: 2 lr_policy: "multistep" gamma: 1 stepvalue: 10 stepvalue: [20] max_iter: 40 batch_size: 50 } } }
+"""
+    one = f"\N{BYTE ORDER MARK}# A head.\n{one}keep_snapshots: 4 name: 'one' # the last line"
+    before = read({"schedule.prototxt": one}, "/runs/one")
+    text = fitted({"schedule.prototxt": one}, before, "two", "About.", MANY)["schedule.prototxt"]
+    after = read({"schedule.prototxt": text}, "/runs/two")
+    assert (after.model.num_classes, after.data.train.path, after.data.train.images) == (7, "/d/train", 200_000)
+    x, y = after.stages
+    assert (x.solver.max_iter, x.solver.display, x.solver.snapshot, y.solver.max_iter) == (10_000, 0, 4000, 8000)
+    assert (y.parent_iter, y.solver.transform.mean_value) == (6000, MANY.mean)
+    assert (
+        x.solver.transform.std_value == MANY.deviation
+        and x.solver.transform.mirror
+        and x.solver.transform.crop_size == 32
+    )
+    assert (
+        "stepvalue_epoch: 0.5 stepvalue_epoch: 1" in text
+        and "knot: [{ epoch: 1 factor: 2 }, { epoch: 3 factor: 1 }]" in text
+    )
+    assert "# max_iter: 7" in text and "# lint: ignore no-test" in text and "of B" not in text
+    assert text.endswith('keep_snapshots: 4 name: "two"') and "A head" not in text
+
+
+def test_grey_pictures_in_a_schedule_of_colour_ones(tmp_path: Path) -> None:
+    grey = made(tmp_path, 60, classes=2, channels=1)
+    folder = tmp_path / "base"
+    folder.mkdir()
+    (folder / "schedule.prototxt").write_text(
+        'model { name: "resnet_small" num_classes: 9 } data { train { source: "t" images: 99 } val { source: "v" images: 9 } }\n'
+        'solver { batch_size: 20 device_batch_size: 20 max_epoch: 1 lr_policy: "fixed" base_lr: 0.1 transform_param { mean_value: [1, 2, 3] scale: 0.1 } }\n'
+        'stage { name: "x" solver_param { } }\n'
+    )
+    assert stagerun("new", tmp_path / "out", "--from", folder, "--train", grey, "--val", grey)[0] == 0
+    schedule = load(tmp_path / "out")
+    assert (schedule.model.channels, len(schedule.stages[0].solver.transform.mean_value)) == (1, 1)
+    assert schedule.stages[0].solver.transform.std_value[0] > 20
+
+
+def test_all_mistakes_at_once_and_nothing_is_written(tmp_path: Path, train: Path, val: Path) -> None:
+    other = made(tmp_path / "other", 20, (24, 24), classes=4)
+    mixed = made(tmp_path / "mixed", 20, odd=9)
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "file").touch()
+
+    code, _, said = stagerun("new", there, "--from", "fashion_collaps", "--train", tmp_path / "no", "--val", val)
+    assert code == 64 and said.endswith("3 mistakes; nothing is written\n")
+    for line in ("is there already", "no such folder", "did you mean `fashion_collapse`?"):
+        assert line in said
+    code, _, said = stagerun("new", tmp_path / "out", "--train", mixed, "--val", other)
+    assert code == 65 and "class3 in one of them only" in said
+    assert "from 24 x 24 to 33 x 24" in said and "--resize-height" in said and "128 images" in said
+    code, _, said = stagerun("new", tmp_path / "a b", "--from", "resnet50_72ep", "--train", train, "--val", val)
+    assert "images of 24 x 24, and stage `init` cuts out 224 x 224" in said and "4096 images" in said
+    assert "can't be the name of a schedule" in said and "3 mistakes" in said
+    assert stagerun("new", tmp_path / "out", "--train", train)[0] == 64
+    assert os.listdir(there) == ["file"] and not (tmp_path / "out").exists() and not (tmp_path / "a b").exists()
+
+
+def test_without_a_side_file_the_records_are_read(tmp_path: Path, train: Path, val: Path) -> None:
+    bare = tmp_path / "lmdb"
+    bare.mkdir()
+    (bare / "data.mdb").symlink_to(train / "data.mdb")
+    assert stagerun("new", tmp_path / "out", "--train", bare, "--val", val)[0] == 0
+    assert load(tmp_path / "out").model.num_classes == 3 and os.listdir(bare) == ["data.mdb"]
+
+
+def test_the_gallery_has_a_line_each_and_ships_with_the_package() -> None:
+    code, said, _ = stagerun("new", "--list")
+    names = sorted(p.name for p in (ROOT / "solvers").iterdir())
+    assert code == 0 and [line.split()[0] for line in said.splitlines()[1:]] == names
+    assert re.search(r"^fashion_collapse +resnet_small +5 +8 +128 +Fashion-MNIST in five stages", said, re.M)
+    patterns = re.findall(r'^stagerun = \["(.*?)"\]', (ROOT / "pyproject.toml").read_text(), re.M)
+    packed = {path.relative_to(ROOT / "stagerun" / "gallery") for p in patterns for path in (ROOT / "stagerun").glob(p)}
+    assert packed == {path.relative_to(ROOT / "solvers") for path in (ROOT / "solvers").rglob("*.*")}
+
+
+def test_a_base_with_mistakes_is_refused_with_their_places(tmp_path: Path, train: Path, val: Path) -> None:
+    folder = tmp_path / "base"
+    folder.mkdir()
+    (folder / "schedule.prototxt").write_text('stage { name: "x" }\n')
+    with pytest.raises(RecipeError):
+        load(folder)
+    code, _, said = stagerun("new", tmp_path / "out", "--from", folder, "--train", train, "--val", val)
+    assert code == 64 and f"{folder}/schedule.prototxt:1:" in said and "nothing is written" in said

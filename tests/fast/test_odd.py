@@ -1,0 +1,415 @@
+"""Files of every odd kind, judged: what is kept is kept byte for byte, what is converted has the pixels it should, what is bad says why."""
+
+import io
+import random
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from stagerun.base.errors import DataError
+from stagerun.data.datum import decode
+from stagerun.data.headers import orientation
+from stagerun.language.proto.caffe_pb2 import Datum
+from stagerun.tools.data.odd import ODDITIES, REASONS, BadImage, judge, look
+
+BGR = cv2.resize(np.random.default_rng(3).integers(0, 255, (7, 9, 3), dtype=np.uint8), (60, 40))
+GREY = BGR[:, :, 1]
+
+
+def pillow(array: np.ndarray | Image.Image, format: str, **options: Any) -> bytes:
+    """Encoded by Pillow; arrays are B, G, R."""
+    picture = (
+        array if isinstance(array, Image.Image) else Image.fromarray(array[..., ::-1] if array.ndim == 3 else array)
+    )
+    out = io.BytesIO()
+    picture.save(out, format, **options)
+    return out.getvalue()
+
+
+def rgb() -> Image.Image:
+    return Image.fromarray(BGR[:, :, ::-1])
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(width: int, height: int, pixels: bytes, bits: int = 8, colour: int = 2, more: bytes = b"") -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + more
+        + chunk(b"IDAT", zlib.compress(pixels))
+        + chunk(b"IEND", b"")
+    )
+
+
+def opencv(data: bytes) -> np.ndarray:
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    return image[:, :, None] if image.ndim == 2 else image
+
+
+JPEG = pillow(BGR, "JPEG", quality=90)
+
+
+@pytest.mark.parametrize(
+    "kind, data",
+    [
+        ("baseline JPEG", JPEG),
+        ("baseline JPEG", simplejpeg.encode_jpeg(BGR, 95, "BGR", "444")),
+        ("baseline JPEG", JPEG + b"what a camera appends"),
+        ("progressive JPEG", pillow(BGR, "JPEG", progressive=True)),
+        ("grey JPEG", pillow(GREY, "JPEG")),
+        ("progressive grey JPEG", pillow(GREY, "JPEG", progressive=True)),
+        ("PNG", pillow(BGR, "PNG")),
+        ("grey PNG", pillow(GREY, "PNG")),
+    ],
+)
+def test_ordinary_files_are_kept_and_decoded_as_the_loader_will(kind: str, data: bytes) -> None:
+    found = judge(data, "n01/a.xyz")
+    assert (found.kind, found.oddities, found.height, found.width) == (kind, (), 40, 60)
+    assert found.data is data
+    np.testing.assert_array_equal(found.image, opencv(data))
+    assert found.image.dtype == np.uint8 and found.image.shape == (40, 60, 1 if "grey" in kind else 3)
+
+
+def exif(turned: int) -> bytes:
+    tags = Image.Exif()
+    tags[0x010F] = "a camera"
+    tags[0x0112] = turned
+    return tags.tobytes()
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG"])
+def test_a_rotation_is_counted_and_not_applied(format: str) -> None:
+    for turned, odd in ((6, ("EXIF rotation",)), (1, ())):
+        data = pillow(BGR, format, exif=exif(turned))
+        found = judge(data, f"a.{format}")
+        assert found.oddities == odd and found.data is data and (found.height, found.width) == (40, 60)
+        np.testing.assert_array_equal(found.image, opencv(data))
+
+
+def test_orientation_of_damaged_exif_data_is_none() -> None:
+    assert [orientation(exif(n)) for n in (1, 3, 8, 9)] == [1, 3, 8, 1]
+    whole = exif(6)
+    assert {orientation(whole[:n]) for n in range(len(whole))} <= {1, 6}
+
+
+def test_cmyk_becomes_a_jpeg_of_three_channels_with_the_pixels_opencv_sees() -> None:
+    data = pillow(rgb().convert("CMYK"), "JPEG", quality=95)
+    assert look(data).kind == "CMYK JPEG"
+    found = judge(data, "a.jpg")
+    assert (found.kind, found.oddities) == ("baseline JPEG", ("CMYK",))
+    assert simplejpeg.decode_jpeg_header(found.data)[2:] == ("YCbCr", "444")
+    np.testing.assert_array_equal(found.image, opencv(found.data))
+    assert np.abs(found.image.astype(int) - opencv(data)).mean() < 2.5
+
+
+def grey16() -> Image.Image:
+    return Image.fromarray(GREY.astype(np.uint16) * 257)
+
+
+def palette(**info: Any) -> Image.Image:
+    picture = Image.new("P", (60, 40))
+    picture.putdata((GREY // 16).ravel().tolist())
+    picture.putpalette([value for i in range(16) for value in (i * 16, 255 - i * 16, i)])
+    picture.info.update(info)
+    return picture
+
+
+def of_palette() -> np.ndarray:
+    i = (GREY // 16).astype(np.uint8)
+    return np.dstack([i, 255 - i * 16, i * 16])
+
+
+ALPHA = Image.merge("RGBA", [*rgb().split(), Image.fromarray(np.where(GREY > 120, 0, 255).astype(np.uint8))])
+WIDE = np.maximum(BGR.astype(np.int64) * 257 - 100, 0).astype(np.uint16)
+SIXTEEN = cv2.imencode(".png", WIDE)[1].tobytes()
+
+SOME_ALPHA = cv2.resize(np.random.default_rng(4).integers(0, 256, (5, 4), dtype=np.uint8), (60, 40))
+
+
+def on(background: tuple[int, ...], image: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+    """Composited in floating point; `background` as the image's channels are."""
+    part = (alpha if image.ndim == 2 else alpha[:, :, None]) / 255
+    return np.rint(image * part + np.array(background if image.ndim == 3 else background[0]) * (1 - part)).astype(
+        np.uint8
+    )
+
+
+WHITE = (255, 255, 255)
+HOLES = np.where(GREY > 120, 0, 255)
+KEY = tuple(int(v) for v in BGR[5, 7, ::-1])
+KEYED = np.where((BGR[5, 7] == BGR).all(axis=2), 0, 255)
+WIDE_KEY = b"\0" + struct.pack(">6H", 0x1233, 2, 3, 0x1234, 2, 3)
+
+CONVERTED: list[tuple[str, Callable[[], bytes], np.ndarray, set[str]]] = [
+    ("alpha", lambda: pillow(ALPHA, "PNG"), on(WHITE, BGR, HOLES), {"alpha"}),
+    ("opaque alpha", lambda: pillow(rgb().convert("RGBA"), "PNG"), BGR, set()),
+    (
+        "soft alpha",
+        lambda: pillow(Image.merge("RGBA", [*rgb().split(), Image.fromarray(SOME_ALPHA)]), "PNG"),
+        on(WHITE, BGR, SOME_ALPHA),
+        {"alpha"},
+    ),
+    (
+        "grey and alpha",
+        lambda: pillow(Image.merge("LA", [Image.fromarray(GREY), Image.fromarray(SOME_ALPHA)]), "PNG"),
+        on(WHITE, GREY, SOME_ALPHA),
+        {"alpha"},
+    ),
+    (
+        "16 bits and alpha",
+        lambda: cv2.imencode(".png", np.dstack([WIDE, SOME_ALPHA.astype(np.uint16) * 257]))[1].tobytes(),
+        on(WHITE, (WIDE >> 8).astype(np.uint8), SOME_ALPHA),
+        {"16 bits", "alpha"},
+    ),
+    ("one transparent colour", lambda: pillow(rgb(), "PNG", transparency=KEY), on(WHITE, BGR, KEYED), {"alpha"}),
+    ("a transparent colour that isn't there", lambda: pillow(rgb(), "PNG", transparency=(1, 2, 3)), BGR, set()),
+    (
+        "one transparent colour of 16 bits",
+        lambda: png(2, 1, WIDE_KEY, 16, 2, chunk(b"tRNS", struct.pack(">3H", 0x1234, 2, 3))),
+        np.array([[[0, 0, 0x12], WHITE]]),
+        {"16 bits", "alpha"},
+    ),
+    (
+        "one transparent grey of 16 bits",
+        lambda: png(2, 1, b"\0\x12\x33\x12\x34", 16, 0, chunk(b"tRNS", b"\x12\x34")),
+        np.array([[0x12, 255]]),
+        {"16 bits", "alpha"},
+    ),
+    (
+        "one transparent grey of 2 bits",
+        lambda: png(4, 1, b"\0\x1b", 2, 0, chunk(b"tRNS", b"\0\1")),
+        np.array([[0, 255, 170, 255]]),
+        {"fewer than 8 bits", "alpha"},
+    ),
+    (
+        "one transparent grey of 1 bit",
+        lambda: png(2, 1, b"\0\x40", 1, 0, chunk(b"tRNS", b"\0\0")),
+        np.array([[255, 255]]),
+        {"fewer than 8 bits", "alpha"},
+    ),
+    ("palette", lambda: pillow(palette(), "PNG"), of_palette(), {"palette"}),
+    (
+        "transparent palette",
+        lambda: pillow(palette(), "PNG", transparency=bytes(16)),
+        np.full((40, 60, 3), 255),
+        {"palette", "alpha"},
+    ),
+    ("16 bits", lambda: SIXTEEN, (WIDE >> 8).astype(np.uint8), {"16 bits"}),
+    ("16 bits grey", lambda: pillow(grey16(), "PNG"), GREY, {"16 bits"}),
+    ("1 bit", lambda: pillow(Image.fromarray(GREY > 128), "PNG"), np.where(GREY > 128, 255, 0), {"fewer than 8 bits"}),
+    ("4 bits", lambda: png(4, 1, b"\0\x0f\x18", 4, 0), np.array([[0, 255, 17, 136]]), {"fewer than 8 bits"}),
+    ("BMP", lambda: pillow(rgb(), "BMP"), BGR, {"BMP"}),
+    ("BMP of 8 bits", lambda: pillow(palette(), "BMP"), of_palette(), {"BMP", "palette"}),
+    ("PPM", lambda: pillow(rgb(), "PPM"), BGR, {"PPM"}),
+    ("PGM", lambda: pillow(Image.fromarray(GREY), "PPM"), GREY, {"PPM"}),
+    ("TIFF", lambda: pillow(rgb(), "TIFF", compression="tiff_lzw"), BGR, {"TIFF"}),
+    ("TIFF of 16 bits", lambda: pillow(grey16(), "TIFF"), GREY, {"TIFF", "16 bits"}),
+    ("CMYK TIFF", lambda: pillow(rgb().convert("CMYK"), "TIFF"), BGR, {"TIFF", "CMYK TIFF"}),
+    ("WebP", lambda: pillow(rgb(), "WEBP", lossless=True), BGR, {"WebP"}),
+    (
+        "transparent WebP",
+        lambda: pillow(ALPHA, "WEBP", lossless=True, exact=True),
+        on(WHITE, BGR, HOLES),
+        {"WebP", "alpha"},
+    ),
+    ("GIF", lambda: pillow(palette(), "GIF"), of_palette(), {"GIF", "palette"}),
+    (
+        "transparent GIF",
+        lambda: pillow(palette(), "GIF", transparency=3),
+        on(WHITE, of_palette(), np.where(GREY // 16 == 3, 0, 255)),
+        {"GIF", "palette", "alpha"},
+    ),
+    (
+        "animated GIF",
+        lambda: pillow(palette(), "GIF", save_all=True, append_images=[Image.new("RGB", (60, 40), "red")]),
+        of_palette(),
+        {"GIF", "palette", "animated"},
+    ),
+    (
+        "animated PNG",
+        lambda: pillow(rgb(), "PNG", save_all=True, append_images=[Image.new("RGB", (60, 40), "red")]),
+        BGR,
+        {"animated"},
+    ),
+    (
+        "animated WebP",
+        lambda: pillow(rgb(), "WEBP", save_all=True, lossless=True, append_images=[Image.new("RGB", (60, 40), "red")]),
+        BGR,
+        {"WebP", "animated"},
+    ),
+]
+
+
+@pytest.mark.parametrize("make, pixels, odd", [case[1:] for case in CONVERTED], ids=[case[0] for case in CONVERTED])
+def test_odd_formats_become_png_without_loss(make: Callable[[], bytes], pixels: np.ndarray, odd: set[str]) -> None:
+    found = judge(make())
+    assert set(found.oddities) == odd <= set(ODDITIES)
+    assert found.kind == ("PNG" if pixels.ndim == 3 else "grey PNG")
+    np.testing.assert_array_equal(found.image, pixels if pixels.ndim == 3 else pixels[:, :, None])
+    np.testing.assert_array_equal(opencv(found.data), found.image)
+    again = judge(found.data, "a.png")
+    assert again.oddities == () and again.data is found.data and again.kind == found.kind
+
+
+def test_another_background_shows_through() -> None:
+    red = judge(pillow(ALPHA, "PNG"), background=(200, 30, 10))
+    np.testing.assert_array_equal(red.image, on((10, 30, 200), BGR, HOLES))
+    grey = pillow(Image.merge("LA", [Image.fromarray(GREY), Image.fromarray(SOME_ALPHA)]), "PNG")
+    assert judge(grey, background=(7, 7, 7)).kind == "grey PNG"
+    coloured = judge(grey, background=(200, 30, 10))
+    np.testing.assert_array_equal(coloured.image, on((10, 30, 200), np.dstack([GREY] * 3), SOME_ALPHA))
+    assert coloured.kind == "PNG"
+
+
+def test_the_name_counts_only_where_it_says_another_format() -> None:
+    data = pillow(BGR, "PNG")
+    assert judge(data, "n02105855/n02105855_2933.JPEG").oddities == ("PNG named .JPEG",)
+    assert judge(data, "a.PNG").oddities == judge(data, "a").oddities == judge(data, "a.dat").oddities == ()
+    assert judge(JPEG, "a.b/c.png").oddities == ("JPEG named .png",)
+
+
+def middle(data: bytes, change: Callable[[int], bytes]) -> bytes:
+    half = len(data) * 3 // 4
+    return data[:half] + change(half) + data[half + 8 :]
+
+
+def test_a_jpeg_that_libjpeg_warns_about_is_kept_and_counted() -> None:
+    data = middle(pillow(np.tile(BGR, (4, 4, 1)), "JPEG"), lambda _: b"\x01\xff\xd3\x02\x03")
+    found = judge(data, "a.jpg")
+    assert found.oddities == ("JPEG with warnings",) and found.data is data
+    np.testing.assert_array_equal(found.image, opencv(data))
+
+
+def bomb_with_scans() -> bytes:
+    data = pillow(BGR, "JPEG", progressive=True)
+    scan = data[data.rindex(b"\xff\xda") : -2]
+    return data[:-2] + scan * 120 + data[-2:]
+
+
+def bmp(width: int, height: int) -> bytes:
+    return b"BM" + struct.pack("<IIIIiiHHIIIIII", 0, 0, 54, 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0) + bytes(64)
+
+
+def tiff_of_width(width: int) -> bytes:
+    """60 columns that claim to be more."""
+    data = pillow(rgb(), "TIFF")
+    changed = data
+    for kind in (3, 4):  # 16 or 32 bits, as the version of Pillow likes it
+        changed = changed.replace(struct.pack("<HHII", 0x100, kind, 1, 60), struct.pack("<HHII", 0x100, 4, 1, width))
+    assert changed != data
+    return changed
+
+
+def cut_scan() -> bytes:
+    """A JPEG with a marker in its scan that libjpeg knows nothing of: an error, not a warning."""
+    return middle(pillow(np.tile(BGR, (4, 4, 1)), "JPEG"), lambda _: b"\x01\xff\x05\x02\x03")
+
+
+BIG = struct.pack("<HH", 65535, 65535)
+BAD: list[tuple[str, str, bytes]] = [
+    ("nothing", "empty", b""),
+    ("a web page", "not an image", b"<html>404</html>"),
+    ("PostScript", "not an image", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"),
+    ("zeros", "not an image", bytes(5000)),
+    ("half a JPEG", "truncated", JPEG[: len(JPEG) // 2]),
+    ("a JPEG's last byte", "truncated", JPEG[:-1]),
+    ("three bytes of JPEG", "truncated", JPEG[:3]),
+    ("a JPEG that is all markers", "truncated", b"\xff\xd8" + b"\xff" * 100),
+    ("a JPEG without a picture", "damaged", b"\xff\xd8\xff\xd9"),
+    ("a JPEG with an error in its scan", "damaged", cut_scan()),
+    ("a JPEG of 12 bits", "unsupported", JPEG.replace(b"\xff\xc0\0\x11\x08", b"\xff\xc0\0\x11\x0c")),
+    ("a JPEG of 100 scans", "unsupported", bomb_with_scans()),
+    ("a JPEG of 0 rows", "damaged", JPEG.replace(b"\x08\0\x28\0\x3c", b"\x08\0\0\0\x3c")),
+    ("a huge JPEG", "too many pixels", JPEG.replace(b"\x08\0\x28\0\x3c", b"\x08\xff\xff\xff\xff")),
+    ("half a PNG", "truncated", pillow(BGR, "PNG")[:-500]),
+    ("a PNG without its end", "truncated", pillow(BGR, "PNG")[:-12]),
+    ("a PNG's changed byte", "damaged", middle(pillow(BGR, "PNG"), lambda _: b"12345678")),
+    ("a PNG with too few rows", "damaged", png(60, 40, bytes(181 * 20))),
+    ("a PNG with a bomb behind its rows", "damaged", png(60, 40, bytes(1 << 28))),
+    ("a huge PNG", "too many pixels", png(100_000, 100_000, b"")),
+    ("a palette PNG's changed byte", "damaged", middle(pillow(palette(), "PNG"), lambda _: b"12345678")),
+    ("a huge GIF", "too many pixels", b"GIF89a" + BIG + bytes(30)),
+    (
+        "a GIF with a huge frame",
+        "too many pixels",
+        b"GIF89a" + b"\x05\0\x05\0\0\0\0" + b"," + bytes(4) + BIG + b"\0\x02\0",
+    ),
+    ("half a GIF", "truncated", pillow(palette(), "GIF")[:-400]),
+    ("a huge BMP", "too many pixels", bmp(60_000, -60_000)),
+    ("a BMP of negative width", "damaged", bmp(-5, 5)),
+    ("a BMP without pixels", "truncated", bmp(500, 500)),
+    ("a huge WebP", "too many pixels", b"RIFF\x20\0\0\0WEBPVP8X\x0a\0\0\0" + bytes(4) + b"\xff\xff\xff\xff\xff\xff"),
+    ("half a WebP", "damaged", pillow(rgb(), "WEBP")[:200]),
+    ("a huge TIFF", "too many pixels", tiff_of_width(4_000_000)),
+    ("half a TIFF", "truncated", pillow(rgb(), "TIFF")[:40]),
+    ("a TIFF of floats", "unsupported", pillow(Image.fromarray(GREY.astype(np.float32)), "TIFF")),
+    ("a huge PGM", "too many pixels", b"P5 99999 99999 255\n" + bytes(99)),
+    ("half a PGM", "truncated", pillow(Image.fromarray(GREY), "PPM")[:-10]),
+]
+
+
+@pytest.mark.parametrize("reason, data", [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+def test_what_cannot_be_used_says_why(reason: str, data: bytes) -> None:
+    with pytest.raises(BadImage) as error:
+        judge(data, "a.jpg")
+    assert error.value.reason == reason and reason in REASONS
+    assert error.value.message and "\n" not in error.value.message
+    assert isinstance(error.value, DataError)
+
+
+def test_the_limit_is_the_callers() -> None:
+    assert judge(JPEG, "", 2400).width == 60
+    with pytest.raises(BadImage, match="60 x 40 pixels are more than the limit of 2399"):
+        judge(JPEG, "", 2399)
+
+
+SEEDS = [
+    JPEG, pillow(rgb().convert("CMYK"), "JPEG"), pillow(BGR, "JPEG", progressive=True, exif=exif(6)), pillow(BGR, "PNG"),
+    *(make() for name, make, _, _ in CONVERTED if name != "16 bits"),
+]  # fmt: skip
+
+
+def test_damaged_files_of_every_format_end_in_a_verdict() -> None:
+    """2000 random changes and cuts: Judged or BadImage, nothing else; and what is accepted, the loader decodes alike."""
+    chance = random.Random(7)
+    outcomes = set()
+    for _ in range(2000):
+        data = bytearray(chance.choice(SEEDS))
+        for _ in range(chance.choice((1, 1, 3, 20))):
+            data[int(len(data) * chance.random() ** chance.choice((1, 3)))] = chance.choice(
+                (0, 0xFF, chance.randrange(256))
+            )
+        if chance.random() < 0.3:
+            del data[chance.randrange(len(data)) :]
+        try:
+            found = judge(bytes(data), "a.jpg", 200_000)
+        except BadImage as error:
+            assert error.reason in REASONS
+            outcomes.add(error.reason)
+            continue
+        outcomes.add(found.kind)
+        record = Datum(data=found.data, encoded=True, label=0).SerializeToString()
+        np.testing.assert_array_equal(decode(record, found.image.shape[2], 1)[0], found.image)
+    assert outcomes >= {"baseline JPEG", "progressive JPEG", "PNG", "grey PNG", "damaged", "truncated", "not an image"}
+
+
+@settings(max_examples=200)
+@given(st.sampled_from([b"", *(seed[:12] for seed in SEEDS)]), st.binary(max_size=80))
+def test_any_header_ends_in_a_verdict(start: bytes, rest: bytes) -> None:
+    try:
+        look(start + rest)
+    except BadImage as error:
+        assert error.reason in REASONS

@@ -1,0 +1,120 @@
+"""order: every image once per epoch, in an order that is fixed for ever and looks like chance."""
+
+import tracemalloc
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from stagerun.base import order
+
+
+@pytest.mark.parametrize("images", [1, 2, 3, 7, 16, 255, 256, 257, 1000, 7919, 60000])
+def test_an_epoch_has_every_record_once(images: int) -> None:
+    for epoch in (0, 1, 5):
+        found = order.indices(3, images, epoch * images, images, True)
+        assert np.array_equal(np.sort(found), np.arange(images))
+
+
+def test_orders_are_frozen() -> None:
+    assert order.indices(1, 1000, 0, 12, True).tolist() == [890, 35, 198, 191, 371, 233, 218, 529, 434, 789, 773, 792]
+    assert order.indices(1, 1000, 995, 10, True).tolist() == [968, 502, 447, 553, 624, 905, 840, 796, 369, 216]
+    assert order.indices(7, 5, 0, 15, True).tolist() == [1, 3, 0, 2, 4, 0, 1, 4, 2, 3, 1, 3, 4, 2, 0]
+    far = order.indices(2, 1281167, 3 * 1281167, 6, True)
+    assert far.tolist() == [341581, 1278312, 1271207, 1032959, 751673, 1104151]
+
+
+def test_draws_and_dropout_seeds_are_frozen() -> None:
+    drawn = order.draws(1, np.array([0, 1, 10**12]), 2)
+    assert drawn.tolist() == [
+        [0x715B8F09695611FD, 0xF937EF0C513668AF],
+        [0x4A3F23C70B2AC7E8, 0x7DA33DD74F5A571D],
+        [0xBC766D42F3006380, 0x6F179505872AA99B],
+    ]
+    assert (order.dropout_seed(1, 0), order.dropout_seed(1, 64)) == (2265308886254992880, 6326991734265137704)
+    assert 0 <= order.dropout_seed(2**63 - 1, 2**62) < 2**63
+
+
+def test_any_cut_into_stretches_gives_the_same_images() -> None:
+    whole = order.indices(5, 101, 0, 1000, True)
+    cuts = [0, 1, 2, 64, 100, 101, 102, 350, 999, 1000]
+    parts = [order.indices(5, 101, a, b - a, True) for a, b in pairwise(cuts)]
+    assert np.array_equal(np.concatenate(parts), whole)
+
+
+def test_without_shuffle_it_is_the_key_order_round_and_round() -> None:
+    assert order.indices(1, 5, 3, 7, False).tolist() == [3, 4, 0, 1, 2, 3, 4]
+
+
+def test_epochs_and_seeds_differ() -> None:
+    orders = {
+        tuple(order.indices(seed, 1000, epoch * 1000, 1000, True).tolist()) for seed in range(8) for epoch in range(8)
+    }
+    assert len(orders) == 64
+
+
+@pytest.mark.parametrize("images", [3, 5, 40])
+def test_every_record_is_as_likely_in_every_place(images: int) -> None:
+    epochs = 4000
+    table = order.indices(11, images, 0, images * epochs, True).reshape(epochs, images)
+    for place in (0, images // 2, images - 1):
+        counts = np.bincount(table[:, place], minlength=images)
+        chi_square = float(((counts - epochs / images) ** 2 / (epochs / images)).sum())
+        # Mean images - 1, standard deviation sqrt(2 (images - 1)); six of them are beyond chance.
+        assert chi_square < images - 1 + 6 * np.sqrt(2 * (images - 1))
+
+
+def test_all_orders_of_four_records_turn_up_equally() -> None:
+    epochs = 24000
+    table = order.indices(1, 4, 0, 4 * epochs, True).reshape(epochs, 4)
+    _, counts = np.unique(table, axis=0, return_counts=True)
+    assert len(counts) == 24
+    assert float(((counts - 1000) ** 2 / 1000).sum()) < 23 + 6 * np.sqrt(46)
+
+
+def test_neighbours_have_nothing_to_do_with_each_other() -> None:
+    found = order.indices(1, 60000, 0, 60000, True).astype(float)
+    for lag in (1, 2, 64, 245, 256):  # 245 is the network's digit
+        assert abs(np.corrcoef(found[:-lag], found[lag:])[0, 1]) < 0.025
+    assert abs(np.corrcoef(found, np.arange(60000))[0, 1]) < 0.025
+    assert abs(np.corrcoef(found, order.indices(1, 60000, 60000, 60000, True))[0, 1]) < 0.025
+
+
+def test_draws_are_even_and_independent_of_how_many_are_taken() -> None:
+    positions = np.arange(20000, dtype=np.int64)
+    drawn = order.draws(4, positions, 3)
+    assert np.array_equal(drawn[:, :1], order.draws(4, positions, 1))
+    unit = drawn / 2.0**64
+    assert np.allclose(unit.mean(axis=0), 0.5, atol=0.012)
+    assert np.abs(np.corrcoef(unit.T) - np.eye(3)).max() < 0.04
+    assert abs(np.corrcoef(unit[:-1, 0], unit[1:, 0])[0, 1]) < 0.04
+    bits = (drawn[:, 0, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
+    assert np.abs(bits.mean(axis=0) - 0.5).max() < 0.02
+    assert {order.randint(number, 3) for number in drawn[:50, 0]} == {0, 1, 2}
+
+
+def test_seed_order_and_draws_do_not_share_numbers() -> None:
+    seeds = {int(order.draws(seed, np.array([0]), 1)[0, 0]) for seed in (0, 1, 2, 2**63 - 1)}
+    assert len(seeds | {order.dropout_seed(seed, 0) for seed in (0, 1, 2)}) == 7
+
+
+@pytest.mark.parametrize(("seed", "images", "start", "count"), [(-1, 10, 0, 1), (1, 0, 0, 1), (1, 10, -1, 1)])
+def test_senseless_arguments_are_refused(seed: int, images: int, start: int, count: int) -> None:
+    with pytest.raises(ValueError, match="needs"):
+        order.indices(seed, images, start, count, True)
+
+
+def test_any_place_of_a_billion_records_costs_no_memory() -> None:
+    images = 10**9
+    tracemalloc.start()
+    found = np.concatenate(
+        [order.indices(3, images, start, 1000, True) for start in (0, images // 2, 5 * images - 500)]
+    )
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 1_000_000
+    assert found.min() >= 0 and found.max() < images
+    assert len(set(found.tolist())) > 2995  # stretches of different epochs may share a few
+    # Evenly over the range: chi-square of 30 equal parts, 29 degrees of freedom, 0.1 % point.
+    counts = np.bincount(found * 30 // images, minlength=30)
+    assert float(((counts - 100.0) ** 2 / 100.0).sum()) < 58.3

@@ -1,0 +1,214 @@
+"""What a picture shows, against the function that the trainer calls."""
+
+import itertools
+from pathlib import Path
+
+import made_schedules
+import pytest
+from made_schedules import schedule, stage
+
+from stagerun.base.recipe import CropSizeRamp, Curve, DecayFrom, Knot, Schedule, Transform
+from stagerun.drawing.picture import Kind, Picture, StagePicture, Unit, make_picture
+from stagerun.language import load
+from stagerun.schedule import learning_rate, make_knobs
+
+SOLVERS = Path(__file__).parents[2] / "solvers"
+
+
+def pictures() -> list[Schedule]:
+    return [load(SOLVERS / "resnet50_72ep"), made_schedules.steps(), made_schedules.branches()]
+
+
+def alone(**settings: object) -> StagePicture:
+    return make_picture(schedule(stage("main", **settings))).stages[0]
+
+
+@pytest.mark.parametrize("of", pictures(), ids=lambda s: s.name)
+def test_every_point_is_what_the_trainer_gets(of: Schedule) -> None:
+    for drawn in make_picture(of).stages:
+        solver = of.stage(drawn.name).solver
+        knobs = make_knobs(solver)
+        for point in drawn.points:
+            at = knobs(point.iter)
+            assert (point.lr, point.momentum, point.weight_decay) == (at.lr, at.momentum, at.weight_decay)
+        assert [p.iter for p in drawn.points] == sorted({p.iter for p in drawn.points})
+        assert (drawn.points[0].iter, drawn.points[-1].iter) == (0, solver.max_iter - 1)
+
+
+@pytest.mark.parametrize("of", pictures(), ids=lambda s: s.name)
+def test_few_points_that_hide_nothing(of: Schedule) -> None:
+    """A line through the points is never off by more than 1 % of the stage's largest rate, and no extreme is missing."""
+    for drawn in make_picture(of).stages:
+        knobs = make_knobs(of.stage(drawn.name).solver)
+        rates = [knobs(i).lr for i in range(drawn.iterations)]
+        assert len(drawn.points) < 700
+        assert {min(rates), max(rates)} <= {p.lr for p in drawn.points}
+        for a, b in zip(drawn.points, drawn.points[1:], strict=False):
+            for i in range(a.iter, b.iter):
+                line = a.lr + (b.lr - a.lr) * (i - a.iter) / (b.iter - a.iter)
+                assert abs(line - rates[i]) < 0.01 * max(rates)
+
+
+def test_joints_and_the_end_of_a_warm_up_are_marked_with_their_factor() -> None:
+    found = {
+        (s.name, m.iter): (m.kind, m.factor) for s in make_picture(pictures()[0]).stages for m in s.marks if m.jumps
+    }
+    assert found["init", 1560] == (Kind.WARM_UP, pytest.approx(0.917218, abs=1e-6))
+    assert found["cyc1", 0] == (Kind.START, pytest.approx(1.092757, abs=1e-6))
+    assert ("cyc2", 0) not in found  # 0.2551 -> 0.255
+    assert found["collapse", 0] == (Kind.START, pytest.approx(1.858153, abs=1e-6))
+
+
+def test_steps_of_a_policy_are_jumps_and_a_warm_up_that_reaches_base_lr_is_none() -> None:
+    main, collapse = make_picture(made_schedules.steps()).stages
+    assert [(m.kind, m.iter, m.jumps) for m in main.marks] == [
+        (Kind.WARM_UP, 10, False),
+        (Kind.STEP, 60, True),
+        (Kind.STEP, 90, True),
+    ]
+    assert {59, 60, 89, 90} <= {p.iter for p in main.points}
+    assert [m.factor for m in collapse.marks] == [pytest.approx(5.0)]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"lr_policy": "poly", "power": 2.0},
+        {"lr_policy": "cosine"},
+        {"lr_policy": "exp", "gamma": 0.93},
+        {"lr_policy": "sigmoid", "gamma": -0.2, "stepsize": 50},
+    ],
+    ids=str,
+)
+def test_a_smooth_curve_has_no_steps(policy: dict[str, object]) -> None:
+    assert alone(base_lr=1.0, max_iter=100, **policy).marks == ()
+
+
+def test_many_steps_are_counted_and_some_marked() -> None:
+    drawn = alone(base_lr=1.0, lr_policy="step", gamma=0.9, stepsize=10, max_iter=1000)
+    assert (drawn.steps, len(drawn.marks)) == (99, 12)
+
+
+@pytest.mark.parametrize(
+    "shift", [{}, {"warmup_iter": 30, "decay_from": DecayFrom.WARMUP_END}, {"policy_start_iter": 25}]
+)
+def test_low_stairs_are_drawn_as_stairs(shift: dict[str, object]) -> None:
+    drawn = alone(base_lr=1.0, lr_policy="step", gamma=0.97, stepsize=100, max_iter=5000, **shift)
+    rate = learning_rate(
+        made_schedules.solver(base_lr=1.0, lr_policy="step", gamma=0.97, stepsize=100, max_iter=5000, **shift)
+    )
+    assert drawn.marks == () or drawn.marks[0].kind is Kind.WARM_UP
+    pairs = [(a.iter, b.iter) for a, b in itertools.pairwise(drawn.points)]
+    assert all(b - a == 1 for a, b in pairs if rate(a) != rate(b) and a >= 30) and len(drawn.points) < 1000
+
+
+def test_a_jump_is_drawn_upright() -> None:
+    line = make_picture(made_schedules.steps()).stages[0].line()
+    at = line.index((60, pytest.approx(0.04)))
+    assert line[at - 2 : at] == [(59, 0.4), (60, 0.4)]
+    assert line[-1] == (120, line[-2][1])  # the last rate holds to the end
+
+
+def test_knots_are_points() -> None:
+    knots = tuple(Knot(iter=at, factor=f) for at, f in ((0, 0.0), (311, 1.0), (312, 0.2), (500, 0.7), (999, 0.0)))
+    drawn = alone(base_lr=1.0, lr_policy="piecewise_linear", knot=knots, max_iter=1000)
+    assert {0, 311, 312, 500, 999} <= {p.iter for p in drawn.points}
+
+
+def test_momentum_weight_decay_and_image_size_that_move() -> None:
+    drawn = alone(
+        base_lr=0.1,
+        lr_policy="fixed",
+        max_iter=400,
+        momentum_policy=Curve(policy="linear", end_value=0.5),
+        weight_decay_policy=Curve(policy="linear", end_value=0.0),
+        transform=Transform(
+            crop_size=192, crop_size_ramp=CropSizeRamp(start_size=128, start_epoch=10, end_epoch=30, multiple=32)
+        ),
+    )
+    assert drawn.points[0].momentum == 0.9 and 0.5 < drawn.points[-1].momentum < 0.502
+    assert [p.size for p in drawn.points] == sorted(p.size or 0 for p in drawn.points)
+    # By FFCV's rule: 160 after 15 epochs, 192 after 25, and each change has both of its sides.
+    changes = [
+        (a.iter, b.iter, b.size) for a, b in zip(drawn.points, drawn.points[1:], strict=False) if a.size != b.size
+    ]
+    assert changes == [(149, 150, 160), (249, 250, 192)]
+
+
+# -- places
+
+
+def test_a_place_counts_along_the_path_of_ancestors() -> None:
+    picture = make_picture(made_schedules.branches())
+    begins = {s.name: (s.begin_iterations, s.begin_images, s.leaves_early) for s in picture.stages}
+    assert begins == {
+        "main": (0, 0, False),
+        "cool_a": (400, 40_000, True),
+        "cool_b": (700, 70_000, True),
+        "cool_c": (1000, 100_000, False),
+    }
+    cool_c = picture.stage("cool_c")  # at twice the batch
+    assert cool_c.extent(Unit.EPOCHS) == (100.0, 160.0)
+    assert cool_c.extent(Unit.IMAGES) == (100_000, 160_000)
+    assert cool_c.extent(Unit.ITERATIONS) == (1000, 1300)
+    assert not cool_c.enabled and picture.end(Unit.EPOCHS) == 160.0
+
+
+def test_a_restart_of_the_data_moves_nothing_back() -> None:
+    first = stage("a", base_lr=0.1, lr_policy="fixed", max_iter=50)
+    second = stage("b", "a", base_lr=0.1, lr_policy="fixed", max_iter=50, carry_data=False)
+    assert make_picture(schedule(first, second)).stage("b").extent(Unit.EPOCHS) == (5.0, 10.0)
+
+
+def test_hours_are_those_given_and_unknown_ones_are_an_error() -> None:
+    of = made_schedules.steps()
+    with pytest.raises(ValueError, match="hours"):
+        make_picture(of).end(Unit.HOURS)
+    at = {("main", 0): 600.0, ("main", 120): 4200.0, ("collapse", 0): 4500.0, ("collapse", 40): 7200.0}
+    picture = make_picture(of, lambda name, iter: at[name, iter])
+    assert picture.stage("main").extent(Unit.HOURS) == (pytest.approx(1 / 6), pytest.approx(7 / 6))
+    assert picture.stage("main").x(60, Unit.HOURS) == pytest.approx(4 / 6)
+    assert picture.end(Unit.HOURS) == 2.0
+
+
+def lanes(*stages: object) -> dict[str, int]:
+    picture: Picture = make_picture(schedule(*stages))  # type: ignore[arg-type]
+    return picture.lanes(Unit.EPOCHS)
+
+
+def test_what_goes_on_on_its_parents_line_is_one_curve_with_it() -> None:
+    """A branch with stages of its own is one; two branches on one line of the bands are two."""
+    assert make_picture(made_schedules.steps()).curves(Unit.EPOCHS) == {"main": 0, "collapse": 0}
+    branches = {"main": 0, "cool_a": 1, "cool_b": 2, "cool_c": 0}
+    assert make_picture(made_schedules.branches()).curves(Unit.EPOCHS) == branches
+    flat = {"base_lr": 0.1, "lr_policy": "fixed", "max_iter": 100}
+    tree = make_picture(
+        schedule(
+            stage("main", **flat),
+            stage("b1", "main", 50, **flat),
+            stage("b2", "b1", **flat),
+            stage("b3", "b2", **flat),
+            stage("late", "b1", 60, **flat),
+            stage("root", None, **flat),
+        )
+    )
+    assert tree.curves(Unit.EPOCHS) == {"main": 0, "b1": 1, "b2": 1, "b3": 1, "late": 2, "root": 3}
+
+
+def test_branches_share_a_line_where_they_do_not_meet() -> None:
+    assert make_picture(made_schedules.branches()).lanes(Unit.EPOCHS) == {
+        "main": 0,
+        "cool_a": 1,
+        "cool_b": 1,
+        "cool_c": 0,
+    }
+    flat = {"base_lr": 0.1, "lr_policy": "fixed"}
+    found = lanes(
+        stage("main", max_iter=100, **flat),
+        stage("long", "main", 20, max_iter=60, **flat),
+        stage("short", "main", 40, max_iter=10, **flat),
+        stage("one", "main", max_iter=10, **flat),
+        stage("two", "main", max_iter=10, **flat),
+        stage("apart", None, max_iter=30, **flat),
+    )
+    assert found == {"main": 0, "long": 1, "short": 2, "one": 0, "two": 1, "apart": 2}

@@ -1,0 +1,389 @@
+"""Reports and `status` of runs with branches, pieces and ensembles, of made-up folders: numbers stand beside what they belong to."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from made_up_runs import STAGES, Story, report, rows
+
+from stagerun import store
+from stagerun.base.events import EnsembleTested, PieceStarted, Retraced, RunFinished, StageStarted
+from stagerun.language import read
+from stagerun.plan import make_plan
+from stagerun.plan.ensembles import made_from
+from stagerun.tools.status.command import status_json, status_text
+from stagerun.train.log_file import read_last_life
+from stagerun.train.output import Target
+from stagerun.train.status import look
+
+TREE = {
+    "main": (6, 0.1),
+    "a": (2, 0.01),
+    "b": (2, 0.02),
+    "cut": (2, 0.03),
+}  # a and b start at main's end, cut at main@3
+ALONE = {"main": 0.5, "a": 0.6, "b": 0.7, "cut": 0.4}
+
+
+@pytest.fixture(autouse=True)
+def tree() -> Iterator[None]:
+    """Puts all of STAGES back in its order, which other tests go by; monkeypatch would put the items back in reverse."""
+    before = dict(STAGES)
+    STAGES.clear()
+    STAGES.update(TREE)
+    yield
+    STAGES.clear()
+    STAGES.update(before)
+
+
+def trained(story: Story, stage: str, parent: str | None, before: int, top1: float) -> None:
+    story.start(stage, parent)
+    story.train(stage, 1, STAGES[stage][0], before)
+    story.end(stage, parent, top1)
+
+
+def trunk(story: Story, top1: float = 0.5) -> None:
+    """With the snapshot at 3."""
+    story.start("main", None)
+    story.train("main", 1, 3, 0)
+    story.snapshot("main", 3, None, f"half{story.life}{story.seed}")
+    story.train("main", 4, 6, 0)
+    story.end("main", None, top1)
+
+
+def whole(story: Story, better: float = 0.0) -> Story:
+    """One life of the whole tree, and its two ensembles."""
+    story.begin(ensembles=("both", "three"))
+    trunk(story, ALONE["main"] + better)
+    for stage, parent, before in (("a", "main", 6), ("b", "main", 6), ("cut", "main@3", 3)):
+        trained(story, stage, parent, before, ALONE[stage] + better)
+    story.results()
+    story.ensemble("both", "a", "b", top1=0.75 + better)
+    story.ensemble("three", "a", "b", "cut", top1=0.8 + better, rule="MEAN_LOGIT")
+    story.write(RunFinished(trained=True, seconds=1))
+    return story
+
+
+def piece(story: Story, iters: int = 3, until: int = 3) -> None:
+    """The first iterations of the trunk once more, for `cut`."""
+    story.write(
+        PieceStarted(stage="main", iter=0, until=until, start="seed 1", children=("cut",), iterations_left=until + 2)
+    )
+    for i in range(1, iters + 1):
+        story.clock += 2
+        story.write(Retraced(stage="main", iter=i, until=until, lr=0.1, loss=2 - 0.1 * i, images=25, seconds=2.0))
+
+
+def undone(folder: Path) -> Story:
+    """An edit, all trained again, the edit taken back: what was trained first counts, and the ensembles are evaluated on that."""
+    story = whole(Story(folder))
+    first = dict(story.ids), dict(story.top1)
+    story.recipe = {"in_main": "0.2"}
+    whole(story, better=0.1)
+    story.begin(ensembles=("both", "three"))
+    story.ids, story.top1 = first
+    story.ensemble("both", "a", "b", top1=0.75)
+    story.ensemble("three", "a", "b", "cut", top1=0.8, rule="MEAN_LOGIT")
+    story.write(RunFinished(trained=True, seconds=1))
+    return story
+
+
+def members(out: Path, name: str) -> dict[str, str]:
+    return {row["member"]: row["top1"] for row in rows(out, "--by", "ensemble") if row["ensemble"] == name}
+
+
+def ensembles(out: Path) -> list[str]:
+    return [tested.name for tested in look(Target(out), 0.0).ensembles]
+
+
+# -- ensembles
+
+
+def test_members_stand_beside_an_ensemble_with_the_results_that_it_was_made_from(tmp_path: Path) -> None:
+    story = undone(tmp_path / "out")
+    assert members(story.out, "both") == {"a": "0.6", "b": "0.7", "": "0.75"}
+    assert {row["stage"]: float(row["top1"]) for row in rows(story.out)}["a"] == pytest.approx(0.7)
+    text = report(story.out).stdout
+    assert "out: evaluated with a-00000002-a0001, b-00000002-a0001, cut-00000002-a0001; the other tables show" in text
+    assert "evaluated with" not in report(whole(Story(tmp_path / "other")).out).stdout
+
+
+def test_members_without_snapshots_are_those_of_the_log_where_that_comes_to_the_same(tmp_path: Path) -> None:
+    one, two = whole(Story(tmp_path / "one")).out, undone(tmp_path / "two").out
+    for out in (one, two):
+        shutil.rmtree(out / "snapshots")
+        (out / "snapshots").mkdir()
+    assert members(one, "three") == {"a": "0.6", "b": "0.7", "cut": "0.4", "": "0.8"}
+    assert members(two, "three") == {"a": "", "b": "", "cut": "", "": "0.8"}
+
+
+def test_status_knows_ensembles_of_which_a_member_was_trained_a_piece_again(tmp_path: Path) -> None:
+    story = whole(Story(tmp_path / "out"))
+    story.begin(ensembles=("both", "three"))
+    story.snapshot("a", 1, "main", "a piece")
+    assert ensembles(story.out) == ["both", "three"]
+    found = look(Target(story.out), 0.0)
+    assert "both      a, b       MEAN_PROBABILITY" in status_text(found, 0.0)
+    for classes in (None, 5, 6):
+        (head,) = (line for line in status_text(found, 0.0, classes).splitlines() if line.startswith("evaluated"))
+        assert ("top-5" in head) is (classes != 5)
+    (both, _) = json.loads(status_json(found))["ensembles"]
+    assert (both["best"], both["gain"]) == ("b", pytest.approx(0.05))
+    assert both["gain_over_mean"] == pytest.approx(0.1)
+
+
+def test_status_and_report_pass_over_an_ensemble_whose_member_has_become_another(tmp_path: Path) -> None:
+    story = whole(Story(tmp_path / "out"))
+    file = story.out / "results" / "ensembles" / "both.json"
+    story.recipe = {"in_a": "0.5"}
+    story.begin(ensembles=("both", "three"))
+    trained(story, "a", "main", 6, 0.9)
+    assert ensembles(story.out) == [] == rows(story.out, "--by", "ensemble")
+    result = json.loads(file.read_text())  # it was evaluated after that, on what was there before
+    file.write_text(json.dumps(result | {"attempt": story.life, "serial": 9}))
+    os.utime(file, (1, 1))  # by a clock that is wrong
+    assert ensembles(story.out) == ["both"]
+    shutil.rmtree(story.out / "snapshots" / "b-00000002-a0001")
+    assert ensembles(story.out) == []
+
+
+def test_status_with_the_schedule_at_hand_tells_what_counts_for_it(tmp_path: Path) -> None:
+    out, old, new = made_by_schedules(tmp_path)
+    for folder, attempt, top1 in ((old, 1, [0.5, 0.6, 0.7]), (new, 2, [0.55, 0.65, 0.75])):
+        status = look(folder, 0.0)
+        assert [e.snapshot for e in status.evaluations] == [
+            f"{stage}-{TREE[stage][0]:08d}-a{attempt:04d}" for stage in ("main", "a", "b")
+        ]
+        assert [e.top1 for e in status.evaluations] == pytest.approx(top1)
+    assert [e.name for e in look(old, 0.0).ensembles] == ["both"] and look(new, 0.0).ensembles == ()
+    assert [e.name for e in look(Target(out), 0.0).ensembles] == ["both"]
+
+
+def made_by_schedules(folder: Path) -> tuple[Path, Target, Target]:
+    """An output folder in which a schedule was trained, then another, then the ensemble of the first was evaluated again; and the
+    two."""
+    shared = """name: "made_up" model { name: "resnet_small" num_classes: 10 }
+data { train { source: "/d/train" images: 100 } val { source: "/d/val" images: 50 } }
+solver { batch_size: 20 device_batch_size: 4 transform_param { crop_size: 28 } }
+stage { name: "main" } stage { name: "a" } stage { name: "b" from: "main" } ensemble { name: "both" members: ["a", "b"] }"""
+    story = Story(folder / "out").begin(["main", "a", "b"], ensembles=("both",))
+    disk, targets = store.LocalDisk(), []
+    for attempt, lr in ((1, 0.1), (2, 0.2)):
+        story.life = attempt
+        texts = {n: f'base_lr: {lr} lr_policy: "fixed" max_iter: {TREE[n][0]}' for n in ("main", "a", "b")}
+        files = {"schedule.prototxt": shared.encode()} | {f"{n}.prototxt": t.encode() for n, t in texts.items()}
+        schedule = read(files, "/s", [])
+        for stage in schedule.stages:
+            name = stage.name
+            ref = store.commit(
+                disk,
+                story.out,
+                store.Metadata(
+                    place=store.Place(name, TREE[name][0], attempt),
+                    parent=story.ids[stage.parent] if stage.parent else "",
+                    identity=stage.identity,
+                    environment={},
+                ),
+                files={"a": f"{name}{attempt}".encode()},
+                content=("a",),
+            )
+            story.ids[name], story.ends[name] = ref.id, ref.name
+            story.top1[name] = ALONE[name] + 0.05 * (attempt - 1)
+        story.results()
+        targets.append(Target(story.out, schedule))
+    old = targets[0].schedule
+    assert old is not None
+    plan = make_plan(old, store.inventory(disk, story.out))
+    ends = [s.end for s in plan.stages if s.end is not None and s.stage.name != "main"]
+    tested = EnsembleTested(
+        name="both", images=50, top1=0.8, top5=0.9, loss=1.0, seconds=1.0, best="b", best_top1=0.7, mean_top1=0.65,
+        attempt=2, **made_from(old, old.ensembles[0], ends),
+    )  # fmt: skip
+    (story.out / "results" / "ensembles").mkdir()
+    (story.out / "results" / "ensembles" / "both.json").write_text(json.dumps(asdict(tested)))
+    return story.out, targets[0], targets[1]
+
+
+def test_ensembles_of_other_recipes_are_not_averaged(tmp_path: Path) -> None:
+    one, two, other = (tmp_path / name for name in ("one", "two", "other"))
+    whole(Story(one, 1))
+    whole(Story(two, 2), better=0.1)
+    whole(Story(other, 3, in_a="0.7"), better=0.2)
+    text = report(one, two).stdout
+    assert "Ensemble both: top-1 80.00 %, 5.00 points above its best member (mean of 2 runs)." in text
+    text = report(one, two, other).stdout
+    assert "Ensemble both: top-1 80.00 %, 5.00 points above its best member (mean of one, two)." in text
+    assert "Ensemble both: top-1 95.00 %, 5.00 points above its best member (other)." in text
+    undone(tmp_path / "back")
+    text = report(one, tmp_path / "back").stdout
+    assert text.count("Ensemble both: top-1 75.00 %") == 2, "the recipe of one is not that which its stages have now"
+
+
+# -- runs of two versions
+
+
+def test_a_field_that_a_snapshot_is_too_old_for_has_its_default(tmp_path: Path) -> None:
+    old, new, other = (tmp_path / name for name in ("old", "new", "other"))
+    whole(Story(old, 1))
+    whole(Story(new, 2, solver__label_smoothing="0.0", solver__knot="[]", solver__decay_from="STAGE_START"))
+    whole(Story(other, 3, solver__label_smoothing="0.1"))
+    assert [row["field"] for row in rows(old, new, "--diff") if row["kind"] == "recipe"] == ["seed"]
+    assert {row["runs"] for row in rows(old, new, "--by", "seed")} == {"old, new"}
+    (row,) = [row for row in rows(old, new, other, "--diff") if row["field"] == "label_smoothing"]
+    assert [row[name] for name in ("old", "new", "other")] == ["0.0", "0.0", "0.1"]
+    assert {row["runs"] for row in rows(old, new, other, "--by", "seed")} == {"old, new", "other"}
+
+
+def test_where_a_stage_starts_is_one_difference(tmp_path: Path) -> None:
+    whole(Story(tmp_path / "one"))
+    story = Story(tmp_path / "two").begin()
+    trunk(story)
+    trained(story, "cut", "main", 6, 0.4)
+    found = [row for row in rows(tmp_path / "one", tmp_path / "two", "--diff") if row["stages"] == "cut"]
+    assert [(row["field"], row["one"], row["two"]) for row in found if row["kind"] == "recipe"] == [
+        ("from", "main@3", "main")
+    ]
+
+
+# -- branches and pieces
+
+
+def test_a_branch_snapshot_that_is_lost_makes_no_stage_another(tmp_path: Path) -> None:
+    story = whole(Story(tmp_path / "out"))
+    shutil.rmtree(story.out / "snapshots" / "main-00000003-a0001")
+    assert {row["state"] for row in rows(story.out)} == {"done"}
+    # It comes back as a piece, with the same bits, and then with others.
+    story.begin()
+    story.life = 2
+    story.snapshot("main", 3, None, "half11")
+    assert {row["state"] for row in rows(story.out)} == {"done"}
+    shutil.rmtree(story.out / "snapshots" / "main-00000003-a0002")
+    story.snapshot("main", 3, None, "other bits")
+    assert {row["stage"]: row["state"] for row in rows(story.out)}["cut"] == "done, from an earlier main"
+    assert [row["state"] for row in rows(story.out)].count("done") == 3
+
+
+def test_a_trunk_begun_anew_leaves_its_branches_behind(tmp_path: Path) -> None:
+    story = whole(Story(tmp_path / "out"))
+    story.begin()
+    story.start("main", None)
+    story.train("main", 1, 2, 0)
+    states = {row["stage"]: row["state"] for row in rows(story.out)}
+    assert {states[name] for name in ("a", "b", "cut")} == {"done, from an earlier main"}
+
+
+def test_the_lead_says_what_is_of_an_earlier_parent(tmp_path: Path) -> None:
+    story = whole(Story(tmp_path / "out"))
+    assert "Ensemble both: top-1 75.00 %" in report(story.out).stdout
+    story.life, story.recipe = 2, {"in_main": "0.2"}
+    story.begin(ensembles=("both", "three"))
+    trunk(story, 0.55)
+    story.write(RunFinished(trained=True, seconds=1, not_chosen=("a", "b", "cut")))
+    text = report(story.out).stdout
+    assert "Ensemble both of earlier members: top-1 75.00 %" in text and "Ensemble both: " not in text
+    assert (
+        "out is not finished: 4 of 4 stages done, of them a, b, cut from an earlier parent, "
+        "the last run did all it was asked for (not chosen: a, b, cut)."
+    ) in text
+
+
+def test_a_trunk_that_got_longer_leaves_what_began_at_its_old_end_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = whole(Story(tmp_path / "out"))
+    monkeypatch.setitem(STAGES, "main", (8, 0.1))
+    story.begin()
+    trained(story, "main", None, 0, 0.5)
+    assert {row["stage"]: row["state"] for row in rows(story.out)}["a"] == "done, from an earlier main"
+
+
+def test_a_stage_that_is_not_enabled_is_not_gone(tmp_path: Path) -> None:
+    story = whole(Story(tmp_path / "out"))
+    story.begin(["main", "b"], disabled=("a", "never"), ensembles=("both",))
+    story.write(RunFinished(trained=True, seconds=1))
+    states = {row["stage"]: row["state"] for row in rows(story.out)}
+    assert states == {"main": "done", "b": "done", "a": "not enabled", "cut": "no longer in the schedule"}
+    (run,) = rows(story.out, "--by", "run")
+    assert (run["state"], run["end"]) == ("finished", "b")
+    assert rows(story.out, "--by", "ensemble") == []
+
+
+def test_a_piece_is_work_of_its_life_and_done_again(tmp_path: Path) -> None:
+    story = whole(Story(tmp_path / "out"))
+    story.begin()
+    piece(story)
+    trained(story, "cut", "main@3", 3, 0.4)
+    first, second = rows(story.out, "--by", "life")
+    assert (first["iterations"], first["done_again"]) == ("12", "2"), "`cut` was trained again"
+    assert (second["start"], second["iterations"], second["done_again"]) == ("main 0 again", "5", "3")
+    assert float(second["images_per_second"]) == pytest.approx(5 * 25 / (3 * 2 + 2))
+    assert sum(int(row["iterations"]) - int(row["done_again"]) for row in (first, second)) == 6 + 2 + 2 + 2
+    assert {row["stage"]: row["iterations"] for row in rows(story.out)}["main"] == "6"
+    assert "by which a branch got the snapshot that it starts from once more" in report(story.out).stdout
+
+
+def test_a_stage_has_the_environment_of_its_end_and_not_of_a_piece(tmp_path: Path) -> None:
+    one, two = whole(Story(tmp_path / "one")), whole(Story(tmp_path / "two"))
+    shutil.rmtree(one.out / "snapshots" / "main-00000003-a0001")
+    one.begin()
+    one.workers, one.recipe = 4, {"now_torch": "3.0"}
+    one.snapshot("main", 3, None, "half11")
+    assert rows(one.out, two.out, "--diff") == []
+
+
+def test_a_trunk_goes_on_by_epochs_with_the_one_that_starts_at_its_end(tmp_path: Path) -> None:
+    story = Story(tmp_path / "out").begin()
+    trunk(story)
+    trained(story, "a", "main", 6, 0.6)
+    trained(story, "cut", "main@3", 3, 0.4)
+    found = [(row["epoch"], row["stage"]) for row in rows(story.out, "--by", "epoch")]
+    assert found == [("1", "main"), ("2", "main, a"), ("1", "cut"), ("2", "cut")]
+
+
+# -- status of a piece under way
+
+
+def under_way(story: Story) -> Iterator[None]:
+    whole(story)
+    story.begin(["main", "a", "b", "cut"])
+    piece(story, 0, 200)
+    yield
+    for i in range(1, 121):
+        story.clock += 1
+        line = Retraced(
+            stage="main", iter=i, until=200, lr=0.1, loss=i / 100, images=25, seconds=9.0 if i < 61 else 2.0
+        )
+        story.write(line)
+    yield
+    story.write(
+        StageStarted(
+            stage="cut", number=4, iter=0, max_iter=2, start="main-00000003-a0002", batch_size=25, device_batch_size=5
+        )
+    )
+    yield
+
+
+def test_status_reads_no_more_of_a_piece_than_of_a_stage(tmp_path: Path) -> None:
+    story = Story(tmp_path / "out")
+    steps = under_way(story)
+    next(steps)
+    progress = look(Target(story.out), 0.0).progress
+    assert progress is not None and progress.line == "main again, for cut  0/200" and progress.lr is None
+    next(steps)
+    life = read_last_life(story.out / "log.jsonl")
+    assert life is not None and [e.iter for e in life.retraced] == list(range(71, 121)) and life.window == ()
+    assert not list(life.of(Retraced)) and life.last is not None and isinstance(life.last[1], Retraced)
+    status = look(Target(story.out), 0.0)
+    assert status.last_event == "Retraced" and status.progress is not None
+    assert (status.progress.stage, status.progress.iter, status.progress.loss) == ("main", 120, 1.2)
+    assert (status.progress.number, status.progress.stages) == (1, 4)
+    assert (status.progress.iterations_left, status.progress.seconds_left_in_stage) == (202 - 120, 80 * 2.0)
+    next(steps)
+    life = read_last_life(story.out / "log.jsonl")
+    assert life is not None and life.retraced == ()
+    status = look(Target(story.out), 0.0)
+    assert status.progress is not None and status.progress.stage == "cut"

@@ -1,0 +1,237 @@
+"""CIFAR's binary version and IDX pairs: the right pixels under the right labels, and nothing pickled."""
+
+import gzip
+import io
+import pickle
+import tarfile
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stagerun.base.errors import DataError, StagerunError, UsageError
+from stagerun.tools.data.sources import Pixels, Source, SourceOptions, open_source
+from stagerun.tools.data.sources.idx import read_idx
+
+NONE, TEST = SourceOptions(), SourceOptions(split="test")
+CHANCE = np.random.default_rng(5)
+TEN = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
+
+
+def rows(n: int, label_bytes: int, labels: list[int]) -> tuple[bytes, np.ndarray]:
+    """(a binary file, its pictures as [n, 32, 32, R G B])."""
+    pictures = CHANCE.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8)
+    out = b""
+    for i, picture in enumerate(pictures):
+        out += bytes([77, labels[i]][-label_bytes:]) + picture.transpose(2, 0, 1).tobytes()
+    return out, pictures
+
+
+def ten(folder: Path) -> dict[str, np.ndarray]:
+    folder.mkdir(parents=True)
+    pictures = {}
+    for k, name in enumerate(TEN):
+        data, pictures[name] = rows(3, 1, [k, 9, 0])
+        (folder / name).write_bytes(data)
+    (folder / "batches.meta.txt").write_text("\n".join(f"class{i}" for i in range(10)) + "\n\n")
+    return pictures
+
+
+def packed(folder: Path, path: Path, mode: str = "w:gz") -> str:
+    with tarfile.open(path, mode) as archive:
+        archive.add(folder, folder.name)
+    return str(path)
+
+
+def pixels(source: Source, i: int) -> np.ndarray:
+    found = source.read(i)
+    assert isinstance(found, Pixels) and found.array.dtype == np.uint8 and found.array.flags.c_contiguous
+    return found.array
+
+
+def refused(path: Path | str, kind: type[StagerunError] = DataError, **options: str) -> str:
+    with pytest.raises(kind) as error:
+        open_source(str(path), SourceOptions(**options))
+    assert str(path) in error.value.message and error.value.hint
+    return error.value.render()
+
+
+def test_cifar10_from_its_folder_the_folder_above_and_the_archive(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "cifar-10-batches-bin"
+    pictures = ten(folder)
+    archive, plain = packed(folder, tmp_path / "c.tar.gz"), packed(folder, tmp_path / "c.tar", "w")
+    signatures = set()
+    for path, options in (
+        (folder, NONE),
+        (folder.parent, NONE),
+        (archive, NONE),
+        (plain, SourceOptions(format="cifar")),
+    ):
+        source = open_source(str(path), options)
+        assert source.kind == "cifar" and len(source) == 15 and source.classes[9] == "class9"
+        assert [source.item(i).label for i in range(15)] == [0, 9, 0, 1, 9, 0, 2, 9, 0, 3, 9, 0, 4, 9, 0]
+        assert source.item(7).name == "data_batch_3/00001"
+        np.testing.assert_array_equal(pixels(source, 7), pictures["data_batch_3.bin"][1][:, :, ::-1])
+        signatures.add(source.signature)
+    assert len(signatures) == 1
+    for split in ("test", "val"):
+        source = open_source(archive, SourceOptions(split=split))
+        assert [source.item(i).label for i in range(3)] == [5, 9, 0] and len(source) == 3
+
+
+def test_cifar100_has_the_fine_labels(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-100-binary"
+    folder.mkdir()
+    data, pictures = rows(2, 2, [99, 4])
+    (folder / "train.bin").write_bytes(data)
+    (folder / "fine_label_names.txt").write_text("\n".join(f"c{i}" for i in range(100)))
+    for path in (str(folder), packed(folder, tmp_path / "c.tar.gz")):
+        source = open_source(path, NONE)
+        assert [source.item(i).label for i in range(2)] == [99, 4] and source.classes[99] == "c99"
+        assert source.item(1).name == "train/00001"
+        np.testing.assert_array_equal(pixels(source, 0), pictures[0][:, :, ::-1])
+        assert "test.bin missing" in refused(path, split="test")
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (pytest.fail, ("a pickle was read",))
+
+
+@pytest.mark.parametrize("name", ["cifar-10-batches-py", "cifar-100-python"])
+def test_the_python_version_is_refused_and_not_unpickled(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    for file in ("data_batch_1", "test_batch", "batches.meta") if "10-" in name else ("train", "test", "meta"):
+        (folder / file).write_bytes(pickle.dumps(Bomb()))
+    assert "pickled" in refused(packed(folder, tmp_path / "c.tar.gz"), UsageError)
+    assert "binary version" in refused(folder, UsageError)
+    assert "pickled" in refused(tmp_path, UsageError)
+
+
+def test_damaged_cifar(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-10-batches-bin"
+    ten(folder)
+    archive = Path(packed(folder, tmp_path / "c.tar.gz"))
+    archive.write_bytes(archive.read_bytes()[:-3000])
+    assert "can't be unpacked" in refused(archive)
+    (folder / "data_batch_2.bin").write_bytes((folder / "data_batch_2.bin").read_bytes()[:-1])
+    assert "not a whole number of rows of 3073" in refused(folder)
+    (folder / "data_batch_2.bin").write_bytes(b"\x0b" + bytes(3072))
+    assert "picture 3 has label 11" in refused(folder)
+    (folder / "data_batch_2.bin").unlink()
+    assert "data_batch_2.bin missing" in refused(folder)
+    ten(tmp_path / "x" / "cifar-10-batches-bin")
+    (tmp_path / "x" / "cifar-10-batches-bin" / "batches.meta.txt").write_text("cat\n")
+    assert "1 names, not 10" in refused(tmp_path / "x" / "cifar-10-batches-bin")
+
+
+def test_a_gzipped_tar_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.jpg").write_bytes(b"x" * 1000)
+    assert "can't be read in place" in refused(packed(tmp_path / "a", tmp_path / "x.tar.gz"))
+
+
+# IDX
+
+
+def idx(array: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape) + array.tobytes()
+
+
+PICTURES = CHANCE.integers(0, 256, (12, 5, 7), dtype=np.uint8)
+LABELS = np.arange(12, dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    "images, labels",
+    [
+        ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+        ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"),
+        ("train-images.idx3-ubyte", "train-labels.idx1-ubyte.gz"),
+        ("emnist-letters-train-images-idx3-ubyte.gz", "emnist-letters-train-labels-idx1-ubyte"),
+    ],
+)
+def test_a_pair_is_found_by_name(tmp_path: Path, images: str, labels: str) -> None:
+    for name, array in ((images, PICTURES), (labels, LABELS)):
+        (tmp_path / name).write_bytes(gzip.compress(idx(array)) if name.endswith(".gz") else idx(array))
+    for path in (tmp_path, tmp_path / images):
+        source = open_source(str(path), NONE)
+        assert source.kind == "idx" and len(source) == 12 and source.classes == ()
+        assert source.item(7).label == 7 and source.item(7).name == images.removesuffix(".gz") + "/00007"
+        np.testing.assert_array_equal(pixels(source, 7), PICTURES[7][:, :, None])
+    assert "t10k-images-idx3-ubyte" in refused(tmp_path, split="test")
+
+
+def test_the_test_split_is_t10k(tmp_path: Path) -> None:
+    for split, n in (("train", 3), ("t10k", 2)):
+        (tmp_path / f"{split}-images-idx3-ubyte").write_bytes(idx(PICTURES[:n]))
+        (tmp_path / f"{split}-labels-idx1-ubyte").write_bytes(idx(LABELS[:n]))
+    assert [len(open_source(str(tmp_path), SourceOptions(split=s))) for s in ("train", "val", "test")] == [3, 2, 2]
+    with pytest.raises(UsageError, match=r"--split test means nothing here: .* is one file"):
+        open_source(str(tmp_path / "train-images-idx3-ubyte"), SourceOptions(split="test"))
+
+
+def test_a_pair_whose_names_do_not_match(tmp_path: Path) -> None:
+    images, labels = tmp_path / "pictures", tmp_path / "classes.gz"
+    images.write_bytes(idx(PICTURES))
+    labels.write_bytes(gzip.compress(idx(LABELS)))
+    assert "--labels" in refused(images)
+    assert len(open_source(str(images), SourceOptions(labels=str(labels)))) == 12
+    assert "which are not pictures" in refused(labels)
+    labels.write_bytes(gzip.compress(idx(LABELS[:5])))
+    assert "not images and their labels" in refused(images, labels=str(labels))
+
+
+def test_several_sets_in_a_folder_are_not_chosen_among(tmp_path: Path) -> None:
+    for name in ("emnist-letters", "emnist-digits"):
+        (tmp_path / f"{name}-train-images-idx3-ubyte").write_bytes(idx(PICTURES))
+    assert "several sets" in refused(tmp_path, UsageError)
+
+
+@pytest.mark.parametrize(
+    "data, words",
+    [
+        (bytes([0, 0, 8, 3]) + b"\xff" * 12, "more than 4 GiB"),
+        (bytes([0, 0, 8, 200]) + b"\xff" * 800, "200 dimensions"),
+        (bytes([0, 0, 8, 4]) + b"\0\0\0\1" * 4 + b"x", "4 dimensions"),
+        (bytes([0, 0, 8, 3]) + b"\0\0\0\0" + b"\xff" * 8, "there is nothing in it"),
+        (bytes([0, 0, 8, 3]) + b"\0\0\0\1" * 2, "ends within its header"),
+    ],
+)
+def test_an_idx_header_that_can_not_be(tmp_path: Path, data: bytes, words: str) -> None:
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(LABELS))
+    path = tmp_path / "train-images-idx3-ubyte"
+    for content in (data, gzip.compress(data)):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=words):
+            read_idx(str(path))
+        assert words in refused(path, format="idx")
+
+
+def test_a_small_gzip_that_would_fill_the_memory_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    head = idx(np.zeros((1, 64, 64), np.uint8))[:16]
+    path.write_bytes(gzip.compress(head[:4] + (1 << 20).to_bytes(4, "big") + head[8:]))
+    with pytest.raises(DataError, match="more than 1 GiB") as error:
+        read_idx(str(path))
+    assert "gunzip" in error.value.hint
+    path.write_bytes(gzip.compress(head[:4] + (1 << 18).to_bytes(4, "big") + head[8:]))
+    tracemalloc.start()
+    with pytest.raises(DataError, match="its length is another"):
+        read_idx(str(path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 25, "memory is taken for what is there"
+
+
+def test_a_gzip_bomb_is_only_unpacked_as_far_as_its_header_says(tmp_path: Path) -> None:
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    out = io.BytesIO()
+    with gzip.open(out, "wb", compresslevel=1) as stream:
+        stream.write(idx(PICTURES))
+        stream.write(bytes(1 << 24))
+    path.write_bytes(out.getvalue())
+    with pytest.raises(DataError, match="its length is another"):
+        read_idx(str(path))

@@ -1,0 +1,332 @@
+"""TFRecord shards and RecordIO files, made by hand after their published formats: read, and refused where they are damaged."""
+
+import resource
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stagerun.base.errors import DataError, RecipeError, StagerunError, UsageError
+from stagerun.language.proto import tfexample_pb2
+from stagerun.tools.data.sources import Source, SourceOptions, items, open_source
+from stagerun.tools.data.sources.recordio import MAGIC
+from stagerun.tools.data.sources.tfrecord import crc32c, masked_crc
+
+NONE = SourceOptions()
+
+
+def everything(source: Source) -> list[tuple[str, int, bytes]]:
+    found = []
+    for i in range(len(source)):
+        item, data = source.item(i), source.read(i)
+        assert isinstance(data, bytes)
+        found.append((item.name, item.label, data))
+    return found
+
+
+def refused(path: Path | str, kind: type[StagerunError] = DataError, **options: str) -> str:
+    with pytest.raises(kind) as error:
+        open_source(str(path), SourceOptions(**options))
+    assert error.value.render().count("hint: ") >= 1
+    return error.value.render()
+
+
+# TFRecord
+
+
+def test_the_checksum_is_crc32c() -> None:
+    # RFC 3720, B.4
+    assert crc32c(bytes(32)) == 0x8A9136AA and crc32c(b"\xff" * 32) == 0x62A8AB43
+    assert crc32c(bytes(range(32))) == 0x46DD794E and crc32c(bytes(range(31, -1, -1))) == 0x113FDB5C
+    assert masked_crc(bytes(32)) == ((0x8A9136AA >> 15 | 0x8A9136AA << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@settings(max_examples=50)
+@given(st.binary(max_size=700), st.integers(0, 3))
+def test_the_checksum_by_rows_is_the_one_by_bytes(data: bytes, times: int) -> None:
+    data *= 1 << times
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    assert crc32c(data) == crc ^ 0xFFFFFFFF
+
+
+def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "x.tfrecord"
+    whole = record(example(image__encoded=bytes(5000), image__class__label=3))
+    for at in (500, 4000, len(whole) - 1):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        source = open_source(str(path), NONE)
+        assert source.item(0).label == 3
+        with pytest.raises(DataError, match="record 0 at byte 12: its data have a wrong checksum"):
+            source.read(0)
+
+
+def record(data: bytes) -> bytes:
+    length = struct.pack("<Q", len(data))
+    return length + struct.pack("<I", masked_crc(length)) + data + struct.pack("<I", masked_crc(data))
+
+
+def example(**features: bytes | int | list[int]) -> bytes:
+    """`image__encoded=...` is the key image/encoded."""
+    message = tfexample_pb2.Example()
+    for name, value in features.items():
+        feature = message.features.feature[name.replace("__", "/")]
+        if isinstance(value, bytes):
+            feature.bytes_list.value.append(value)
+        else:
+            feature.int64_list.value.extend(value if isinstance(value, list) else [value])
+    return message.SerializeToString(deterministic=True)  # of a map: tests are named by it
+
+
+def imagenet(i: int, synset: bytes = b"n01440764") -> bytes:
+    return example(
+        image__encoded=b"jpeg %d" % i,
+        image__class__label=i + 1,
+        image__class__synset=synset,
+        image__filename=synset + b"_%d.JPEG" % i,
+        image__height=3,
+        image__format=b"JPEG",
+    )
+
+
+def shards(folder: Path, split: str = "train", n: int = 3, each: int = 2) -> Path:
+    folder.mkdir(exist_ok=True)
+    for shard in range(n):
+        data = b"".join(record(imagenet(shard * each + i)) for i in range(each))
+        (folder / f"{split}-{shard:05d}-of-{n:05d}").write_bytes(data)
+    return folder
+
+
+def test_imagenets_shards_in_their_order_with_labels_from_1(tmp_path: Path) -> None:
+    folder = shards(tmp_path / "tf")
+    shards(folder, "validation", 2, 1)
+    expected = [(f"n01440764/n01440764_{i}.JPEG", i, b"jpeg %d" % i) for i in range(6)]
+    for path in (str(folder), f"{folder}/train-*"):
+        source = open_source(path, NONE)
+        assert source.kind == "tfrecord" and source.classes == () and everything(source) == expected
+    assert everything(open_source(str(folder), SourceOptions(split="val"))) == expected[:2]
+    assert everything(open_source(f"{folder}/train-00001-of-00003", SourceOptions(format="tfrecord"))) != []
+    assert "no shards of the split `test`" in refused(folder, split="test")
+
+
+def test_a_split_is_refused_where_there_is_only_one(tmp_path: Path) -> None:
+    """It would be taken for what it isn't: one file, a pattern, or shards whose names don't say."""
+    folder = shards(tmp_path / "tf")
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "flowers.tfrecord").write_bytes(record(imagenet(1)))
+    for path in (f"{folder}/train-00000-of-00003", f"{folder}/train-*", str(plain)):
+        assert len(open_source(path, SourceOptions(format="tfrecord"))) >= 1
+        with pytest.raises(UsageError, match="--split val means nothing here"):
+            open_source(path, SourceOptions(format="tfrecord", split="val"))
+
+
+def test_without_synsets_labels_count_from_0(tmp_path: Path) -> None:
+    path = tmp_path / "flowers.tfrecord"
+    path.write_bytes(record(example(image__encoded=b"a", image__class__label=0)))
+    assert everything(open_source(str(path), NONE)) == [("flowers.tfrecord/000000", 0, b"a")]
+    assert everything(open_source(str(tmp_path), NONE)) == [("flowers.tfrecord/000000", 0, b"a")]
+
+
+def test_missing_shards_are_named(tmp_path: Path) -> None:
+    folder = shards(tmp_path / "tf", n=4)
+    (folder / "train-00002-of-00004").unlink()
+    text = refused(folder)
+    assert "1 of the 4 shards of train" in text and "train-00002-of-00004" in text
+    assert "no shards" in refused(tmp_path / "nowhere-*")
+
+
+@pytest.mark.parametrize(
+    "data, words",
+    [
+        (example(image__class__label=1), "no `image/encoded`; it holds image/class/label"),
+        (example(image=b"x", label=1), "no `image/class/label`; it holds image, label"),
+        (example(image__encoded=b"x", image__class__label=[1, 2]), "holds 2 integers"),
+        (example(image__encoded=b"x", image__class__label=b"1"), "holds 0 integers"),
+        (example(image__encoded=b"x", image__class__label=0, image__class__synset=b"n"), "`image/class/label` is 0"),
+        (example(image__encoded=b"x", image__class__label=-1), "`image/class/label` is -1"),
+        (b"\x0a\xff\xff", "not a tf.train.Example"),
+        (b"", "it holds nothing"),
+    ],
+)
+def test_a_record_of_another_kind_is_one_bad_image_with_its_place(tmp_path: Path, data: bytes, words: str) -> None:
+    path = tmp_path / "x.tfrecord"
+    path.write_bytes(record(imagenet(0)) + record(data))
+    source = open_source(str(path), NONE)
+    with pytest.raises(DataError) as error:
+        source.item(1), source.read(1)
+    assert words in error.value.message and f"{path}: record 1 at byte " in error.value.message
+    assert source.item(0).label == 0
+
+
+def test_damaged_shards_say_where(tmp_path: Path) -> None:
+    good = record(imagenet(0))
+    cases = {
+        "goes on": (good + record(imagenet(1))[:-5], f"the record at byte {len(good)} has"),
+        "within the length": (good + record(b"x")[:7], f"the record at byte {len(good)}"),
+        "a wrong length": (good + b"\1" + record(imagenet(1))[1:], f"no record at byte {len(good)}"),
+        "a huge length": (
+            good + struct.pack("<Q", 1 << 62) + struct.pack("<I", masked_crc(struct.pack("<Q", 1 << 62))),
+            "but the file ends at",
+        ),
+        "nothing": (b"", "no records"),
+        "gzip": (b"\x1f\x8b" + bytes(30), "gzipped TFRecords"),
+    }
+    for name, (data, words) in cases.items():
+        path = tmp_path / "x.tfrecord"
+        path.write_bytes(data)
+        text = refused(path, format="tfrecord")
+        assert words in text and str(path) in text, name
+
+
+@pytest.mark.parametrize("may_be_raised", [True, False])
+def test_more_shards_than_a_process_may_have_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_be_raised: bool
+) -> None:
+    folder = shards(tmp_path / "tf", n=200, each=2)
+    opened, whole = [0], items.regular
+
+    def counted(path: str, flags: int) -> int:
+        opened[0] += 1
+        return whole(path, flags)
+
+    monkeypatch.setattr(items, "regular", counted)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (150, before[1]))
+    if not may_be_raised:
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (150, 150))
+    try:
+        source = open_source(str(folder), NONE)
+        assert len(everything(source)) == 400
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert opened[0] == (200 if may_be_raised else 800), "each once; or once more, and for each image"
+
+
+def test_a_record_is_read_once_for_its_name_and_its_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = open_source(str(shards(tmp_path / "tf")), NONE)
+    reads: list[int] = []
+    whole = items.Archive.read
+
+    def counted(self: items.Archive, at: int, length: int, what: str = "") -> bytes:
+        reads.append(at)
+        return whole(self, at, length, what)
+
+    monkeypatch.setattr(items.Archive, "read", counted)
+    found = everything(source)
+    assert len(reads) == len(found) == 6
+    with ThreadPoolExecutor(3) as pool:  # each thread has its own
+        assert [data for one in pool.map(lambda _: everything(source), range(9)) for data in one] == found * 9
+
+
+# RecordIO
+
+
+def part(kind: int, data: bytes) -> bytes:
+    return MAGIC + struct.pack("<I", kind << 29 | len(data)) + data + bytes(-len(data) % 4)
+
+
+def packed(data: bytes) -> bytes:
+    """A record as dmlc's writer makes it: cut where the magic number stands at a multiple of 4."""
+    cuts = [at for at in range(0, len(data) - 3, 4) if data[at : at + 4] == MAGIC]
+    edges = [0, *(at + 4 for at in cuts)]
+    pieces = [data[a:b] for a, b in zip(edges, [*cuts, len(data)], strict=True)]
+    if len(pieces) == 1:
+        return part(0, data)
+    return b"".join(part(1 if i == 0 else 3 if i == len(pieces) - 1 else 2, p) for i, p in enumerate(pieces))
+
+
+def image(label: float, number: int, body: bytes, flag: int = 0) -> bytes:
+    return struct.pack("<IfQQ", flag, label, number, 0) + body
+
+
+BODIES = [b"jpeg", b"", b"12" + MAGIC + b"x", MAGIC * 3, b"abcd" + MAGIC, b"abcd" + MAGIC + b"odd", b"q" * 1001]
+
+
+def rec(folder: Path, idx: bool = True, lst: bool = True) -> Path:
+    data, offsets = b"", []
+    for i, body in enumerate(BODIES):
+        offsets.append(len(data))
+        data += packed(image(float(i % 3), 100 + i, body))
+    (folder / "x.rec").write_bytes(data)
+    if idx:
+        (folder / "x.idx").write_text("".join(f"{100 + i}\t{at}\n" for i, at in enumerate(offsets)))
+    if lst:
+        (folder / "x.lst").write_text("".join(f"{100 + i}\t{i % 3}.000000\tdir {i}/{i}.jpg\n" for i in range(9)))
+    return folder / "x.rec"
+
+
+def test_recordio_with_its_list(tmp_path: Path) -> None:
+    source = open_source(str(rec(tmp_path)), NONE)
+    assert source.kind == "recordio" and source.classes == ()
+    assert everything(source) == [(f"dir {i}/{i}.jpg", i % 3, body) for i, body in enumerate(BODIES)]
+
+
+def test_recordio_alone_is_named_by_its_ids(tmp_path: Path) -> None:
+    source = open_source(str(rec(tmp_path, idx=False, lst=False)), NONE)
+    assert everything(source) == [(f"x/{100 + i:08d}", i % 3, body) for i, body in enumerate(BODIES)]
+
+
+def test_a_header_across_two_parts(tmp_path: Path) -> None:
+    number = struct.unpack("<Q", MAGIC + bytes(4))[0]  # an id in which the magic number stands, at a multiple of 4
+    (tmp_path / "x.rec").write_bytes(packed(image(2.0, number, b"body")))
+    assert everything(open_source(str(tmp_path / "x.rec"), NONE)) == [(f"x/{number:08d}", 2, b"body")]
+
+
+def test_one_label_in_a_list_of_one(tmp_path: Path) -> None:
+    (tmp_path / "x.rec").write_bytes(packed(image(0.0, 1, struct.pack("<f", 7.0) + b"body", flag=1)))
+    assert everything(open_source(str(tmp_path / "x.rec"), NONE)) == [("x/00000001", 7, b"body")]
+
+
+WHOLE = packed(image(1.0, 0, b"x" * 50))
+BROKEN = {
+    "several labels": (
+        WHOLE + packed(image(0.0, 1, bytes(12), flag=3)),
+        f"the record at byte {len(WHOLE)} has 3 labels",
+    ),
+    "half a label": (packed(image(1.5, 1, b"x")), "has the label 1.5"),
+    "no number": (packed(image(float("nan"), 1, b"x")), "has the label nan"),
+    "a negative label": (packed(image(-1.0, 1, b"x")), "has the label -1"),
+    "infinite": (packed(image(float("inf"), 1, b"x")), "has the label inf"),
+    "too short": (packed(b"short"), "too short"),
+    "no magic": (WHOLE + bytes(40), f"no record at byte {len(WHOLE)}"),
+    "cut off": (WHOLE + WHOLE[:-8], f"the record at byte {len(WHOLE)} goes to {2 * len(WHOLE)}"),
+    "cut off in the head": (WHOLE + WHOLE[:5], f"the record at byte {len(WHOLE)}"),
+    "no last part": (part(1, image(1.0, 0, b"x")) + WHOLE, "don't make up a record"),
+    "no first part": (part(3, image(1.0, 0, b"x")), "don't make up a record"),
+    "an unknown part": (part(5, image(1.0, 0, b"x")), "don't make up a record"),
+    "a part that ends the file": (part(1, image(1.0, 0, b"x")), "bytes"),
+    "empty": (b"", "no records"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_recordio_says_where(tmp_path: Path, case: str) -> None:
+    data, words = BROKEN[case]
+    (tmp_path / "x.rec").write_bytes(data)
+    text = refused(tmp_path / "x.rec", format="recordio")
+    assert words in text and str(tmp_path / "x.rec") in text
+
+
+def test_the_index_tells_of_a_file_cut_between_two_records(tmp_path: Path) -> None:
+    path = rec(tmp_path)
+    last = int((tmp_path / "x.idx").read_text().split()[-1])
+    path.write_bytes(path.read_bytes()[:last])
+    text = refused(path)
+    assert f"{path} holds 6 records" in text and "names 7 places" in text
+    (tmp_path / "x.idx").write_text("1\t0\nnonsense\n")
+    assert f"{tmp_path / 'x.idx'}:2:1: not a line of an index" in refused(path, RecipeError)
+
+
+def test_a_list_of_another_file(tmp_path: Path) -> None:
+    path = rec(tmp_path)
+    (tmp_path / "x.lst").write_text("1\t0\ta.jpg\n")
+    assert "no line with the index 100" in refused(path)
+    (tmp_path / "x.lst").write_text("a.jpg 1\n")
+    assert f"{tmp_path / 'x.lst'}:1:1: not a line of a .lst" in refused(path, RecipeError)

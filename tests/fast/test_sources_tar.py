@@ -1,0 +1,288 @@
+"""ImageNet's archives and others, read in place; the ground truth in its several forms; and tars that lie."""
+
+import io
+import os
+import tarfile
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from stagerun.base.errors import DataError, RecipeError, StagerunError, UsageError
+from stagerun.tools.data.sources import Source, SourceOptions, open_source
+from stagerun.tools.data.sources.tar import members
+
+NONE = SourceOptions()
+
+
+def tar(*files: tuple[str, bytes] | tarfile.TarInfo, format: int = tarfile.GNU_FORMAT) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=format) as archive:
+        for file in files:
+            if isinstance(file, tarfile.TarInfo):
+                archive.addfile(file)
+                continue
+            info = tarfile.TarInfo(file[0])
+            info.size = len(file[1])
+            archive.addfile(info, io.BytesIO(file[1]))
+    return out.getvalue()
+
+
+def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+def put(path: Path, data: bytes | str) -> str:
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return str(path)
+
+
+def everything(source: Source) -> list[tuple[str, int, bytes]]:
+    found = []
+    for i in range(len(source)):
+        item, data = source.item(i), source.read(i)
+        assert isinstance(data, bytes)
+        found.append((item.name, item.label, data))
+    return found
+
+
+def refused(path: str, kind: type[StagerunError] = DataError, **options: str) -> str:
+    with pytest.raises(kind) as error:
+        open_source(path, SourceOptions(**options))
+    return error.value.render()
+
+
+SYNSETS = ("n00000001", "n00000002", "n00000003")
+
+
+def train(tmp_path: Path) -> str:
+    inner = [
+        (f"{s}.tar", tar(*((f"{s}_{i}.JPEG", f"{s}{i}".encode() * 300) for i in (10, 2)))) for s in reversed(SYNSETS)
+    ]
+    return put(tmp_path / "ILSVRC2012_img_train.tar", tar(*inner))
+
+
+def test_imagenets_train_is_a_tar_of_tars_with_sorted_synsets_as_labels(tmp_path: Path) -> None:
+    source = open_source(train(tmp_path), NONE)
+    assert source.kind == "imagenet" and source.classes == SYNSETS
+    assert everything(source) == [
+        (f"{s}/{s}_{i}.JPEG", label, f"{s}{i}".encode() * 300) for label, s in enumerate(SYNSETS) for i in (10, 2)
+    ]
+
+
+def test_a_synsets_file_gives_the_labels_and_their_names(tmp_path: Path) -> None:
+    words = put(tmp_path / "synset_words.txt", "n00000002 9 iron\nn00000009 none here\nn00000001 x\nn00000003 y, z\n")
+    source = open_source(train(tmp_path), SourceOptions(synsets=words))
+    assert [label for _, label, _ in everything(source)] == [2, 2, 0, 0, 3, 3]
+    assert source.classes[0] == "n00000002 9 iron" and len(source.classes) == 4
+    short = put(tmp_path / "short.txt", "n00000002\n")
+    assert "the class n00000001 is not in" in refused(train(tmp_path), synsets=short)
+    bad = put(tmp_path / "bad.txt", "n00000001\nnope\nn00000001\n")
+    assert (text := refused(train(tmp_path), RecipeError, synsets=bad)).count("bad.txt:") == 2 and ":3:1" in text
+
+
+def val(tmp_path: Path, top: str = "") -> str:
+    files = [(f"{top}ILSVRC2012_val_0000000{i}.JPEG", b"%d" % i) for i in (3, 1, 4, 2)]
+    return put(tmp_path / "ILSVRC2012_img_val.tar", tar(*files))
+
+
+IDS = "n00000002 1 kit_fox\nn00000001 3 setter\nn00000003 2 husky\n"
+TRUTHS = {
+    "name and synset": (
+        "ILSVRC2012_val_00000002.JPEG n00000003\nILSVRC2012_val_00000001.JPEG n00000002\n"
+        "ILSVRC2012_val_00000003.JPEG n00000001\nILSVRC2012_val_00000004.JPEG n00000003\n"
+    ),
+    "name and label": (
+        "val/ILSVRC2012_val_00000001.JPEG 1\nILSVRC2012_val_00000002.JPEG 2\n"
+        "ILSVRC2012_val_00000003.JPEG 0\nILSVRC2012_val_00000004.JPEG 2\n"
+    ),
+    "synsets": "n00000002\nn00000003\nn00000001\nn00000003\n",
+    "labels": "1\n2\n0\n2\n",
+    "Kaggle": (
+        "ImageId,PredictionString\nILSVRC2012_val_00000003,n00000001 1 2 3 4 \n"
+        "ILSVRC2012_val_00000001,n00000002 1 2 3 4 n00000002 5 6 7 8\n"
+        "ILSVRC2012_val_00000004,n00000003 1 2 3 4\nILSVRC2012_val_00000002,n00000003 1 2 3 4\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("top", ["", "./", "val/"])
+@pytest.mark.parametrize("form", TRUTHS)
+def test_every_form_of_ground_truth_says_the_same(tmp_path: Path, form: str, top: str) -> None:
+    truth = put(tmp_path / "truth.txt", TRUTHS[form])
+    source = open_source(val(tmp_path, top), SourceOptions(ground_truth=truth))
+    assert source.kind == "imagenet"
+    assert everything(source) == [
+        (f"ILSVRC2012_val_0000000{i}.JPEG", label, b"%d" % i)
+        for i, label in zip((1, 2, 3, 4), (1, 2, 0, 2), strict=True)
+    ]
+    assert source.classes == (() if "label" in form else SYNSETS)
+
+
+@pytest.mark.parametrize("line", ["{synset} {id} {words}", "{id} {synset} {words}", "{id},{synset},{words}"])
+def test_the_devkits_ids_need_synsets_with_ids(tmp_path: Path, line: str) -> None:
+    truth = put(tmp_path / "ILSVRC2012_validation_ground_truth.txt", "1\n2\n3\n2\n")
+    text = refused(val(tmp_path), ground_truth=truth)
+    assert "count from 1" in text and "meta.mat" in text and "map_clsloc.txt" in text
+    plain = put(tmp_path / "synsets.txt", "n00000001\nn00000002\nn00000003\n")
+    assert "count from 1" in refused(val(tmp_path), ground_truth=truth, synsets=plain)
+    rows = [row.split() for row in IDS.splitlines()]
+    ids = put(tmp_path / "ids.txt", "\n".join(line.format(synset=s, id=i, words=w) for s, i, w in rows))
+    source = open_source(val(tmp_path), SourceOptions(ground_truth=truth, synsets=ids))
+    assert [label for _, label, _ in everything(source)] == [1, 2, 0, 2]
+    assert source.classes == ("n00000001 setter", "n00000002 kit_fox", "n00000003 husky")
+    low = put(tmp_path / "low.txt", "1\n2\n0\n2\n")
+    assert "0 is not among the IDs" in refused(val(tmp_path), ground_truth=low, synsets=ids)
+
+
+def test_a_folder_of_val_with_its_ground_truth(tmp_path: Path) -> None:
+    (tmp_path / "val").mkdir()
+    for i in (2, 1):
+        put(tmp_path / "val" / f"ILSVRC2012_val_0000000{i}.JPEG", b"%d" % i)
+    truth = put(tmp_path / "truth.txt", "n00000007\nn00000002\n")
+    source = open_source(str(tmp_path / "val"), SourceOptions(ground_truth=truth))
+    assert everything(source) == [("ILSVRC2012_val_00000001.JPEG", 1, b"1"), ("ILSVRC2012_val_00000002.JPEG", 0, b"2")]
+    assert "without class folders" in refused(str(tmp_path / "val"))
+
+
+def test_both_archives_in_a_folder_are_told_apart_by_the_split(tmp_path: Path) -> None:
+    train(tmp_path), val(tmp_path)
+    assert len(open_source(str(tmp_path), NONE)) == 6
+    truth = put(tmp_path / "truth.txt", TRUTHS["labels"])
+    assert len(open_source(str(tmp_path), SourceOptions(split="val", ground_truth=truth))) == 4
+    assert "no archive with labels" in refused(str(tmp_path), split="test")
+    assert "is one archive" in refused(train(tmp_path), UsageError, split="val")
+    assert "by class already" in refused(train(tmp_path), UsageError, ground_truth=truth)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("1\n2\n0\n", "3 lines for 4 images"),
+        ("ILSVRC2012_val_00000001.JPEG 1\n", "no label for ILSVRC2012_val_00000002.JPEG and 2 other"),
+        ("", "nothing in it"),
+        ("1\n2\n0\n9\n", "a label 9; they go to 2"),
+        ("n00000001\nn00000001\nn00000001\nn99999999\n", "n99999999 is not among the synsets"),
+    ],
+)
+def test_a_ground_truth_of_another_set(tmp_path: Path, text: str, words: str) -> None:
+    synsets = put(tmp_path / "synsets.txt", "\n".join(SYNSETS))
+    assert words in refused(val(tmp_path), ground_truth=put(tmp_path / "t", text), synsets=synsets)
+
+
+def test_mistakes_in_a_ground_truth_have_places(tmp_path: Path) -> None:
+    truth = put(tmp_path / "t", "a.JPEG 1\na.JPEG 2\nb.JPEG n00000001\n5\nc.JPEG x\n")
+    text = refused(val(tmp_path), RecipeError, ground_truth=truth)
+    assert all(f"{truth}:{place}: " in text for place in ("2:8", "3:8", "4:1", "5:8")) and "4 mistakes" in text
+
+
+def test_val_without_a_ground_truth_says_what_to_give(tmp_path: Path) -> None:
+    assert "--ground-truth" in refused(val(tmp_path))
+
+
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("top", ["", "./", "train/", "./data/"])
+def test_a_tar_of_class_folders(tmp_path: Path, top: str, format: int) -> None:
+    long = "b/" + "deep/" * 15 + "x" * 90 + ".jpg"  # needs ustar's prefix, GNU's long name or pax
+    data = tar(
+        special(top + "b", tarfile.DIRTYPE),
+        *((top + name, name.encode()) for name in (long, "b/2.png", "a/1.jpg", "a/caf\xe9.jpg", "a/._1.jpg", "notes.txt")),
+        format=format,
+    )  # fmt: skip
+    source = open_source(put(tmp_path / "train.tar", data), NONE)
+    assert source.kind == "folder" and source.classes == ("a", "b")
+    assert everything(source) == [
+        (name, label, name.encode())
+        for name, label in (("a/1.jpg", 0), ("a/caf\xe9.jpg", 0), ("b/2.png", 1), (long, 1))
+    ]
+
+
+def raw(name: bytes, size: bytes, kind: bytes = b"0", body: bytes = b"") -> bytes:
+    """A header made by hand, with the right checksum."""
+    header = bytearray(512)
+    header[: len(name)], header[124 : 124 + len(size)], header[156:157], header[257:263] = name, size, kind, b"ustar\0"
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + body + bytes(-len(body) % 512)
+
+
+GOOD = raw(b"a/1.jpg", b"3", body=b"abc")
+HOSTILE = {
+    "dot dot": (tar(("a/1.jpg", b"x"), ("a/../../etc/passwd.jpg", b"x")), "outside of the archive"),
+    "absolute": (tar(("/a/1.jpg", b"x")), "outside of the archive"),
+    "a symbolic link": (tar(("a/1.jpg", b"x"), special("a/2.jpg", tarfile.SYMTYPE, "/etc/passwd")), "is a link or a device"),
+    "a hard link": (tar(("a/1.jpg", b"x"), special("a/2.jpg", tarfile.LNKTYPE, "a/1.jpg")), "is a link or a device"),
+    "a device": (tar(special("a/2.jpg", tarfile.CHRTYPE)), "is a link or a device"),
+    "a negative size": (GOOD + raw(b"a/2.jpg", b"\xff" * 11 + b"\0") + bytes(1024), "not a tar header"),
+    "a negative octal size": (GOOD + raw(b"a/2.jpg", b"-0000001000") + bytes(1024), "not a tar header"),
+    "a huge size": (GOOD + raw(b"a/2.jpg", b"\x80" + b"\0" * 6 + b"\x7f" * 5) + bytes(1024), "but the archive ends at"),
+    "a huge name": (raw(b"x", b"1000000", b"L", b"y" * 0o1000000) + GOOD, "a name of 262144 bytes"),
+    "a thousand long names": ((raw(b"x", b"1", b"L", b"y") * 2000) + bytes(1024), "no images"),
+    "pax that goes nowhere": (raw(b"x", b"10", b"x", b"0 path=a") + GOOD + bytes(1024), "malformed pax"),
+    "pax of a negative size": (raw(b"x", b"14", b"x", b"11 size=-5\n\0") + GOOD + bytes(1024), "malformed pax"),
+    "pax of a huge size": (raw(b"x", b"30", b"x", b"24 size=99999999999999\n\0") + GOOD + bytes(1024), "but the archive ends"),
+    "cut off in a file": (tar(("a/1.jpg", bytes(5000)))[:3000], "`a/1.jpg` has 5000 bytes, but the archive ends at 3000"),
+    "cut off in a header": (tar(("a/1.jpg", b"x"))[:1300], "within a header"),
+    "a damaged header": (GOOD + b"\1" * 512 + GOOD + bytes(1024), "at byte 1024: not a tar header"),
+    "no images": (tar(("readme", b"x")), "no images in it"),
+    "tars and images": (tar(("a.tar", tar(("1.jpg", b"x"))), ("b/1.jpg", b"x")), "both tars and images"),
+    "an image in no class": (tar(("a/1.jpg", b"x"), ("2.jpg", b"x")), "in no class folder"),
+    "train and val": (tar(("train/a/1.jpg", b"x"), ("val/a/2.jpg", b"x")), "which are not classes"),
+    "an inner tar that is none": (tar(("n00000001.tar", b"x" * 600)), "n00000001.tar at byte 512: not a tar header"),
+    "an empty inner tar": (tar(("n00000001.tar", bytes(10240))), "no images"),
+    "zeros where a download went on": (GOOD + bytes((1 << 24) + 512), "download"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_and_broken_tars(tmp_path: Path, case: str) -> None:
+    data, words = HOSTILE[case]
+    path = put(tmp_path / "x.tar", data)
+    text = refused(path, StagerunError, format="imagenet")
+    assert words in text and path in text and "hint: " in text
+
+
+def test_an_inner_tar_cannot_read_beyond_its_end(tmp_path: Path) -> None:
+    inner = GOOD + raw(b"n1_2.JPEG", b"2000")  # says that the image goes on where the next class begins
+    path = put(tmp_path / "x.tar", tar(("n00000001.tar", inner), ("n00000002.tar", bytes(4096))))
+    assert "n00000001.tar at byte 1536: `n1_2.JPEG` has 1024 bytes, but the archive ends at 2048" in refused(path)
+
+
+def test_the_table_of_contents_is_read_by_seeking(tmp_path: Path) -> None:
+    """A 1 GB image is no reason to read a GB."""
+    asked: list[int] = []
+    header = raw(b"a/1.jpg", b"7777777777")
+
+    def read(at: int, length: int) -> bytes:
+        asked.append(length)
+        return (header if at == 0 else bytes(1024))[:length]
+
+    end = 512 + 0o7777777777 // 512 * 512 + 512 + 1024
+    assert [member.size for member in members(read, 0, end, "x")] == [0o7777777777]
+    assert asked == [512, 512]
+
+
+def test_an_archive_that_shrinks_under_us(tmp_path: Path) -> None:
+    path = train(tmp_path)
+    source = open_source(path, NONE)
+    before = source.signature
+    data = Path(path).read_bytes()
+    with open(path, "r+b") as file:
+        file.truncate(3000)
+    with pytest.raises(DataError, match="became shorter"):
+        source.read(len(source) - 1)
+    Path(path).write_bytes(data)
+    os.utime(path, ns=(1, 1))
+    assert open_source(path, NONE).signature != before  # the same bytes, of another time: it may be anything
+
+
+def test_memory_is_that_of_the_names(tmp_path: Path) -> None:
+    files = [(f"{c:03d}/{i:04d}.jpg", b"") for c in range(20) for i in range(250)]
+    path = put(tmp_path / "x.tar", tar(*files))
+    tracemalloc.start()
+    source = open_source(path, NONE)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(source) == 5000 and held < 5000 * 90

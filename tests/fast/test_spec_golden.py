@@ -1,0 +1,47 @@
+"""What is said about wrong files, word for word: tests/golden/spec/NAME.err.
+
+NAME.prototxt is a schedule.prototxt, read beside two good stages `a` and `b`; NAME is a folder where more is needed,
+with arguments of `--set` in a file `set`. `scripts/golden` writes the .err files anew.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from stagerun.base.errors import RecipeError
+from stagerun.language import read
+
+FOLDER = Path(__file__).parents[1] / "golden" / "spec"
+CASES = sorted({p.stem for p in FOLDER.glob("*.prototxt")} | {p.name for p in FOLDER.iterdir() if p.is_dir()})
+GOOD = 'base_lr: 0.1\nlr_policy: "poly"\npower: 2\nmax_epoch: 2.5\n'
+
+
+def said(name: str) -> str:
+    """The rendered mistakes of a case. Fails where there are none."""
+    folder = FOLDER / name
+    if folder.is_dir():
+        texts = {p.name: p.read_bytes() for p in folder.glob("*.prototxt")}
+        changes = (folder / "set").read_text().splitlines() if (folder / "set").exists() else []
+    else:
+        texts = {"schedule.prototxt": (FOLDER / f"{name}.prototxt").read_bytes()}
+        texts |= {"a.prototxt": GOOD.encode(), "b.prototxt": GOOD.encode()}
+        changes = []
+    with pytest.raises(RecipeError) as caught:
+        read(texts, f"/schedules/{name}", changes)
+    return caught.value.render() + "\n"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_message(name: str) -> None:
+    expected = FOLDER / f"{name}.err"
+    assert expected.exists(), f"{expected.name} is missing: run scripts/golden and read it"
+    assert said(name) == expected.read_text(), "run scripts/golden and read the difference"
+
+
+def test_every_expected_text_has_its_case() -> None:
+    assert sorted(p.stem for p in FOLDER.glob("*.err")) == CASES
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        (FOLDER / f"{case}.err").write_text(said(case))

@@ -1,0 +1,218 @@
+"""The parser against google.protobuf.text_format, and its places."""
+
+import time
+
+import pytest
+from google.protobuf import text_format
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stagerun.base.errors import Problems
+from stagerun.language.parse import LARGEST, MOST_MISTAKES, parse
+from stagerun.language.proto import stagerun_pb2
+from stagerun.language.tree import SCHEDULE, SOLVER, Block
+
+WORDS = [
+    *("{", "}", "<", ">", "[", "]", ":", ";", ",", "#x\n", "\n", " ", "-", "$", "=", '"', "'"),
+    *("base_lr", "lr_policy", "max_iter", "stepvalue", "mirror", "precision", "transform_param", "mean_value", "clear"),
+    *("param", "kind", "stage", "name", "solver", "carry", "momentum", "resize_param", "random_resize_param"),
+    *(
+        "0",
+        "1",
+        "-1",
+        "1.5",
+        "1e3",
+        "1e999",
+        "-1e-3",
+        "0x1F",
+        "017",
+        "08",
+        "1f",
+        "1.0f",
+        ".5",
+        "5.",
+        "1_0",
+        "+1",
+        "0b1",
+    ),
+    *("inf", "nan", "-inf", "true", "false", "t", "f", "True", "FP32", "BF16", "NORM", "KEEP", "CUBIC", "9" * 19),
+    *('"a"', "'b'", '"\\n\\x41\\101"', '"é"', '"\\303\\251"', '"\\351"', '"#"', '"a', "x.y", "a-b", "é"),
+]
+
+
+INTEGERS = st.integers(-(2**64), 2**64) | st.integers(0, 2**63 - 1) | st.integers(-99, 99)
+FLOATS = st.floats() | st.floats(width=32, allow_nan=False, allow_infinity=False)
+TEXTS = st.text(st.characters(exclude_characters='"\\\n\0', exclude_categories=["Cs"]), max_size=4)
+ESCAPES = st.sampled_from(["\\n", "\\x41", "\\101", "\\303\\251", "\\\\", "\\'", '\\"', "\\u00e9", "'", "#", "\\377"])
+MESSAGES = [
+    "{ }",
+    "< >",
+    "{ mirror: t }",
+    "{ pad: 1, }",
+    "{ kind: NORM; }",
+    "{ data: RESTART }",
+    "{ kind: 3 } ",
+    "{ x: 1 }",
+]
+VALUES = {
+    FieldDescriptor.TYPE_INT64: st.builds(format, INTEGERS, st.sampled_from(["d", "#x", "#o", "#b"]))
+    | st.builds("0{:o}".format, INTEGERS),
+    FieldDescriptor.TYPE_DOUBLE: st.builds("{!r}{}".format, FLOATS, st.sampled_from(["", "", "f", "F"]))
+    | INTEGERS.map(str)
+    | st.builds("{:e}".format, FLOATS),
+    FieldDescriptor.TYPE_BOOL: st.sampled_from(["true", "false", "t", "f", "1", "0", "True", "False", "TRUE", "2"]),
+    FieldDescriptor.TYPE_STRING: st.lists(st.builds('"{}{}"'.format, TEXTS, ESCAPES), min_size=1, max_size=2).map(
+        " ".join
+    ),
+    FieldDescriptor.TYPE_ENUM: st.sampled_from(["FP64", "TORCH", "CAFFE", "BF16", "0", "1", "0x1", "-1", "7"]),
+    FieldDescriptor.TYPE_MESSAGE: st.sampled_from(MESSAGES),
+}
+
+
+@st.composite
+def fields(draw: st.DrawFn) -> str:
+    """One field, mostly with a value of its type."""
+    field = draw(st.sampled_from(list(SOLVER.fields)))
+    kind = field.type if draw(st.integers(0, 9)) else draw(st.sampled_from(list(VALUES)))
+    values = draw(st.lists(VALUES[kind], min_size=1, max_size=3))
+    value = f"[{', '.join(values)}]" if field.is_repeated and draw(st.booleans()) else values[0]
+    colon = draw(st.sampled_from([": ", ":", " : "] + [" "] * (kind == FieldDescriptor.TYPE_MESSAGE)))
+    return field.name + colon + value + draw(st.sampled_from([" ", "\n", ";", ",", " # c\n", "\t\r\n", "; "]))
+
+
+GOOD = """base_lr: 0.1 lr_policy: "poly" 'x'; stepvalue: [1, 2] precision: FP32,
+transform_param { mirror: true mean_value: 1 mean_value: 2f random_resize_param < min_size: 3 > }  # c
+param: { kind: NORM } param [{ lr_mult: 1 }, { }] carry: { data: RESTART } channels_last: t max_iter: 0x10
+"""
+
+
+@st.composite
+def changed(draw: st.DrawFn) -> str:
+    """A good text with a few tokens or characters deleted, doubled, or others put in."""
+    text = GOOD
+    for _ in range(draw(st.integers(1, 2))):
+        start = draw(st.integers(0, len(text)))
+        end = min(len(text), start + draw(st.integers(0, 12)))
+        text = text[:start] + draw(st.sampled_from(["", " ", text[start:end] * 2, *WORDS])) + text[end:]
+    return text
+
+
+def ours(text: str, kind: type[Message]) -> tuple[Message, Problems]:
+    problems = Problems()
+    block = parse("file", text, kind.DESCRIPTOR, problems)
+    message = kind()
+    if not problems:
+        fill(message, block)
+    return message, problems
+
+
+def fill(message: Message, block: Block) -> None:
+    """The protobuf message that a Block means."""
+    for name, entry in block.entries.items():
+        for value in entry.values:
+            if isinstance(value.value, Block):
+                target = getattr(message, name)
+                inner = target.add() if entry.field.is_repeated else target
+                inner.SetInParent()
+                fill(inner, value.value)
+            elif entry.field.is_repeated:
+                getattr(message, name).append(value.value)
+            elif entry.field.enum_type is not None:
+                setattr(message, name, entry.field.enum_type.values_by_name[value.value].number)
+            else:
+                setattr(message, name, value.value)
+
+
+def agrees(text: str, kind: type[Message]) -> None:
+    message, problems = ours(text, kind)
+    try:
+        theirs = text_format.Parse(text, kind())
+    except text_format.ParseError:
+        assert problems, text
+        return
+    # What is refused here alone: numbers that are not finite, NUL characters.
+    told = " ".join(p.message for p in problems.all())
+    if "must be finite" in told or "NUL" in told:
+        return
+    assert not problems, (text, told)
+    assert message == theirs
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=14).map(" ".join))
+@settings(max_examples=600)
+def test_agrees_with_text_format_on_words(text: str) -> None:
+    agrees(text, stagerun_pb2.Solver)
+    agrees(text, stagerun_pb2.Schedule)
+
+
+@given(st.lists(fields(), max_size=3).map("".join))
+@settings(max_examples=600)
+def test_agrees_with_text_format_on_fields(text: str) -> None:
+    agrees(text, stagerun_pb2.Solver)
+
+
+@given(changed())
+@settings(max_examples=600)
+def test_agrees_with_text_format_on_changed_texts(text: str) -> None:
+    agrees(text, stagerun_pb2.Solver)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "base_lr: 1.0f max_iter: 0x10 warmup_iter: 010, power: -1.5e-3; gamma: .5",
+        'clear: "a" \'b\'\n"c" clear: [\'d\', "e" "f"] stepvalue: []',
+        'type: "\\a\\b\\f\\n\\r\\t\\v\\\\\\\'\\"\\x4\\x41\\7\\101\\303\\251\\u00e9\\U0001F600é"',
+        "param < kind: NORM > param { kind: 2 } param: [{ lr_mult: 2 }, < >]",
+        "transform_param: { mirror: 1 } carry { data: RESTART } channels_last: f precision: 0x1",
+        "# only a comment",
+        "",
+        "max_iter: 9223372036854775807 display: -9223372036854775808",
+        "\tmax_iter:\t3\r\n\N{NO-BREAK SPACE}base_lr:1#",
+    ],
+)
+def test_what_text_format_reads_is_read_the_same(text: str) -> None:
+    theirs = text_format.Parse(text, stagerun_pb2.Solver())
+    message, problems = ours(text, stagerun_pb2.Solver)
+    assert problems.all() == ()
+    assert message == theirs
+
+
+def test_places_of_names_and_values() -> None:
+    problems = Problems()
+    text = 'type:  "SGD"\ntransform_param {\n\tcrop_size : 224 mean_value: [104, 117]\n}'
+    block = parse("f", text, SOLVER, problems)
+    assert not problems
+    found = {
+        e.field.name: (str(e.name), e.name.width, [(str(v.span), v.span.width) for v in e.values])
+        for _, e in block.walk()
+    }
+    assert found["type"] == ("f:1:1", 4, [("f:1:8", 5)])
+    assert found["crop_size"] == ("f:3:2", 9, [("f:3:14", 3)])
+    assert found["mean_value"][2] == [("f:3:31", 3), ("f:3:36", 3)]
+    assert found["transform_param"][:2] == ("f:2:1", 15)
+
+
+def test_every_mistake_of_a_file_is_found() -> None:
+    problems = Problems()
+    parse("f", "base_lr 1\nmax_iter = 2\nprecision: FP8\ntype: SGD\nx: { y: [1] }\ndisplay: 1.5", SOLVER, problems)
+    assert [p.span.line for p in problems.all()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_file_that_is_something_else_ends_soon() -> None:
+    for text in ("".join(f"x{i}: ? " for i in range(9000)), "{" * 100_000, "stage {" * 30_000, "[" * 100_000):
+        problems = Problems()
+        start = time.process_time()
+        parse("f", text, SCHEDULE, problems)
+        assert 0 < len(problems.all()) <= MOST_MISTAKES + 2
+        assert time.process_time() - start < 5
+
+
+def test_a_file_may_not_be_large() -> None:
+    problems = Problems()
+    parse("f", b"#" * LARGEST, SCHEDULE, problems)
+    assert not problems
+    parse("f", b"#" * (LARGEST + 1), SCHEDULE, problems)
+    assert "larger than 1 MB" in problems.all()[0].message

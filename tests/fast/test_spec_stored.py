@@ -1,0 +1,129 @@
+"""`read_recipe` is the inverse of `canonical`, over every field of every dataclass of recipe."""
+
+import dataclasses
+import enum
+import types
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stagerun.base import recipe
+from stagerun.base.errors import Span
+from stagerun.language import canonical, load
+from stagerun.language.stored import read_recipe
+
+SOLVERS = Path(__file__).parents[2] / "solvers"
+SPAN = Span("x", 1, 1)
+NOWHERE = recipe.Ensemble(name="", members=()).span
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
+SCALARS: dict[Any, st.SearchStrategy[Any]] = {
+    str: TEXT,
+    bool: st.booleans(),
+    int: st.integers(),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+}
+NOT_IN_THE_TEXT = {
+    recipe.Schedule: {"files": st.just(()), "sets": st.just({})},
+    recipe.Stage: {"identity": st.just({}), "origins": st.just({}), "span": st.just(SPAN)},
+    recipe.Ensemble: {"span": st.just(NOWHERE)},
+    recipe.Model: {"spare_classes": st.just(False)},
+}
+
+
+def values(wanted: Any) -> st.SearchStrategy[Any]:
+    """Every value that a field of this type can have; whether it makes sense is no matter here."""
+    if wanted in SCALARS:
+        return SCALARS[wanted]
+    if get_origin(wanted) in (Union, types.UnionType):
+        return st.one_of([st.none() if w is types.NoneType else values(w) for w in get_args(wanted)])
+    if get_origin(wanted) is tuple:
+        item = get_args(wanted)[0]
+        return st.lists(values(item), min_size=item is recipe.Stage, max_size=3).map(tuple)
+    if issubclass(wanted, enum.Enum):
+        return st.sampled_from(wanted)
+    hints, fixed = get_type_hints(wanted), NOT_IN_THE_TEXT.get(wanted, {})
+    parts = {f.name: fixed[f.name] if f.name in fixed else values(hints[f.name]) for f in dataclasses.fields(wanted)}
+    if wanted is recipe.Stage:
+        parts["parent"] = st.none() | TEXT.filter(bool)  # `from: ""` is no parent
+    if wanted is recipe.Ensemble:
+        parts["members"] = st.lists(TEXT, min_size=1, max_size=3).map(tuple)
+    return st.builds(wanted, **parts)
+
+
+def without_places(schedule: recipe.Schedule) -> recipe.Schedule:
+    stages = tuple(dataclasses.replace(s, identity={}, origins={}, span=SPAN) for s in schedule.stages)
+    ensembles = tuple(dataclasses.replace(e, span=NOWHERE) for e in schedule.ensembles)
+    return dataclasses.replace(schedule, stages=stages, files=(), ensembles=ensembles)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(values(recipe.Schedule))
+def test_what_canonical_writes_is_read_back(schedule: recipe.Schedule) -> None:
+    text = canonical(schedule)
+    read = read_recipe(text)
+    assert canonical(read) == text
+    assert without_places(read) == schedule
+
+
+@pytest.mark.parametrize("folder", sorted(p.name for p in SOLVERS.iterdir()))
+def test_the_published_schedules(folder: str) -> None:
+    schedule = load(SOLVERS / folder)
+    read = read_recipe(canonical(schedule))
+    assert without_places(read) == without_places(schedule)
+    assert read.stages[0].span == Span("recipe.prototxt", canonical(schedule).split("\n").index("stage {") + 1, 1)
+
+
+def stored() -> str:
+    return canonical(load(SOLVERS / "fashion_collapse"))
+
+
+def without(text: str, *names: str) -> str:
+    return "".join(line for line in text.splitlines(True) if line.split(":")[0].strip() not in names)
+
+
+def test_a_field_that_an_older_stagerun_did_not_write_has_its_default() -> None:
+    older = without(stored(), "compile", "adapt", "zero_gamma", "ema_interval", "determinism", "display")
+    assert older != stored()
+    read = read_recipe(older)
+    assert read.stages[0].solver.ema_interval == 1 and read.stages[0].solver.display == 100
+    assert read.model.zero_gamma is recipe.ZeroGamma.AS_PUBLISHED and read.determinism is recipe.Determinism.FIXED
+
+
+@pytest.mark.parametrize(
+    "before, after, message",
+    [
+        ("  num_classes: 10\n", "", r"line 3: Model lacks `num_classes`"),
+        ("  num_classes: 10\n", "  num_classes: 10\n  colour: 3\n", r"line 6: Model has no field `colour`"),
+        ("  num_classes: 10\n", "  num_classes: 10\n  num_classes: 10\n", r"line 6: `num_classes` a second time"),
+        ("num_classes: 10", "num_classes: ten", r"line 5: `num_classes` can't be `ten`"),
+        ("num_classes: 10", "num_classes: 10.5", r"line 5: `num_classes` can't be `10.5`"),
+        ("num_classes: 10", "num_classes { a: 1 }", r"line 5: `num_classes` is of another kind"),
+        ("channels_last: true", "channels_last: yes", r"`channels_last` can't be `yes`"),
+        ("warmup_start_lr: 0.", "warmup_start_lr: 1e999 #", r"`warmup_start_lr` can't be `1e999`"),
+        ("determinism: FIXED", "determinism: LOOSE", r"`determinism` can't be `LOOSE`"),
+        ('name: "fashion_collapse"', "name: fashion_collapse", r"line 1: `name` can't be `fashion_collapse`"),
+        ('name: "fashion_collapse"', 'name: "fashion\\q"', r"line 1: `name` can't be"),
+        ("model {", "model", r"line 3: `model` is not a field"),
+        ("seed: 1", "seed:", r"line 3: `\{` is not a field|`seed` can't be"),
+    ],
+)
+def test_any_other_text_is_refused_with_its_line(before: str, after: str, message: str) -> None:
+    assert before in stored()
+    with pytest.raises(ValueError, match=message):
+        read_recipe(stored().replace(before, after, 1))
+
+
+@pytest.mark.parametrize("text", ["", "}", "{", "model {" * 100_000, "name", 'name: "', "\0", "seed: " + "9" * 5000])
+def test_no_text_breaks_the_reader(text: str) -> None:
+    with pytest.raises(ValueError):
+        read_recipe(text)
+
+
+def test_the_end_of_a_cut_text_is_missed() -> None:
+    text = stored()
+    with pytest.raises(ValueError):
+        read_recipe(text[: text.rindex("}")])

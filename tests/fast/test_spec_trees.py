@@ -1,0 +1,216 @@
+"""Trees of stages as they are written: iterations of a parent, several parents, sweeps, what is not enabled."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stagerun import language
+from stagerun.base import recipe
+from stagerun.base.errors import RecipeError
+from stagerun.base.snapshots import Inventory
+from stagerun.language.stored import read_recipe
+from stagerun.plan import make_plan
+
+SHARED = """
+name: "tree"
+model { name: "resnet18" num_classes: 10 }
+data { train { source: "train" images: 1000 } val { source: "val" images: 200 } }
+solver { batch_size: 100 device_batch_size: 10 }
+"""
+MAIN = 'base_lr: 0.1 lr_policy: "fixed" max_iter: 20\n'
+COLLAPSE = 'base_lr: 0.1 lr_policy: "poly" power: 2 max_iter: 5 weight_decay: 1e-4\ntransform_param { crop_size: 24 }\n'
+
+
+def read(stages: str, changes: tuple[str, ...] = (), **more: str) -> recipe.Schedule:
+    texts = {"schedule.prototxt": SHARED + stages, "main.prototxt": MAIN, "collapse.prototxt": COLLAPSE}
+    return language.read(texts | {f"{n}.prototxt": t for n, t in more.items()}, "/runs/tree", changes)
+
+
+def tree(schedule: recipe.Schedule) -> dict[str, tuple[str | None, int | None]]:
+    return {s.name: (s.parent, s.parent_iter) for s in schedule.stages}
+
+
+def test_an_iteration_of_the_parent() -> None:
+    schedule = read('stage { name: "main" } stage { name: "collapse" from: "main@7" }')
+    assert tree(schedule) == {"main": (None, None), "collapse": ("main", 7)}
+    assert schedule.branch_points("main") == (7,) and schedule.branch_points("collapse") == ()
+    stage = schedule.stage("collapse")
+    assert stage.identity[recipe.FROM_ITER] == "7" and stage.origins[recipe.FROM_ITER].text == "main@7"
+    assert recipe.FROM_ITER not in schedule.stage("main").identity
+
+
+def test_the_last_iteration_is_the_end() -> None:
+    whole = read('stage { name: "main" } stage { name: "collapse" from: "main@20" }')
+    assert tree(whole)["collapse"] == ("main", None)
+    assert language.digest(whole) == language.digest(read('stage { name: "main" } stage { name: "collapse" }'))
+
+
+def test_several_parents_make_a_stage_each() -> None:
+    schedule = read('stage { name: "main" } stage { name: "collapse" from: ["main@7", "main", ""] }')
+    assert tree(schedule) == {
+        "main": (None, None),
+        "collapse_main_7": ("main", 7),
+        "collapse_main": ("main", None),
+        "collapse_seed": (None, None),
+    }
+    assert {s.group for s in schedule.stages[1:]} == {"collapse"} and schedule.stage("main").group is None
+    assert len(schedule.files) == 3, "a file is read once"
+
+
+SWEEP = """stage { name: "main" }
+stage {
+  name: "collapse" from: "main@7"
+  sweep { name: "low" solver { base_lr: 0.05 } }
+  sweep { name: "long" solver { max_epoch: 1.2 transform_param { crop_size: 28 } } }
+  sweep { name: "late" from: "main" solver { clear: "weight_decay" } }
+}
+"""
+
+
+def test_a_sweep_is_a_layer_above_the_stages_file() -> None:
+    schedule = read(SWEEP)
+    assert tree(schedule) == {
+        "main": (None, None),
+        "collapse_low": ("main", 7),
+        "collapse_long": ("main", 7),
+        "collapse_late": ("main", None),
+    }
+    low, long, late = (schedule.stage(f"collapse_{name}").solver for name in ("low", "long", "late"))
+    assert (low.base_lr, long.base_lr, late.base_lr) == (0.05, 0.1, 0.1)
+    assert (low.max_iter, long.max_iter, late.max_iter) == (5, 12, 5)
+    assert (low.transform.crop_size, long.transform.crop_size) == (24, 28)
+    assert (low.weight_decay, late.weight_decay) == (1e-4, 0.0)
+    origins = schedule.stage("collapse_low").origins
+    assert (origins["solver.base_lr"].layer, origins["solver.power"].layer) == ("sweep", "stage")
+    assert origins["solver.batch_size"].layer == "schedule"
+    span = origins["solver.base_lr"].span
+    assert span is not None and (span.path, span.line) == ("schedule.prototxt", 9)
+
+
+INLINE = SWEEP.replace('stage { name: "main" }', f'stage {{ name: "main" solver_param {{ {MAIN.strip()} }} }}')
+
+
+def test_a_stage_written_inside_the_schedule_is_the_one_in_a_file() -> None:
+    """Same identity and canonical form; places and layers are those of the stage, in schedule.prototxt; `--set` and what others
+    inherit are as before."""
+    assert INLINE != SWEEP
+    inside, file = (
+        language.read({"schedule.prototxt": SHARED + INLINE, "collapse.prototxt": COLLAPSE}, "/runs/tree"),
+        read(SWEEP),
+    )
+    assert language.canonical(inside) == language.canonical(file) and language.digest(inside) == language.digest(file)
+    assert [s.identity for s in inside.stages] == [s.identity for s in file.stages]
+    assert language.stage_files(SHARED + INLINE) == ("collapse.prototxt",)
+    origins = inside.stage("main").origins
+    assert {origins[f"solver.{name}"].layer for name in ("base_lr", "lr_policy", "max_iter")} == {"stage"}
+    span = origins["solver.base_lr"].span
+    assert span is not None and (span.path, span.line) == ("schedule.prototxt", SHARED.count("\n") + 1)
+    assert origins["solver.batch_size"].layer == "schedule"
+    changed = language.read(
+        {"schedule.prototxt": SHARED + INLINE, "collapse.prototxt": COLLAPSE}, "/runs/tree", ["main.base_lr=0.7"]
+    )
+    assert changed.stage("main").solver.base_lr == 0.7
+
+
+def test_a_stage_that_its_sweeps_fill_needs_no_file() -> None:
+    low, high = (
+        f'sweep {{ name: "{n}" solver {{ {MAIN.strip().replace("0.1", rate)} }} }}'
+        for n, rate in (("low", "0.1"), ("high", "0.2"))
+    )
+    schedule = read(f'stage {{ name: "main" }} stage {{ name: "probe" {low} {high} }}')
+    assert [s.solver.base_lr for s in schedule.stages] == [0.1, 0.1, 0.2]
+    assert [path for path, _ in schedule.files] == ["schedule.prototxt", "main.prototxt"]
+    assert schedule.stage("probe_low").identity == schedule.stage("main").identity
+    for missing in (
+        f'stage {{ name: "probe" {low} sweep {{ name: "same" }} }}',  # one entry that fills nothing
+        f'stage {{ name: "probe" solver: "probe.prototxt" {low} {high} }}',
+        'stage { name: "probe" }',
+    ):
+        with pytest.raises(RecipeError, match="1 mistake") as caught:
+            read(missing)
+        assert "probe.prototxt: there is no such file" in caught.value.problems[0].message
+
+
+def test_parents_times_sweeps() -> None:
+    schedule = read(
+        'stage { name: "main" } stage { name: "collapse" from: "main@7" from: "main" sweep { name: "a" } sweep { name: "b" } }'
+    )
+    assert list(tree(schedule)) == [
+        "main", "collapse_main_7_a", "collapse_main_a", "collapse_main_7_b", "collapse_main_b",
+    ]  # fmt: skip
+
+
+def test_set_for_the_group_and_for_one_of_it() -> None:
+    changes = ("collapse.base_lr=0.5", "collapse_low.base_lr=0.7", "collapse_low.transform_param.crop_size=20")
+    schedule = read(SWEEP, changes)
+    found = {s.name: (s.solver.base_lr, s.solver.transform.crop_size) for s in schedule.stages[1:]}
+    assert found == {"collapse_low": (0.7, 20), "collapse_long": (0.5, 28), "collapse_late": (0.5, 24)}
+    whole = ("collapse.transform_param.crop_size=20", "collapse_low.transform_param={ crop_size: 26 mirror: true }")
+    transform = read(SWEEP, whole).stage("collapse_low").solver.transform
+    assert (transform.crop_size, transform.mirror) == (26, True)
+
+
+def test_a_stage_follows_on_the_one_that_a_block_makes() -> None:
+    schedule = read(
+        'stage { name: "main" } stage { name: "collapse" sweep { name: "a" } } stage { name: "last" }', last=MAIN
+    )
+    assert tree(schedule)["last"] == ("collapse_a", None)
+
+
+def test_below_what_is_not_enabled_nothing_is() -> None:
+    schedule = read(
+        'stage { name: "a" } stage { name: "b" enabled: false } stage { name: "c" } stage { name: "d" from: "a@3" }',
+        a=MAIN, b=MAIN, c=MAIN, d=MAIN,
+    )  # fmt: skip
+    assert {s.name: s.enabled for s in schedule.stages} == {"a": True, "b": False, "c": False, "d": True}
+    off = read('stage { name: "main" } stage { name: "collapse" from: "main@7" enabled: false }')
+    assert off.branch_points("main") == (7,), "its snapshot is taken all the same"
+
+
+def test_names_and_what_is_enabled_are_not_in_the_digest_and_the_iteration_is() -> None:
+    def of(text: str) -> str:
+        return language.digest(read('stage { name: "main" }' + text, other=COLLAPSE))
+
+    one = of('stage { name: "collapse" from: "main@7" }')
+    assert of('stage { name: "other" from: "main@7" enabled: false }') == one
+    assert of('stage { name: "collapse" from: "main@7" sweep { name: "x" } }') == one
+    assert of('stage { name: "collapse" from: "main@8" }') != one
+    assert of('stage { name: "collapse" from: "main" }') != one
+
+
+def test_what_is_stored_is_read_back() -> None:
+    schedule = read(SWEEP.replace('from: "main@7"', 'from: "main@7" enabled: false'))
+    stored = read_recipe(language.canonical(schedule))
+    assert [(s.name, s.parent, s.parent_iter, s.enabled, s.group) for s in stored.stages] == [
+        (s.name, s.parent, s.parent_iter, s.enabled, s.group) for s in schedule.stages
+    ]
+    older = "".join(
+        line
+        for line in language.canonical(schedule).splitlines(True)
+        if line.split(":")[0].strip() not in ("parent_iter", "enabled", "group")
+    )
+    assert read_recipe(older).stage("collapse_low").enabled
+
+
+def test_a_parent_that_stands_below() -> None:
+    schedule = read('stage { name: "collapse" from: "main@3" } stage { name: "main" from: "" }')
+    assert list(tree(schedule)) == ["main", "collapse"]
+    assert [s.position for s in make_plan(schedule, Inventory()).stages] == [0, 300]
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.text("@main0123456789 -_", max_size=30) | st.just("main@" + "0" * 30 + "9" * 5000), max_size=4),
+    st.lists(st.sampled_from(["a", "b", "main", "main_7", ""]), max_size=3),
+)
+def test_whatever_is_written_a_mistake_has_its_place(starts: list[str], sweeps: list[str]) -> None:
+    text = 'stage { name: "main" }\nstage { name: "collapse" '
+    text += " ".join(f'from: "{s}"' for s in starts) + " ".join(f' sweep {{ name: "{s}" }}' for s in sweeps) + " }"
+    try:
+        schedule = read(text)
+    except RecipeError as error:
+        assert all(p.span.line >= 1 and p.span.column >= 1 and p.message for p in error.problems)
+        return
+    names = [s.name for s in schedule.stages]
+    assert len(names) == len(set(names)) == 1 + max(1, len(starts)) * max(1, len(sweeps))
+    assert all(1 <= s.parent_iter < 20 for s in schedule.stages if s.parent_iter is not None)

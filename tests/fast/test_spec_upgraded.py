@@ -1,0 +1,58 @@
+"""Identities of snapshots that another version made: what that did not know has its default."""
+
+from pathlib import Path
+
+import pytest
+
+from stagerun.base.recipe import FROM_ITER
+from stagerun.language import load, read
+from stagerun.language.build import completed
+
+FOLDERS = sorted(p.parent for p in (Path(__file__).parents[2] / "solvers").glob("*/schedule.prototxt"))
+# Their defaults follow from other fields.
+DERIVED = {
+    "solver.random_seed", "model.batch_norm_param.moving_average_fraction", "model.batch_norm_param.eps",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_an_identity_of_this_version_is_complete_and_a_default_that_is_left_out_comes_back(folder: Path) -> None:
+    for stage in (stages := load(folder).stages):
+        whole = completed(stage.identity)
+        assert stage.identity.items() <= whole.items()
+        # A field may count for some stages only.
+        assert whole.keys() - stage.identity.keys() <= stage.origins.keys()
+    stage = stages[-1]
+    whole = completed(stage.identity)
+    defaults = {k for k in stage.identity.keys() - DERIVED if stage.origins[k].layer == "default"}
+    assert len(defaults) > 10
+    assert completed({key: value for key, value in stage.identity.items() if key not in defaults}) == whole
+    for key in defaults:
+        assert completed({k: v for k, v in stage.identity.items() if k != key}) == whole, key
+
+
+def test_a_message_that_may_be_absent_is_not_there_with_its_defaults() -> None:
+    def identity(transform: str) -> dict[str, str]:
+        text = f"""name: "made_up" model {{ name: "resnet_small" num_classes: 10 }}
+data {{ train {{ source: "/d/train" images: 100 }} }} stage {{ name: "main" }}
+solver {{ batch_size: 20 device_batch_size: 4 base_lr: 0.1 lr_policy: "fixed" max_iter: 5
+  transform_param {{ crop_size: 28 {transform} }} }}"""
+        (stage,) = read({"schedule.prototxt": text.encode(), "main.prototxt": b""}, "/s", []).stages
+        return dict(stage.identity)
+
+    key = "solver.transform_param.random_resized_crop_param"
+    without, empty = identity(""), identity("random_resized_crop_param {}")
+    assert without[key] == "none" and key not in empty
+    inside = {k for k in empty if k.startswith(f"{key}.")}
+    assert inside and completed(empty) != completed(without)
+    # A field of it that is younger than the snapshot has its default, where the message is there.
+    for name in inside:
+        assert completed({k: v for k, v in empty.items() if k != name}) == completed(empty)
+    assert completed({k: v for k, v in without.items() if k != key}) == completed(without)
+
+
+def test_what_counts_no_more_is_left_out_and_what_is_not_known_stays() -> None:
+    found = completed({"name": '"old"', "solver.display": "5", FROM_ITER: "7", "solver.from_the_future": "1"})
+    assert "name" not in found and "solver.display" not in found
+    assert found[FROM_ITER] == "7" and found["solver.from_the_future"] == "1"
+    assert found["solver.momentum"] == completed({})["solver.momentum"]

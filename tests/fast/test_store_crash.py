@@ -1,0 +1,304 @@
+"""Whatever fails or stops at whatever call, the store has the snapshots from before or one more, and goes on."""
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+from disks import (
+    Folder,
+    Hook,
+    HookedDisk,
+    Killed,
+    ModelDisk,
+    failing,
+    failing_from,
+    killed,
+)
+
+from stagerun import store
+from stagerun.base.errors import PermissionDenied, StorageError
+from stagerun.base.snapshots import SnapshotRef
+from stagerun.store import Disk, Inventory, LocalDisk
+from stagerun.store import write as store_write
+
+OUT = Path("/runs/out")
+ROOT = OUT / "snapshots"
+FILES = {"model.safetensors": b"w" * 1000, "optim.safetensors": b"m" * 1500, "state.json": b"{}", "empty": b""}
+CONTENT = ("model.safetensors", "optim.safetensors")
+CODES = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EACCES)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_write, "CHUNK", 512)
+
+
+def commit(disk: Disk, out: Path, iter: int, attempt: int = 1) -> SnapshotRef:
+    files = {name: data + (str(iter).encode() if data else b"") for name, data in FILES.items()}
+    return store.commit(
+        disk,
+        out,
+        store.Metadata(
+            place=store.Place("cyc1", iter, attempt),
+            parent="p",
+            identity={"solver.base_lr": "1.6"},
+            environment={"torch": "2.13"},
+        ),
+        files=files,
+        content=CONTENT,
+    )
+
+
+def fresh_model(honest: bool = True) -> ModelDisk:
+    """With two snapshots, of iterations 100 and 200, that no power cut can take."""
+    disk = ModelDisk()
+    store.prepare(disk, OUT)
+    commit(disk, OUT, 100)
+    commit(disk, OUT, 200)
+    disk.honest = honest
+    return disk
+
+
+def iters(inventory: Inventory) -> list[int]:
+    return [ref.iter for ref in inventory.snapshots]
+
+
+def all_read(disk: Disk, out: Path) -> Inventory:
+    """The inventory, after every snapshot of it was read and none was damaged."""
+    inventory = store.inventory(disk, out)
+    assert inventory.damaged == ()
+    for ref in inventory.snapshots:
+        files = store.read(disk, out, ref)
+        assert files["model.safetensors"] == FILES["model.safetensors"] + str(ref.iter).encode()
+    return inventory
+
+
+def goes_on(disk: Disk, out: Path) -> None:
+    """What the next run does works: sweep, a higher attempt, a commit."""
+    assert store.sweep(disk, out) == ()
+    assert [n for n in disk.names(out / "snapshots") if n.startswith((".tmp-", ".trash-"))] == []
+    before = iters(store.inventory(disk, out))
+    commit(disk, out, 300, attempt=max(store.attempts_seen(disk, out)) + 1)
+    assert iters(all_read(disk, out)) == [*before, 300]
+
+
+def do_commit(disk: HookedDisk, out: Path) -> None:
+    commit(disk, out, 300)
+
+
+def do_drop(disk: HookedDisk, out: Path) -> None:
+    store.drop(disk, out, store.inventory(disk.disk, out).snapshots[0])
+
+
+def do_set_aside(disk: HookedDisk, out: Path) -> None:
+    store.set_aside(disk, out, "cyc1-00000100-a0001")
+
+
+Operation = Callable[[HookedDisk, Path], None]
+OPERATIONS: list[tuple[Operation, list[int]]] = [
+    (do_commit, [100, 200, 300]),
+    (do_drop, [200]),
+    (do_set_aside, [200]),
+]
+operations = pytest.mark.parametrize(("operate", "afterwards"), OPERATIONS, ids=["commit", "drop", "set_aside"])
+
+
+def cases(operate: Operation, hook: Callable[[int], Hook]) -> Iterator[tuple[ModelDisk, BaseException | None]]:
+    """(disk, what was raised) with the hook for call 1, 2, ... until there is no such call. At least 3 calls."""
+    for at in count(1):
+        disk = fresh_model()
+        hooked = HookedDisk(disk, hook(at))
+        raised: BaseException | None = None
+        try:
+            operate(hooked, OUT)
+        except (Exception, Killed) as error:
+            raised = error
+        yield disk, raised
+        if len(hooked.calls) < at:
+            assert raised is None
+            assert at > 3
+            return
+
+
+@operations
+def test_killed_at_every_call(operate: Operation, afterwards: list[int]) -> None:
+    for disk, raised in cases(operate, killed):
+        found = iters(all_read(disk, OUT))
+        assert found in ([100, 200], afterwards)
+        if raised is None:
+            assert found == afterwards
+        goes_on(disk, OUT)
+
+
+@operations
+@pytest.mark.parametrize("code", CODES, ids=errno.errorcode.__getitem__)
+def test_an_error_at_every_call(operate: Operation, afterwards: list[int], code: int) -> None:
+    kind = PermissionDenied if code == errno.EACCES else StorageError
+    for disk, raised in cases(operate, lambda at: failing(at, code)):
+        assert raised is None or type(raised) is kind
+        if raised is not None:
+            assert raised.hint
+            assert "cyc1" in str(raised) or "snapshots" in str(raised)
+        found = iters(all_read(disk, OUT))
+        assert found in ([100, 200], afterwards)
+        if operate is do_commit:
+            assert not [n for n in disk.names(ROOT) if n.startswith(".tmp-")]
+        goes_on(disk, OUT)
+
+
+@operations
+@pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC], ids=errno.errorcode.__getitem__)
+def test_no_change_is_possible_from_some_call_on(operate: Operation, afterwards: list[int], code: int) -> None:
+    for disk, raised in cases(operate, lambda at: failing_from(at, code)):
+        assert raised is None or isinstance(raised, StorageError)
+        assert iters(all_read(disk, OUT)) in ([100, 200], afterwards)
+        goes_on(disk, OUT)
+
+
+@operations
+def test_a_rename_that_was_done_but_reports_an_error_counts(operate: Operation, afterwards: list[int]) -> None:
+    """NFS, when the answer to the first request is lost."""
+
+    def after(call: int, name: str) -> None:
+        if name == "rename":
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    disk = fresh_model()
+    operate(HookedDisk(disk, after=after), OUT)
+    assert iters(all_read(disk, OUT)) == afterwards
+    goes_on(disk, OUT)
+
+
+def test_a_single_fault_of_reading_gives_up_no_snapshot() -> None:
+    for look in (store.inventory, all_read, lambda disk, out: store.verify(disk, out, "cyc1-00000200-a0001")):
+        for at in count(1):
+            hooked = HookedDisk(fresh_model(), failing(at, errno.EIO))
+            with contextlib.suppress(StorageError):  # of the folder's own names
+                found = look(hooked, OUT)
+                assert found is None or (iters(found), found.damaged) == ([100, 200], ())
+            if len(hooked.calls) < at:
+                break
+
+
+def power_cuts(disk: ModelDisk) -> Iterator[ModelDisk]:
+    """States after a power cut now: how many changes of OUT/snapshots, of every other folder, and what of the files."""
+    root = disk.folder(ROOT)
+    others = [node for node in [disk.root, *root.names.values(), *root.synced.values()] if isinstance(node, Folder)]
+    most = max(len(folder.pending) for folder in others)
+    for of_root in range(len(root.pending) + 1):
+        for of_others in range(most + 1):
+            for data in ("kept", "lost", "half", "zeros"):
+                kept = lambda f, a=of_root, b=of_others: a if f is root else b  # noqa: E731
+                yield disk.after_power_cut(kept, data)
+
+
+@operations
+def test_a_power_cut_at_every_call(operate: Operation, afterwards: list[int]) -> None:
+    states = 0
+    for disk, raised in cases(operate, killed):
+        for found in power_cuts(disk):
+            states += 1
+            left = iters(all_read(found, OUT))
+            assert left in ([100, 200], afterwards)
+            if raised is None:
+                assert left == afterwards
+            goes_on(found, OUT)
+    assert states > (500 if operate is do_commit else 15)
+
+
+def test_the_model_of_a_power_cut_shows_a_missing_sync() -> None:
+    """The test above would fail if nothing were synced."""
+    disk = fresh_model(honest=False)
+    commit(disk, OUT, 300)
+    found = [store.inventory(state, OUT) for state in power_cuts(disk)]
+    assert any(iters(inventory) == [100, 200] for inventory in found)
+    assert any(inventory.damaged for inventory in found)
+
+
+@pytest.mark.parametrize("code", CODES, ids=errno.errorcode.__getitem__)
+def test_prepare_and_write_atomic_report_every_error(code: int) -> None:
+    path = OUT / "results" / "r.json"
+
+    def both(disk: Disk) -> None:
+        store.prepare(disk, OUT)
+        store.write_atomic(disk, path, b"new")
+
+    for at in count(1):
+        disk = ModelDisk()
+        store.prepare(disk, OUT)
+        store.write_atomic(disk, path, b"old")
+        hooked = HookedDisk(disk, failing(at, code))
+        try:
+            both(hooked)
+        except (StorageError, PermissionDenied) as error:
+            assert error.hint
+            assert disk.read(path, 9) in (b"old", b"new")
+        else:
+            assert disk.read(path, 9) == b"new"
+        both(disk)
+        assert disk.read(path, 9) == b"new"
+        if len(hooked.calls) < at:
+            return
+
+
+def test_two_writers_of_one_file_are_not_in_each_others_way(tmp_path: Path) -> None:
+    """One of them was taken over, and is woken amid it: that must not end the other."""
+    path = tmp_path / "results" / "r.json"
+
+    def before(call: int, name: str) -> None:
+        if name not in ("mkdir", "sync_folder"):
+            store.write_atomic(LocalDisk(), path, b"theirs")
+
+    store.write_atomic(HookedDisk(LocalDisk(), before), path, b"ours")  # type: ignore[arg-type]
+    assert path.read_bytes() == b"ours" and os.listdir(path.parent) == ["r.json"]
+
+
+def test_write_atomic_killed_at_every_call_leaves_the_old_or_the_new() -> None:
+    path = OUT / "results" / "r.json"
+    for at in count(1):
+        disk = ModelDisk()
+        store.prepare(disk, OUT)
+        store.write_atomic(disk, path, b"old")
+        hooked = HookedDisk(disk, killed(at))
+        with contextlib.suppress(Killed):
+            store.write_atomic(hooked, path, b"new")
+        for data in ("kept", "lost", "half", "zeros"):
+            for kept in range(4):
+                found = disk.after_power_cut(lambda f, kept=kept: kept, data)
+                assert found.read(path, 9) in (b"old", b"new")
+                store.write_atomic(found, path, b"later")
+                assert found.read(path, 9) == b"later"
+        if len(hooked.calls) < at:
+            return
+
+
+# ---- the real disk
+
+
+@pytest.fixture(scope="module")
+def two_snapshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("pristine") / "out"
+    store.prepare(LocalDisk(), out)
+    commit(LocalDisk(), out, 100)
+    commit(LocalDisk(), out, 200)
+    return out
+
+
+def test_an_error_at_every_call_of_the_real_disk(two_snapshots: Path, tmp_path: Path) -> None:
+    for at in count(1):
+        out = tmp_path / str(at)
+        shutil.copytree(two_snapshots, out)
+        hooked = HookedDisk(LocalDisk(), failing(at, errno.ENOSPC))
+        try:
+            commit(hooked, out, 300)
+        except StorageError as error:
+            assert "No space left on device" in error.message or "reads back" in error.message
+            assert not [n for n in os.listdir(out / "snapshots") if n.startswith(".tmp-")]
+        assert iters(all_read(LocalDisk(), out)) in ([100, 200], [100, 200, 300])
+        if len(hooked.calls) < at:
+            return

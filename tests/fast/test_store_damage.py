@@ -1,0 +1,455 @@
+"""Nothing that was changed, cut off, swapped or put in the place of something else is read as a snapshot."""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stagerun import store
+from stagerun.base.errors import ExitCode, PermissionDenied, ResumeRefused, StorageError
+from stagerun.base.snapshots import SnapshotRef
+from stagerun.store import Damaged, LocalDisk
+from stagerun.store.manifest import encode, parse
+
+DISK = LocalDisk()
+CONTENT = ("model.safetensors", "optim.safetensors")
+FILES = {
+    "model.safetensors": random.Random(1).randbytes(9000),
+    "optim.safetensors": random.Random(2).randbytes(5000),
+    "state.json": b'{"position": 3}',
+    "recipe.prototxt": b'name: "r"\n',
+}
+NAMES = [*FILES, "MANIFEST.json"]
+
+
+def commit(out: Path, iter: int, attempt: int = 1, **other: bytes) -> SnapshotRef:
+    return store.commit(
+        DISK,
+        out,
+        store.Metadata(
+            place=store.Place("cyc1", iter, attempt),
+            parent="0" * 64,
+            identity={"solver.base_lr": "1.6", "model.name": "resnet50"},
+            environment={"torch": "2.13.0"},
+        ),
+        files={**FILES, **other},
+        content=CONTENT,
+    )
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """With one snapshot, of iteration 100."""
+    store.prepare(DISK, tmp_path / "out")
+    commit(tmp_path / "out", 100)
+    return tmp_path / "out"
+
+
+def the_one(out: Path) -> SnapshotRef:
+    (ref,) = store.inventory(DISK, out).snapshots
+    return ref
+
+
+def is_detected(out: Path, ref: SnapshotRef) -> bool:
+    inventory = store.inventory(DISK, out)
+    if inventory.damaged:
+        assert inventory.snapshots == ()
+        return inventory.damaged == (ref.name,)
+    found = []
+    for read in (
+        lambda: store.read(DISK, out, ref),
+        lambda: store.read_folder(DISK, out / "snapshots" / ref.name),
+        lambda: [store.read_file(DISK, out, ref.name, file) for file in FILES],
+    ):
+        try:
+            read()
+            found.append(False)
+        except Damaged as error:
+            assert error.name == ref.name
+            assert error.exit_code == ExitCode.RESUME_REFUSED
+            found.append(True)
+    assert len(set(found)) == 1
+    return found[0]
+
+
+def test_a_snapshot_is_read_wherever_it_lies(out: Path, tmp_path: Path) -> None:
+    ref = the_one(out)
+    moved = tmp_path / "elsewhere" / ref.name
+    shutil.copytree(out / "snapshots" / ref.name, moved)
+    assert store.read_folder(DISK, moved) == (ref, FILES)
+    assert store.read_file(DISK, out, ref.name, "state.json") == FILES["state.json"]
+    with pytest.raises(Damaged, match=r"has no ema\.safetensors"):
+        store.read_file(DISK, out, ref.name, "ema.safetensors")
+
+
+def test_what_is_committed_is_read(out: Path) -> None:
+    ref = the_one(out)
+    assert store.read(DISK, out, ref) == FILES
+    assert ref.name == "cyc1-00000100-a0001"
+    assert (ref.stage, ref.iter, ref.attempt, ref.parent) == ("cyc1", 100, 1, "0" * 64)
+    assert ref.identity == {"solver.base_lr": "1.6", "model.name": "resnet50"}
+    assert ref.environment == {"torch": "2.13.0"}
+    assert ref.bytes == sum(map(len, FILES.values()))
+    assert not is_detected(out, ref)
+
+
+def test_the_id_is_of_content_and_place_alone(out: Path) -> None:
+    first = the_one(out)
+    assert commit(out, 100, attempt=2, **{"state.json": b"later"}).id == first.id
+    assert commit(out, 101).id != first.id
+    assert commit(out, 100, attempt=3, **{"optim.safetensors": b"other"}).id != first.id
+
+
+def test_buffers_of_any_type_are_written_as_their_bytes(tmp_path: Path) -> None:
+    store.prepare(DISK, tmp_path)
+    numbers = memoryview(b"\x01\x00\x02\x00").cast("H")
+    files = {"a": numbers, "b": bytearray(b"xy"), "c": b""}
+    ref = store.commit(
+        DISK,
+        tmp_path,
+        store.Metadata(place=store.Place("s", 0, 0), parent="", identity={}, environment={}),
+        files=files,
+        content=["a"],
+    )
+    assert store.read(DISK, tmp_path, ref) == {"a": b"\x01\x00\x02\x00", "b": b"xy", "c": b""}
+
+
+def test_snapshots_of_today_stay_readable(tmp_path: Path) -> None:
+    """Format 1, byte for byte. A change here makes the snapshots of users unreadable: make it a new format."""
+    store.prepare(DISK, tmp_path)
+    ref = store.commit(
+        DISK,
+        tmp_path,
+        store.Metadata(place=store.Place("s", 7, 2), parent="p", identity={"a": "é"}, environment={"torch": "2"}),
+        files={"m": b"abc"},
+        content=["m"],
+    )
+    body = (
+        '{\n "attempt": 2,\n "content": [\n  "m"\n ],\n "environment": {\n  "torch": "2"\n },\n "files": {\n  "m": {\n'
+        '   "sha256": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",\n   "size": 3\n  }\n },\n'
+        ' "format": 1,\n "id": "ID",\n "identity": {\n  "a": "\\u00e9"\n },\n "iter": 7,\n "parent": "p",\n'
+        ' "stage": "s"\n}\n'
+    ).replace("ID", "a72af5d51de3d36eb8af7c40cf1209dd46ce6bbea9ae58912ce80dfe4c9a4caf")
+    assert (tmp_path / "snapshots" / ref.name / "MANIFEST.json").read_bytes() == signed(body.encode())
+
+
+def test_every_flipped_bit_of_the_manifest_is_found(out: Path) -> None:
+    ref = the_one(out)
+    good = (out / "snapshots" / ref.name / "MANIFEST.json").read_bytes()
+    assert encode(parse(good, ref.name)) == good
+    for bit in range(len(good) * 8):
+        bad = bytearray(good)
+        bad[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(Damaged):
+            parse(bytes(bad), ref.name)
+    for length in range(len(good)):
+        with pytest.raises(Damaged):
+            parse(good[:length], ref.name)
+    with pytest.raises(Damaged):
+        parse(good + b"\n", ref.name)
+
+
+def flip(data: bytearray, draw: random.Random) -> None:
+    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+
+
+def cut(data: bytearray, draw: random.Random) -> None:
+    del data[draw.randrange(len(data)) :]
+
+
+def zero(data: bytearray, draw: random.Random) -> None:
+    start = draw.randrange(len(data))
+    data[start : start + 4096] = bytes(len(data[start : start + 4096]))
+
+
+def grow(data: bytearray, draw: random.Random) -> None:
+    data += draw.randbytes(draw.randrange(1, 100))
+
+
+@pytest.mark.parametrize("harm", [flip, cut, zero, grow])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_change_of_a_file_is_found(out: Path, name: str, harm: Callable[..., None]) -> None:
+    ref = the_one(out)
+    path = out / "snapshots" / ref.name / name
+    good = path.read_bytes()
+    draw = random.Random(name + harm.__name__)
+    for _ in range(60):
+        bad = bytearray(good)
+        harm(bad, draw)
+        if bad != good:
+            path.write_bytes(bad)
+            assert is_detected(out, ref)
+    path.write_bytes(good)
+    assert not is_detected(out, ref)
+
+
+def deleted(path: Path) -> None:
+    path.unlink()
+
+
+def linked(path: Path) -> None:
+    path.rename(path.parent.parent / "elsewhere")
+    path.symlink_to(path.parent.parent / "elsewhere")
+
+
+def linked_nowhere(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/nonexistent")
+
+
+def piped(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def listening(path: Path) -> None:
+    path.unlink()
+    here = os.getcwd()
+    os.chdir(path.parent)  # a socket's path may have 107 characters
+    try:
+        with socket.socket(socket.AF_UNIX) as s:
+            s.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def huge(path: Path) -> None:
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize("put", [deleted, linked, linked_nowhere, piped, folder, listening, device, huge])
+@pytest.mark.parametrize("name", ["model.safetensors", "MANIFEST.json"])
+def test_something_else_in_place_of_a_file(out: Path, name: str, put: Callable[[Path], None]) -> None:
+    ref = the_one(out)
+    put(out / "snapshots" / ref.name / name)
+    assert store.inventory(DISK, out) == store.Inventory((), (ref.name,))
+    with pytest.raises(Damaged):
+        store.read(DISK, out, ref)
+    assert store.set_aside(DISK, out, ref.name) == f".bad-{ref.name}"
+    assert store.inventory(DISK, out) == store.Inventory()
+
+
+@pytest.mark.parametrize("make", ["file", "link", "empty", "pipe"])
+def test_something_else_in_place_of_a_snapshot(out: Path, make: str) -> None:
+    good = the_one(out)
+    path = out / "snapshots" / "cyc1-00000200-a0001"
+    if make == "file":
+        path.write_bytes(b"")
+    elif make == "link":
+        path.symlink_to(out / "snapshots" / good.name)
+    elif make == "empty":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
+    assert store.inventory(DISK, out) == store.Inventory((good,), (path.name,))
+    with pytest.raises(StorageError, match="never overwritten"):
+        commit(out, 200)
+    store.set_aside(DISK, out, path.name)
+    assert commit(out, 200) in store.inventory(DISK, out).snapshots
+
+
+def test_a_link_in_place_of_a_snapshot_is_not_followed(out: Path) -> None:
+    """Nobody may change a snapshot from elsewhere."""
+    ref = the_one(out)
+    (out / "elsewhere").mkdir()
+    os.rename(out / "snapshots" / ref.name, out / "elsewhere" / ref.name)
+    (out / "snapshots" / ref.name).symlink_to(out / "elsewhere" / ref.name)
+    assert store.inventory(DISK, out) == store.Inventory((), (ref.name,))
+
+
+def test_a_renamed_or_copied_snapshot_is_damaged(out: Path) -> None:
+    ref = the_one(out)
+    os.rename(out / "snapshots" / ref.name, out / "snapshots" / "cyc2-00000100-a0001")
+    assert store.inventory(DISK, out).damaged == ("cyc2-00000100-a0001",)
+
+
+def test_a_snapshot_swapped_for_another_is_not_read_in_its_place(out: Path) -> None:
+    ref = the_one(out)
+    store.drop(DISK, out, ref)
+    commit(out, 100, **{"model.safetensors": b"other weights"})
+    with pytest.raises(Damaged, match="id"):
+        store.read(DISK, out, ref)
+
+
+def test_what_is_no_snapshot_is_ignored(out: Path) -> None:
+    ref = the_one(out)
+    for name in ("notes.txt", ".DS_Store", "best", f"{ref.name}.old", "cyc1-100-a1"):
+        (out / "snapshots" / name).mkdir()
+    (out / "snapshots" / ref.name / ".nfs0000001").write_bytes(b"x")
+    assert store.inventory(DISK, out) == store.Inventory((ref,), ())
+
+
+def test_no_folder_is_an_empty_inventory(tmp_path: Path) -> None:
+    assert store.inventory(DISK, tmp_path / "none") == store.Inventory()
+    assert store.attempts_seen(DISK, tmp_path / "none") == ()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_snapshot_that_a_run_deletes_meanwhile_is_not_damaged(out: Path) -> None:
+    """`stagerun status` on the login node, while the job drops old snapshots."""
+    ref = the_one(out)
+
+    class Racing(LocalDisk):
+        def read(self, path: Path, limit: int) -> bytes:
+            store.drop(DISK, out, ref)
+            return super().read(path, limit)
+
+    assert store.inventory(Racing(), out) == store.Inventory()
+
+
+def test_no_permission_is_not_damage(out: Path) -> None:
+    class Forbidding(LocalDisk):
+        def read(self, path: Path, limit: int) -> bytes:
+            raise PermissionError(13, "Permission denied")
+
+    with pytest.raises(PermissionDenied, match="cyc1-00000100-a0001"):
+        store.inventory(Forbidding(), out)
+
+
+# ---- manifests that are in themselves whole
+
+
+def signed(body: bytes) -> bytes:
+    return body + hashlib.sha256(body).hexdigest().encode() + b"\n"
+
+
+def rewrite(out: Path, change: Callable[[dict[str, object]], None]) -> None:
+    path = out / "snapshots" / "cyc1-00000100-a0001" / "MANIFEST.json"
+    body = json.loads(path.read_bytes()[:-65])
+    change(body)
+    path.write_bytes(signed(json.dumps(body).encode()))
+
+
+ENTRY = {"size": 1, "sha256": "0" * 64}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": {"../model": ENTRY}, "content": ["../model"]},
+        {"files": {"/etc/passwd": ENTRY}, "content": ["/etc/passwd"]},
+        {"files": {"..": ENTRY}, "content": [".."]},
+        {"files": {"MANIFEST.json": ENTRY}, "content": ["MANIFEST.json"]},
+        {"files": {"a\n": ENTRY}, "content": ["a\n"]},
+        {"files": {"m": {"size": -1, "sha256": "0" * 64}}, "content": ["m"]},
+        {"files": {"m": {"size": 1.0, "sha256": "0" * 64}}, "content": ["m"]},
+        {"files": {"m": {"size": 1, "sha256": "0"}}, "content": ["m"]},
+        {"files": {}, "content": []},
+        {"files": []},
+        {"files": None},
+        {"content": ["none.safetensors"]},
+        {"content": "model.safetensors"},
+        {"content": [1]},
+        {"iter": 101},
+        {"iter": True},
+        {"iter": "100"},
+        {"iter": 10**400},
+        {"attempt": 2},
+        {"stage": "cyc2"},
+        {"stage": "../x"},
+        {"id": "0" * 64},
+        {"parent": None},
+        {"identity": {"a": 1}},
+        {"environment": []},
+        {"format": 0},
+        {"format": "1"},
+        {"format": True},
+        {"format": None},
+    ],
+    ids=str,
+)
+def test_a_manifest_with_wrong_content_is_damage(out: Path, change: dict[str, object]) -> None:
+    rewrite(out, lambda body: body.update(change))
+    assert store.inventory(DISK, out).damaged == ("cyc1-00000100-a0001",)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"null", b"[" * 100_000, b"\xff\xfe", b'{"a":', b"1" * 10_000, b'{"format": NaN}']
+)
+def test_a_manifest_that_is_no_object_is_damage(out: Path, body: bytes) -> None:
+    (out / "snapshots" / "cyc1-00000100-a0001" / "MANIFEST.json").write_bytes(signed(body))
+    assert store.inventory(DISK, out).damaged == ("cyc1-00000100-a0001",)
+
+
+def test_a_newer_format_is_refused_with_its_number(out: Path) -> None:
+    commit(out, 200)
+    rewrite(out, lambda body: body.update(format=2, files="something else by then"))
+    with pytest.raises(ResumeRefused, match="format 2") as caught:
+        store.inventory(DISK, out)
+    assert "--out" in caught.value.hint
+
+
+# ---- a commit looks at what it wrote
+
+
+def test_a_disk_that_writes_less_than_it_says_is_found_out(tmp_path: Path) -> None:
+    class Losing(LocalDisk):
+        def rename(self, source: Path, target: Path) -> None:
+            os.truncate(source / "model.safetensors", 10)
+            super().rename(source, target)
+
+    store.prepare(DISK, tmp_path)
+    with pytest.raises(StorageError, match="safetensors has 10 bytes"):
+        store.commit(
+            Losing(),
+            tmp_path,
+            store.Metadata(place=store.Place("s", 1, 1), parent="", identity={}, environment={}),
+            files=FILES,
+            content=CONTENT,
+        )
+
+
+def test_another_run_without_a_lock_is_noticed(tmp_path: Path) -> None:
+    class Racing(LocalDisk):
+        def rename(self, source: Path, target: Path) -> None:
+            commit(tmp_path, 100, **{"model.safetensors": b"theirs"})
+            super().rename(source, target)
+
+    store.prepare(DISK, tmp_path)
+    with pytest.raises(StorageError, match="another run"):
+        store.commit(
+            Racing(),
+            tmp_path,
+            store.Metadata(place=store.Place("cyc1", 100, 1), parent="", identity={}, environment={}),
+            files=FILES,
+            content=CONTENT,
+        )
+    assert store.read(DISK, tmp_path, the_one(tmp_path))["model.safetensors"] == b"theirs"
+
+
+# ---- mistakes of the caller
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "", "MANIFEST.json", "ä", "a b"])
+def test_names_that_no_file_of_a_snapshot_may_have(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="name"):
+        store.commit(
+            DISK,
+            tmp_path,
+            store.Metadata(place=store.Place("s", 0, 0), parent="", identity={}, environment={}),
+            files={name: b""},
+            content=[name],
+        )
+
+
+def test_a_second_snapshot_of_a_name_is_an_error(out: Path) -> None:
+    ref = the_one(out)
+    with pytest.raises(StorageError, match="never overwritten"):
+        commit(out, 100, **{"model.safetensors": b"other"})
+    assert store.read(DISK, out, ref) == FILES

@@ -1,0 +1,774 @@
+"""Two runs in one folder where no lock tells of the other: the lease, its beats, and the fence around all that is written."""
+
+import errno
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+from disks import HookedDisk, Killed, failing, killed
+
+from stagerun import store
+from stagerun.base.errors import ExitCode, FolderInUseError, PermissionDenied, StagerunError, StorageError
+from stagerun.store import LocalDisk, Lock, lives
+from stagerun.store.lease import KEPT, Lease
+from stagerun.store.lives import Life
+from stagerun.system.process import Identity, this_process
+
+HERE = this_process()
+NODE7 = Identity("node7", "another boot", "pid:[1]", 12, 34)
+NODE8 = replace(NODE7, host="node8")
+WAIT = 15.0  # three beats
+
+
+class Clock:
+    """Time that passes in `pause` alone. `then` maps times to what happens then."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.then: dict[float, Callable[[], object]] = {}
+
+    def pause(self, seconds: float) -> None:
+        self.now += seconds
+        for time in [t for t in self.then if 1000 + t <= self.now]:
+            self.then.pop(time)()
+
+
+def lease(out: Path, me: Identity = HERE, clock: Clock | None = None, disk: store.Disk | None = None) -> Lease:
+    clock = clock or Clock()
+    return Lease(disk or LocalDisk(), out, LocalDisk(), me, clock=lambda: clock.now, pause=clock.pause)
+
+
+def taken(out: Path, me: Identity = HERE, locked: bool = True, clock: Clock | None = None) -> Lease:
+    """A lease that was waited for and taken; no thread beats."""
+    found = lease(out, me, clock)
+    found.wait(locked, lambda text: None)
+    found.take("newest", ())
+    return found
+
+
+def life(out: Path, attempt: int) -> Life:
+    seen = lives.look_at(LocalDisk(), out, attempt)
+    assert seen is not None and seen.life is not None
+    return seen.life
+
+
+def files(out: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*") if p.is_file() and not p.is_symlink()}
+
+
+def commit(out: Path, held: Lease, iter: int = 100, disk: store.Disk | None = None, attempt: int | None = None) -> str:
+    attempt = attempt or max(lives.attempts_of_lives(LocalDisk(), out))
+    return store.commit(
+        disk or LocalDisk(),
+        out,
+        store.Metadata(place=store.Place("cyc1", iter, attempt), parent="", identity={}, environment={}),
+        files={"w": b"w" * 100},
+        content=("w",),
+        require_held=held.require_held,
+    ).name
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    store.prepare(LocalDisk(), tmp_path / "out")
+    return tmp_path / "out"
+
+
+# ---- one after the other
+
+
+def test_a_life_says_who_it_is_and_how_it_ended(out: Path) -> None:
+    one = taken(out)
+    one.require_held()
+    found = life(out, 1)
+    assert found.process == HERE and found.code is None and found.beat == 0 and found.newest == "newest"
+    assert str(found).startswith(f"process {os.getpid()} on {os.uname().nodename}, since 20")
+    one.beat()
+    one.beat()
+    assert life(out, 1).beat == 2
+    one.release(75)
+    assert life(out, 1) == replace(found, beat=2, code=75)
+    with pytest.raises(FolderInUseError, match="has ended"):
+        one.require_held()
+
+
+def test_attempts_are_above_all_snapshots_and_all_lives(out: Path) -> None:
+    for expected, above in ((1, ()), (2, (1,)), (8, (7, 3)), (9, ())):
+        one = lease(out)
+        one.wait(True, pytest.fail)
+        assert one.take("", above) == expected
+        one.release(0)
+
+
+def test_it_beats_in_a_thread_until_it_is_released(out: Path) -> None:
+    one = Lease(LocalDisk(), out, LocalDisk(), beat_s=0.01)
+    one.wait(True, pytest.fail)
+    one.take("", ())
+    threads = set(threading.enumerate())
+    one.keep_beating()
+    (thread,) = set(threading.enumerate()) - threads
+    while life(out, 1).beat < 3:
+        assert thread.is_alive()
+    one.release(0)
+    thread.join(timeout=60)
+    assert not thread.is_alive() and life(out, 1).code == 0
+
+
+def test_the_files_of_old_lives_go_and_what_killed_ones_left(out: Path) -> None:
+    for _ in range(KEPT + 4):
+        taken(out).release(0)
+        (out / "lives" / ".tmp-a0001.json-00ff00ff").write_bytes(b"half")
+    taken(out)
+    last = KEPT + 5
+    assert sorted(os.listdir(out / "lives")) == [f"a{n:04d}.json" for n in range(last - KEPT + 1, last + 1)]
+
+
+# ---- whom one meets
+
+
+@pytest.mark.parametrize("code", [0, 69, 75])
+def test_nobody_waits_for_a_life_that_has_ended_wherever_that_was(out: Path, code: int) -> None:
+    taken(out, NODE7).release(code)
+    clock = Clock()
+    taken(out, clock=clock)
+    assert clock.now == 1000
+
+
+def test_one_that_was_killed_on_this_machine_is_not_waited_for_where_the_lock_is_held(out: Path) -> None:
+    taken(out)
+    clock = Clock()
+    second = lease(out, clock=clock)
+    second.wait(True, pytest.fail)
+    assert second.take("", ()) == 2 and clock.now == 1000
+
+
+def test_a_silent_one_elsewhere_is_waited_for_and_then_taken_over(out: Path) -> None:
+    taken(out, NODE7)
+    clock, said = Clock(), list[str]()
+    second = lease(out, clock=clock)
+    second.wait(True, said.append)
+    assert second.take("", ()) == 2
+    assert WAIT <= clock.now - 1000 < WAIT + 5
+    (line,) = said
+    assert "\n" not in line and "process 12 on node7, since 20" in line and "for 15 s at most" in line
+    assert life(out, 1).taken_by == 2
+
+
+@pytest.mark.parametrize("where", ["boot", "namespace"])
+def test_the_same_host_after_a_reboot_or_in_another_container_is_elsewhere(out: Path, where: str) -> None:
+    taken(out, replace(HERE, **{where: "another"}))
+    clock = Clock()
+    taken(out, clock=clock)
+    assert clock.now >= 1000 + WAIT
+
+
+def test_without_a_name_for_its_boot_a_machine_knows_nobody_of_its_own(out: Path) -> None:
+    unnamed = replace(HERE, boot="")
+    assert not unnamed.same_machine(unnamed) and HERE.same_machine(HERE)
+
+
+@pytest.mark.parametrize("after", [0.5, 7, 14.9])
+def test_one_that_gives_a_sign_of_life_is_left_alone(out: Path, after: float) -> None:
+    first = taken(out, NODE7)
+    clock = Clock()
+    clock.then[after] = first.beat
+    with pytest.raises(FolderInUseError, match="process 12 on node7") as caught:
+        taken(out, clock=clock)
+    assert caught.value.exit_code == ExitCode.IN_USE and "--out" in caught.value.hint
+    first.require_held()
+    assert os.listdir(out / "lives") == ["a0001.json"]
+
+
+def test_one_that_ends_meanwhile_is_not_waited_for_any_longer(out: Path) -> None:
+    first = taken(out, NODE7)
+    clock = Clock()
+    clock.then[3] = lambda: first.release(0)
+    taken(out, clock=clock)
+    assert clock.now < 1000 + WAIT
+
+
+def test_one_that_was_just_beginning_is_watched_from_its_first_word_on(out: Path) -> None:
+    (out / "lives").mkdir()
+    path = out / "lives" / "a0001.json"
+    path.write_bytes(b"")
+    other = Life(attempt=1, run="r", process=NODE7, begun=lives.now_text(), newest="")
+    clock = Clock()
+    clock.then[10] = lambda: path.write_bytes(lives.encode(other))
+    clock.then[20] = lambda: path.write_bytes(lives.encode(replace(other, beat=1)))
+    with pytest.raises(FolderInUseError, match="node7"):
+        taken(out, clock=clock)
+    assert clock.now >= 1020
+    path.write_bytes(b"")
+    clock.then[clock.now - 1000 + 2] = lambda: path.write_bytes(lives.encode(replace(other, process=HERE)))
+    begun = clock.now
+    assert taken(out, clock=clock) and clock.now < begun + 5, "the lock is held, so one of this machine is dead"
+
+
+def test_a_taker_that_was_stopped_itself_looks_once_more(out: Path) -> None:
+    """Its clock says that the time is over; but it has not looked for all of it, and the holder lives."""
+    first = taken(out, NODE7)
+    clock = Clock()
+
+    def asleep() -> None:
+        clock.now += 1000
+        first.beat()
+
+    clock.then[1] = asleep
+    with pytest.raises(FolderInUseError):
+        taken(out, clock=clock)
+
+
+@pytest.mark.parametrize("took", [[6.0], [6.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 6.0]])
+def test_a_taker_whose_looks_are_slow_does_not_look_for_ever(out: Path, took: list[float]) -> None:
+    taken(out, NODE7)
+    clock, looks = Clock(), 0
+
+    def before(call: int, name: str) -> None:
+        nonlocal looks
+        if name == "names":  # the first of the calls of a look
+            clock.now += took[looks % len(took)]
+            looks += 1
+            assert looks < 100
+
+    lease(out, clock=clock, disk=HookedDisk(LocalDisk(), before)).wait(True, lambda text: None)
+    assert clock.now >= 1000 + WAIT
+
+
+def test_a_look_that_hung_is_not_the_last(out: Path) -> None:
+    """The server was away for the holder's beats, too; and it counts as one beat, wherever in the wait that is."""
+    first, hung = taken(out, NODE7), 0
+    for at in count(1):
+        clock, looks = Clock(), 0
+        first.beat()
+
+        def before(call: int, name: str, at: int = at, clock: Clock = clock) -> None:
+            nonlocal looks
+            looks += name == "names"
+            if name == "names" and looks == at:
+                clock.now += 1000
+                # Its beat comes after what that look has found.
+                clock.then[clock.now - 1000 + 0.5] = first.beat
+
+        second = lease(out, clock=clock, disk=HookedDisk(LocalDisk(), before))
+        try:
+            second.wait(True, lambda text: None)
+        except FolderInUseError:
+            hung += 1
+        else:
+            assert looks < at and hung > 10, "there was a last look, and none of those before it hung"
+            return
+
+
+def test_a_stop_is_answered_while_it_waits(out: Path) -> None:
+    taken(out, NODE7)
+    clock = Clock()
+    second = lease(out, clock=clock)
+    with pytest.raises(StagerunError, match="nothing was started") as caught:
+        second.wait(True, lambda text: None, lambda: clock.now >= 1003)
+    assert caught.value.exit_code == ExitCode.SAVED and clock.now < 1005
+    assert os.listdir(out / "lives") == ["a0001.json"]
+
+
+def test_of_two_that_wait_the_second_finds_that_the_first_was_faster(out: Path) -> None:
+    taken(out, NODE7)
+    clock = Clock()
+    clock.then[14] = lambda: taken(out, NODE8)
+    with pytest.raises(FolderInUseError, match="node8"):
+        taken(out, clock=clock)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"[]", b"null", b"[" * 5000, b"\xff\x00", b'{"attempt": 1}', b'{"process": 3, "attempt": 1}',
+        b"9" * 5000, b"x" * (1 << 17), "another", "text", "bool", "screen",
+    ],
+    ids=lambda c: str(c)[:12],
+)  # fmt: skip
+def test_a_file_that_says_nothing_is_of_a_silent_one(out: Path, content: bytes | str) -> None:
+    one = taken(out)
+    if isinstance(content, str):
+        process = replace(HERE, host="\x1b[31m" if content == "screen" else "h")
+        changes = {"another": {"attempt": 2}, "text": {"beat": "1"}, "bool": {"beat": True}, "screen": {}}
+        content = lives.encode(replace(life(out, 1), process=process, **changes[content]))  # type: ignore[arg-type]
+    (out / "lives" / "a0001.json").write_bytes(content)
+    clock, said = Clock(), list[str]()
+    second = lease(out, clock=clock)
+    second.wait(True, said.append)
+    assert second.take("", ()) == 2 and clock.now >= 1000 + WAIT
+    assert "\x1b" not in said[0] and "left no readable name in a0001.json" in said[0]
+    with pytest.raises(FolderInUseError, match="life 2"):
+        one.require_held()
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_what_is_no_file_is_not_opened_and_of_a_silent_one(out: Path, tmp_path: Path, kind: str) -> None:
+    (out / "lives").mkdir()
+    path = out / "lives" / "a0004.json"
+    if kind == "link":
+        (tmp_path / "precious").write_bytes(b"x")
+        path.symlink_to(tmp_path / "precious")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    clock = Clock()
+    second = lease(out, clock=clock)
+    second.wait(True, lambda text: None)
+    assert second.take("", ()) == 5 and clock.now >= 1000 + WAIT
+
+
+def test_names_that_are_none_of_lives_are_left_alone(out: Path) -> None:
+    (out / "lives").mkdir()
+    for name in ("a1.json", "a00002.json", "b0003.json", "a0009.json.old", "notes"):
+        (out / "lives" / name).write_bytes(b"")
+    assert taken(out) and sorted(os.listdir(out / "lives"))[0] == "a00002.json" and life(out, 1)
+
+
+# ---- two at once
+
+
+def test_of_two_takers_with_the_same_look_one_is_told_that_it_is_too_late(out: Path) -> None:
+    taken(out, NODE7)
+    one, two = lease(out, NODE7), lease(out, NODE8)
+    for each in (one, two):
+        each.wait(False, lambda text: None)
+    assert one.take("", ()) == 2
+    with pytest.raises(FolderInUseError, match="node7"):
+        two.take("", ())
+    one.require_held()
+    assert sorted(os.listdir(out / "lives")) == ["a0001.json", "a0002.json"]
+
+
+def test_the_making_of_the_file_decides_between_them(out: Path) -> None:
+    """At every call of the slower one, the faster one comes in between: never do both hold the folder."""
+    for at in count(1):
+        folder = out / str(at)
+        store.prepare(LocalDisk(), folder)
+        faster = lease(folder, NODE7)
+        faster.wait(False, pytest.fail)
+        won: list[int] = []
+
+        def before(call: int, name: str, at: int = at, faster: Lease = faster, won: list[int] = won) -> None:
+            if call == at:
+                try:
+                    won.append(faster.take("", ()))
+                except FolderInUseError:
+                    won.append(0)
+
+        disk = HookedDisk(LocalDisk())
+        slower = lease(folder, NODE8, disk=disk)
+        slower.wait(False, pytest.fail)
+        disk.before, disk.calls = before, []
+        try:
+            mine = slower.take("", ())
+            slower.require_held()
+        except FolderInUseError:
+            mine = 0
+        if not won:
+            assert mine == 1 and at > 5
+            return
+        assert sorted((mine, won[0])) == [0, 1], f"at call {at}"
+        assert life(folder, 1).process.host == ("node8" if mine else "node7")
+
+
+def test_a_higher_life_that_comes_from_an_older_look_is_yielded_to(out: Path) -> None:
+    def before(call: int, name: str) -> None:
+        if name == "sync_folder" and not (out / "lives" / "a0007.json").exists():
+            other = Life(attempt=7, run="r", process=NODE7, begun=lives.now_text(), newest="")
+            (out / "lives" / "a0007.json").write_bytes(lives.encode(other))
+
+    one = lease(out, disk=HookedDisk(LocalDisk(), before))
+    one.wait(True, pytest.fail)
+    with pytest.raises(FolderInUseError, match="life 7, process 12 on node7"):
+        one.take("", ())
+
+
+# ---- a holder that comes back
+
+
+@pytest.fixture
+def woken(out: Path) -> Iterator[tuple[Path, Lease, Lease]]:
+    """(OUT with a snapshot of life 1, the lease of life 1 on node7, that of life 2 which has taken over)."""
+    first = taken(out, NODE7)
+    commit(out, first, 100)
+    yield out, first, taken(out)
+
+
+def test_one_that_comes_back_may_not_publish(woken: tuple[Path, Lease, Lease]) -> None:
+    out, first, second = woken
+    before = files(out)
+    with pytest.raises(FolderInUseError) as caught:
+        commit(out, first, 200, attempt=1)
+    assert f"life 2, process {os.getpid()} on" in caught.value.message and caught.value.exit_code == 73
+    assert first.lost
+    first.beat()
+    first.release(0)
+    assert files(out) == before, "nothing of it is left, nothing of the other is changed"
+    second.require_held()
+    second.beat()
+
+
+def test_one_that_comes_back_finds_out_with_its_next_beat(woken: tuple[Path, Lease, Lease]) -> None:
+    out, first, _ = woken
+    before = files(out)
+    assert not first.lost
+    first.beat()
+    assert "life 2" in first.lost and files(out) == before
+
+
+def test_one_that_comes_back_in_the_middle_of_publishing_takes_nobodys_place(out: Path) -> None:
+    """At every call of its commit the other takes over and writes a snapshot of the same iteration."""
+    for at in count(1):
+        folder = out / str(at)
+        store.prepare(LocalDisk(), folder)
+        first = taken(folder, NODE7)
+        other: list[str] = []
+
+        def before(call: int, name: str, at: int = at, folder: Path = folder, other: list[str] = other) -> None:
+            if call == at:
+                store.sweep(LocalDisk(), folder)
+                other.append(commit(folder, taken(folder), 200))
+
+        disk = HookedDisk(LocalDisk(), before)
+        asked = Lease(disk, folder, LocalDisk(), NODE7)
+        asked._life = first._life
+        try:
+            own = commit(folder, asked, 200, disk, attempt=1)
+        except StagerunError:  # most often that it is no longer there: the other has swept it away
+            own = ""
+        found = store.inventory(LocalDisk(), folder)
+        for ref in found.snapshots:
+            store.read(LocalDisk(), folder, ref)
+        assert found.damaged == ()
+        if not other:
+            assert own and at > 8
+            return
+        assert other[0] in [ref.name for ref in found.snapshots], f"at call {at}"
+        assert found.snapshots[-1].attempt == 2, "the order puts that of the higher attempt after the other"
+
+
+def test_stopped_between_the_question_and_the_rename_its_snapshot_has_its_own_name(
+    woken: tuple[Path, Lease, Lease],
+) -> None:
+    out, _, second = woken
+    free = Lease(LocalDisk(), out, LocalDisk())
+    free.require_held = lambda: None  # type: ignore[method-assign]
+    names = [commit(out, second, 200, attempt=2), commit(out, free, 200, attempt=1)]
+    assert names == ["cyc1-00000200-a0002", "cyc1-00000200-a0001"]
+    found = store.inventory(LocalDisk(), out)
+    assert [(ref.iter, ref.attempt) for ref in found.snapshots] == [(100, 1), (200, 1), (200, 2)]
+    for ref in found.snapshots:
+        store.read(LocalDisk(), out, ref)
+
+
+class OldList(LocalDisk):
+    """A client of NFS that has not noticed a change of the folder yet."""
+
+    __slots__ = ()
+
+    def names(self, path: Path) -> list[str]:
+        return ["a0001.json"] if path.name == "lives" else super().names(path)
+
+
+def test_an_old_list_of_the_folder_hides_no_taker(woken: tuple[Path, Lease, Lease]) -> None:
+    _, first, _ = woken
+    first.disk = OldList()
+    with pytest.raises(FolderInUseError, match="life 2"):
+        first.require_held()
+
+
+def test_a_beat_that_was_under_way_hides_no_taker(woken: tuple[Path, Lease, Lease]) -> None:
+    out, first, _ = woken
+    (out / "lives" / "a0001.json").write_bytes(lives.encode(first._life))  # type: ignore[arg-type]
+    with pytest.raises(FolderInUseError, match="life 2"):
+        first.require_held()
+
+
+def test_one_whose_file_is_gone_or_anothers_is_out(out: Path) -> None:
+    one = taken(out)
+    other = taken(out / "other", NODE8)
+    (out / "lives" / "a0001.json").unlink()
+    with pytest.raises(FolderInUseError, match=r"a0001\.json is gone"):
+        one.require_held()
+    two = taken(out)
+    (out / "other" / "lives" / "a0001.json").rename(out / "lives" / "a0001.json")
+    with pytest.raises(FolderInUseError, match="life 1, process 12 on node8"):
+        two.require_held()
+    with pytest.raises(FolderInUseError):
+        other.require_held()
+
+
+def test_a_file_of_its_own_that_was_torn_is_mended(out: Path) -> None:
+    one = taken(out)
+    (out / "lives" / "a0001.json").write_bytes(b"\0" * 300)
+    one.require_held()
+    one.beat()
+    assert life(out, 1).beat == 1
+
+
+# ---- a disk that fails
+
+
+def test_beats_that_cannot_be_written_cost_nothing(out: Path) -> None:
+    one = taken(out)
+    one.beats = HookedDisk(LocalDisk(), lambda call, name: failing(call, errno.ENOSPC)(call, name))  # type: ignore[assignment]
+    with pytest.raises(StorageError):
+        one.beat()
+    one.require_held()
+    one.beat_s = 0.001
+    done = threading.Event()
+    one._over.wait = lambda seconds: done.is_set() or (len(one.beats.calls) > 20 and not done.set())  # type: ignore
+    one._beat_on()
+    assert not one.lost and os.listdir(out / "lives") == ["a0001.json"]
+
+
+def test_whether_it_is_held_must_be_known(out: Path) -> None:
+    one = taken(out)
+    for code, kind in ((errno.EIO, StorageError), (errno.EACCES, PermissionDenied), (errno.ESTALE, StorageError)):
+
+        def before(call: int, name: str, code: int = code) -> None:
+            if name == "names":
+                raise OSError(code, os.strerror(code))
+
+        one.disk = HookedDisk(LocalDisk(), before)  # type: ignore[assignment]
+        with pytest.raises(kind, match="process lives"):
+            one.require_held()
+    one.disk = LocalDisk()
+    one.require_held()
+
+
+@pytest.mark.parametrize("hook", [killed, lambda at: failing(at, errno.EIO), lambda at: failing(at, errno.ENOSPC)])
+def test_killed_or_failing_at_every_call_the_next_one_goes_on(out: Path, hook: Callable[[int], object]) -> None:
+    for at in count(1):
+        folder = out / str(at)
+        store.prepare(LocalDisk(), folder)
+        taken(folder)  # was killed
+        disk = HookedDisk(LocalDisk(), hook(at))  # type: ignore[arg-type]
+        one = lease(folder, disk=disk)
+        try:
+            one.wait(True, lambda text: None)
+            one.take("", ())
+            one.release(69)
+        except (Killed, StagerunError) as error:
+            assert not isinstance(error, FolderInUseError)
+        clock = Clock()
+        next_one = taken(folder, clock=clock)
+        next_one.require_held()
+        assert clock.now == 1000, f"the lock is held, so nobody is waited for; killed at {disk.calls[-1]}"
+        attempt = max(lives.attempts_of_lives(LocalDisk(), folder))
+        assert 2 <= attempt <= 3 and life(folder, attempt).run == next_one._life.run  # type: ignore[union-attr]
+        assert not [name for name in os.listdir(folder / "lives") if name.startswith(".")]
+        if len(disk.calls) < at:
+            return
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK])
+def test_without_second_names_for_files_a_life_is_made_all_the_same(out: Path, error: int) -> None:
+    def before(call: int, name: str) -> None:
+        if name == "link":
+            raise OSError(error, os.strerror(error))
+
+    one, two = (lease(out, who, disk=HookedDisk(LocalDisk(), before)) for who in (NODE7, NODE8))  # type: ignore[arg-type]
+    for each in (one, two):
+        each.wait(False, pytest.fail)
+    assert one.take("", ()) == 1
+    with pytest.raises(FolderInUseError, match="node7"):
+        two.take("", ())
+    assert os.listdir(out / "lives") == ["a0001.json"]
+
+
+@pytest.mark.parametrize("error", [errno.EEXIST, errno.EIO, errno.ESTALE])
+def test_a_life_that_was_made_though_the_answer_was_an_error_is_made(out: Path, error: int) -> None:
+    def after(call: int, name: str) -> None:
+        if name == "link":
+            raise OSError(error, os.strerror(error))
+
+    one = lease(out, disk=HookedDisk(LocalDisk(), after=after))  # type: ignore[arg-type]
+    one.wait(True, pytest.fail)
+    assert one.take("", ()) == 1
+    one.require_held()
+    assert os.listdir(out / "lives") == ["a0001.json"]
+
+
+def test_a_folder_of_lives_that_is_a_link_is_refused_at_once(out: Path) -> None:
+    (out / "real").mkdir()
+    (out / "lives").symlink_to(out / "real")
+    with pytest.raises(StorageError, match="can't be read back") as caught:
+        taken(out)
+    assert "no link" in caught.value.hint and os.listdir(out / "real") == []
+
+
+# ---- what a server shows for an instant
+
+
+class Gap(LocalDisk):
+    """At look number `at` at the file of a life, counted from 1, it has no name, or `code`."""
+
+    def __init__(self, at: int, code: int = errno.ENOENT, times: int = 1) -> None:
+        self.at, self.code, self.times, self.looks = at, code, times, 0
+
+    def read(self, path: Path, limit: int) -> bytes:
+        self.looks += 1
+        if self.at <= self.looks < self.at + self.times:
+            raise OSError(self.code, os.strerror(self.code))
+        return super().read(path, limit)
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ESTALE])
+def test_a_file_that_is_away_for_an_instant_is_no_reason_to_take_over(out: Path, code: int) -> None:
+    first, clock = taken(out, NODE7), Clock()
+    clock.then[4] = first.beat
+    with pytest.raises(FolderInUseError):
+        lease(out, clock=clock, disk=Gap(3, code)).wait(True, lambda text: None)
+    disk = Gap(1, code)
+    first.disk = disk
+    first.require_held()
+    assert disk.looks > 1 and not first.lost
+
+
+def test_one_whose_file_stays_away_is_taken_over_after_the_usual_time(out: Path) -> None:
+    taken(out, NODE7)
+    clock = Clock()
+    clock.then[1] = (out / "lives" / "a0001.json").unlink
+    taken(out, clock=clock)
+    assert clock.now >= 1000 + WAIT
+
+
+def test_while_the_server_was_away_nobodys_silence_counts(out: Path) -> None:
+    """The holder's beats hung as this look did, and come two seconds after it."""
+    first, clock = taken(out, NODE7), Clock()
+
+    class Away(LocalDisk):
+        def names(self, path: Path) -> list[str]:
+            if 1003 < clock.now < 1050:
+                clock.now += 90
+                clock.then[clock.now - 1000 + 2] = first.beat
+            return super().names(path)
+
+    with pytest.raises(FolderInUseError):
+        lease(out, clock=clock, disk=Away()).wait(True, lambda text: None)
+    assert clock.now > 1090
+    first.require_held()
+
+
+def test_a_chain_of_takers_tells_everybody_of_the_last(out: Path) -> None:
+    """The second was killed before it could tell the first; what the first sees of the folder is old."""
+    first = taken(out, NODE7)
+
+    def before(call: int, name: str) -> None:
+        if name == "rename":  # of the first one's file, with the word that it was taken over
+            raise Killed
+
+    second = lease(out, NODE8, disk=HookedDisk(LocalDisk(), before))  # type: ignore[arg-type]
+    second.wait(True, lambda text: None)
+    with pytest.raises(Killed):
+        second.take("", ())
+    assert life(out, 2).process == NODE8 and life(out, 1).taken_by is None
+    taken(out)
+    first.disk = OldList()
+    with pytest.raises(FolderInUseError, match="life 3"):
+        first.require_held()
+
+
+def test_the_holder_does_not_look_amid_its_own_beat(out: Path) -> None:
+    one = taken(out)
+    renaming, asked = threading.Event(), threading.Event()
+    both: list[bool] = []
+
+    class Slow(LocalDisk):
+        def rename(self, source: Path, target: Path) -> None:
+            renaming.set()
+            both.append(
+                asked.wait(0.2)
+            )  # which sees the fault on any but the slowest machine, and never one that isn't there
+            super().rename(source, target)
+
+    class Asked(LocalDisk):
+        def read(self, path: Path, limit: int) -> bytes:
+            asked.set()
+            return super().read(path, limit)
+
+    one.beats, one.disk = Slow(), Asked()
+    beat = threading.Thread(target=one.beat)
+    beat.start()
+    assert renaming.wait(60)
+    one.require_held()
+    beat.join()
+    assert both == [False] and asked.is_set()
+
+
+# ---- a file system without locks
+
+
+@pytest.fixture
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(fd: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+def test_without_locks_the_lease_alone_decides(out: Path, no_locks: None) -> None:
+    with Lock(out, optional=True) as lock:
+        assert not lock.held
+    with pytest.raises(StorageError, match="has no locks"):
+        Lock(out).acquire()
+    first = taken(out, locked=False)  # this process lives
+    clock = Clock()
+    with pytest.raises(FolderInUseError, match=f"process {os.getpid()} on"):
+        taken(out, locked=False, clock=clock)
+    assert clock.now == 1000
+    first.require_held()
+
+
+# ---- whom others are told of
+
+
+def test_what_changes_the_folder_without_a_life_keeps_off_one_that_may_live(out: Path) -> None:
+    store.require_free(LocalDisk(), out)
+    taken(out).release(0)
+    store.require_free(LocalDisk(), out)
+    taken(out)  # killed, here
+    store.require_free(LocalDisk(), out)
+    away = taken(out, NODE7)
+    with pytest.raises(FolderInUseError, match="process 12 on node7"):
+        store.require_free(LocalDisk(), out)
+    away.release(75)
+    store.require_free(LocalDisk(), out)
+    taken(out)
+    with pytest.raises(FolderInUseError, match=f"process {os.getpid()} on"):
+        store.require_free(LocalDisk(), out, locked=False)
+
+
+def test_the_last_word(out: Path) -> None:
+    assert store.last_word(LocalDisk(), out) is None
+    here = taken(out)
+    found = store.last_word(LocalDisk(), out)
+    assert found is not None and found[1] and found[0].pid == os.getpid()
+    here.release(0)
+    assert store.last_word(LocalDisk(), out) is None
+    taken(out, replace(HERE, born=1))
+    assert store.last_word(LocalDisk(), out) is None, "killed, here"
+    away = taken(out, NODE7, clock=Clock())
+    away.beat()
+    found = store.last_word(LocalDisk(), out)
+    assert found is not None and not found[1]
+    assert (found[0].host, found[0].pid, found[0].beat) == ("node7", 12, 1) and found[0].since is not None
+    (out / "lives" / "a0003.json").write_bytes(b"")
+    found = store.last_word(LocalDisk(), out)
+    assert found == (store.Holder("a process that left no readable name in a0003.json"), False)
+
+
+def test_a_life_is_json_that_reads_back(out: Path) -> None:
+    one = Life(
+        attempt=3, run="r", process=NODE7, begun="2026-01-02 03:04:05 +0100", newest="n", beat=9, code=0, taken_by=4
+    )
+    assert lives.parse(lives.encode(one), 3) == one
+    assert json.loads(lives.encode(one))["process"]["host"] == "node7"

@@ -1,0 +1,219 @@
+"""Names, retention, and clearing away."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stagerun import store
+from stagerun.base.errors import StorageError
+from stagerun.base.snapshots import Inventory, SnapshotRef
+from stagerun.store import LocalDisk, Place
+from stagerun.store.layout import attempt_of, bad_name, is_leftover, temp_name, trash_name
+
+DISK = LocalDisk()
+stages = st.text("abzAZ09_-", min_size=1, max_size=40)
+numbers = st.integers(0, 10**12)
+places = st.builds(Place, stages, numbers, numbers)
+
+
+@given(places)
+def test_names_round_trip(place: Place) -> None:
+    name = store.snapshot_name(*place)
+    assert store.parse_name(name) == place
+    for other in (temp_name(name), bad_name(name, 1), bad_name(name, 2), trash_name(name)):
+        assert store.parse_name(other) is None
+        assert attempt_of(other) == attempt_of(name) == place.attempt
+
+
+@given(places, places)
+def test_different_places_have_different_names(a: Place, b: Place) -> None:
+    assert (store.snapshot_name(*a) == store.snapshot_name(*b)) == (a == b)
+
+
+@given(st.one_of(st.text(max_size=40), st.from_regex(r"\A[a-z.]*-[0-9]{6,10}-a[0-9]{2,6}.?\Z")))
+def test_only_names_it_gives_are_parsed(name: str) -> None:
+    place = store.parse_name(name)
+    assert place is None or store.snapshot_name(*place) == name
+
+
+def test_names_of_a_snapshot_sort_by_iteration() -> None:
+    names = [store.snapshot_name("s", iter, 1) for iter in (0, 9, 10, 99_999_999)]
+    assert names == sorted(names)
+
+
+@pytest.mark.parametrize("place", [("", 0, 0), ("a/b", 0, 0), ("..", 0, 0), ("a", -1, 0), ("a", 0, -1), ("é", 0, 0)])
+def test_a_place_without_a_name(place: tuple[str, int, int]) -> None:
+    with pytest.raises(ValueError, match="place"):
+        store.snapshot_name(*place)
+
+
+# ---- retention
+
+
+def ref(stage: str, iter: int, attempt: int) -> SnapshotRef:
+    name = store.snapshot_name(stage, iter, attempt)
+    return SnapshotRef(name=name, stage=stage, iter=iter, attempt=attempt, id=name, parent="")
+
+
+ENDS = {"a": 5, "b": 3}
+refs = st.builds(ref, st.sampled_from(["a", "b", "gone"]), st.integers(0, 5), st.integers(1, 3))
+inventories = st.lists(refs, unique_by=lambda r: r.name).map(
+    lambda found: Inventory(tuple(sorted(found, key=lambda r: (r.attempt, r.iter, r.stage))))
+)
+pins = st.sets(refs.map(lambda r: r.name))
+
+
+@given(inventories, st.integers(1, 4), pins)
+def test_what_is_kept(inventory: Inventory, keep: int, pinned: set[str]) -> None:
+    drop = store.superfluous(inventory, keep, pinned, ENDS)
+    kept = [r for r in inventory.snapshots if r not in drop]
+    assert [r for r in inventory.snapshots if r in drop] == list(drop)
+    assert not {r.name for r in drop} & pinned
+    assert all(r.iter != ENDS[r.stage] for r in drop)
+    assert inventory.snapshots[-1:] == tuple(kept[-1:])
+    assert all(r in kept for r in inventory.of("gone"))
+    for stage in ENDS:
+        newest = inventory.of(stage)[-keep:]
+        assert all(r in kept for r in newest)
+        needless = [
+            r for r in inventory.of(stage) if r not in newest and r.name not in pinned and r.iter != ENDS[stage]
+        ]
+        assert [r for r in drop if r.stage == stage] == needless
+
+
+@given(inventories, st.integers(1, 4), pins)
+def test_dropping_again_drops_nothing(inventory: Inventory, keep: int, pinned: set[str]) -> None:
+    drop = store.superfluous(inventory, keep, pinned, ENDS)
+    left = Inventory(tuple(r for r in inventory.snapshots if r not in drop))
+    assert store.superfluous(left, keep, pinned, ENDS) == ()
+    assert all(r in drop for r in store.superfluous(inventory, keep + 1, pinned, ENDS))
+
+
+def test_a_later_attempt_is_newer_than_a_later_iteration() -> None:
+    """A stage trained anew from the start: its old snapshots go first."""
+    inventory = Inventory((ref("a", 3, 1), ref("a", 4, 1), ref("a", 1, 2)))
+    assert store.superfluous(inventory, 1, (), ENDS) == (ref("a", 3, 1), ref("a", 4, 1))
+
+
+def test_to_keep_none_is_an_error() -> None:
+    with pytest.raises(ValueError, match="keep"):
+        store.superfluous(Inventory(), 0, (), ENDS)
+
+
+# ---- on disk
+
+
+def commit(out: Path, stage: str, iter: int, attempt: int = 1) -> SnapshotRef:
+    files = {"m": str(iter).encode()}
+    return store.commit(
+        DISK,
+        out,
+        store.Metadata(place=store.Place(stage, iter, attempt), parent="", identity={}, environment={}),
+        files=files,
+        content=["m"],
+    )
+
+
+def test_the_inventory_is_oldest_first(tmp_path: Path) -> None:
+    store.prepare(DISK, tmp_path)
+    for stage, iter, attempt in [("b", 100, 1), ("a", 20, 2), ("a", 5, 1), ("a", 100, 1), ("a", 100_000_000, 1)]:
+        commit(tmp_path, stage, iter, attempt)
+    found = [(r.attempt, r.iter, r.stage) for r in store.inventory(DISK, tmp_path).snapshots]
+    assert found == [(1, 5, "a"), (1, 100, "a"), (1, 100, "b"), (1, 100_000_000, "a"), (2, 20, "a")]
+
+
+def test_drop_deletes_one(tmp_path: Path) -> None:
+    store.prepare(DISK, tmp_path)
+    first, second = commit(tmp_path, "a", 1), commit(tmp_path, "a", 2)
+    store.drop(DISK, tmp_path, first)
+    assert os.listdir(tmp_path / "snapshots") == [second.name]
+
+
+def test_what_nfs_holds_on_to_waits_for_the_next_sweep(tmp_path: Path) -> None:
+    """A reader on another host has a file open: unlink leaves `.nfsXXXX`, which can't be deleted yet."""
+    store.prepare(DISK, tmp_path)
+    old = commit(tmp_path, "a", 1)
+    commit(tmp_path, "a", 2)
+
+    class Busy(LocalDisk):
+        def unlink(self, path: Path) -> None:
+            if path.name == "m":
+                raise OSError(16, "Device or resource busy")
+            super().unlink(path)
+
+    store.drop(Busy(), tmp_path, old)
+    assert [r.iter for r in store.inventory(DISK, tmp_path).snapshots] == [2]
+    (held,) = store.sweep(Busy(), tmp_path)
+    assert held.startswith(".trash-a-00000001")
+    assert store.sweep(DISK, tmp_path) == ()
+    assert os.listdir(tmp_path / "snapshots") == ["a-00000002-a0001"]
+
+
+def test_sweep_deletes_leftovers_and_nothing_else(tmp_path: Path) -> None:
+    store.prepare(DISK, tmp_path)
+    root = tmp_path / "snapshots"
+    kept = commit(tmp_path, "a", 1)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_bytes(b"x")
+    for name in (
+        ".tmp-a-00000002-a0001-00ff00ff",
+        ".trash-a-00000003-a0001-00ff00ff",
+        ".bad-a-00000004-a0001",
+        "mine",
+        ".tmp-mine",
+    ):
+        (root / name).mkdir()
+        (root / name / "f").write_bytes(b"x")
+    (root / ".tmp-probe-00ff00ff").write_bytes(b"x")
+    (root / ".tmp-link-00ff00ff").symlink_to(elsewhere)
+    results = tmp_path / "results" / "ensembles"
+    results.mkdir(parents=True)
+    for folder in (results, results.parent, tmp_path):
+        for name in (".tmp-r.json-00ff00ff", "r.json"):
+            (folder / name).write_bytes(b"{}")
+    assert store.attempts_seen(DISK, tmp_path) == (1,)
+    assert store.sweep(DISK, tmp_path) == ()
+    assert sorted(os.listdir(root)) == [".bad-a-00000004-a0001", ".tmp-mine", kept.name, "mine"]
+    assert os.listdir(results) == ["r.json"] and sorted(os.listdir(results.parent)) == ["ensembles", "r.json"]
+    assert sorted(os.listdir(tmp_path)) == ["elsewhere", "r.json", "results", "snapshots"]
+    assert (elsewhere / "precious").exists()
+
+
+def test_sweep_names_the_results_that_are_held_and_the_folder_that_is_none(tmp_path: Path) -> None:
+    store.prepare(DISK, tmp_path)
+    held = tmp_path / "results" / ".trash-r-00ff00ff"
+    (held / "inside").mkdir(parents=True)
+    assert store.sweep(DISK, tmp_path) == (held.name,)
+    (held / "inside").rmdir()
+    held.rmdir()
+    held.parent.rmdir()
+    held.parent.touch()
+    with pytest.raises(StorageError, match=f"in {held.parent}: "):
+        store.sweep(DISK, tmp_path)
+
+
+def test_a_folder_that_somebody_put_inside_is_not_deleted(tmp_path: Path) -> None:
+    store.prepare(DISK, tmp_path)
+    old = commit(tmp_path, "a", 1)
+    (tmp_path / "snapshots" / old.name / "notes").mkdir()
+    (tmp_path / "snapshots" / old.name / "notes" / "f").write_bytes(b"x")
+    store.drop(DISK, tmp_path, old)
+    (held,) = store.sweep(DISK, tmp_path)
+    assert os.listdir(tmp_path / "snapshots" / held) == ["notes"]
+
+
+def test_attempts_are_seen_in_whatever_is_left_of_them(tmp_path: Path) -> None:
+    store.prepare(DISK, tmp_path)
+    for attempt in (1, 2, 3):
+        commit(tmp_path, "a", 1, attempt)
+    root = tmp_path / "snapshots"
+    os.rename(root / "a-00000001-a0002", root / ".tmp-a-00000001-a0007-0123abcd")
+    store.set_aside(DISK, tmp_path, "a-00000001-a0003")
+    (root / "a-00000001-a0003").mkdir()
+    assert store.set_aside(DISK, tmp_path, "a-00000001-a0003") == ".bad-a-00000001-a0003-2"
+    assert store.attempts_seen(DISK, tmp_path) == (1, 3, 7)
+    assert is_leftover(".tmp-a-00000001-a0007-0123abcd")

@@ -1,0 +1,106 @@
+"""Snapshots of networks that nobody trained, and small LMDBs, for tests of what is done with a snapshot afterwards."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from click.testing import CliRunner, Result
+from torch import nn
+
+from stagerun import store
+from stagerun.base import recipe
+from stagerun.cli import main
+from stagerun.data.write import write_lmdb
+from stagerun.engine.codec import encode
+from stagerun.language import canonical, load
+from stagerun.language.proto import caffe_pb2
+from stagerun.models import build
+from stagerun.train.progress import AVERAGE, MOMENTUM, RECIPE, STATE, WEIGHTS
+
+SCHEDULE = """name: "stored"
+model {{ {model} }}
+data {{
+  train {{ source: "{data}" images: {images} }}
+  {val}
+}}
+solver {{
+  base_lr: 0.1 lr_policy: "fixed" max_iter: 3 batch_size: 4 device_batch_size: 2 test_batch_size: 5 {solver}
+}}
+stage {{ name: "only" }}
+"""
+
+
+def stagerun(*arguments: object) -> Result:
+    """The command, in this process: importing torch takes longer than most of what is tested here."""
+    result = CliRunner().invoke(main, [str(word) for word in arguments], prog_name="stagerun")
+    assert result.exit_code != 70 and "Traceback" not in result.output, result.output
+    return result
+
+
+def make_lmdb(folder: Path, images: np.ndarray, labels: np.ndarray) -> Path:
+    """uint8 [N, height, width, channels] as raw Datum records."""
+
+    def datum(image: np.ndarray, label: int) -> bytes:
+        h, w, c = image.shape
+        data = image.transpose(2, 0, 1).tobytes()
+        return caffe_pb2.Datum(channels=c, height=h, width=w, data=data, label=int(label)).SerializeToString()
+
+    write_lmdb(str(folder), [datum(i, n) for i, n in zip(images, labels, strict=True)])
+    return folder
+
+
+def pictures(n: int, height: int, width: int, channels: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    return rng.integers(0, 256, (n, height, width, channels), dtype=np.uint8), rng.integers(0, classes, n)
+
+
+def make_schedule(folder: Path, model: str, solver: str, data: Path | None = None, images: int = 1) -> recipe.Schedule:
+    """`data` is an LMDB of so many `images` for evaluations; None: the schedule has none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    val = "" if data is None else f'val {{ source: "{data}" images: {images} }}'
+    text = SCHEDULE.format(model=model, solver=solver, data=data or "/nowhere", images=images, val=val)
+    (folder / "schedule.prototxt").write_text(text)
+    (folder / "only.prototxt").write_text("")
+    return load(folder)
+
+
+def network(model: recipe.Model, seed: int) -> nn.Module:
+    """Fresh weights, and BatchNorm statistics that are not those of a fresh network."""
+    torch.manual_seed(seed)
+    net = build(model)
+    for name, buffer in net.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.normal_(0, 0.1)
+        if name.endswith("running_var"):
+            buffer.uniform_(0.5, 2)
+    return net.eval()
+
+
+def make_snapshot(out: Path, schedule: recipe.Schedule, seed: int = 1, ema: int | None = None, iter: int = 3) -> Path:
+    """The directory of a snapshot of the only stage with the weights of `network(seed)`, and averaged ones of seed `ema`."""
+    disk = store.LocalDisk()
+    stage = schedule.stages[0]
+    dtype = torch.float64 if stage.solver.precision is recipe.Precision.FP64 else torch.float32
+    files = {
+        WEIGHTS: encode(network(schedule.model, seed).to(dtype).state_dict()),
+        MOMENTUM: encode({}),
+        STATE: b'{"position": 12, "train_seconds": 1.0, "losses": []}',
+        RECIPE: canonical(schedule).encode(),
+    }
+    if ema is not None:
+        averaged = network(schedule.model, ema).to(dtype).state_dict()
+        files[AVERAGE] = encode({k: t for k, t in averaged.items() if t.is_floating_point()})
+    store.prepare(disk, out)
+    ref = store.commit(
+        disk,
+        out,
+        store.Metadata(
+            place=store.Place(stage.name, iter, 1),
+            parent="",
+            identity=stage.identity,
+            environment={"stagerun": "0.0.9"},
+        ),
+        files=files,
+        content=[n for n in files if "." in n],
+    )
+    return out / "snapshots" / ref.name

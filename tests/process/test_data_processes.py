@@ -1,0 +1,367 @@
+"""Data and processes: what is killed, stopped, cut off or left open while it makes, copies or reads an LMDB."""
+
+import fcntl
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import made_images
+import pytest
+from test_data_lmdb import VALUES as VALUES
+from test_data_lmdb import made as made
+from test_data_scratch import BLOCK as BLOCK
+from test_data_scratch import HOME as HOME
+from test_data_scratch import disk as disk
+from test_data_scratch import folders as folders
+from test_data_scratch import one as one
+from test_data_scratch import small_blocks as small_blocks
+from test_data_scratch import source as source
+from test_data_scratch_cli import data as data
+from test_import_engine import content as content
+from test_import_engine import expected as expected
+from test_import_engine import small_commits as small_commits
+
+from stagerun.base.errors import FolderInUseError
+from stagerun.data.scratch import (
+    CopyStopped,
+    How,
+    Progress,
+    look,
+    unstage,
+)
+from stagerun.data.write import write_lmdb
+from stagerun.system.lmdb_file import SIDE_FILE
+from stagerun.tools.data import fashion
+from stagerun.tools.data.partial import Partial
+
+SIGNALLED = """
+import os, sys
+from stagerun.cli import main
+from stagerun.tools.data import engine
+commits, number = map(int, sys.argv[1:3])
+sys.argv[:3] = ["stagerun"]
+engine.RECORDS_PER_COMMIT = 5
+whole = engine._Writer._commit
+def commit(self, chunk):
+    global commits
+    whole(self, chunk)
+    commits -= 1
+    if commits == 0:
+        os.kill(os.getpid(), number)
+engine._Writer._commit = commit
+main()
+"""
+
+
+def signalled(commits: int, number: int, *words: str | Path) -> tuple[int, str]:
+    """(exit code, stderr) of a command that gets the signal behind so many commits; with 0 it gets none."""
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, str(commits), str(int(number)), "data", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    return done.returncode, done.stderr
+
+
+def test_killed_stopped_and_gone_on_with(tmp_path: Path) -> None:
+    rng = random.Random(4)
+    images = made_images.class_folders(tmp_path / "images", 40)
+    for i in range(40, 400):  # the same pictures, under other names
+        (images / f"n{i % 3:08d}" / f"{i}.JPEG").write_bytes(made_images.jpeg(i % 7))
+    words = ("import", images, tmp_path / "out", "--threads", "2")
+    assert signalled(rng.randint(3, 12), signal.SIGKILL, *words)[0] == -signal.SIGKILL
+    for number in (signal.SIGTERM, signal.SIGINT):
+        code, errors = signalled(rng.randint(3, 12), number, *words)
+        assert code == 75 and "goes on behind" in errors and "the same command goes on" in errors
+    assert signalled(0, 0, *words)[0] == 0
+    assert signalled(0, 0, *words[:2], tmp_path / "whole", "--threads", "1")[0] == 0
+    assert (tmp_path / "out" / SIDE_FILE).read_bytes() == (tmp_path / "whole" / SIDE_FILE).read_bytes()
+    assert data("verify", tmp_path / "out").exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out", "whole"]
+
+
+def test_without_a_folder_it_says_how_to_call_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stagerun.tools.data.fashion"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert done.returncode == 64 and "usage" in done.stderr
+
+
+def test_a_cut_off_lmdb_is_an_error_not_a_bus_error(tmp_path: Path, made: str) -> None:
+    whole = Path(made, "data.mdb").read_bytes()
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    program = (
+        "import sys\n"
+        "from stagerun.data.records import LmdbSource\n"
+        "from stagerun.base.errors import DataError\n"
+        "for path in sys.argv[1:]:\n"
+        "    try:\n"
+        "        source = LmdbSource(path)\n"
+        "        [source.get(i) for i in range(len(source))]\n"
+        "    except DataError as error:\n"
+        "        print(error.message)\n"
+    )
+    paths = []
+    for length in (4096, 8192, 8193, len(whole) // 2, len(whole) - 4096, len(whole) - 1):
+        path = folder / str(length)
+        path.mkdir()
+        (path / "data.mdb").write_bytes(whole[:length])
+        paths.append(str(path))
+    done = subprocess.run([sys.executable, "-c", program, *paths], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == len(paths)
+    assert all("is cut off" in line for line in done.stdout.splitlines()[1:])
+
+
+def test_a_kill_half_way_leaves_no_lmdb_under_the_final_name(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from stagerun.data.write import write_lmdb\n"
+        "def values():\n"
+        "    for i in range(5000):\n"
+        "        yield bytes(1000)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "write_lmdb(sys.argv[1], values())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "db")], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == ["db.partial"]
+    assert write_lmdb(str(tmp_path / "db"), VALUES) == 300
+
+
+def test_a_full_disk_is_a_storage_error(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for the full disk; its signal is ignored, as Python does."""
+    program = (
+        "import resource, sys\n"
+        "from stagerun.data.write import write_lmdb\n"
+        "from stagerun.base.errors import StorageError\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "try:\n"
+        "    write_lmdb(sys.argv[1], (bytes(5000) for _ in range(2000)))\n"
+        "except StorageError as error:\n"
+        "    print(error.render())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "db")], capture_output=True, text=True, timeout=60
+    )
+    assert "can't be written" in done.stdout, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interpreter_with_an_open_stream_exits() -> None:
+    program = (
+        "import numpy as np\n"
+        "from test_data_loader import endless, loader\n"
+        "stream = loader(depth=1, threads=3).stream(endless())\n"
+        "next(stream)\n"
+        "print('done')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parents[1] / "fast",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+SMALL_BLOCKS = f"from stagerun.data.scratch import *; from stagerun.data.scratch import blocks, layout; blocks.BLOCK = layout.BLOCK = {BLOCK}\n"
+
+
+def python(program: str, *arguments: object) -> "subprocess.Popen[str]":
+    words = [sys.executable, "-c", SMALL_BLOCKS + program, *map(str, arguments)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+
+def test_many_processes_at_once_make_one_copy(source: str, disk: Path) -> None:
+    program = "import sys; c, = stage([look(sys.argv[1])], sys.argv[2], 0); print(c.path, c.how.name)"
+    running = [python(program, source, disk) for _ in range(4)]
+    lines = [process.communicate(timeout=60)[0].split() for process in running]
+    assert len({path for path, _ in lines}) == 1 and len(folders(disk)) == 1
+    assert sorted(how for _, how in lines) == ["COPIED"] + ["THERE"] * 3
+
+
+def test_a_killed_copy_is_gone_on_from(source: str, disk: Path) -> None:
+    program = """
+import sys, threading
+def watch(progress):
+    if progress.done > 5 * blocks.BLOCK:
+        print("half", flush=True)
+        threading.Event().wait()
+stage([look(sys.argv[1])], sys.argv[2], 0, watch=watch, beside=True)
+"""
+    with python(program, source, disk) as process:
+        assert process.stdout is not None and process.stdout.readline() == "half\n"
+        assert folders(disk) == [look(source).name + ".partial"]
+        process.send_signal(signal.SIGKILL)
+    copy = one(source, disk)
+    size = look(source).size
+    assert size - 6 * BLOCK <= copy.bytes <= size - 5 * BLOCK, "what was written and checked is not copied again"
+    assert Path(copy.path, "data.mdb").read_bytes() == Path(source, "data.mdb").read_bytes() and folders(disk) == [
+        look(source).name
+    ]
+
+
+def test_waiting_ends_when_the_other_is_killed_or_one_is_told_to_stop(source: str, disk: Path) -> None:
+    (disk / HOME).mkdir(mode=0o700)
+    lock = disk / HOME / f"{look(source).name}.lock"
+    program = (
+        "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print(1, flush=True); time.sleep(60)"
+    )
+    with python(program, lock) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        seen: list[Progress] = []
+        with pytest.raises(CopyStopped):
+            one(source, disk, watch=seen.append, stop=lambda: len(seen) > 1)
+        assert seen[0] == Progress(0, look(source).size, waiting=True)
+
+        def kill(progress: Progress) -> None:
+            process.kill()
+
+        copy = one(source, disk, watch=kill)
+    assert copy.how is How.COPIED
+
+
+def test_a_copy_in_use_by_a_process_that_died_is_free(source: str, disk: Path) -> None:
+    program = "import sys, time; c = stage([look(sys.argv[1])], sys.argv[2], 0); print(1, flush=True); time.sleep(60)"
+    with python(program, source, disk) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert [r.kept for r in unstage(str(disk), None)] == ["is in use"]
+        process.kill()
+    assert [r.kept for r in unstage(str(disk), None)] == [""]
+
+
+def test_a_signal_stops_it_and_the_same_command_goes_on(base: Path, disk: Path) -> None:
+    train = base / "data" / "train_lmdb"
+    words = ["data", "stage", str(train), "--scratch", str(disk), "--reserve", "0"]
+    home = disk / HOME
+    home.mkdir(mode=0o700)
+    held = os.open(home / "lock", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stagerun", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    end = time.monotonic() + 60
+    while not (home / f"{look(str(train)).name}.lock").exists():  # then it has its handlers, and waits for ours
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    os.close(held)
+    assert process.returncode == 75 and out == "", err
+    assert "stopped; the same command goes on where it was" in err and "Traceback" not in err
+    assert data(*words[1:]).exit_code == 0
+    assert [removal.kept for removal in unstage(str(disk), None)] == [""]
+
+
+def test_who_may_not_write_cannot_hold_an_import_up_and_a_killed_one_is_not_named_as_the_holder(tmp_path: Path) -> None:
+    partial = Partial(tmp_path / "db")
+    lock = partial.folder / "lock"
+    with partial:
+        assert lock.stat().st_mode & 0o777 == 0o600 and f"process {os.getpid()} on" in lock.read_text()
+        with pytest.raises(FolderInUseError, match=f"another import works on it: process {os.getpid()} on"):
+            Partial(tmp_path / "db").__enter__()
+    assert lock.read_text() == ""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    lock.write_text(f"process {ended.pid} on {os.uname().nodename}")
+    with open(lock) as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(FolderInUseError, match="another import works on it: it has just started"):
+            Partial(tmp_path / "db").__enter__()
+
+
+# Forks at once, since it has one thread; ends each child at its N-th line of the modules that write.
+KILLER = """
+import json, os, signal, sys, threading
+from pathlib import Path
+import test_import_engine as t
+from stagerun.data import index, write
+from stagerun.tools.data import engine, partial
+engine.RECORDS_PER_COMMIT, engine.BYTES_PER_COMMIT = 9, 20_000
+FILES = {m.__file__ for m in (index, write, engine, partial)}
+root = Path(sys.argv[1])
+
+def life(out, kill_at):
+    # Lines until the end, or 0 where it was killed.
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        lines = 0
+        def trace(frame, event, argument):
+            nonlocal lines
+            if frame.f_code.co_filename not in FILES:
+                return None
+            if event == "line":
+                lines += 1
+                if lines == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+        threading.settrace(trace); sys.settrace(trace)
+        t.run(t.Numbers(), str(out), t.job())
+        os.write(write, str(lines).encode())
+        os._exit(0)
+    os.close(write)
+    text = os.read(read, 100).decode()
+    os.close(read)
+    os.waitpid(child, 0)
+    return int(text or 0)
+
+lines = life(root / "count", 0)
+report = {"lines": lines, "killed": 0}
+for n, kill_at in enumerate([*range(20, lines, lines // 25), *range(lines - 240, lines, 7)]):
+    out = root / f"out{n}"
+    report["killed"] += life(out, kill_at) == 0
+    report["killed"] += life(out, kill_at // 2) == 0
+    if life(out, 0) == 0:
+        print("failed at", kill_at)
+print(json.dumps(report))
+"""
+
+
+def test_killed_anywhere(tmp_path: Path, expected: tuple[dict[bytes, bytes], bytes, bytes]) -> None:
+    here = Path(__file__).parents[1] / "fast"
+    path = f"{here}:{here.parent / 'help'}:{here.parents[1]}"
+    done = subprocess.run(
+        [sys.executable, "-c", KILLER, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    outs = sorted(tmp_path.glob("out*"))
+    assert report["killed"] > len(outs) > 40
+    assert not [path for path in outs if "partial" in path.name]
+    assert all(content(out) == expected for out in outs)
+
+
+def test_debians_package_is_unpacked_below_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """apt-get and dpkg-deb run inside the folder, so a path given to them must not start where we are."""
+    programs = {
+        "apt-get": "#!/bin/sh\n: > dataset.deb\n",
+        "dpkg-deb": '#!/bin/sh\n[ -f "$2" ] || exit 1\nmkdir -p "$3/usr/share/datasets/fashion-mnist"\n',
+    }
+    (tmp_path / "bin").mkdir()
+    for name, text in programs.items():
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    assert fashion._unpack(Path("cache"), lambda text: None).is_dir()

@@ -1,0 +1,241 @@
+"""Averaged weights: the formula, that training doesn't notice them, and what of them is saved, resumed and evaluated."""
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import processes
+import pytest
+import small
+import tiny
+import torch
+from engine_help import CPU, SOLVER, ConvNet, assert_same, dataset, tensors, updates
+from torch import Tensor
+
+from stagerun.base.recipe import ParamRule, Precision
+from stagerun.comm import SoloComm
+from stagerun.engine.codec import decode, encode
+from stagerun.engine.state import Capture, TrainState, average, make_state, momentum, restore, weights
+
+BATCHES = [dataset(8, seed=i) for i in range(7)]
+WITH_EMA = replace(SOLVER, ema_decay=0.8, ema_interval=2, param=(ParamRule(name="conv1.*", lr_mult=0),))
+
+
+def trained(solver=WITH_EMA, count: int = 7) -> TrainState:
+    return updates(ConvNet(), solver, BATCHES[:count], SoloComm())[0]
+
+
+def course(solver=WITH_EMA) -> Iterator[dict[str, Tensor]]:
+    """The weights and statistics after 0, 1, 2, ... iterations."""
+    state = make_state(ConvNet(), solver, CPU)
+    yield {k: t.clone() for k, t in weights(state).items()}
+    for batch in BATCHES:
+        updates(state.model, solver, [batch], SoloComm(), state=state)
+        yield {k: t.clone() for k, t in weights(state).items()}
+
+
+def test_the_average_is_the_formula_over_weights_and_statistics() -> None:
+    seen = list(course(SOLVER))
+    state = trained(replace(WITH_EMA, param=()))
+    found = average(state)
+    assert {"fc.bias", "bn1.weight", "bn2.running_mean", "bn2.running_var"} < found.keys()
+    assert found.keys() == {name for name, t in seen[0].items() if t.is_floating_point()}, "all but the counters"
+    for name, tensor in found.items():
+        expected = seen[0][name].numpy()
+        for iter in (2, 4, 6):
+            expected = 0.8 * expected + (1 - 0.8) * seen[iter][name].numpy()
+        assert np.abs(tensor.numpy() - expected).max() <= 1e-12 * max(1e-3, np.abs(expected).max()), name
+    assert not torch.equal(found["fc.weight"], seen[7]["fc.weight"])
+
+
+def test_what_is_frozen_is_its_own_average_to_the_bit() -> None:
+    before = ConvNet().double().conv1.weight.detach()
+    assert torch.equal(average(trained())["conv1.weight"], before)
+
+
+def test_training_does_not_notice() -> None:
+    assert_same(tensors(trained(replace(WITH_EMA, ema_decay=None))), tensors(trained()))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_in_place_of_the_weights_and_back_to_the_bit(fails: bool) -> None:
+    state = trained()
+    before, averaged = tensors(state), {k: t.clone() for k, t in average(state).items()}
+    assert state.average is not None
+    try:
+        with state.average.in_place():
+            inside = {k: weights(state)[k].clone() for k in averaged}
+            running = state.statistics.running.clone()
+            if fails:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert fails
+    assert_same(inside, averaged)
+    assert_same(tensors(state), before)
+    assert torch.equal(state.statistics.running, torch.cat([
+        before[f"{layer}.running_{kind}"] for layer in ("bn1", "bn2") for kind in ("mean", "var")
+    ]))  # fmt: skip
+    assert not torch.equal(running, state.statistics.running)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_saved_in_mid_interval_and_resumed_it_is_the_same_to_the_bit(channels_last: bool) -> None:
+    solver = replace(WITH_EMA, channels_last=channels_last, precision=Precision.FP32)
+    half = trained(solver, 3)
+    capture = Capture(half)
+    capture.take(half)
+    fresh = make_state(ConvNet(), solver, CPU)
+    restore(weights(fresh), decode(encode(capture.weights)))
+    restore(momentum(fresh), decode(encode(capture.momentum)))
+    restore(average(fresh), decode(encode(capture.average)))
+    fresh.iter = 3
+    updates(fresh.model, solver, BATCHES[3:], SoloComm(), state=fresh)
+    assert_same(average(trained(solver)), average(fresh))
+
+
+# -- whole runs: LAMB, one stage after another, BatchNorm without layer-wise rates
+
+LAMB = 'type: "LAMB" delta: 1e-6 param { kind: NORM decay_mult: 0 adapt: false }'
+FROZEN = 'param { name: "fc.bias" lr_mult: 0 }'
+EMA = "ema_decay: 0.7 ema_interval: 3"
+STAGES = {
+    "init": f'{FROZEN} {LAMB} base_lr: 0.01 lr_policy: "poly" power: 1 max_iter: 6 test_interval: 4 {EMA}',
+    "cyc1": f'{LAMB} base_lr: 0.01 lr_policy: "fixed" max_iter: 5 carry {{ momentum: KEEP }}',
+    "collapse": f'base_lr: 0.001 lr_policy: "fixed" max_iter: 3 {EMA}',
+    "early": f'{LAMB} base_lr: 0.01 lr_policy: "fixed" max_iter: 3',
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """data/ and schedule/, and straight1/ and straight2/: outputs of uninterrupted runs of 1 and 2 workers."""
+    base = tmp_path_factory.mktemp("ema")
+    tiny.make_data(base / "data")
+    schedule = small.make_schedule(base / "schedule", base / "data", **STAGES)
+    for nproc in (1, 2):
+        done = small.run(schedule, base / f"straight{nproc}", nproc=nproc)
+        assert done.returncode == 0, done.stdout + done.stderr
+        (base / f"straight{nproc}.txt").write_text(done.stdout)
+    return base
+
+
+def snapshot(out: Path, name: str, file: str) -> dict[str, Tensor]:
+    return decode((out / "snapshots" / f"{name}-a0001" / f"{file}.safetensors").read_bytes())
+
+
+def results(out: Path) -> dict[str, dict]:
+    found = (json.loads(path.read_text()) for path in (out / "results").iterdir())
+    return {result["stage"]: result for result in found}
+
+
+def test_both_weights_are_evaluated_and_shown(base: Path) -> None:
+    lines = (base / "straight1.txt").read_text().splitlines()
+    assert "  batch 16 = 4 x 4, LAMB, momentum 0.9, momentum2 0.999, EMA 0.7 every 3 iterations, poly" in lines
+    for iter in (4, 6):
+        told = [line.split(" top-1")[0] for line in lines if line.startswith(f"init {iter}: ") and "top-1" in line]
+        assert told == [f"init {iter}: test", f"init {iter}: EMA test"]
+    table = lines[-6:]
+    assert table[0].split("  ")[-2].strip() == "EMA top-1"
+    assert [line.count(" %") for line in table] == [0, 3, 2, 3, 2, 0]
+    found = results(base / "straight1")
+    assert found["init"]["ema_test_loss"] != found["init"]["test_loss"]
+    assert found["collapse"]["ema_top5"] is not None and found["cyc1"]["ema_top1"] is None
+
+
+def test_the_snapshot_has_the_average_and_the_next_stage_starts_without(base: Path) -> None:
+    out = base / "straight1"
+    averaged, model = snapshot(out, "init-00000006", "ema"), snapshot(out, "init-00000006", "model")
+    assert averaged.keys() == {name for name, t in model.items() if t.is_floating_point()}
+    assert not torch.equal(averaged["fc.weight"], model["fc.weight"])
+    assert not (out / "snapshots" / "cyc1-00000005-a0001" / "ema.safetensors").exists()
+    manifest = (out / "snapshots" / "init-00000006-a0001" / "MANIFEST.json").read_text()
+    content = json.loads(manifest[: manifest.rindex("}") + 1])["content"]
+    assert content == ["ema.safetensors", "model.safetensors", "optim.safetensors"]
+    # The average of `collapse` began with the trained weights of `cyc1`, and moved once.
+    first, last = snapshot(out, "cyc1-00000005", "model"), snapshot(out, "collapse-00000003", "model")
+    for name, tensor in snapshot(out, "collapse-00000003", "ema").items():
+        assert torch.allclose(tensor, 0.7 * first[name] + 0.3 * last[name], rtol=1e-5, atol=1e-6), name
+
+
+def test_averaging_and_evaluating_change_nothing_in_training(base: Path, tmp_path: Path) -> None:
+    without = {name: text.replace(EMA, "").replace("test_interval: 4", "") for name, text in STAGES.items()}
+    schedule = small.make_schedule(tmp_path / "schedule", base / "data", **without)
+    done = small.run(schedule, tmp_path / "out")
+    assert done.returncode == 0 and "EMA" not in done.stdout
+    for name in ("init-00000006", "cyc1-00000005", "collapse-00000003", "early-00000003"):
+        for file in ("model", "optim"):
+            assert_same(snapshot(base / "straight1", name, file), snapshot(tmp_path / "out", name, file))
+
+
+def test_what_adam_counts_is_carried_over_with_its_averages(base: Path) -> None:
+    def counts(name: str) -> tuple[int | None, int | None]:
+        kept = snapshot(base / "straight1", name, "optim")
+        assert {key.split("/")[0] for key in kept} == {"mean", "squares", "t"}
+        weight, bias = (kept.get(f"t/fc.{part}") for part in ("weight", "bias"))
+        return None if weight is None else int(weight), None if bias is None else int(bias)
+
+    assert counts("init-00000006") == (6, None)
+    assert counts("cyc1-00000005") == (11, 5), "KEEP; the bias was frozen before"
+    assert counts("early-00000003") == (3, 3), "ZERO"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_stopped_and_resumed_it_ends_in_the_same_bits(base: Path, tmp_path: Path, nproc: int) -> None:
+    out = tmp_path / "out"
+    if nproc == 1:
+        first = small.start(base / "schedule", out, *small.ENDLESS)
+        small.wait_for(out / "snapshots" / "init-00000002-a0001", first)
+        first.process.send_signal(signal.SIGTERM)
+        code, text = first.wait(timeout=90)
+        assert code == 75, text
+    else:  # what a kill leaves
+        shutil.copytree(
+            base / "straight2", out, ignore=shutil.ignore_patterns("results", "init-*6-*", "c*-0*", "early-*")
+        )
+    second = small.run(base / "schedule", out, *small.AGAIN, nproc=nproc)
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert nproc == 1 or "init: iterations 4 to 6" in second.stdout
+    assert processes.ends(out) == processes.ends(base / f"straight{nproc}")
+    for stage, result in results(base / f"straight{nproc}").items():
+        told = results(out)[stage]
+        assert all(told[field] == result[field] for field in result if "top" in field or "loss" in field)
+
+
+@pytest.mark.slow
+def test_a_stage_kept_as_it_is_has_no_average_to_evaluate_nor_to_go_on_from(base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(base / "straight1", out)
+    changed = {**STAGES, "cyc1": f"{STAGES['cyc1']} {EMA}"}
+    schedule = small.make_schedule(tmp_path / "schedule", base / "data", **changed)
+    shutil.rmtree(out / "results")
+    done = small.run(schedule, out, "--keep", "cyc1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "cyc1 5: test" in done.stdout and "cyc1 5: EMA" not in done.stdout and "init 6: EMA test" in done.stdout
+
+    shutil.rmtree(out / "snapshots" / "cyc1-00000005-a0001")
+    refused = small.run(schedule, out, "--keep", "cyc1", "--keep", "collapse")
+    assert refused.returncode == 78
+    assert "cyc1-00000004-a0001 does not fit stage `cyc1`: it has no averaged weights to go on from" in refused.stderr
+
+
+@pytest.mark.slow
+def test_momentum_of_a_kept_stage_of_another_type_is_refused(base: Path, tmp_path: Path) -> None:
+    """The files say LAMB after LAMB; what is kept on disk was trained by SGD."""
+    sgd = {**STAGES, "init": small.STAGES["init"], "cyc1": small.STAGES["cyc1"]}
+    schedule = small.make_schedule(tmp_path / "schedule", base / "data", **sgd)
+    for stage in ("cyc1", "collapse", "early"):
+        schedule.joinpath(f"{stage}.prototxt").write_text(small.STAGES[stage])
+    out = tmp_path / "out"
+    assert small.run(schedule, out).returncode == 0
+    for folder in (out / "snapshots").iterdir():
+        if not folder.name.startswith("init-00000006"):
+            shutil.rmtree(folder)
+    small.make_schedule(schedule, base / "data", **STAGES)
+    refused = small.run(schedule, out, "--keep", "init")
+    assert refused.returncode == 78, refused.stdout
+    assert "it remembers `steps` of its updates, and type `LAMB` goes on from `mean`, `squares`, `t`" in refused.stderr

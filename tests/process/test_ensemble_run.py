@@ -1,0 +1,388 @@
+"""Ensembles in `stagerun run`: their numbers against a computation by hand, when they are evaluated again, stops and damage."""
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import processes
+import pytest
+import small
+import tiny
+import torch
+from click.testing import CliRunner
+from torch import Tensor, nn
+
+from stagerun.base.errors import ResumeRefused
+from stagerun.base.events import EnsembleTested, Note, RunFinished, StageStarted, Stopped
+from stagerun.base.recipe import Schedule
+from stagerun.cli import main
+from stagerun.comm import SoloComm
+from stagerun.data.loaders import training_loader
+from stagerun.data.records import LmdbSource
+from stagerun.language import load
+from stagerun.models import BatchNorm2d
+from stagerun.system.world import World
+from stagerun.train.keeper import Keeper, Selection
+from stagerun.train.logs.caffe_log import CaffeLog
+from stagerun.train.logs.course import course
+from stagerun.train.stored import load_network, open_snapshot
+from stagerun.train.walk import run
+
+CPU = torch.device("cpu")
+# So that all stages look at the same pictures: `collapse` trains on images that are not cut.
+SEEN = "solver {\n  test_transform_param { crop_size: 28 mean_value: 73 scale: 0.0111 }"
+ENSEMBLES = """
+ensemble { name: "both" members: ["early", "collapse"] }
+ensemble { name: "three" members: ["cyc1", "collapse", "early"] rule: MEAN_LOGIT }
+ensemble { name: "soup" members: ["early", "collapse"] rule: WEIGHT_AVERAGE batch_norm_iter: 5 }
+"""
+NAMES = ("both", "three", "soup")
+
+
+def make_schedule(folder: Path, data: Path, ensembles: str = ENSEMBLES, **stages: str) -> Path:
+    small.make_schedule(folder, data, **stages)
+    file = folder / "schedule.prototxt"
+    file.write_text(file.read_text().replace("solver {", SEEN, 1) + ensembles)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """data/, schedule/, its output out/, and what was printed in out.txt."""
+    base = tmp_path_factory.mktemp("ensembles")
+    tiny.make_data(base / "data")
+    make_schedule(base / "schedule", base / "data")
+    done = small.run(base / "schedule", base / "out", "--log", "tensorboard")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (base / "out.txt").write_text(done.stdout)
+    return base
+
+
+@pytest.fixture
+def out(base: Path, tmp_path: Path) -> Path:
+    """A copy of what was trained and evaluated."""
+    shutil.copytree(base / "out", tmp_path / "out")
+    return tmp_path / "out"
+
+
+def result(out: Path, name: str) -> dict[str, Any]:
+    found = json.loads((out / "results" / "ensembles" / f"{name}.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def digits(out: Path, name: str) -> tuple[float, ...]:
+    found = result(out, name)
+    return found["images"], found["top1"], found["top5"], found["loss"]
+
+
+def times(out: Path) -> dict[str, int]:
+    """When each snapshot and each ensemble's result was written."""
+    files = [*out.glob("snapshots/*/MANIFEST.json"), *out.glob("results/ensembles/*.json")]
+    return {f.parent.name if f.name == "MANIFEST.json" else f.stem: f.stat().st_mtime_ns for f in files}
+
+
+def again(schedule: Path, out: Path, *overrides: str, redo: tuple[str, ...] = (), stop: bool = False) -> list[object]:
+    """The events of `run`, in this process."""
+    loaded = load(schedule, overrides)
+    keeper = Keeper(loaded, out, Selection(redo))
+    out.mkdir(exist_ok=True)
+    keeper.open()
+    try:
+        return list(run(loaded, str(out), SoloComm(), World(), CPU, keeper, lambda: stop))
+    finally:
+        keeper.close()
+
+
+def of(events: list[object], kind: type) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+# ---- the numbers
+
+
+def network(out: Path, stage: str) -> nn.Module:
+    (folder,) = out.glob(f"snapshots/{stage}-*{small_ends(stage):08d}-a*")
+    return load_network(open_snapshot(folder), CPU, ema=False)
+
+
+def small_ends(stage: str) -> int:
+    return {"cyc1": 5, "collapse": 3, "early": 3}[stage]
+
+
+def validation() -> tuple[Tensor, Tensor]:
+    stored = np.load(tiny.STORED)
+    part = slice(tiny.TRAIN_IMAGES, tiny.TRAIN_IMAGES + tiny.VAL_IMAGES)
+    images = torch.from_numpy(stored["images"][part].reshape(-1, 1, 28, 28).astype(np.float32))
+    return (images - 73) * 0.0111, torch.from_numpy(stored["labels"][part].astype(np.int64))
+
+
+def logits(model: nn.Module) -> Tensor:
+    """float64, in passes of as many images as the schedule's."""
+    with torch.no_grad():
+        parts = [model(x.to(memory_format=torch.channels_last)) for x in validation()[0].split(50)]
+    return torch.cat(parts).double()
+
+
+def by_hand(probability: Tensor) -> tuple[float, ...]:
+    labels = validation()[1]
+    order = probability.argsort(1, descending=True)
+    top1, top5 = (order[:, :n].eq(labels[:, None]).any(1).double().mean() for n in (1, 5))
+    loss = -probability.gather(1, labels[:, None]).log().mean()
+    return tiny.VAL_IMAGES, float(top1), float(top5), float(loss)
+
+
+def test_mean_probability_by_hand(base: Path) -> None:
+    members = [logits(network(base / "out", stage)).softmax(1) for stage in ("collapse", "early")]
+    assert digits(base / "out", "both") == pytest.approx(by_hand((members[0] + members[1]) / 2), rel=1e-12)
+
+
+def test_mean_logit_by_hand(base: Path) -> None:
+    members = [logits(network(base / "out", stage)) for stage in ("cyc1", "collapse", "early")]
+    assert digits(base / "out", "three") == pytest.approx(by_hand((sum(members) / 3).softmax(1)), rel=1e-12)  # type: ignore[attr-defined]
+
+
+def test_weight_average_by_hand(base: Path) -> None:
+    """The mean of weights, and of each BatchNorm layer's input over the 20 first device batches of `collapse`, the first in
+    running order."""
+    one, two = network(base / "out", "collapse"), network(base / "out", "early")
+    with torch.no_grad():
+        for mine, other in zip(one.parameters(), two.parameters(), strict=True):
+            mine.copy_((mine.double() + other.double()) / 2)
+    seen: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
+
+    def look(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        values = inputs[0].double().transpose(0, 1).flatten(1)
+        seen.setdefault(layer, []).append((values.mean(1), values.var(1)))
+
+    layers = [m for m in one.modules() if isinstance(m, BatchNorm2d)]
+    hooks = [layer.register_forward_hook(look) for layer in layers]
+    one.train()
+    with torch.no_grad():
+        for images in training_images(base, load(base / "schedule")):
+            one(images)
+    for hook in hooks:
+        hook.remove()
+    for layer in layers:
+        assert len(seen[layer]) == 20
+        layer.running_mean.copy_(torch.stack([mean for mean, _ in seen[layer]]).mean(0))
+        layer.running_var.copy_(torch.stack([var for _, var in seen[layer]]).mean(0))
+    one.eval()
+    assert digits(base / "out", "soup") == pytest.approx(by_hand(logits(one).softmax(1)), rel=1e-5)
+
+
+def training_images(base: Path, schedule: Schedule) -> Iterator[Tensor]:
+    solver = schedule.stage("collapse").solver
+    loader = training_loader(LmdbSource(str(base / "data" / "train_lmdb")), schedule, solver)
+    for position in range(0, 5 * 16, 4):
+        images = torch.from_numpy(loader.batch(position, 4).images.copy()).permute(0, 3, 1, 2).float()
+        yield ((images - 73) * 0.0111).to(memory_format=torch.channels_last)
+
+
+def test_the_gain_is_over_the_members_as_the_table_has_them(base: Path) -> None:
+    alone = {
+        json.loads(f.read_text())["stage"]: json.loads(f.read_text())["top1"] for f in base.glob("out/results/*.json")
+    }
+    found = result(base / "out", "three")
+    members = [alone[stage] for stage in ("cyc1", "collapse", "early")]
+    assert found["best_top1"] == max(members) and alone[found["best"]] == max(members)
+    assert found["mean_top1"] == pytest.approx(sum(members) / 3)
+
+
+# ---- where it is shown
+
+
+def test_the_run_says_each_and_shows_them_under_its_table(base: Path) -> None:
+    lines = (base / "out.txt").read_text().splitlines()
+    said = next(line for line in lines if line.startswith("ensemble both: MEAN_PROBABILITY of 2 stages, top-1 "))
+    assert "on 100 images in" in said
+    assert any(
+        line.startswith("both      MEAN_PROBABILITY  collapse, early ") and "waiting for" in line for line in lines
+    )
+    table = lines[-4:]
+    assert table[0].split()[:3] == ["ensemble", "members", "rule"] and "against the best" in table[0]
+    assert [line.split()[0] for line in table[1:]] == list(NAMES)
+    assert f"{100 * result(base / 'out', 'soup')['top1']:.2f} %" in table[3]
+
+
+def test_status_plan_and_report_know_them(base: Path) -> None:
+    def said(*words: object) -> str:
+        done = CliRunner().invoke(main, [str(word) for word in words], prog_name="stagerun")
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    out, both = base / "out", result(base / "out", "both")
+    for target in ((base / "schedule", "--out", out), (out,)):
+        status = json.loads(said("status", *target, "--json"))["ensembles"]
+        assert [e["name"] for e in status] == list(NAMES) and status[0]["top1"] == both["top1"]
+        assert status[0]["gain"] == both["top1"] - both["best_top1"]
+    assert "both      collapse, early        MEAN_PROBABILITY" in said("status", out)
+    planned = json.loads(said("plan", base / "schedule", "--out", out, "--json"))["ensembles"]
+    assert [(e["state"], e["batch_norm_iter"]) for e in planned] == [("done", None), ("done", None), ("done", 5)]
+    rows = said("report", out, "--by", "ensemble", "--format", "csv").splitlines()
+    assert len(rows) == 1 + 3 + 4 + 3
+    assert rows[3].split(",")[:5] == ["out", "both", "", "MEAN_PROBABILITY", repr(both["top1"])]
+    assert rows[1].split(",")[:3] == ["out", "both", "collapse"]
+    text = said("report", out)
+    assert "## Ensembles" in text and "Ensemble soup: top-1 " in text and " its best member" in text
+    page = base / "page.html"
+    said("report", out, "--output", page)
+    assert "<h2>Ensembles</h2>" in page.read_text()
+
+
+def test_a_line_that_the_log_has_lost_is_in_the_file(out: Path) -> None:
+    log = out / "log.jsonl"
+    log.write_text("".join(line for line in log.read_text().splitlines(True) if "EnsembleTested" not in line))
+    done = CliRunner().invoke(main, ["report", str(out), "--by", "ensemble", "--format", "csv"])
+    assert f"both,,MEAN_PROBABILITY,{result(out, 'both')['top1']!r}," in done.stdout
+
+
+def test_tensorboard_has_a_run_for_each(base: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for name in NAMES:
+        found = EventAccumulator(str(base / "out" / "tensorboard" / name)).Reload()
+        (point,) = found.Scalars("test/top1")
+        assert point.value == pytest.approx(result(base / "out", name)["top1"]) and point.step == 14
+
+
+def test_a_caffe_log_has_no_line_of_caffes_for_it(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from stagerun.base.snapshots import Inventory
+    from stagerun.plan import make_plan
+
+    plan = make_plan(load(base / "schedule"), Inventory())
+    log = CaffeLog(course(plan), {}, {s.stage.name: s.stage.parent for s in plan.stages})
+    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in result(base / "out", "both").items()}
+    log(EnsembleTested(**fields))
+    log(RunFinished(trained=True, seconds=1.0))
+    lines = capsys.readouterr().out.splitlines()
+    assert "stagerun:1] ensemble both: MEAN_PROBABILITY of 2 stages" in lines[0]
+    assert any("stagerun:1] both " in line for line in lines) and not any("Test net output" in line for line in lines)
+
+
+# ---- when it is evaluated
+
+
+def test_a_second_run_does_nothing(base: Path, out: Path) -> None:
+    before = times(out)
+    done = small.run(base / "schedule", out)
+    assert done.returncode == 0 and done.stdout.startswith("nothing to do: every stage is done")
+    assert [line.split()[0] for line in done.stdout.splitlines()[-3:]] == list(NAMES)
+    assert times(out) == before
+
+
+def test_two_workers_give_the_digits_of_one(base: Path, out: Path) -> None:
+    before = {name: result(out, name) for name in NAMES}
+    shutil.rmtree(out / "results" / "ensembles")
+    done = small.run(base / "schedule", out, nproc=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "stage 1/4" not in done.stdout
+    for name in NAMES:
+        now = result(out, name)
+        of_its_life = ("seconds", "attempt", "serial")
+        assert {k: v for k, v in now.items() if k not in of_its_life} == {
+            k: v for k, v in before[name].items() if k not in of_its_life
+        }
+
+
+def test_a_changed_ensemble_is_evaluated_again_and_the_others_are_not(base: Path, out: Path, tmp_path: Path) -> None:
+    changed = ENSEMBLES.replace("rule: MEAN_LOGIT", "rule: MEAN_PROBABILITY").replace("iter: 5", "iter: 4")
+    schedule = make_schedule(tmp_path / "schedule", base / "data", changed)
+    before, logit, soup = times(out), digits(out, "three"), digits(out, "soup")
+    assert [event.name for event in of(again(schedule, out), EnsembleTested)] == ["three", "soup"]
+    after = times(out)
+    assert {k for k in before if before[k] != after[k]} == {"three", "soup"}
+    assert digits(out, "three") != logit and digits(out, "soup") != soup
+
+
+def test_a_member_trained_again_is_evaluated_again(base: Path, out: Path, tmp_path: Path) -> None:
+    other = small.STAGES["early"].replace("0.02", "0.03")
+    schedule = make_schedule(tmp_path / "schedule", base / "data", early=other)
+    with pytest.raises(ResumeRefused, match="stage `early` is stale"):
+        again(schedule, out)
+    before = {name: digits(out, name) for name in NAMES}
+    events = again(schedule, out, redo=("early",))
+    assert [event.stage for event in of(events, StageStarted)] == ["early"]
+    assert [note.text for note in of(events, Note)] == [
+        "ensemble soup: BatchNorm statistics of the averaged network, over 80 images"
+    ]
+    assert all(digits(out, name) != before[name] for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    "last", [pytest.param("early-00000003-a0001.json", marks=pytest.mark.slow), "ensembles/both.json"]
+)
+def test_after_a_kill_the_same_command_evaluates_what_is_missing(base: Path, tmp_path: Path, last: str) -> None:
+    """Between the members and an ensemble, or between two of them; however late the kill comes, the end is the same."""
+    out = tmp_path / "out"
+    first = small.start(base / "schedule", out)
+    small.wait_for(out / "results" / last, first)
+    processes.kill(first, "all", random.Random(0))
+    first.wait()
+    second = small.run(base / "schedule", out)
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert [digits(out, name) for name in NAMES] == [digits(base / "out", name) for name in NAMES]
+    assert processes.ends(out) == processes.ends(base / "out")
+
+
+def test_a_torn_result_is_made_again(base: Path, out: Path) -> None:
+    path = out / "results" / "ensembles" / "both.json"
+    expected = digits(out, "both")
+    path.write_bytes(path.read_bytes()[:40])
+    path.with_name(".tmp-both.json-00ff00ff").write_bytes(b"{")
+    assert [event.name for event in of(again(base / "schedule", out), EnsembleTested)] == ["both"]
+    assert digits(out, "both") == expected
+
+
+@pytest.mark.parametrize("name", ["both", "soup"])
+def test_told_to_stop_it_leaves_nothing_and_is_evaluated_anew(base: Path, out: Path, name: str) -> None:
+    path = out / "results" / "ensembles" / f"{name}.json"
+    expected = digits(out, name)
+    path.unlink()
+    (stopped,) = of(again(base / "schedule", out, stop=True), Stopped)
+    assert (stopped.stage, stopped.iter) == ("early", 3)
+    assert stopped.reason == f"asked to stop; ensemble `{name}` is left out" and not path.exists()
+    again(base / "schedule", out)
+    assert digits(out, name) == expected
+
+
+def test_a_damaged_member_is_set_aside_and_trained_again_first(base: Path, out: Path) -> None:
+    expected = {name: digits(out, name) for name in NAMES}
+    (out / "results" / "ensembles" / "both.json").unlink()
+    path = out / "snapshots" / "early-00000003-a0001" / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    events = again(base / "schedule", out)
+    assert any(
+        note.text.startswith("snapshot early-00000003-a0001 is damaged and was set") for note in of(events, Note)
+    )
+    assert [event.stage for event in of(events, StageStarted)] == ["early"]
+    assert {name: digits(out, name) for name in NAMES} == expected
+    assert processes.ends(out) == processes.ends(base / "out")
+
+
+def test_a_network_without_batch_norm_needs_no_statistics(base: Path, tmp_path: Path) -> None:
+    schedule = make_schedule(tmp_path / "schedule", base / "data", ENSEMBLES.splitlines()[-1])
+    file = schedule / "schedule.prototxt"
+    text = file.read_text()
+    start = text.index("model {")
+    text = text[:start] + 'model { name: "squeezenet1_1" num_classes: 10 channels: 1 }\n' + text[text.index("data {") :]
+    file.write_text(text.replace("param { kind: NORM decay_mult: 0 }", ""))
+    events = again(schedule, tmp_path / "out", "cyc1.max_iter=1", "collapse.max_iter=1", "early.max_iter=1")
+    (tested,) = of(events, EnsembleTested)
+    assert tested.rule == "WEIGHT_AVERAGE" and tested.images == tiny.VAL_IMAGES
+
+
+def test_a_rehearsal_evaluates_them_too(base: Path, tmp_path: Path) -> None:
+    done = small.stagerun(
+        "rehearse", base / "schedule", "--out", tmp_path / "out", "--iters", 2, "--nproc", 1, "--threads", 1
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name, stages in zip(NAMES, (2, 3, 2), strict=True):
+        assert f"  ensemble {name}: {stages} stages evaluated on " in done.stdout

@@ -1,0 +1,174 @@
+"""How our launcher starts workers, and how long it waits for them."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import processes
+import pytest
+import small
+
+from stagerun.base.units import seconds
+from stagerun.system import process
+from stagerun.train.options import RunOptions
+
+ROOT = Path(__file__).parents[2]
+
+# The launcher, with a torch agent that waits a second in the place of 30 for those that are left.
+LAUNCHER = """
+import sys
+from torch.distributed.elastic.multiprocessing.api import PContext
+PContext.close.__defaults__ = (None, 1)
+from stagerun.launch import local
+local.program = lambda module: [{worker!r}]
+print(local.run_workers([{out!r}], 2, 1, grace=60.0))
+"""
+
+# Rank 1 fails, or is killed; rank 0 hears of it, and takes longer to save than the agent waits; as a
+# worker's monitor it has left its report by then.
+WORKER = """
+import os, signal, sys, time
+from pathlib import Path
+from stagerun.system import signals
+from stagerun.launch.folder import enter, report
+out, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+heard = []
+signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+signals.release()
+enter(rank)
+if rank == 1:
+    while not (out / "0").exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+(out / "0").touch()
+while not heard:
+    time.sleep(0.01)
+if {first}:
+    report(0, 69, "rank 1 is gone")
+time.sleep(2.5)
+(out / "saved").touch()
+report(0, 69, "rank 1 is gone")
+os._exit(69)
+"""
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["saves_first", "reports_first"])
+def test_rank_0_has_its_grace_to_save_when_another_is_gone(tmp_path: Path, first: bool) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text(WORKER.format(first=first))
+    program = LAUNCHER.format(worker=str(worker), out=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert (tmp_path / "saved").exists(), done.stderr
+    assert done.stdout.startswith("(<ExitCode.PEER: 69>, 'worker 1 was killed by SIGKILL"), done.stdout + done.stderr
+
+
+# `PYTHON -m stagerun` becomes `PYTHON SCRIPT`.
+SHIFTED = 'python=$1; shift 3; exec "$python" "$0" "$@"'
+
+
+def test_nothing_that_comes_over_the_network_is_unpickled(tmp_path: Path) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text("from stagerun.launch.folder import enter, report\nenter(0)\nreport(0, 0, '')\n")
+    launcher = LAUNCHER.format(worker=str(worker), out="").replace(", 2, 1,", ", 1, 1,")
+    launcher = launcher.replace("print", "import pickle\npickle.loads = pickle.load = pickle.Unpickler = None\nprint")
+    done = subprocess.run([sys.executable, "-c", launcher], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "(<ExitCode.DONE: 0>, '')\n", done.stderr
+
+
+def test_files_in_the_current_folder_are_not_executed(base: Path, tmp_path: Path) -> None:
+    """Nor do the threads of libraries, as there are where the environment doesn't limit them, take the launcher's signals."""
+    for name in ("selectors", "json", "logging"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the user was executed')\n")
+    out = tmp_path / "out"
+    words = ["run", base / "schedule", "--out", out, "--nproc", 2, "--threads", 1, *small.ENDLESS]
+    # As the installed `stagerun` does, which doesn't search the current folder.
+    script = tmp_path / "bin" / "stagerun"
+    script.parent.mkdir()
+    script.write_text("from stagerun.__main__ import main\nmain()\n")
+    run = processes.Run([str(word) for word in words], {"OPENBLAS_NUM_THREADS": "4"})
+    run.start(["env", "-u", "OMP_NUM_THREADS", "-C", str(tmp_path), "sh", "-c", SHIFTED, str(script)])
+    try:
+        small.wait_for(out / "snapshots" / "init-00000002-a0001", run)
+        threads = list(Path(f"/proc/{run.process.pid}/task").iterdir())
+        assert len(threads) > 3, "those of numpy's library, too"
+        assert sum(lets_through(thread) for thread in threads) <= 1, "but the one that waits for them"
+    finally:
+        processes.kill_all(run.pids())
+        said = run.wait()[1]
+    assert "was executed" not in said
+
+
+def lets_through(thread: Path) -> bool:
+    """Whether a thread would be handed SIGTERM."""
+    line = next(line for line in (thread / "status").read_text().splitlines() if line.startswith("SigBlk:"))
+    return not int(line.split()[1], 16) >> (15 - 1) & 1
+
+
+# What a process started by `words` would itself start one with.
+PROBE = """
+import json, sys
+from stagerun.system import process
+sys.version_info = tuple(json.loads(sys.argv[1]))
+print(json.dumps(process.program("stagerun")))
+"""
+
+
+@pytest.mark.parametrize("version", [(3, 10), (3, 11)])
+def test_a_module_is_run_without_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int]
+) -> None:
+    if version > sys.version_info:
+        pytest.skip("-P is no option of this interpreter")
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.setattr(process.sys, "version_info", version)
+    words, probe = process.program("stagerun"), process.program("probe")
+    monkeypatch.undo()
+    assert words != ["-m", "stagerun"]
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "probe.py").write_text(PROBE)
+    assert next_words(probe, version, tmp_path, there) == words, "as a worker starts its monitor"
+    assert next_words(["-m", "probe"], version, there, there / "none") == ["-m", "stagerun"]
+    (tmp_path / "selectors.py").write_text("raise SystemExit('executed')\n")
+    (tmp_path / "click.py").write_text("raise SystemExit('executed')\n")
+    done = subprocess.run(
+        [sys.executable, *words, "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"},
+    )  # fmt: skip
+    assert done.returncode == 0 and "verify-resume" in done.stdout, done.stderr
+
+
+def next_words(words: list[str], version: tuple[int, int], folder: Path, search: Path) -> list[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    done = subprocess.run(
+        [sys.executable, *words, json.dumps(version)], cwd=folder, env=environment | {"PYTHONPATH": str(search)},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: list[str] = json.loads(done.stdout)
+    return found
+
+
+def test_a_worker_reads_the_grace_that_was_given() -> None:
+    for grace in (1.0, 90.5, 600.0, 1e11):
+        words = RunOptions("d", nproc=2, grace=grace).arguments()
+        assert seconds(words[words.index("--grace") + 1]) == grace
+
+
+@pytest.mark.parametrize("time", ["0.5s", "0.00001s"])
+def test_a_grace_in_which_nothing_can_be_done_is_refused(base: Path, time: str) -> None:
+    done = small.stagerun("run", base / "schedule", "--grace", time)
+    assert done.returncode == 64 and "is too short: 1s is the least" in done.stderr, done.stderr
+
+
+def test_commands_are_declared_as_an_older_click_allows() -> None:
+    """Its types are not generic before 8.2: a subscript fails where the module is imported."""
+    for path in sorted((ROOT / "stagerun").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                for one in node.bases:
+                    assert not (isinstance(one, ast.Subscript) and ast.unparse(one).startswith("click.")), path

@@ -1,0 +1,527 @@
+"""`stagerun status` and `snapshots`: beside a living run, after its end, after a kill; with damage; in a fraction of a second."""
+
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+import small
+from click.testing import CliRunner
+
+from stagerun import store
+from stagerun.base import events
+from stagerun.cli import main
+from stagerun.language import load
+from stagerun.store import logged
+from stagerun.tools.status.command import GOES_ON, status_text
+from stagerun.tools.status.snapshots import list_snapshots
+from stagerun.train import log_file
+from stagerun.train.keeper import Keeper
+from stagerun.train.log_file import JsonLines, earlier_tests, read_last_life
+from stagerun.train.output import Target
+from stagerun.train.status import look
+
+LONG = 'base_lr: 0.05 lr_policy: "fixed" max_iter: 100000 snapshot: 10 test_interval: 15'
+KEPT = ("--set", "keep_snapshots=1000")  # so that a snapshot that is waited for stays
+NOW = 1_000_000.0
+
+
+@pytest.fixture(scope="module")
+def base(finished: Path) -> Path:
+    """data/, schedule/ and its output out/; long/, a schedule of which nobody waits for the end."""
+    small.make_schedule(finished / "long", finished / "data", init=LONG)
+    return finished
+
+
+def told(*arguments: object) -> dict[str, Any]:
+    done = small.stagerun(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.fixture
+def running(base: Path, tmp_path: Path) -> Iterator[tuple[processes.Run, Path]]:
+    """A run of two workers that has written a snapshot and evaluated."""
+    out = tmp_path / "out"
+    run = small.start(base / "long", out, *KEPT, nproc=2)
+    try:
+        small.wait_for(out / "snapshots" / "init-00000020-a0001", run)
+        yield run, out
+    finally:
+        processes.kill(run, "all", random.Random(1))
+        run.wait()
+
+
+# ---- status
+
+
+def test_a_living_run_a_killed_one_and_one_that_was_stopped(
+    base: Path, running: tuple[processes.Run, Path], tmp_path: Path
+) -> None:
+    run, out = running
+    status = told("status", base / "long", "--out", out)
+    assert status["state"] == "running" and not status["silent"]
+    assert status["holder"]["pid"] in run.workers() and status["holder"]["host"] == os.uname().nodename
+    assert 0 <= status["last_logged"] - status["holder"]["since"] < 120
+    assert status["run"]["workers"] == 2
+    progress = status["progress"]
+    assert (progress["stage"], progress["number"], progress["stages"]) == ("init", 1, 4)
+    assert 20 <= progress["iter"] < 100000 and progress["lr"] == 0.05 and progress["max_iter"] == 100000
+    assert progress["iterations_left"] == 100011 - progress["iter"]
+    assert progress["seconds_left"] > progress["seconds_left_in_stage"] > 0
+    assert status["snapshot"]["name"].startswith("init-") and status["evaluations"][0]["iter"] >= 15
+
+    processes.kill(run, "all", random.Random(1))
+    run.wait()
+    killed = told("status", out)
+    assert killed["state"] == "killed" and killed["holder"] is None
+    assert killed["progress"]["iter"] >= progress["iter"]
+
+    run = small.start(base / "long", out, *KEPT)
+    try:
+        newest = store.inventory(store.LocalDisk(), out).snapshots[-1]
+        small.wait_for(out / "snapshots" / f"init-{newest.iter + 20:08d}-a0002", run)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait()[0] == 75
+    finally:
+        processes.kill(run, "all", random.Random(1))
+    text = small.stagerun("status", out).stdout
+    iter = told("status", out)["progress"]["iter"]
+    assert re.match(rf"tiny: stopped .* in init after iteration {iter} \(asked to stop.*\), everything is saved", text)
+    assert "resume is EQUIVALENT" in text and "workers: 2 -> 1" in text
+
+
+def test_a_finished_run(base: Path) -> None:
+    status = told("status", base / "schedule", "--out", base / "out")
+    assert status["state"] == "finished" and status["holder"] is None and status["warnings"] == []
+    printed = (base / "out.txt").read_text()
+    for name, found in zip(small.STAGES, status["evaluations"], strict=True):
+        assert found["stage"] == name and f"top-1 {100 * found['top1']:.2f} %" in printed
+        assert found["snapshot"] == f"{name}-{found['iter']:08d}-a0001"
+    assert told("status", base / "out")["evaluations"] == status["evaluations"]
+
+
+def test_the_line_is_the_one_that_the_run_printed(base: Path) -> None:
+    """At the last iteration the two have averaged over the same ones."""
+    line = told("status", base / "out")["progress"]["line"]
+    assert line.startswith("stage 4/4 early  3/3  epoch 0.24  LR 0.002222")
+    assert line in (base / "out.txt").read_text().splitlines()
+
+
+def test_nothing_has_been_run_yet(base: Path, tmp_path: Path) -> None:
+    done = small.stagerun("status", base / "schedule", "--out", tmp_path / "new")
+    assert done.returncode == 0 and done.stdout == f"tiny: nothing has been run yet in {tmp_path}/new\n"
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "command, said", [("status", "tiny: nothing has been run yet in"), ("snapshots", "no snapshots in")]
+)
+def test_from_another_folder_the_outputs_that_are_near_are_named(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, said: str
+) -> None:
+    for name, schedule in (("out/kept", "tiny"), ("out/other", "other"), ("deep/down", "")):
+        (tmp_path / name).mkdir(parents=True)
+        if schedule:
+            (tmp_path / name / "log.jsonl").write_text(line(NOW, replace(run_started(), schedule=schedule)))
+    monkeypatch.chdir(tmp_path / "deep" / "down")
+    done = CliRunner().invoke(main, [command, str(base / "schedule")])
+    assert done.exit_code == 0, "status has answered: what was asked for is not there yet"
+    first, hint = done.stdout.splitlines()
+    assert first == f"{said} {tmp_path}/deep/down/out/tiny"
+    near = " or ".join(sorted(f"`{p}`" for p in (base / "out", tmp_path / "out" / "kept")))
+    assert hint == f"  hint: a run of it is in {near}: give that with --out"
+    (tmp_path / "copy").mkdir()
+    text = (base / "schedule" / "schedule.prototxt").read_text().replace('name: "tiny"', 'name: "unknown"')
+    for file in (base / "schedule").iterdir():
+        (tmp_path / "copy" / file.name).write_text(text if file.name == "schedule.prototxt" else file.read_text())
+    assert "--out" in CliRunner().invoke(main, [command, str(tmp_path / "copy")]).stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["{base}"], "neither a schedule's folder"),
+        (["{base}/out", "--out", "x"], "--out and --set belong to a schedule's folder"),
+        (["{base}/nowhere"], "no such folder"),
+    ],
+)
+@pytest.mark.parametrize("command", ["status", "snapshots"])
+def test_a_folder_that_is_neither(base: Path, command: str, arguments: list[str], message: str) -> None:
+    done = small.stagerun(command, *(a.format(base=base) for a in arguments))
+    assert done.returncode == 64 and message in done.stderr and "hint:" in done.stderr
+
+
+def test_looking_takes_no_torch_no_lock_and_changes_nothing(base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(base / "out", out)
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
+    program = """import json, sys; from stagerun.cli import main
+try: main()
+finally: print(json.dumps([m for m in sys.modules if m.split(".")[0] in ("torch", "rich", "numpy", "cv2", "lmdb")]))"""
+    with store.Lock(out):
+        (out / "lock").touch()
+        before[out / "lock"] = (out / "lock").stat().st_mtime_ns
+        for command in ("status", "snapshots"):
+            done = subprocess.run(
+                [sys.executable, "-c", program, command, str(out)], capture_output=True, text=True, timeout=60
+            )
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.splitlines()[-1] == "[]"
+        assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == before
+
+
+@pytest.mark.parametrize("command", ["status", "snapshots"])
+def test_a_folder_that_was_rehearsed_in_and_no_more(tmp_path: Path, command: str) -> None:
+    (tmp_path / "rehearsal.json").write_text("{}")
+    done = small.stagerun(command, tmp_path)
+    assert done.returncode == 0 and str(tmp_path) in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("value", ["0.5", None, True, [0.5], {}])
+def test_a_result_that_no_run_wrote_is_none(base: Path, tmp_path: Path, value: object) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(base / "out", out)
+    file = out / "results" / "init-00000006-a0001.json"
+    whole = json.loads(file.read_text())
+    # `top1` may be missing in a result, `iterations` not.
+    file.write_text(json.dumps(whole | ({"iterations": None} if value is None else {"top1": value})))
+    assert [e["stage"] for e in told("status", out)["evaluations"]] == ["cyc1", "collapse", "early"]
+    (init,) = [f for f in told("snapshots", out)["snapshots"] if f["name"] == "init-00000006-a0001"]
+    assert init["result"] is None and init["end"]
+
+
+# ---- status, of logs made by hand
+
+
+def line(time: float, event: events.Event) -> str:
+    return json.dumps({"time": time, "event": type(event).__name__, **asdict(event)}) + "\n"
+
+
+def run_started() -> events.RunStarted:
+    return events.RunStarted(
+        schedule="s", out="o", workers=4, device="cuda:0", threads=2, stages=("a", "b"), iterations=300,
+        iterations_left=300, version="1",
+    )  # fmt: skip
+
+
+def stage_started(stage: str = "a", iter: int = 0, left: int = 300) -> events.StageStarted:
+    return events.StageStarted(
+        stage=stage, number=1, iter=iter, max_iter=200, start="seed 1", batch_size=64, device_batch_size=8,
+        iterations_left=left,
+    )  # fmt: skip
+
+
+def iterated(iter: int, seconds: float = 0.5, stage: str = "a") -> events.Iterated:
+    return events.Iterated(
+        stage=stage, iter=iter, epoch=iter / 10, lr=0.1, momentum=0.9, weight_decay=0, loss=float(iter), images=64,
+        seconds=seconds,
+    )  # fmt: skip
+
+
+def evaluated(iter: int, top1: float = 0.5, ema: bool = False, stage: str = "a") -> events.Tested:
+    return events.Tested(stage=stage, iter=iter, images=10, top1=top1, top5=0.9, loss=1.0, seconds=1, ema=ema)
+
+
+def write(out: Path, *timed: tuple[float, events.Event] | str) -> Path:
+    out.mkdir(parents=True, exist_ok=True)
+    text = "".join(t if isinstance(t, str) else line(*t) for t in timed)
+    (out / "log.jsonl").write_text(text)
+    return out
+
+
+def test_speed_loss_and_time_left_are_those_of_the_last_fifty_iterations(tmp_path: Path) -> None:
+    iterations = [(NOW, iterated(i, 0.5 if i > 10 else 99.0)) for i in range(1, 61)]
+    status = look(Target(write(tmp_path, (NOW, run_started()), (NOW, stage_started()), *iterations)), NOW)
+    assert status.state == "killed" and status.progress is not None
+    assert status.progress.loss == sum(range(11, 61)) / 50
+    assert status.progress.images_per_second == 128
+    assert status.progress.seconds_left_in_stage == 140 * 0.5
+    assert status.progress.seconds_left == 240 * 0.5 and status.progress.iterations_left == 240
+    assert "60/200  epoch 6.00  LR 0.1  loss 35.5000  128 images/s  1 min 10 s left in stage, 2 min 00 s in all" in (
+        status.progress.line
+    )
+
+
+def test_a_stage_that_has_just_begun_has_no_speed(tmp_path: Path) -> None:
+    log = [(NOW, run_started()), (NOW, stage_started()), (NOW, iterated(200)), (NOW, stage_started("b", 0, 100))]
+    status = look(Target(write(tmp_path, *log)), NOW)
+    assert status.progress is not None and status.progress.line == "stage 1/2 b  0/200  no iteration yet"
+    assert status.progress.seconds_left is None
+
+
+def test_silence_of_a_living_run_is_told_after_five_minutes(tmp_path: Path) -> None:
+    for age, silent in ((299, False), (312, True)):
+        with store.Lock(tmp_path):
+            now = time.time()
+            write(tmp_path, (now, run_started()), (now, stage_started()))
+            status = look(Target(tmp_path), now + age)
+            assert status.state == "running" and status.silent is silent
+            told = "nothing has been logged for 5 min 12 s, though the run is alive" in status_text(status, now + age)
+            assert told is silent
+    assert not look(Target(tmp_path), time.time() + 1000).silent, "a run that has ended is no longer silent"
+
+
+def test_a_run_that_has_taken_the_folder_and_logged_nothing_yet(tmp_path: Path) -> None:
+    write(tmp_path, (NOW, run_started()), (NOW, stage_started()), (NOW, iterated(5)))
+    with store.Lock(tmp_path):
+        status = look(Target(tmp_path), time.time())
+        assert status.state == "starting" and status.progress is None
+        assert f"starting, nothing logged yet: process {os.getpid()} on" in status_text(status, time.time())
+
+
+def test_a_clock_that_is_set_back_does_not_say_whose_log_it_is(tmp_path: Path) -> None:
+    """The log is that of the process life that it names, whenever it was written."""
+    schedule, an_hour = load(str(Path(__file__).parents[2] / "solvers" / "fashion_collapse"), ()), 3600
+    for attempt in (1, 2):
+        keeper = Keeper(schedule, tmp_path, retry=True)
+        keeper.open()
+        assert keeper.attempt == attempt
+        if attempt == 2:  # the one before has logged in what is the future now
+            write(tmp_path, (time.time() + an_hour, replace(run_started(), attempt=1)))
+            assert look(Target(tmp_path), time.time()).state == "starting"
+        write(tmp_path, (time.time() - an_hour, replace(run_started(), attempt=attempt)))
+        assert look(Target(tmp_path), time.time()).state == "running"
+        keeper.close(None)
+
+
+def test_the_newest_line_is_the_last_one_whatever_the_clock_said(tmp_path: Path) -> None:
+    back = NOW - 3600  # the clock was set back while it trained
+    write(
+        tmp_path, (NOW, run_started()), (NOW, stage_started()), (NOW, iterated(200)), (back, events.RunFinished(trained=True, seconds=1))
+    )  # fmt: skip
+    assert look(Target(tmp_path), NOW).state == "finished"
+    write(tmp_path, (NOW, run_started()), (NOW, stage_started()), (back, iterated(1)))
+    status = look(Target(tmp_path), NOW)
+    assert (status.last_event, status.last_logged) == ("Iterated", back)
+
+
+@pytest.mark.parametrize(
+    "code, text, told",
+    [
+        (79, "the loss is nan\n  hint: lower base_lr", "ended with exit code 79 10 s ago in a after iteration 3: the loss is nan"),
+        (69, "", f"ended with exit code 69 10 s ago in a after iteration 3; {GOES_ON}"),
+        (74, "no space left", f"ended with exit code 74 10 s ago in a after iteration 3: no space left; {GOES_ON}"),
+        (None, "", f"killed, or ended without a word, 10 s ago in a after iteration 3: {GOES_ON}"),
+    ],
+)  # fmt: skip
+def test_an_error_is_told_and_whether_the_same_command_helps(
+    tmp_path: Path, code: int | None, text: str, told: str
+) -> None:
+    end = [] if code is None else [(NOW, events.Failed(code=code, text=text))]
+    write(tmp_path, (NOW, run_started()), (NOW, stage_started()), (NOW, iterated(3)), *end)
+    status = look(Target(tmp_path), NOW)
+    assert (status.state, status.exit_code) == ("failed" if code else "killed", code)
+    assert status_text(status, NOW + 10).splitlines()[0] == f"s: {told}"
+    with store.Lock(tmp_path):
+        assert look(Target(tmp_path), NOW).exit_code is None, "one that was started again has not failed"
+
+
+def test_warnings_are_those_of_the_last_life(tmp_path: Path) -> None:
+    failed = events.SnapshotFailed(stage="a", iter=3, message="disk full")
+    write(
+        tmp_path,
+        (NOW, run_started()),
+        (NOW, events.Note(text="of an earlier life", warning=True)),
+        '{"time": 1.0, "event": "Iter\n',  # what a kill left
+        (NOW, run_started()),
+        (NOW, events.Note(text='says "event": "RunStarted" in its text', warning=True)),
+        (NOW, events.Note(text="no warning")),
+        (NOW, failed),
+    )
+    status = look(Target(tmp_path), NOW + 60)
+    assert [w.text for w in status.warnings] == [
+        'says "event": "RunStarted" in its text',
+        "no snapshot of a at 3: disk full",
+    ]
+    assert "warning 1 min 00 s ago: no snapshot of a at 3: disk full" in status_text(status, NOW + 60)
+    assert status.unreadable_lines == 0
+
+    many = [(NOW, events.Note(text=f"warning {i}", warning=True)) for i in range(15)]
+    text = status_text(look(Target(write(tmp_path, (NOW, run_started()), *many)), NOW), NOW)
+    assert "5 older warnings are in log.jsonl" in text and ": warning 4\n" not in text and ": warning 5\n" in text
+
+
+def test_lines_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        (NOW, run_started()),
+        (NOW, stage_started()),
+        '{"time": 1.0, "event": "Iterated", "iter": 4, "st\n',
+        '{"time": 1.0, "event": "Tested", "stage": 5}\n',
+        line(NOW, evaluated(3)).replace('"iter": 3', '"iter": true'),
+        '{"time": 1.0, "event": "Moved", "how": "in a later version"}\n',
+        line(NOW, iterated(7)).replace("}", ', "newer": 1}'),
+        "[" * 5000 + "\n",
+        line(NOW, iterated(8))[:-20],  # in the writing
+    )
+    status = look(Target(tmp_path), NOW)
+    assert status.unreadable_lines == 4 and status.progress is not None and status.progress.iter == 7
+    assert "4 lines of log.jsonl can't be read" in status_text(status, NOW)
+
+
+@pytest.mark.parametrize("block", [16, 1000, 1 << 20])
+def test_the_last_life_is_found_however_far_from_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(logged, "BLOCK", block)
+    old = [(NOW, run_started()), *((NOW, iterated(i)) for i in range(30))]
+    new = [(NOW + 1, run_started()), (NOW + 1, stage_started("b")), *((NOW + 2, iterated(i)) for i in range(100, 130))]
+    life = read_last_life(write(tmp_path, *old, *new) / "log.jsonl")
+    assert life is not None and life.seen[0][0] == NOW + 1
+    assert [e.iter for e in life.window] == list(range(100, 130))
+    whole = read_last_life(write(tmp_path, *new) / "log.jsonl")
+    assert whole == life
+    assert read_last_life(tmp_path / "none") is None
+    assert read_last_life(write(tmp_path / "empty") / "log.jsonl") is None
+
+
+class Counting(io.FileIO):
+    taken = 0
+
+    def readinto(self, buffer: Any) -> int | None:
+        Counting.taken += (count := super().readinto(buffer)) or 0
+        return count
+
+
+def test_of_a_long_life_a_bounded_number_of_bytes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same is found as in a log without an Indexed, of which all is read."""
+    log, plain = tmp_path / "log.jsonl", tmp_path / "plain.jsonl"
+    told: list[tuple[float, events.Event]] = []
+    monkeypatch.setattr(time, "time", lambda: NOW + len(told))
+    for life in (0, 1):
+        with JsonLines(log, print) as sink:
+            for event in (
+                run_started(),
+                stage_started(iter=life * 9000),
+                *(iterated(i) for i in range(life * 9000, 20_000)),
+            ):
+                told.append((NOW + len(told) + 1, event))
+                sink(event)
+                if isinstance(event, events.Iterated) and event.iter in (1500, 8000, 8001, 15_000):
+                    sink(evaluated(event.iter))
+                    sink(events.Note(text=f"at {event.iter}", warning=True))
+        with open(log, "ab") as file:
+            file.write(b'{"time": 1.0, "ev')  # what a kill left
+    plain.write_text("".join(x for x in log.read_text().splitlines(True) if '"Indexed"' not in x))
+
+    def counting(path: Path, mode: str, buffering: int = -1) -> Any:
+        return io.BufferedReader(Counting(path, mode), max(buffering, 1 << 10))
+
+    monkeypatch.setattr(log_file, "open", counting, raising=False)
+    for read in (read_last_life, lambda log: earlier_tests(log, "a")):
+        whole = read(plain)
+        Counting.taken = 0
+        assert read(log) == whole and whole
+        assert Counting.taken < 1_500_000 < log.stat().st_size / 4
+    log.write_text(log.read_text().replace("at 8000", "edited"))  # the places are others now
+    life = read_last_life(log)
+    assert life is not None and [n.text for n in life.of(events.Note)] == ["at 15000"]
+
+
+def test_evaluations_inside_a_stage_outlive_a_kill_unless_they_are_made_again(tmp_path: Path) -> None:
+    log = write(
+        tmp_path,
+        (NOW, run_started()),
+        (NOW, stage_started()),
+        (NOW, evaluated(50, 0.3)),
+        (NOW, evaluated(100, 0.4)),
+        (NOW, evaluated(100, 0.45, ema=True)),
+        (NOW, evaluated(150, 0.9)),
+        (NOW, run_started()),
+        (NOW, stage_started(iter=120)),
+        (NOW, iterated(121)),
+    )
+    assert [t.iter for t in earlier_tests(log / "log.jsonl", "a")] == [50, 100, 100]
+    (found,) = look(Target(log), NOW).evaluations
+    assert (found.iter, found.top1, found.ema_top1) == (100, 0.4, 0.45)
+    assert "45.00 %" in status_text(look(Target(log), NOW), NOW)
+
+
+# ---- snapshots
+
+
+def test_every_snapshot_is_listed_with_what_came_of_it(base: Path) -> None:
+    found = {f["name"]: f for f in told("snapshots", base / "out")["snapshots"]}
+    assert list(found) == [
+        *(f"init-{i:08d}-a0001" for i in (2, 4, 6)),
+        *(f"cyc1-{i:08d}-a0001" for i in (2, 4, 5)),
+        *(f"collapse-{i:08d}-a0001" for i in (2, 3)),
+        *(f"early-{i:08d}-a0001" for i in (2, 3)),
+    ]
+    end = found["init-00000006-a0001"]
+    assert end["end"] and end["started"] == ["cyc1", "early"] and end["state"] == "complete"
+    assert end["epoch"] == 6 * 16 / 600 and end["result"]["stage"] == "init"
+    assert not found["init-00000004-a0001"]["end"] and found["init-00000004-a0001"]["result"] is None
+    assert found["cyc1-00000002-a0001"]["epoch"] == (6 + 2) * 16 / 600
+    assert found["early-00000003-a0001"]["epoch"] == (6 + 3) * 16 / 600, "along its own path"
+    folder = base / "out" / "snapshots" / "init-00000006-a0001"
+    assert end["bytes"] == sum(p.stat().st_size for p in folder.iterdir() if p.name != "MANIFEST.json")
+    text = small.stagerun("snapshots", base / "schedule", "--out", base / "out").stdout
+    (row,) = (row for row in text.splitlines() if row.startswith("init-00000006"))
+    assert re.search(r"6 +0\.16 +2\.5 MB .* \d+\.00 % +complete +init +cyc1, early$", row)
+    assert text.splitlines()[-1].startswith(("10 complete snapshots, 25.1 MB", "10 complete snapshots, 25.2 MB"))
+
+
+def test_damage_is_shown_and_verified_byte_by_byte(base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(base / "out", out)
+    root = out / "snapshots"
+    assert small.stagerun("snapshots", out, "--verify").returncode == 0
+    weights = root / "cyc1-00000004-a0001" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[5000] ^= 1
+    weights.write_bytes(data)
+    with open(root / "early-00000002-a0001" / "state.json", "ab") as file:
+        file.write(b" ")
+    store.set_aside(store.LocalDisk(), out, "init-00000002-a0001")
+
+    plain = {f.name: f for f in list_snapshots(out)}
+    assert plain["cyc1-00000004-a0001"].state == "complete", "its size is right, and its bytes were not read"
+    assert plain["early-00000002-a0001"].state == "damaged"
+    assert re.fullmatch(r"state\.json has \d+ bytes, not \d+", plain["early-00000002-a0001"].reason)
+    assert plain[".bad-init-00000002-a0001"].state == "set aside"
+
+    done = small.stagerun("snapshots", out, "--verify")
+    assert done.returncode == 78
+    assert "damaged: cyc1-00000004-a0001: model.safetensors is not as it was written" in done.stdout
+    assert "damaged: early-00000002-a0001: state.json has" in done.stdout
+    assert done.stdout.splitlines()[-3].startswith("7 complete snapshots")
+    assert "2 snapshots damaged" in done.stderr
+    assert small.stagerun("snapshots", out).returncode == 0
+
+
+def test_no_snapshots_at_all(base: Path, tmp_path: Path) -> None:
+    done = small.stagerun("snapshots", base / "schedule", "--out", tmp_path / "new", "--verify")
+    assert done.returncode == 0 and done.stdout == f"no snapshots in {tmp_path}/new\n"
+
+
+def test_a_snapshot_that_a_run_deletes_meanwhile_is_not_called_damaged(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(base / "out", out)
+    inventory = store.inventory
+
+    def then_delete(disk: store.Disk, folder: Path, looking: bool) -> store.Inventory:
+        found = inventory(disk, folder, looking)
+        shutil.rmtree(out / "snapshots" / "init-00000002-a0001")
+        return found
+
+    monkeypatch.setattr(store, "inventory", then_delete)
+    found = list_snapshots(out)
+    assert len(found) == 9 and all(f.state == "complete" for f in found)

@@ -1,0 +1,38 @@
+"""The committed stagerun/language/proto is what scripts/proto makes of protos/."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stagerun.language.proto import caffe_pb2, manual, stagerun_pb2
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_generated_files_are_up_to_date(tmp_path: Path) -> None:
+    if importlib.util.find_spec("grpc_tools") is None:
+        pytest.skip("grpcio-tools is not installed, which generates them")
+    script = [str(ROOT / "scripts" / "proto"), str(tmp_path)]
+    subprocess.run(script, check=True, cwd=tmp_path, env={**os.environ, "PYTHON": sys.executable})
+    made = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    assert made.keys() == {f"{n}_pb2.{e}" for n in ("stagerun", "caffe", "tfexample") for e in ("py", "pyi")} | {
+        "manual.py"
+    }
+    for name, content in made.items():
+        assert (ROOT / "stagerun" / "language" / "proto" / name).read_bytes() == content, (
+            f"run scripts/proto: {name} is out of date"
+        )
+
+
+def test_every_field_of_the_language_has_a_comment() -> None:
+    fields = {f"{m.name}.{f.name}" for m in stagerun_pb2.DESCRIPTOR.message_types_by_name.values() for f in m.fields}
+    assert not fields - manual.COMMENTS.keys()
+
+
+def test_caffes_wire_format() -> None:
+    # Field 5 of a Datum is its label, field 4 its bytes: Caffe's numbers.
+    assert caffe_pb2.Datum(label=3, data=b"ab").SerializeToString() == b"\x22\x02ab\x28\x03"

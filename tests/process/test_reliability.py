@@ -1,0 +1,178 @@
+"""The short form of scripts/reliability: a trial or a few of those scenarios that have no test file of their own, none of them wrong; that
+these find what they look for; what is counted, and the table of it."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from disks import HookedDisk, ModelDisk
+from reliability import brief, calls, driver, flips, kills, power, sigterm, solvers, witness
+from reliability.files import Counts
+from reliability.forks import Forks
+from reliability.trial import Scenario, Trial
+
+from stagerun import store
+
+HERE = Path(__file__).parents[1]
+
+
+def taken(scenario: Scenario, seed: int, trials: int, folder: Path) -> list[Trial]:
+    """So many trials, none of them wrong."""
+    if missing := scenario.needs():
+        pytest.skip(f"it needs {missing}")
+    running = scenario.trials(random.Random(seed), folder)
+    try:
+        found = list(islice(running, trials))
+    finally:
+        running.close()  # type: ignore[attr-defined]
+    assert [trial.wrong for trial in found if trial.wrong] == []
+    return found
+
+
+def words(trials: list[Trial]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for trial in trials:
+        total.update(trial.counts)
+    return total
+
+
+# ---- a few trials of each
+
+
+def test_calls(tmp_path: Path) -> None:
+    with Forks() as forks:
+        runs = calls.Runs(forks, tmp_path)
+        reached = runs.left_alone(1)[1] // 2
+        trials = [calls.trial(runs, 1, [f"kill@{reached}"]), calls.trial(runs, 1, [f"ENOSPC@{reached}+", "EIO@5"])]
+    assert [trial.wrong for trial in trials] == ["", ""]
+    assert words(trials)["not reached"] == 0 and sum(trial.faults for trial in trials) == 3
+
+
+def test_what_is_set_aside_is_lost(tmp_path: Path) -> None:
+    store.prepare(store.LocalDisk(), tmp_path)
+    witness.commit(tmp_path, 1)
+    (name,) = (ref.name for ref in store.inventory(store.LocalDisk(), tmp_path).snapshots)
+    store.set_aside(store.LocalDisk(), tmp_path, name)
+    assert "was set aside" in brief.lost(tmp_path)
+
+
+def test_witness(tmp_path: Path) -> None:
+    assert sum(trial.faults for trial in taken(witness.SCENARIO, 1, 8, tmp_path)) == 8
+
+
+def test_power(tmp_path: Path) -> None:
+    assert sum(trial.faults for trial in taken(power.SCENARIO, 1, 5, tmp_path)) >= 100
+
+
+def test_power_finds_what_is_not_synced() -> None:
+    assert any(power.trial(random.Random(seed), set(), honest=False).wrong for seed in range(5))
+
+
+@pytest.mark.parametrize("forgotten", ["pin", "result"])
+def test_power_finds_what_was_forgotten(forgotten: str) -> None:
+    disk, sequence = HookedDisk(ModelDisk()), power.Sequence(random.Random(1))
+    store.prepare(disk, power.OUT)
+    lease, attempt = power.taken(disk)
+    sequence.commit(disk, lease, attempt)
+    while not sequence.pinned:
+        sequence.pin(disk)
+    sequence.result(disk)
+    if forgotten == "pin":
+        store.unpin(disk, power.OUT, *sequence.pinned)
+    else:
+        disk.unlink(power.RESULT)
+    with pytest.raises(power.Lost, match=r"pins are|is gone"):
+        power.check(disk, sequence)
+
+
+def test_a_process_that_comes_after_an_empty_look_is_found() -> None:
+    class Late:
+        looks = 0
+
+        def pids(self) -> list[int]:
+            self.looks += 1
+            return [1] if self.looks in (3, 4) else []
+
+    assert kills.until_gone(Late(), least=0.2) > 0  # type: ignore[arg-type]
+    assert kills.until_gone(Late()) == 0  # type: ignore[arg-type]
+
+
+def test_a_run_that_ignores_a_signal_is_wrong(tmp_path: Path) -> None:
+    schedule = sigterm.Schedule(tmp_path, 1)
+    schedule.out.mkdir()
+    log = schedule.out / "log.jsonl"
+    for lines, left in (
+        ([], 3),
+        (["Iterated early 1"], 2),
+        (["Iterated early 2", "Iterated early 3"], 0),
+        (["Iterated init 6"], 3),
+    ):
+        events = [dict(zip(("event", "stage", "iter"), line.split(), strict=True)) for line in lines]
+        log.write_text("".join(json.dumps({**event, "iter": int(event["iter"])}) + "\n" for event in events) + '{"ev')
+        assert sigterm.iterations_left(schedule.out) == left
+    assert "went on to its end" in sigterm.judged(schedule, 0, "", 1.0, [], 3)
+    assert "went on to its end" not in sigterm.judged(schedule, 0, "", 1.0, [], 2)
+
+
+def test_flips_meet_the_bits_of_the_manifest() -> None:
+    files = {Path("MANIFEST.json"): b"m" * 100, Path("model.safetensors"): b"w" * 10**6}
+    rng = random.Random(1)
+    kinds = Counter((fault.kind, fault.file.name) for fault in (flips.draw(rng, files) for _ in range(1000)))
+    assert kinds["flip", "MANIFEST.json"] > 100 and len(kinds) == 6
+
+
+def test_solvers() -> None:
+    trial = solvers.tried(seed=6, folders=30)
+    assert trial.wrong == "" and trial.counts["schedules"] + trial.counts["with mistakes"] == 30
+
+
+# ---- the counts
+
+
+def test_the_table_in_the_repository_is_that_of_its_counts() -> None:
+    counts = Counts(HERE / "reliability" / "counts", driver.rows())
+    with counts.alone():  # scripts/reliability may be running
+        table, expected = counts.table.read_text(), counts.rendered()
+    assert table == expected, "run scripts/reliability --trials 0"
+
+
+# ---- the driver
+
+
+def test_stopped_it_kills_what_it_started_and_keeps_the_counts(tmp_path: Path) -> None:
+    script = f"""
+import signal, subprocess, sys; sys.path[:0] = {sys.path!r}
+from pathlib import Path
+from reliability import driver, power
+from reliability.trial import Scenario, Trial
+def trials(rng, folder):
+    child = subprocess.Popen(["sleep", "600"])
+    print(child.pid, flush=True)
+    try:
+        yield Trial(2, wrong="lost")
+        print("two", flush=True)
+        signal.pause()
+    finally:
+        child.kill()
+        child.wait()
+        print("killed", flush=True)
+power.SCENARIO = Scenario(name="power", fault="f", aim="a", wanted=9, trials=trials)
+driver.MODULES, driver.HERE = (power,), Path({str(tmp_path)!r})
+sys.exit(driver.main(["--seed", "3"]))
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    assert process.stdout.readline() == "two\n"
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 1 and said.startswith("killed\nWRONG: lost\nseed 3; ")
+    assert not Path(f"/proc/{pid}").exists()
+    assert json.loads((tmp_path / "counts" / "power.json").read_text())[0]["faults"] == 2
+    assert "**missed** (1 wrong)" in (tmp_path / "RESULTS.md").read_text()

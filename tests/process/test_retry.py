@@ -1,0 +1,295 @@
+"""`stagerun retry`: when a command that trains under a launcher is started anew."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import processes
+import pytest
+import small
+
+from stagerun.base.errors import FolderInUseError, ResumeRefused, StorageError, UsageError
+from stagerun.launch.ancestors import to_be_told
+from stagerun.tools.retry import command as retrying
+from stagerun.tools.retry.command import Ended, RetryOptions, judge, retry_command
+from stagerun.train.options import RunOptions
+
+
+@pytest.mark.parametrize(
+    "ended, code, why",
+    [
+        (Ended(True, 0, 1), 0, ""),  # torchrun
+        (Ended(True, 75, 75), 75, ""),  # somebody stopped the ranks
+        (Ended(True, 75, 137), None, "stopped, and saved"),  # mpirun did, since it had lost one
+        (Ended(True, None, 137), None, "was killed"),
+        (Ended(True, None, -9), None, "SIGKILL"),
+        (Ended(True, 69, 1), None, "69: a worker, host or service is gone"),
+        (Ended(True, 74, 74), None, "74: disk full"),
+        (Ended(True, 80, 1), None, "80: a worker held other weights than the others"),
+        (Ended(True, 79, 1), 79, ""),
+        (Ended(True, 78, 78), 78, ""),
+        (Ended(False, None, 64), 64, ""),
+        (Ended(False, 75, 64), 64, ""),  # the life is an older one's
+        (Ended(False, None, 127), 64, ""),
+        (Ended(False, None, 255), None, "before the run had started"),
+        (Ended(False, None, -33), None, "signal 33"),
+        (Ended(True, 3, 1), None, "the run ended with 3"),
+    ],
+)
+def test_what_is_worth_another_start(ended: Ended, code: int | None, why: str) -> None:
+    found, said = judge(ended)
+    assert found == code and why in said
+
+
+class Commanded:
+    """Stands in for the real one. `asked_at`: at the start, or the wait, of that number a signal comes."""
+
+    def __init__(self, asked_at: int | None = None, in_wait: bool = False) -> None:
+        self.asked: signal.Signals | None = None
+        self.asked_at, self.in_wait, self.waits = asked_at, in_wait, list[float]()
+
+    def wait(self, seconds: float) -> bool:
+        self.waits.append(seconds)
+        if self.in_wait and len(self.waits) == self.asked_at:
+            self.asked = signal.SIGTERM
+        return self.asked is not None
+
+
+FULL = StorageError("disk full")
+SAVED, KILLED, NEVER, DONE = Ended(True, 75, 1), Ended(True, None, -9), Ended(False, None, 255), Ended(True, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "starts, further, words, ends, waits",
+    [
+        # Saved, and no further: no one counts them but this.
+        ([SAVED] * 9, [], [], ResumeRefused, [2, 4]),
+        ([SAVED] * 9, [], ["--retry"], None, [2, 4, 8, 16, 32, 60, 60, 60]),
+        ([SAVED] * 4 + [DONE], [2], [], 0, [2, 4, 1, 2]),
+        ([KILLED, NEVER, KILLED], [], [], ResumeRefused, [2, 4]),
+        ([NEVER] * 3, [], ["--retry"], ResumeRefused, [2, 4]),
+        # A disk that is full for a while, and for good.
+        ([KILLED, FULL, FULL, DONE], [0], [], 0, [1, 2, 4]),
+        ([KILLED, FULL, FULL, FULL], [0], [], StorageError, [1, 2, 4]),
+        ([FULL], [], [], StorageError, []),
+    ],
+)
+def test_how_often_it_is_started(
+    starts: list[Ended | StorageError], further: list[int], words: list[str], ends: object, waits: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """`further`: the starts, counted from 0, that came to a snapshot."""
+    left, stop = list(enumerate(starts)), Commanded()
+
+    def before(task: object) -> str:
+        if isinstance(left[0][1], StorageError):
+            raise left.pop(0)[1]  # type: ignore[misc]
+        return ""
+
+    monkeypatch.setattr(retrying, "Commanded", lambda: stop)
+    monkeypatch.setattr(retrying, "_before", before)
+    monkeypatch.setattr(retrying, "_one", lambda *_: left[0][1])
+    monkeypatch.setattr(retrying, "_further", lambda *_: left.pop(0)[0] in further)
+    options = RetryOptions(("stagerun", "run", "x", *words), 9, None, None)
+    if ends is None:
+        with pytest.raises(IndexError):  # it went on to the last of `starts`
+            retry_command(options)
+        assert stop.waits[: len(waits)] == waits
+        return
+    if isinstance(ends, int):
+        assert retry_command(options) == ends
+    else:
+        with pytest.raises(ends):  # type: ignore[call-overload]
+            retry_command(options)
+    assert stop.waits == waits
+
+
+def test_a_signal_between_two_starts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stop, started = Commanded(1, in_wait=True), []
+    monkeypatch.setattr(retrying, "Commanded", lambda: stop)
+    monkeypatch.setattr(retrying, "_before", lambda task: "")
+    monkeypatch.setattr(retrying, "_one", lambda *_: started.append(1) or KILLED)
+    monkeypatch.setattr(retrying, "_further", lambda *_: True)
+    options = RetryOptions(("stagerun", "run", "x"), None, None, None)
+    assert retry_command(options) == 75 and "without saving" not in capsys.readouterr().err
+    # While it looks at the folder.
+    assert retry_command(options) == 75 and started == [1]
+
+
+def test_a_run_that_outlives_its_command_is_reported(monkeypatch: pytest.MonkeyPatch, base: Path) -> None:
+    monkeypatch.setattr(retrying.store, "holder", lambda out: "process 7 on a")
+    with pytest.raises(FolderInUseError, match="still in use by process 7 on a"):
+        retrying._stopped(KILLED, RunOptions(str(base / "schedule")))
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_a_command_that_asks_for_help_is_refused(option: str) -> None:
+    with pytest.raises(UsageError, match="asks `stagerun run` for its help"):
+        retry_command(RetryOptions(("stagerun", "run", option), None, None, None))
+
+
+@pytest.mark.parametrize(
+    "script, told",
+    [
+        ("./mpirun 60 | cat", ("mpirun", signal.SIGUSR1)),
+        ("time ./mpirun 60; true", ("mpirun", signal.SIGUSR1)),
+        ("bash -c './torchrun -f x stagerun run x; true'; true", ("torchrun", signal.SIGTERM)),
+        ("./mpirun.sh; true", ("mpirun", signal.SIGUSR1)),  # a script that starts the one with its name
+        ("sleep 60; true", None),
+        ("cd .", None),
+    ],
+)
+def test_who_in_a_script_is_asked_to_stop(script: str, told: tuple[str, signal.Signals] | None, tmp_path: Path) -> None:
+    sleep = shutil.which("sleep")
+    (tmp_path / "mpirun").symlink_to(str(sleep))
+    (tmp_path / "torchrun").symlink_to(str(shutil.which("tail")))
+    (tmp_path / "x").touch()
+    (tmp_path / "mpirun.sh").write_text("#!/bin/bash\n./mpirun 60\ntrue\n")
+    (tmp_path / "mpirun.sh").chmod(0o755)
+    process = subprocess.Popen(["bash", "-c", script], cwd=tmp_path, start_new_session=True)
+    try:
+        until = time.monotonic() + (5 if told else 0.2)
+        found = None
+        while found is None and time.monotonic() < until:
+            found = to_be_told(process.pid)
+            time.sleep(0.02)
+        assert (found and (found[0].name, found[1])) == told
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def retry(*words: object) -> subprocess.CompletedProcess[str]:
+    return small.stagerun("retry", *words, timeout=400)
+
+
+def test_mistakes_are_reported_before_anything_is_started(base: Path, tmp_path: Path) -> None:
+    run = ["stagerun", "run", base / "schedule", "--out", tmp_path / "out"]
+    marker = tmp_path / "started"
+    for words, said in (
+        (["--", "touch", marker], "say what it runs: `stagerun retry --schedule DIR"),
+        (["--", "touch", marker, *run, "--set", "init.base_lr=-1"], "`base_lr` must be at least 0"),
+        (["--", "touch", marker, *run, "--nosuch"], "No such option"),
+        (["--", "no-such-launcher", *run], "`no-such-launcher` can't be started"),
+        (["--max-restarts", "-1", "--", "touch", marker, *run], "--max-restarts must be 0 or more"),
+    ):
+        done = retry(*words)
+        assert done.returncode == 64 and said in done.stderr, done.stderr
+    assert not marker.exists()
+
+
+@pytest.mark.slow
+def test_a_command_that_never_begins_is_given_up(base: Path, tmp_path: Path) -> None:
+    script = tmp_path / "launcher"
+    script.write_text(f"#!/bin/sh\necho . >> {tmp_path}/starts\nexit 255\n")
+    script.chmod(0o755)
+    done = retry("--", script, "stagerun", "run", base / "schedule", "--out", tmp_path / "out")
+    assert done.returncode == 78 and "3 starts in a row ended before the run had started" in done.stderr, done.stderr
+    assert done.stderr.count("restart ") == 2 and (tmp_path / "starts").read_text().count(".") == 3
+
+
+# Starts the run; once a snapshot is there it kills all, as a launcher that has lost a rank does, `deaths` times in all.
+LAUNCHER = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+out, deaths, starts = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+starts.write_text((starts.read_text() if starts.exists() else "") + ".")
+before = set(out.glob("snapshots/[!.]*"))
+run = subprocess.Popen(sys.argv[4:])
+signal.signal(signal.SIGTERM, lambda *_: run.send_signal(signal.SIGUSR1))
+if len(starts.read_text()) <= deaths:
+    while run.poll() is None and set(out.glob("snapshots/[!.]*-*-*")) <= before:
+        time.sleep(0.01)
+    run.kill()
+    sys.exit(run.wait() and 137)
+sys.exit(1 if run.wait() else 0)
+"""
+
+
+def launcher(base: Path, tmp_path: Path, deaths: int, *more: object) -> list[object]:
+    script = tmp_path / "launcher.py"
+    script.write_text(LAUNCHER)
+    out = tmp_path / "out"
+    link = tmp_path / "stagerun"
+    link.write_text(f'#!/bin/sh\nexec {sys.executable} -m stagerun "$@"\n')
+    link.chmod(0o755)
+    run = [link, "run", base / "schedule", "--out", out, "--nproc", 1, "--threads", 1, *more]
+    return [sys.executable, script, out, deaths, tmp_path / "starts", *run]
+
+
+@pytest.mark.slow
+def test_killed_runs_go_on_to_the_same_bits(base: Path, tmp_path: Path) -> None:
+    done = retry("--", *launcher(base, tmp_path, 2))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("the run was killed (the command ended with exit code 137)") == 2, done.stderr
+    assert small.run(base / "schedule", tmp_path / "alone").returncode == 0
+    assert processes.ends(tmp_path / "out") == processes.ends(tmp_path / "alone")
+    again = retry("--", *launcher(base, tmp_path, 0))
+    assert again.returncode == 0 and "every stage is done" in again.stderr
+    assert (tmp_path / "starts").read_text() == "..."
+
+
+@pytest.mark.slow
+def test_max_restarts(base: Path, tmp_path: Path) -> None:
+    done = retry("--max-restarts", 1, "--", *launcher(base, tmp_path, 9))
+    assert done.returncode == 69 and "--max-restarts 1 is used up" in done.stderr, done.stderr
+    assert (tmp_path / "starts").read_text() == ".."
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_has_the_run_saved(number: signal.Signals, base: Path, tmp_path: Path) -> None:
+    words = ["retry", "--", *(str(word) for word in launcher(base, tmp_path, 0, *small.ENDLESS))]
+    run = processes.Run(words).start()
+    small.wait_for(tmp_path / "out" / "snapshots" / "init-00000006-a0001", run)
+    os.kill(run.process.pid, number)
+    code, said = run.wait(120)
+    assert code == 75, said
+    assert "the command is asked to stop" in said and run.gone()
+    assert json.loads((tmp_path / "out" / "lives" / "a0001.json").read_text())["code"] == 75
+
+
+@pytest.mark.slow
+def test_no_process_is_left_when_it_is_killed(base: Path, tmp_path: Path) -> None:
+    words = ["retry", "--", *(str(word) for word in launcher(base, tmp_path, 0, *small.ENDLESS))]
+    run = processes.Run(words).start()
+    small.wait_for(tmp_path / "out" / "snapshots" / "init-00000006-a0001", run)
+    run.process.kill()
+    began = time.monotonic()
+    run.wait(60)
+    assert run.gone(within=60), run.pids()
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_in_a_script_is_saved(number: signal.Signals, base: Path, tmp_path: Path) -> None:
+    """The shell dies of a signal and hands none on; nor does the kernel."""
+    run = [
+        sys.executable,
+        "-m",
+        "stagerun",
+        "run",
+        base / "schedule",
+        "--out",
+        tmp_path / "out",
+        "--nproc",
+        2,
+        *small.ENDLESS,
+    ]
+    script = tmp_path / "train.sh"
+    script.write_text(f"#!/bin/bash\ncd {tmp_path}\n{' '.join(map(str, run))}\necho after $?\n")
+    script.chmod(0o755)
+    words = ["retry", "--schedule", base / "schedule", "--out", tmp_path / "out", "--", script]
+    started = processes.Run([str(word) for word in words], {"PYTHONPATH": str(Path(__file__).parents[2])}).start()
+    small.wait_for(tmp_path / "out" / "snapshots" / "init-00000006-a0001", started)
+    os.kill(started.process.pid, number)
+    code, said = started.wait(120)
+    assert code == (75 if number == signal.SIGTERM else -9) and "after 75" in said, said
+    assert started.gone(within=60)
+    assert json.loads((tmp_path / "out" / "lives" / "a0001.json").read_text())["code"] == 75

@@ -1,0 +1,93 @@
+"""Workers that something else starts: RANK, WORLD_SIZE and their like set by hand."""
+
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import processes
+import pytest
+import small
+
+
+def start(schedules: list[Path], out: Path, *arguments: str) -> list[processes.Run]:
+    """One worker per schedule folder."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    workers = []
+    for rank, schedule in enumerate(schedules):
+        world = {"RANK": str(rank), "WORLD_SIZE": str(len(schedules)), "MASTER_ADDR": "127.0.0.1"}
+        run = processes.Run(
+            ["run", str(schedule), "--out", str(out), "--threads", "1", *arguments],
+            {**world, "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        workers.append(run.start())
+    return workers
+
+
+def launch(schedules: list[Path], out: Path, *arguments: str) -> list[tuple[int, str]]:
+    """(exit code, all output) of one worker per schedule folder."""
+    return [run.wait(timeout=120) for run in start(schedules, out, *arguments)]
+
+
+@pytest.mark.slow
+def test_elastic_gives_the_same_bits_with_one_worker_and_with_two(base: Path) -> None:
+    elastic = ["--set", "determinism=ELASTIC"]
+    alone = small.run(base / "schedule", base / "one", *elastic)
+    assert alone.returncode == 0, alone.stderr
+    (code0, text0), (code1, text1) = launch([base / "schedule"] * 2, base / "two", *elastic)
+    assert (code0, code1) == (0, 0), text0 + text1
+    assert "2 workers on cpu" in text0 and text1 == "", "only rank 0 talks"
+    assert processes.ends(base / "one") == processes.ends(base / "two")
+    again = launch([base / "schedule"] * 2, base / "two", *elastic)
+    assert [code for code, _ in again] == [0, 0] and "nothing to do: every stage is done" in again[0][1]
+
+
+def test_ranks_with_other_solver_files_are_named(base: Path, tmp_path: Path) -> None:
+    other = small.make_schedule(tmp_path / "other", base / "data", early=small.STAGES["early"].replace("0.02", "0.03"))
+    ended = launch([base / "schedule", other], tmp_path / "out")
+    assert [code for code, _ in ended] == [78, 78]
+    assert "rank 1 on " in ended[0][1] and "early.prototxt" in ended[0][1] and ended[1][1] == ""
+    assert not list((tmp_path / "out" / "snapshots").glob("*"))
+
+
+def test_a_mistake_in_one_ranks_files_ends_all_ranks_at_once(base: Path, tmp_path: Path) -> None:
+    other = small.make_schedule(tmp_path / "other", base / "data", early="base_lr: 0.1 lr_polcy: 3")
+    ended = launch([base / "schedule", other], tmp_path / "out")
+    assert [code for code, _ in ended] == [64, 64]
+    assert re.match(r"rank 1 on (.|\n)*early.prototxt:1:14: .*`lr_polcy`", ended[0][1]) and ended[1][1] == ""
+
+
+@pytest.mark.parametrize(
+    "world, text",
+    [
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "contradict"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "not MASTER_ADDR and MASTER_PORT"),
+        ({"RANK": "zero", "WORLD_SIZE": "2"}, "whole number"),
+    ],
+)
+def test_a_launcher_that_says_nonsense(base: Path, tmp_path: Path, world: dict[str, str], text: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stagerun", "run", str(base / "schedule"), "--out", str(tmp_path / "out")],
+        env=world, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 69 and text in done.stderr and done.stderr.count("\n") <= 2
+
+
+@pytest.mark.parametrize("by", ["nproc", "hosts", "environment"])
+def test_a_run_on_one_host_listens_on_its_loopback_device_alone(base: Path, tmp_path: Path, by: str) -> None:
+    if by == "environment":
+        runs = start([base / "schedule"] * 2, tmp_path / "out")
+    else:
+        words = ["--nproc", "2"] if by == "nproc" else ["--hosts", "localhost:2"]
+        run = processes.Run(["run", str(base / "schedule"), "--out", str(tmp_path / "out"), "--threads", "1", *words])
+        runs = [run.start()]
+    found: set[tuple[str, int]] = set()
+    while any(run.process.poll() is None for run in runs):
+        found |= processes.listening([pid for run in runs for pid in run.pids()])
+        time.sleep(0.02)
+    assert [run.wait()[0] for run in runs] == [0] * len(runs)
+    assert {address for address, _ in found} == {"127.0.0.1"}

@@ -1,0 +1,119 @@
+"""A snapshot that is gone and is trained again, under stages that came from it: by the same workers to the same bits, by others not
+before it was said what is to become of those stages."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import small
+import tiny
+from test_run_trees import ALONE, END, MAIN, command, go, ids, make_schedule, names, of
+
+from stagerun.base.errors import ResumeRefused
+from stagerun.base.events import StageStarted
+
+C = 'stage { name: "c" from: "main@5" solver: "cut.prototxt" }\nstage { name: "on" from: "c" solver: "cut.prototxt" }\n'
+D = 'stage { name: "d" from: "main@5" solver: "cut.prototxt" }\n'
+
+
+@pytest.fixture(scope="module")
+def by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """whole/ of a trunk, a branch off it, what follows from that, and from the trunk's end, by two workers; out/, where the branch's
+    start is gone; schedule/ with one more branch there."""
+    folder = tmp_path_factory.mktemp("two")
+    tiny.make_data(folder / "data")
+    schedule = make_schedule(folder / "schedule", folder / "data", MAIN + C + END)
+    done = small.run(schedule, folder / "out", nproc=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shutil.copytree(folder / "out", folder / "whole")
+    shutil.rmtree(folder / "out" / "snapshots" / "main-00000005-a0001")
+    make_schedule(schedule, folder / "data", MAIN + C + D + END)
+    return folder
+
+
+def test_a_piece_by_another_number_of_workers_is_refused_before_it_makes_a_finished_stage_stale(
+    by_two: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(by_two / "out", out)
+    text = command("plan", by_two / "schedule", "--out", out)
+    assert "  lost: main@5, from which c came; trained again it has the same bits only in the same environment" in text
+    assert "as of main-00000008-a0001: device cpu" in text and "workers 2" in text
+    assert "`run` trains nothing until the command says what to do about c" in text
+    (record,) = json.loads(command("plan", by_two / "schedule", "--out", out, "--json"))["lost"]
+    assert (record["name"], record["iter"], record["children"], record["named"]) == ("main", 5, ["c"], [])
+    assert record["like"] == "main-00000008-a0001" and record["environment"]["workers"] == "2"
+    before = names(out)
+    refused = command("run", by_two / "schedule", "--out", out, *ALONE, code=78)
+    assert "`main@5` is gone and would be trained again, in another environment than before" in refused
+    assert "with other bits `c`, which came from there, would be stale" in refused and "  workers: 2 -> 1\n" in refused
+    assert "with 2 workers (on one machine `--nproc 2`)" in refused
+    assert "`--redo c` goes on here" in refused and "`--keep c`, now and in later runs" in refused
+    assert "Iterated" not in (out / "log.jsonl").read_text().split("RunStarted")[-1]
+    assert names(out) == before, "nothing was trained"
+
+
+@pytest.mark.slow
+def test_the_ways_out_of_that_refusal_lead_to_the_end(by_two: Path, tmp_path: Path) -> None:
+    schedule = by_two / "schedule"
+    outs = {name: tmp_path / name for name in ("two", "redo", "keep")}
+    for out in outs.values():
+        shutil.copytree(by_two / "out", out)
+    done = small.run(schedule, outs["two"], nproc=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "note: main@5 again is BIT-EXACT, before: main-00000008-a0001: same torch build" in done.stdout
+    assert ids(by_two / "whole").items() <= ids(outs["two"]).items() and names(outs["two"], "c") == ["c-00000002-a0001"]
+
+    told = command("run", schedule, "--out", outs["redo"], "--redo", "c", *ALONE)
+    assert (
+        "main@5 again is EQUIVALENT, not BIT-EXACT, before: main-00000008-a0001: " in told
+        and "--redo has noth" not in told
+    )
+    assert "with other bits, c will be trained again, or kept, as was asked for" in told
+    found = ids(outs["redo"])
+    assert found["main@5"] != ids(by_two / "whole")["main@5"], "else this shows nothing"
+    last = ["c-00000002-a0002", "on-00000002-a0002", "d-00000002-a0002", "main-00000008-a0001"]
+    assert set(last) <= set(names(outs["redo"]))
+    assert not go(schedule, outs["redo"])[-1].trained  # type: ignore[attr-defined]
+
+    events = go(schedule, outs["keep"], keep=["c"])
+    assert [e.stage for e in of(events, StageStarted)] == ["d"] and names(outs["keep"], "c") == ["c-00000002-a0001"]
+    assert not go(schedule, outs["keep"], keep=["c"])[-1].trained  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_with_elastic_a_piece_by_another_number_of_workers_has_the_same_bits(by_two: Path, tmp_path: Path) -> None:
+    def written(stages: str) -> Path:
+        schedule = make_schedule(tmp_path / "s", by_two / "data", stages)
+        file = schedule / "schedule.prototxt"
+        file.write_text("determinism: ELASTIC\n" + file.read_text())
+        return schedule
+
+    out = tmp_path / "out"
+    command("run", written(MAIN + C), "--out", out, *ALONE)
+    before = ids(out)
+    shutil.rmtree(out / "snapshots" / "main-00000005-a0001")
+    done = small.run(written(MAIN + C + D), out, nproc=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "note: main@5 again is BIT-EXACT" in done.stdout and before.items() <= ids(out).items()
+    assert names(out, "c") == ["c-00000002-a0001"]
+
+
+@pytest.mark.parametrize(("gone", "lost", "child", "like"), [
+    ("main-00000008-a0001", "main", "end", "main-00000005-a0001"), ("c-00000002-a0001", "c", "on", "on-00000002-a0001"),
+])  # fmt: skip
+def test_an_end_is_not_made_again_elsewhere_under_a_finished_stage(
+    by_two: Path, tmp_path: Path, gone: str, lost: str, child: str, like: str
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(by_two / "whole", out)
+    shutil.rmtree(out / "snapshots" / gone)
+    before = names(out)
+    with pytest.raises(ResumeRefused) as caught:
+        go(by_two / "schedule", out)
+    message = f"the end of `{lost}` is gone and would be trained again, in another environment than before ({like}); "
+    assert message + f"with other bits `{child}`, which" in caught.value.message and names(out) == before
+    assert go(by_two / "schedule", out, redo=[child])[-1].trained  # type: ignore[attr-defined]
+    # The life that was refused has the number between.
+    assert set(names(out, child)) == {f"{child}-00000002-a0001", f"{child}-00000002-a0003"}

@@ -1,0 +1,147 @@
+"""Signals at the moments of a run at which nothing is trained yet, or all is: from the first instruction of each process on."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import processes
+import pytest
+import small
+from reliability.sigterm import answers
+
+from stagerun.launch.folder import nothing_started
+from stagerun.launch.local import FOLDER_PREFIX
+
+NOTHING_STARTED = nothing_started(75)
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the launcher and its workers meet."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+def until(run: processes.Run, ready: Callable[[], bool]) -> None:
+    end = time.monotonic() + 90
+    while not ready():
+        assert run.process.poll() is None, run.wait()
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def ended(run: processes.Run, temporary: Path) -> str:
+    """What was said by one that was stopped in time."""
+    code, text = run.wait(90)
+    assert code == 75, text
+    assert "Traceback" not in text and "bug" not in text
+    assert run.gone()
+    assert not list(temporary.glob(f"{FOLDER_PREFIX}*"))
+    return text
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_from_the_first_instruction_on(base: Path, tmp_path: Path, temporary: Path, nproc: int) -> None:
+    run = small.start(base / "schedule", tmp_path / "out", nproc=nproc)
+    until(run, lambda: answers(run.process.pid))
+    os.kill(run.process.pid, signal.SIGTERM)
+    assert ended(run, temporary).strip() == "SIGTERM: nothing was started; run the same command again"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "moment, number",
+    [
+        ("", signal.SIGUSR1),  # the launcher imports torch
+        pytest.param(
+            "*.pid", signal.SIGTERM, marks=pytest.mark.slow
+        ),  # a worker does, the other may not even have started
+        ("1.pid", signal.SIGINT),
+    ],
+)
+def test_while_launcher_and_workers_start(
+    base: Path, tmp_path: Path, temporary: Path, moment: str, number: signal.Signals
+) -> None:
+    run = small.start(base / "schedule", tmp_path / "out", nproc=2)
+    until(run, lambda: bool(list(temporary.glob(f"{FOLDER_PREFIX}*/{moment}"))))
+    os.kill(run.process.pid, number)
+    os.kill(run.process.pid, signal.SIGTERM)  # schedulers send several
+    assert ended(run, temporary).rstrip().endswith(NOTHING_STARTED)
+    assert not (tmp_path / "out" / "log.jsonl").exists()
+
+
+def events(out: Path) -> list[str]:
+    return [
+        json.loads(line)["event"]
+        for line in (out / "log.jsonl").read_text().splitlines(keepends=True)
+        if line[-1] == "\n"
+    ]
+
+
+def test_an_iteration_that_has_just_started_is_broken_off(base: Path, tmp_path: Path, temporary: Path) -> None:
+    """It would take half an hour."""
+    words = ("--set", "init.batch_size=400000", "--set", "init.max_iter=6", "--grace", "10m")
+    run = small.start(base / "schedule", tmp_path / "out", *words)
+    log = tmp_path / "out" / "log.jsonl"
+    until(run, lambda: log.exists() and "StageStarted" in events(tmp_path / "out"))
+    os.kill(run.process.pid, signal.SIGTERM)
+    text = ended(run, temporary)
+    assert text.count("SIGTERM: stopping ") == text.count(", to save by ") == 1
+    assert "stopped in init after iteration 0 " in text
+    assert "Iterated" not in events(tmp_path / "out") and events(tmp_path / "out")[-1] == "Stopped"
+    assert not list((tmp_path / "out" / "snapshots").glob("init-*")), "there is nothing to save"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_several_signals_are_one_request(base: Path, tmp_path: Path, temporary: Path, nproc: int) -> None:
+    out = tmp_path / "out"
+    words = ["run", base / "schedule", "--out", out, "--nproc", nproc, "--threads", 1, *small.ENDLESS]
+    # With threads of numpy's library in the launcher, which it has before it blocks any signal.
+    run = processes.Run([str(word) for word in words], {"OMP_NUM_THREADS": "4"}).start()
+    small.wait_for(out / "snapshots" / "init-00000002-a0001", run)
+    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(run.process.pid, number)
+    text = ended(run, temporary)
+    assert text.count(": stopping ") == 1 and "everything is saved" in text
+    assert events(out)[-1] == "Stopped"
+
+
+@pytest.mark.slow
+def test_hangup_does_not_stop_a_run_under_nohup(base: Path, tmp_path: Path, temporary: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run = small.start(base / "schedule", tmp_path / "out", nproc=2)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    for moment in ("", "1.pid"):
+        until(run, lambda moment=moment: bool(list(temporary.glob(f"{FOLDER_PREFIX}*/{moment}"))))
+        for pid in run.pids():
+            os.kill(pid, signal.SIGHUP)
+    code, text = run.wait()
+    assert code == 0, text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_rehearsal_that_is_stopped_keeps_nothing(base: Path, tmp_path: Path, temporary: Path, nproc: int) -> None:
+    words = ["rehearse", base / "schedule", "--out", tmp_path / "out", "--nproc", nproc, "--threads", 1]
+    run = processes.Run([str(word) for word in words]).start()
+    until(run, lambda: (tmp_path / "out" / ".rehearsal").exists())
+    os.kill(run.process.pid, signal.SIGTERM)
+    code, text = run.wait(90)
+    assert code in (0, 130) and "Traceback" not in text, text
+    assert run.gone() and not (tmp_path / "out" / ".rehearsal").exists()
+
+
+@pytest.mark.parametrize("command", ["plan", "rehearse"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_other_commands_are_interrupted(base: Path, tmp_path: Path, command: str, number: signal.Signals) -> None:
+    run = processes.Run([command, str(base / "schedule"), "--out", str(tmp_path / "out")]).start()
+    until(run, lambda: answers(run.process.pid))
+    os.kill(run.process.pid, number)
+    code, text = run.wait(90)
+    assert code == 130 and text.strip().endswith("interrupted"), text

@@ -1,0 +1,196 @@
+"""What a person sees at a terminal: tables and prose that fit its width, and nothing of that in a pipe."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import small
+from click.testing import CliRunner
+
+from stagerun import cli
+from stagerun.base import text
+from stagerun.command import ending
+
+ROOT = Path(__file__).parents[2]
+WIDTHS = (60, 80, 120)
+CUT = ("mistakes", "explain")  # source lines with a caret
+
+
+@pytest.fixture(scope="module")
+def base(finished: Path) -> Path:
+    """data/, schedule/ and its output out/; wrong/, a schedule with mistakes."""
+    far = "lr_policy: 'fixed' max_iter: 6  # a long comment behind what is right " + "and so on " * 6
+    small.make_schedule(
+        finished / "wrong", finished / "data", init=f"base_lr: 0.05 {far}\n{' ' * 70} power: two  {far}"
+    )
+    return finished
+
+
+COMMANDS = {
+    "plan": ["plan", str(ROOT / "solvers" / "resnet50_72ep")],
+    "status": ["status", "out"],
+    "snapshots": ["snapshots", "out"],
+    "report": ["report", "out"],
+    "data info": ["data", "info", "data/train"],
+    "diff": ["diff", str(ROOT / "solvers" / "resnet50_72ep"), str(ROOT / "solvers" / "resnet50_8nodes")],
+    "check --lint": ["check", "schedule", "--lint"],
+    "help": ["help", "lr_policy"],
+    "help lint": ["help", "lint"],
+    "explain": ["explain", "schedule", "init.base_lr"],
+    "--help": ["--help"],
+    "mistakes": ["check", "wrong"],
+}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_lines_fit_and_words_stay_whole(base: Path, monkeypatch: pytest.MonkeyPatch, command: str, width: int) -> None:
+    monkeypatch.chdir(base)
+    monkeypatch.setattr("time.time", lambda: 2e9)
+    into_a_pipe = CliRunner().invoke(cli.main, COMMANDS[command]).output
+    for module in (ending, cli):
+        monkeypatch.setattr(module, "width_of", lambda stream: width)
+    seen = CliRunner().invoke(cli.main, COMMANDS[command]).output
+    for line in seen.splitlines():
+        assert len(line) <= width or len(line.split()) <= 2, "too long, and there was a place to break it"
+    lost = Counter(into_a_pipe.split()) - Counter(seen.split())
+    assert not [w for w in lost if not set(w) <= set("|-:") and command not in CUT]
+    assert text.terminal() is None
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_caret_stays_below_its_place(base: Path, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.chdir(base)
+    monkeypatch.setattr(ending, "width_of", lambda stream: width)
+    lines = CliRunner().invoke(cli.main, ["check", "wrong"]).output.splitlines()
+    (caret,) = [i for i, line in enumerate(lines) if line.strip(" ") == "^^^"]
+    at = lines[caret].index("^")
+    assert lines[caret - 1][at : at + 3] == "two" and lines[caret - 1].endswith("...")
+
+
+def test_a_table_is_folded_and_then_cut() -> None:
+    rows = [
+        ("name", "number", "what it is"),
+        ("a", "1", "one word after another and no end of it at all"),
+        ("b", "2", ""),
+    ]
+    assert max(map(len, text.columns(rows))) == 60
+    with text.printing_on(lambda: 50):
+        assert text.columns(rows)[1:] == [
+            "a     1       one word after another and no end of",
+            "              it at all",
+            "b     2",
+        ]
+    with text.printing_on(lambda: 40):
+        assert [line[:14].rstrip() for line in text.columns(rows, indent=2)] == [
+            "name  number", "a     1", "b     2", "", "name  what it", "a     one word", "      end of i", "b",
+        ]  # fmt: skip
+
+
+class Terminal:
+    """`stagerun ARGUMENTS` in a pseudo-terminal of that width, and all that it writes there."""
+
+    def __init__(self, width: int, *arguments: object, program: str = "", **environment: str) -> None:
+        self.side, other = pty.openpty()
+        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+        unset = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")}
+        env = {**unset, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1", **environment}
+        words = [sys.executable, *(["-c", program] if program else ["-m", "stagerun"]), *map(str, arguments)]
+        self.process = subprocess.Popen(words, stdin=other, stdout=other, stderr=other, env=env, start_new_session=True)
+        os.close(other)
+        self.seen = b""
+
+    def until(self, words: bytes) -> "Terminal":
+        while words not in self.seen and self._read():
+            pass
+        assert words in self.seen, self.seen.decode()
+        return self
+
+    def end(self) -> tuple[int, str]:
+        """The exit code, and what was written."""
+        while self._read():
+            pass
+        os.close(self.side)
+        return self.process.wait(120), self.seen.decode()
+
+    def _read(self) -> bool:
+        if not select.select([self.side], [], [], 90)[0]:
+            self.process.kill()
+            raise AssertionError(f"nothing came for 90 s, after {self.seen.decode()}")
+        try:
+            more = os.read(self.side, 1 << 16)
+        except OSError:  # the last process has closed its end
+            return False
+        self.seen += more
+        return bool(more)
+
+
+def test_the_width_is_that_of_the_terminal(base: Path) -> None:
+    code, seen = Terminal(70, "snapshots", base / "out").end()
+    assert code == 0 and 60 < max(len(line) for line in seen.splitlines()) <= 70
+
+
+# -- run
+
+
+def lines_of(seen: str) -> list[str]:
+    """What stands in the terminal: a line that is erased is not there."""
+    assert "\x1b[?25l" not in seen, "the cursor was hidden, and a crash would leave it so"
+    plain = re.sub(r"\x1b\[[\d;]*m", "", seen.replace("\r\n", "\n"))
+    return [line.rpartition("\r\x1b[2K")[2] for line in plain.split("\n")]
+
+
+def test_a_run_at_a_terminal_and_what_it_says_when_it_goes_on(base: Path, tmp_path: Path) -> None:
+    words = ["run", base / "schedule", "--out", tmp_path / "out", "--nproc", 2, "--threads", 1]
+    words += ["--set", "early.max_iter=100000", "--set", "early.snapshot=1000"]
+    run = Terminal(80, *words).until(b"/100000  ")
+    os.killpg(run.process.pid, signal.SIGINT)  # as the terminal does on Ctrl-C
+    code, seen = run.end()
+    lines = lines_of(seen)
+    assert code == 75 and lines[-1] == "", "what comes next begins in the first column"
+    assert lines[0].startswith("tiny: 4 stages") and any("LR first" in line for line in lines)
+    assert "init ok  cyc1 -  collapse -  early -" in lines and "init ok  cyc1 ok  collapse ok  early 0 %" in lines
+    assert any(line.startswith("SIGINT: stopping") for line in lines), "another process's word is whole"
+    assert not [line for line in lines if "img/s" in line or (len(line) > 80 and " " in line.strip())]
+
+    run = Terminal(80, *words).until(b"EXACT")
+    run.process.terminate()
+    _, seen = run.end()
+    lines = lines_of(seen)
+    assert re.match(r"tiny: init, cyc1, collapse done; goes on with early at \d+ of 100000$", lines[0])
+    assert re.match(r"\d+ of 100014 iterations to do, about .* left", lines[1])
+    shown = " ".join(" ".join(lines[2:8]).split())
+    assert (
+        "`stagerun plan" in shown and "shows the full plan" in shown and not any("LR first" in line for line in lines)
+    )
+
+    seen = Terminal(80, "status", tmp_path / "out").end()[1]
+    assert "init \x1b[32mok\x1b[0m  cyc1 \x1b[32mok\x1b[0m  collapse \x1b[32mok\x1b[0m  early \x1b[36m" in seen
+    plain = small.stagerun("status", tmp_path / "out").stdout
+    assert re.search(r"^init ok  cyc1 ok  collapse ok  early \d %$", plain, re.M) and "\x1b" not in plain
+    assert "\x1b" not in Terminal(80, "status", tmp_path / "out", NO_COLOR="1").end()[1]
+
+
+def test_a_word_of_another_process_takes_the_place_of_the_live_line() -> None:
+    """Of the other ranks, of the monitors, of a signal's handler: all of them write to the terminal that rank 0 draws in."""
+    program = """import os, sys
+from stagerun.system import signals
+from stagerun.command.ending import over_live_line, tell
+from stagerun.launch.watch.process import _say
+over_live_line()
+for say in (tell, lambda text: print(text, file=sys.stderr), signals.say, lambda text: _say(text + "\\n")):
+    os.write(1, b"init 5 %  ####  1/20")
+    say("a warning")
+"""
+    run = Terminal(80, program=program)
+    assert lines_of(run.end()[1]) == [*["a warning"] * 4, ""]

@@ -1,0 +1,351 @@
+"""Runs that hang: who is named, where, by whom, and what is left."""
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import processes
+import pytest
+import small
+from reliability import hangs
+
+from stagerun import store
+from stagerun.launch.watch.process import Worker
+
+HOST = socket.gethostname()
+# As long as a busy machine may take to import what an iteration needs.
+TIME_OUTS = ("--timeout", "iteration=20s", "--timeout", "evaluation=20s", "--timeout", "save=20s")
+
+# On the path of a process before anything else: what SIGUSR2 has its training thread do. Its monitor ignores the signal.
+HOOK = """
+import ctypes, os, signal, sys, time
+MUTEX = ctypes.create_string_buffer(64)  # locked twice, it waits for ever, and no signal ends that
+DO = {
+    "sleeps": lambda: time.sleep(1000),
+    "holds Python's lock": lambda: [ctypes.PyDLL(None).pthread_mutex_lock(MUTEX) for _ in "ab"],
+    "dawdles": lambda: (signal.signal(signal.SIGALRM, lambda *_: time.sleep(0.2)), signal.setitimer(signal.ITIMER_REAL, 0.25, 0.25)),
+}
+signal.signal(signal.SIGUSR2, lambda *_: DO[os.environ["HOOK"]]())
+"""
+
+
+@pytest.fixture(scope="module")
+def base(base: Path) -> Path:
+    (base / "hook").mkdir()
+    (base / "hook" / "sitecustomize.py").write_text(HOOK)
+    return base
+
+
+def events(out: Path, name: str) -> Iterator[dict]:
+    for line in (out / "log.jsonl").read_text().splitlines():
+        if (event := json.loads(line))["event"] == name:
+            yield event
+
+
+def until(run: processes.Run, found: object, what: str, timeout: float = 120) -> None:
+    end = time.monotonic() + timeout
+    while not found():  # type: ignore[operator]
+        assert run.process.poll() is None, run.wait()
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+def training(base: Path, out: Path, nproc: int, *arguments: object, **environment: str) -> processes.Run:
+    """A run in the midst of a stage that has no end."""
+    words = ["run", base / "schedule", "--out", out, "--nproc", nproc, "--threads", 1, *small.ENDLESS, *arguments]
+    path = os.pathsep.join([str(base / "hook"), os.environ.get("PYTHONPATH", "")])
+    run = processes.Run(
+        [str(word) for word in words], {"PYTHONPATH": path, **environment} if environment else {}
+    ).start()
+    small.wait_for(out / "log.jsonl", run)
+    until(run, lambda: any(e["stage"] == "early" for e in events(out, "Iterated")), "it does not train")
+    return run
+
+
+def test_a_stopped_rank_is_named_and_nothing_is_left(base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run = training(base, out, 2, *TIME_OUTS)
+    os.kill(run.ranks()[1], signal.SIGSTOP)
+    code, text = run.wait()
+    assert code == 69, text
+    told = text[text.index("rank 1 on ") :]
+    assert told.startswith(f"rank 1 on {HOST} has not moved for ") and "(time-out 20 s) in section " in told
+    assert "is stopped (state T)" in told
+    # A busy machine may take longer to write a stack than there is time for.
+    assert "the Python stack" not in told or "stagerun/train/stage.py" in told
+    assert "hint: run the same command again" in told and text.count("has not moved") == 1
+    assert "Traceback" not in text and "lost the other workers" not in text
+    (failed,) = events(out, "Failed")
+    assert failed["code"] == 69 and failed["text"] == told.strip()
+    assert json.loads((out / "log.jsonl").read_text().splitlines()[-1]) == failed
+    # Rank 1 was sent on for its stack, and perhaps trained on: what is saved is in the log.
+    logged = {(e["stage"], e["iter"]) for e in events(out, "Iterated")}
+    saved = {(ref.stage, ref.iter) for ref in store.inventory(store.LocalDisk(), out).snapshots}
+    assert saved and saved <= logged, saved - logged
+    assert run.gone(), run.pids()
+
+
+WORKER = """
+import faulthandler, os, threading, time
+from stagerun.launch.watch.process import STACK_SIGNAL
+stack = os.memfd_create("stack")
+faulthandler.register(STACK_SIGNAL, os.fdopen(stack, "wb", buffering=0), all_threads=True)
+def hangs_here():
+    print(stack, threading.get_ident(), flush=True)
+    while True:
+        time.sleep(1)
+hangs_here()
+"""
+
+
+@pytest.mark.parametrize("rank, stopped, answers", [(0, False, True), (1, True, True), (0, True, False)])
+def test_a_workers_stack(rank: int, stopped: bool, answers: bool) -> None:
+    """Also of one that is stopped, but for rank 0, which stays so."""
+    with subprocess.Popen([sys.executable, "-c", WORKER], stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            stack, thread = map(int, child.stdout.readline().split())
+            memory = os.open(f"/proc/{child.pid}/fd/{stack}", os.O_RDONLY)
+            worker = Worker(rank, child.pid, thread, memory, memory)
+            if stopped:
+                os.kill(child.pid, signal.SIGSTOP)
+                end = time.monotonic() + 60
+                while worker.state() != "T":
+                    assert time.monotonic() < end
+                    time.sleep(0.01)
+            text, end = worker.stack(), time.monotonic() + 60
+            while answers and not text and time.monotonic() < end:  # a busy machine
+                text = worker.stack()
+            assert ("in hangs_here" in text) == answers
+            assert worker.state() == "T" if stopped and not answers else worker.state() != "T"
+            os.close(memory)
+        finally:
+            child.kill()
+
+
+def test_a_number_that_another_process_has_by_now_is_not_killed() -> None:
+    with subprocess.Popen(["sleep", "60"]) as ended, subprocess.Popen(["sleep", "60"]) as other:
+        try:
+            worker = Worker(1, ended.pid, 0, 0, 0)
+            if worker._fd is None:
+                pytest.skip("the kernel has no descriptors of processes")
+            ended.kill()
+            ended.wait()
+            worker.pid = other.pid  # as if the kernel had given the first one's number to it
+            worker.kill()
+            assert worker.stack() == ""
+            time.sleep(0.1)
+            assert other.poll() is None
+        finally:
+            ended.kill()
+            other.kill()
+
+
+# Two ranks as NCCL has them: no one notices that a peer is gone. Rank 1 comes to rank 0's monitor before rank 0 goes on.
+PAIR = """
+import os, signal, sys, time
+if sys.argv[3] == "plain file":
+    del os.memfd_create
+from pathlib import Path
+from stagerun.system.pulse import Limits, Section
+from stagerun.launch.watch.worker import Monitored
+from stagerun.system.world import World
+rank, place, end = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[4]
+watch = Monitored(World(rank=rank, size=2, local_rank=rank, local_size=2), Limits({section: 3.0 for section in Section}), lambda text: print(text, flush=True))
+status = Path(f"/proc/{watch._process.pid}/status").read_text().split("SigBlk:")[1].split()[0]
+assert int(status, 16) >> signal.SIGINT - 1 & 1, "the monitor could be interrupted before it ignores that"
+class Comm:
+    size = 2
+    def broadcast_bytes(self, data):
+        if rank == 0:
+            place.with_suffix(".new").write_bytes(data)
+            place.with_suffix(".new").rename(place)
+            time.sleep(1)
+        while not place.exists():
+            time.sleep(0.01)
+        return place.read_bytes()
+Comm.rank = rank
+watch.meet(Comm())
+for _ in range(20):
+    watch.pulse.beat()
+    time.sleep(0.1)
+if rank == 1 and end == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+if rank == 0:
+    watch.pulse.wait()
+time.sleep(60)  # rank 1: it does not move
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "memory, end, text",
+    [
+        ("plain file", "killed", "rank 1 on {} has ended, and the others have waited for it for "),
+        ("memfd", "hangs", "rank 1 on {} has not moved for "),
+    ],
+)
+def test_a_rank_that_is_killed_or_hangs_where_no_collective_tells(
+    tmp_path: Path, memory: str, end: str, text: str
+) -> None:
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1"}
+    words = [tmp_path / "place", memory, end]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PAIR, str(rank), *map(str, words)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    told = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert text.format(HOST) in told[0], told
+    assert [rank.returncode for rank in ranks] == [69, -signal.SIGKILL if end == "killed" else 69]
+
+
+@pytest.mark.slow
+def test_rank_0_may_be_the_one(base: Path, tmp_path: Path) -> None:
+    run = training(base, tmp_path / "out", 3, *TIME_OUTS)
+    os.kill(run.ranks()[0], signal.SIGSTOP)
+    code, text = run.wait()
+    assert code == 69 and f"rank 0 on {HOST} has not moved for" in text and "(state T)" in text, text
+    assert "the Python stack" not in text, "rank 0 is not sent on for its stack"
+    assert len(list(events(tmp_path / "out", "Failed"))) == 1 and run.gone()
+    again = small.run(base / "schedule", tmp_path / "out", *small.AGAIN, nproc=3)
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["sleeps", "holds Python's lock"])
+@pytest.mark.parametrize("nproc, rank", [(1, 0), (2, 1), (2, 0)])
+def test_a_rank_that_hangs_in_python_or_holds_its_lock(
+    base: Path, tmp_path: Path, what: str, nproc: int, rank: int
+) -> None:
+    run = training(base, tmp_path / "out", nproc, *TIME_OUTS, HOOK=what)
+    os.kill(run.ranks()[rank] if nproc > 1 else run.process.pid, signal.SIGUSR2)
+    code, text = run.wait()
+    # A worker that can't end itself is killed; where it is the command itself, that is how the command ends.
+    assert code == (-signal.SIGKILL if nproc == 1 and what != "sleeps" else 69), text
+    assert f"rank {rank} on {HOST} has not moved for" in text
+    assert "the Python stack" not in text or "sitecustomize.py" in text
+    assert "(state T)" not in text and run.gone()
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_alone_and_stopped_is_killed_with_a_word(base: Path, tmp_path: Path) -> None:
+    run = training(base, tmp_path / "out", 1, *TIME_OUTS)
+    os.kill(run.process.pid, signal.SIGSTOP)
+    code, text = run.wait()
+    assert code == -signal.SIGKILL and f"rank 0 on {HOST} has not moved for" in text, text
+    assert len(list(events(tmp_path / "out", "Failed"))) == 1 and run.gone()
+
+
+@pytest.mark.slow
+def test_a_screen_that_no_one_reads_ends_no_run(base: Path, tmp_path: Path) -> None:
+    """`stagerun run ... | less`, or Ctrl-S."""
+    words = ["run", base / "schedule", "--out", tmp_path / "out", "--nproc", 1, "--threads", 1, *small.ENDLESS]
+    limits = [word for section in ("iteration", "evaluation", "save") for word in ("--timeout", f"{section}=6s")]
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    command = [sys.executable, "-m", "stagerun", *map(str, words), *limits, "--set", "solver.display=1"]
+    run = subprocess.Popen(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    try:
+        os.close(writing)
+        seen, since = -1, time.monotonic()
+        log = tmp_path / "out" / "log.jsonl"
+        begun = time.monotonic()
+        while seen < 5 or time.monotonic() < since + 10:  # it stands still for longer than its time-outs
+            assert run.poll() is None, run.communicate()[1]
+            assert time.monotonic() < begun + 240
+            now = len(log.read_text().splitlines()) if log.exists() else 0
+            if now != seen:
+                seen, since = now, time.monotonic()
+            time.sleep(0.1)
+    finally:
+        run.kill()
+        run.communicate()
+        os.close(reading)
+
+
+@pytest.mark.slow
+def test_off_means_off(base: Path, tmp_path: Path) -> None:
+    run = training(base, tmp_path / "out", 2, "--timeout", "off")
+    assert len(run.pids()) == 3, "a launcher and two workers"
+    processes.kill_all(run.pids())
+    run.wait()
+
+
+@pytest.mark.slow
+def test_all_are_stopped_for_a_while_and_go_on(base: Path, tmp_path: Path) -> None:
+    """As Ctrl-Z does, and a machine that sleeps: who was stopped itself can't blame others."""
+    out = tmp_path / "out"
+    run = training(base, out, 2, "--timeout", "iteration=3s", "--timeout", "save=3s")
+    stopped = run.pids()
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(5)
+    before = len(list(events(out, "Iterated")))
+    for pid in reversed(stopped):
+        os.kill(pid, signal.SIGCONT)
+    until(run, lambda: len(list(events(out, "Iterated"))) > before + 9, "it does not go on")
+    processes.kill_all(run.pids())
+    run.wait()
+
+
+@pytest.mark.slow
+def test_a_slow_rank_is_reported_and_the_run_goes_on(base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run = training(base, out, 2, HOOK="dawdles")
+    os.kill(run.ranks()[1], signal.SIGUSR2)
+    until(
+        run,
+        lambda: any(f"rank 1 on {HOST} is slow" in e["text"] for e in events(out, "Note")),
+        "it is not reported",
+        240,
+    )
+    before = len(list(events(out, "Iterated")))
+    until(run, lambda: len(list(events(out, "Iterated"))) > before, "it does not go on")
+    assert all(e["warning"] for e in events(out, "Note") if "is slow" in e["text"])
+    processes.kill_all(run.pids())
+    run.wait()
+
+
+@pytest.mark.slow
+def test_each_monitor_that_is_killed_is_reported_and_the_run_goes_on(base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run = training(base, out, 2)
+    for pid in run.pids():
+        if processes.is_monitor(pid):
+            os.kill(pid, signal.SIGKILL)
+    until(run, lambda: any("watches this one is gone" in e["text"] for e in events(out, "Note")), "it is not reported")
+    before = len(list(events(out, "Iterated")))
+    until(run, lambda: len(list(events(out, "Iterated"))) > before + 3, "it does not go on")
+    processes.kill_all(run.pids())
+    run.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(hangs.no_namespaces()), reason=hangs.no_namespaces() or "-")
+def test_both_sides_of_a_link_that_goes_down_name_the_other(base: Path, tmp_path: Path) -> None:
+    with hangs.namespaces() as net, hangs.two_hosts(net, base / "schedule", tmp_path / "out") as ranks:
+        hangs.wait_for_training(tmp_path / "out", ranks)
+        net.cut(0)
+        codes = [rank.ended() for rank in ranks]
+        assert codes == [69, 69], "\n".join(rank.text for rank in ranks)
+        assert "rank 1 on node-b can't be reached" in ranks[0].text and "rank 0" not in ranks[0].text
+        assert "rank 0 on node-a can't be reached" in ranks[1].text
+        assert all(rank.run.gone() for rank in ranks)
+
+
+def test_a_time_out_that_is_none_is_reported_before_anything_is_started(base: Path, tmp_path: Path) -> None:
+    done = small.stagerun("run", base / "schedule", "--out", tmp_path / "out", "--timeout", "evalution=5m")
+    assert done.returncode == 64 and "there is no section `evalution`" in done.stderr and "`evaluation`" in done.stderr
+    assert not (tmp_path / "out").exists()

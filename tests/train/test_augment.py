@@ -1,0 +1,215 @@
+"""Colours at random: torchvision's operations at torchvision's strengths, decided by the numbers that an image is given."""
+
+import itertools
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from stagerun.base import order
+from stagerun.base.order import Purpose
+from stagerun.base.recipe import ColorJitter, RandAugment, Transform
+from stagerun.engine import augment
+from stagerun.engine.augment import OPERATIONS, TRIVIAL_BINS, Augment, magnitudes, make_augment, operate
+from stagerun.models.vision import torchvision_part
+
+transforms = torchvision_part("torchvision.transforms")
+autoaugment = torchvision_part("torchvision.transforms.autoaugment")
+functional = torchvision_part("torchvision.transforms.functional")
+NEAREST = transforms.InterpolationMode.NEAREST
+
+
+def picture(height: int = 40, width: int = 56) -> np.ndarray:
+    """uint8[height, width, 3] in B, G, R: soft areas, edges and noise, and no channel like another."""
+    rng = np.random.default_rng(3)
+    y, x = np.mgrid[:height, :width]
+    soft = np.stack([120 + 60 * np.sin(x / 7), 90 + 1.2 * y, 30 + 2 * x], -1)
+    soft[10:20, 5:30] = (200, 40, 90)
+    return np.clip(soft + rng.normal(0, 12, soft.shape), 0, 255).astype(np.uint8)
+
+
+def pillow(bgr: np.ndarray) -> Image.Image:
+    return Image.fromarray(np.ascontiguousarray(bgr[..., ::-1]))
+
+
+def bgr(image: Image.Image) -> np.ndarray:
+    return np.asarray(image)[..., ::-1]
+
+
+def draws(positions: int, count: int, seed: int = 1) -> np.ndarray:
+    return order.draws(seed, np.arange(positions), count, Purpose.COLOUR)
+
+
+# ---- operations and their strengths
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("of", ["RandAugment", "TrivialAugmentWide"])
+def test_each_operation_at_each_strength_is_torchvisions(name: str, of: str) -> None:
+    image = pillow(picture())
+    bins = 31
+    if of == "RandAugment":
+        space = autoaugment.RandAugment()._augmentation_space(bins, (image.height, image.width))
+        side = {"TranslateX": image.width, "TranslateY": image.height}.get(name, 1)
+        mine = magnitudes(name, OPERATIONS[name].randaugment * side, bins)
+    else:
+        space = autoaugment.TrivialAugmentWide()._augmentation_space(bins)
+        mine = magnitudes(name, OPERATIONS[name].trivial, bins)
+    strengths, signed = space[name]
+    assert signed == OPERATIONS[name].signed
+    for i, sign in itertools.product(range(0, bins, 3) if strengths.ndim else [0], (0, 1)):
+        theirs = float(strengths[i]) if strengths.ndim else 0.0
+        assert not strengths.ndim or mine[i] == theirs
+        expected = autoaugment._apply_op(image, name, -theirs if signed and sign else theirs, NEAREST, None)
+        assert operate(image, name, mine[i], sign).tobytes() == expected.tobytes(), (name, i, sign)
+
+
+@pytest.mark.parametrize("bins, size", [(2, (32, 32)), (11, (224, 224)), (31, (192, 160)), (64, (33, 47))])
+def test_strengths_are_torchvisions_for_other_bins_and_sizes(bins: int, size: tuple[int, int]) -> None:
+    space = autoaugment.RandAugment(num_magnitude_bins=bins)._augmentation_space(bins, size)
+    assert list(space) == list(OPERATIONS)
+    for name, (strengths, _) in space.items():
+        side = {"TranslateX": size[1], "TranslateY": size[0]}.get(name, 1)
+        if strengths.ndim:
+            assert list(magnitudes(name, OPERATIONS[name].randaugment * side, bins)) == strengths.tolist(), name
+
+
+def chosen(monkeypatch: pytest.MonkeyPatch, augmented: Augment, count: int) -> list[list[tuple[str, float]]]:
+    """(operation, magnitude with its sign) of each image's operations."""
+    seen: list[list[tuple[str, float]]] = []
+
+    def note(image: Image.Image, name: str, magnitude: float, sign: int) -> Image.Image:
+        seen[-1].append((name, -magnitude if OPERATIONS[name].signed and sign % 2 else magnitude))
+        return image
+
+    monkeypatch.setattr(augment, "operate", note)
+    image = picture(8, 8)
+    for numbers in draws(count, augmented.numbers):
+        seen.append([])
+        augmented(image, numbers)
+    return seen
+
+
+def test_randaugment_draws_every_operation_evenly_at_one_strength(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_augment(Transform(rand_augment=RandAugment(num_ops=3, magnitude=9)))
+    assert made is not None and made.numbers == 6
+    seen = chosen(monkeypatch, made, 1500)
+    assert all(len(operations) == 3 for operations in seen)
+    names = [name for operations in seen for name, _ in operations]
+    for name in OPERATIONS:
+        assert abs(names.count(name) - 4500 / 14) < 5 * (4500 / 14) ** 0.5, name
+    pairs = {(a[0], b[0]) for a, b, _ in seen}
+    assert len(pairs) == 14 * 14, "one operation says nothing about the next"
+    rotations = [m for operations in seen for name, m in operations if name == "Rotate"]
+    assert set(np.round(rotations, 4)) == {-9.0, 9.0}
+    assert abs(np.mean(rotations)) < 9 * 5 / len(rotations) ** 0.5
+
+
+def test_trivialaugment_draws_one_operation_at_any_strength(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_augment(Transform(trivial_augment=True))
+    assert made is not None and made.numbers == 3
+    seen = chosen(monkeypatch, made, 9000)
+    assert all(len(operations) == 1 for operations in seen)
+    rotations = [m for ((name, m),) in seen if name == "Rotate"]
+    assert abs(len(rotations) - 9000 / 14) < 5 * (9000 / 14) ** 0.5
+    assert len(set(np.abs(rotations))) == TRIVIAL_BINS and min(rotations) == -135 and max(rotations) == 135
+    assert {m for ((name, m),) in seen if name == "Posterize"} == set(range(2, 9))
+
+
+# ---- jitter
+
+
+def test_jitter_is_torchvisions_with_the_same_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchvision's ColorJitter, made to decide what the numbers say, gives the same bytes."""
+    ranges = ColorJitter(brightness=0.4, contrast=0.3, saturation=0.5, hue=0.2)
+    made = make_augment(Transform(color_jitter=ranges))
+    theirs = transforms.ColorJitter(0.4, 0.3, 0.5, 0.2)
+    bounds = [(0.6, 1.4), (0.7, 1.3), (0.5, 1.5), (-0.2, 0.2)]
+    assert made is not None
+    image, orders = picture(), list(itertools.permutations(range(4)))
+    for numbers in draws(12, made.numbers):
+        factors = [lo + (hi - lo) * order.uniform(n) for (lo, hi), n in zip(bounds, numbers[1:], strict=True)]
+        which = torch.tensor(orders[int(numbers[0]) % 24])
+        monkeypatch.setattr(transforms.ColorJitter, "get_params", staticmethod(lambda *_: (which, *factors)))  # noqa: B023
+        np.testing.assert_array_equal(made(image, numbers), bgr(theirs(pillow(image))))
+
+
+def test_jitters_factors_have_torchvisions_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, list[float]] = {}
+    for name in ("brightness", "contrast", "saturation", "hue"):
+        monkeypatch.setattr(
+            functional, f"adjust_{name}", lambda image, x, n=name: (seen.setdefault(n, []).append(x), image)[1]
+        )
+    made = make_augment(Transform(color_jitter=ColorJitter(brightness=0.4, contrast=1.5, hue=0.5)))
+    assert made is not None
+    for numbers in draws(2000, made.numbers):
+        made(picture(2, 2), numbers)
+    assert set(seen) == {"brightness", "contrast", "hue"}, "what is 0 is left alone"
+    for name, (low, high) in {"brightness": (0.6, 1.4), "contrast": (0.0, 2.5), "hue": (-0.5, 0.5)}.items():
+        x = np.sort(seen[name])
+        assert low <= x[0] and x[-1] <= high and len(x) == 2000
+        even = np.linspace(low, high, 2000)
+        assert np.abs(x - even).max() < 0.04 * (high - low), f"{name} is not even"  # KS at 2000: 0.036 at 1 %
+
+
+# ---- the images
+
+
+ALL = Transform(color_jitter=ColorJitter(brightness=0.4, hue=0.1), rand_augment=RandAugment(), trivial_augment=True)
+
+
+def test_nothing_to_do() -> None:
+    assert make_augment(Transform(mirror=True, lighting_std=0.1, cutout_size=8)) is None
+
+
+def test_channels_stay_where_they_are() -> None:
+    """Numbers whose operations do nothing give the image back, in B, G, R."""
+    made = make_augment(Transform(rand_augment=RandAugment(num_ops=2, magnitude=0)))
+    assert made is not None
+    image, identity = picture(), np.zeros(4, np.uint64)
+    np.testing.assert_array_equal(made(image, identity), image)
+    # Flipped and cut out of a larger one, as a loader may have it.
+    view = image[3:20, 30:4:-1]
+    np.testing.assert_array_equal(made(view, identity), view)
+
+
+def test_the_numbers_decide_and_nothing_else() -> None:
+    made = make_augment(ALL)
+    assert made is not None and made.numbers == 5 + 4 + 3
+    image, numbers = picture(), draws(24, made.numbers)
+    torch.manual_seed(1)
+    random.seed(1)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    once = [made(image, n) for n in numbers]
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+    assert (np.random.get_state()[1] == before[2]).all()
+    torch.manual_seed(2)
+    random.seed(2)
+    again: list[np.ndarray | None] = [None] * len(numbers)
+
+    def work(part: range) -> None:
+        for i in part:
+            again[i] = made(image, numbers[i])
+
+    threads = [threading.Thread(target=work, args=(range(k, len(numbers), 3),)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for a, b in zip(once, again, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert len({a.tobytes() for a in once}) > 20
+    assert once[0].shape == image.shape and once[0].dtype == np.uint8
+
+
+def test_a_step_keeps_its_numbers_when_another_comes_behind_it() -> None:
+    """Jitter alone, and jitter before RandAugment that does nothing: the same picture."""
+    alone = make_augment(Transform(color_jitter=ColorJitter(saturation=0.5)))
+    both = make_augment(Transform(color_jitter=ColorJitter(saturation=0.5), rand_augment=RandAugment(num_ops=1)))
+    assert alone is not None and both is not None
+    numbers = draws(1, both.numbers)[0]
+    numbers[5] = 0  # Identity
+    np.testing.assert_array_equal(alone(picture(), numbers[:5]), both(picture(), numbers))

@@ -1,0 +1,189 @@
+"""Bad records that are replaced: counted over all workers and lives of a run, named in its log, forgotten when they are mended."""
+
+import json
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import small
+import tiny
+import torch
+
+from stagerun.base import order
+from stagerun.base.errors import DataError
+from stagerun.base.recipe import Data, OnBadRecord, Source
+from stagerun.comm import SoloComm
+from stagerun.data.bad_records import Bad
+from stagerun.data.records import LmdbSource
+from stagerun.data.write import write_lmdb
+from stagerun.language import load
+from stagerun.system.world import World
+from stagerun.train.images import Replacing
+from stagerun.train.keeper import Keeper
+from stagerun.train.progress import STATE, progress_of
+from stagerun.train.walk import run
+
+SEED = 1
+# 7 iterations of 16 images: of each the first worker of two has the first 8. One record of the 600 may be bad.
+STAGE = 'base_lr: 0.02 lr_policy: "fixed" max_iter: 7 snapshot: {}'
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    whole = tmp_path_factory.mktemp("whole")
+    tiny.make_data(whole)
+    return whole
+
+
+def record(position: int) -> int:
+    return int(order.indices(SEED, tiny.TRAIN_IMAGES, position, 1, True)[0])
+
+
+def damaged(folder: Path, whole: Path, positions: Sequence[int]) -> Path:
+    """The images of `whole`, those that come at the positions no Datums."""
+    source = LmdbSource(str(whole / "train_lmdb"))
+    values = [source.get(i)[1] for i in range(len(source))]
+    for position in positions:
+        values[record(position)] = b"\xff" * 100
+    write_lmdb(str(folder / "train_lmdb"), values)
+    (folder / "val_lmdb").symlink_to(whole / "val_lmdb")
+    return folder
+
+
+def schedule(folder: Path, data: Path, snapshot: int) -> Path:
+    made = small.make_schedule(folder, data, init=STAGE.format(snapshot))
+    text = (made / "schedule.prototxt").read_text()
+    text = text[: text.index("stage {")].replace("  val {", "  on_bad_record: REPLACE\n  val {")
+    (made / "schedule.prototxt").write_text(f'seed: {SEED}\n{text}stage {{ name: "init" }}\n')
+    return made
+
+
+def log(out: Path, event: str) -> list[dict[str, object]]:
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == event]
+
+
+def saved(out: Path) -> dict[int, list[int | str]]:
+    """Iteration of each snapshot and the numbers of the bad records that it knows of."""
+    folders = sorted((out / "snapshots").iterdir())
+    known = [progress_of({STATE: (folder / STATE).read_bytes()}).bad_records for folder in folders]
+    return {int(f.name.split("-")[1]): sorted(row[0] for row in rows) for f, rows in zip(folders, known, strict=True)}
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_two_workers_with_one_each_are_too_many_and_stay_so_until_the_data_is_mended(
+    whole: Path, tmp_path: Path
+) -> None:
+    made = schedule(tmp_path / "s", damaged(tmp_path / "d", whole, [2, 10]), snapshot=3)
+    for _ in range(2):
+        done = small.run(made, tmp_path / "o", nproc=2)
+        assert done.returncode == 65 and "2 bad records were met" in done.stderr, done.stdout + done.stderr
+        assert all(f"record `{record(position):08d}`" in done.stderr for position in (2, 10))
+        assert saved(tmp_path / "o") == {3: sorted([record(2), record(10)])}
+    assert len(log(tmp_path / "o", "Iterated")) == 3, "the second time it is known before anything is trained"
+    mended = ("--set", f'data.train.source="{whole / "train_lmdb"}"', "--set", "data.on_bad_record=STOP")
+    done = small.run(made, tmp_path / "o", *mended)
+    assert done.returncode == 0, done.stderr
+    assert len(log(tmp_path / "o", "Iterated")) == 7
+
+
+def test_a_worker_alone_ends_with_all_that_it_met_in_its_snapshot(whole: Path, tmp_path: Path) -> None:
+    made = schedule(tmp_path / "s", damaged(tmp_path / "d", whole, [66, 70]), snapshot=6)
+    of, out = load(str(made), ()), tmp_path / "o"
+    keeper = Keeper(of, out)
+    keeper.open()
+    try:
+        with pytest.raises(DataError, match="2 bad records"):
+            list(run(of, str(out), SoloComm(), World(), torch.device("cpu"), keeper, lambda: False))
+    finally:
+        keeper.close()
+    ((iter, known),) = saved(out).items()
+    # Images are made ahead, so that it may be known before the fifth iteration, which has both.
+    assert 1 <= iter <= 5 and known == sorted([record(66), record(70)])
+    (ref,) = keeper.inventory().snapshots
+    assert "image library" in ref.environment and "colour library" not in ref.environment, "its colours stay"
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_stage_whose_last_iteration_shows_that_they_are_too_many_is_not_finished(whole: Path, tmp_path: Path) -> None:
+    made = schedule(tmp_path / "s", damaged(tmp_path / "d", whole, [98, 110]), snapshot=0)
+    for life in range(2):
+        done = small.run(made, tmp_path / "o", nproc=2)
+        assert done.returncode == 65 and "2 bad records were met" in done.stderr, done.stdout + done.stderr
+        assert saved(tmp_path / "o") == {}, "it would count as finished"
+        assert len(log(tmp_path / "o", "Iterated")) == 7 * (life + 1)
+
+
+@pytest.mark.process
+def test_what_the_second_worker_met_before_a_signal_is_in_the_log_and_in_the_snapshot(
+    whole: Path, tmp_path: Path
+) -> None:
+    made, out = schedule(tmp_path / "s", damaged(tmp_path / "d", whole, [10]), snapshot=0), tmp_path / "o"
+    started = small.start(made, out, "--set", "init.max_iter=100000", nproc=2)
+    small.wait_for(out / "log.jsonl", started)
+    while '"Iterated"' not in (out / "log.jsonl").read_text():
+        assert started.process.poll() is None, started.wait()
+    os.kill(started.process.pid, signal.SIGTERM)
+    code, text = started.wait(60)
+    assert code == 75, text
+    assert [f"`{record(10):08d}`" in str(note["text"]) for note in log(out, "Note") if note["warning"]] == [True]
+    assert list(saved(out).values()) == [[record(10)]]
+
+
+# -- the counting
+
+
+def data(action: OnBadRecord = OnBadRecord.REPLACE) -> Data:
+    return Data(train=Source(source="d", path="d", images=2000), on_bad_record=action)
+
+
+class Two(SoloComm):
+    """Rank 0 of two; the other one has met what is given, and has no error of its own."""
+
+    size = 2
+
+    def __init__(self, *other: Bad) -> None:
+        self.other = json.dumps([[bad.index, bad.position, bad.text] for bad in other]).encode()
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        return [data, data if data.startswith(b"{") else self.other]
+
+
+def test_what_another_rank_met_is_told_once_and_kept() -> None:
+    one = Replacing(data())
+    assert one.met is not None and one.summary() is None
+    one.met.add(Bad(3, 30, "three"))
+    assert [note.text.rpartition(": ")[2] for note in one.news()] == ["three"]
+    told = [note.text for note in one.news_of_all(Two(Bad(3, 31, "three, too"), Bad(5, 50, "five")))]
+    assert told == ["another record is taken in the place of a bad one: five"]
+    assert not list(one.news_of_all(Two(Bad(5, 50, "five"))))
+    assert one.known() == [(3, 30, "three"), (5, 50, "five")]
+    summary = one.summary()
+    assert summary is not None and summary.text == "bad training records replaced so far: 2\n  three\n  five"
+    with pytest.raises(DataError, match="3 bad records"):
+        list(one.news_of_all(Two(Bad(7, 70, "seven"))))
+    assert one.too_many() and len(one.known()) == 3, "for the snapshot that is saved then"
+
+
+def test_what_a_snapshot_knows_counts_as_long_as_it_is_bad() -> None:
+    told: list[list[int | str]] = [[3, 30, "three"], [5, 50, "five"], [7, 70, "seven"]]
+    with pytest.raises(DataError, match="3 bad records"):
+        Replacing(data()).recall(SoloComm(), told, lambda index: True)
+    one = Replacing(data())
+    one.recall(SoloComm(), told, lambda index: index != 5)
+    assert one.known() == [tuple(told[0]), tuple(told[2])] and not list(one.news()), "that is no news"
+
+
+def test_where_a_bad_record_stops_the_run_there_is_nothing_to_tell() -> None:
+    one = Replacing(data(OnBadRecord.STOP))
+    one.recall(SoloComm(), [[3, 30, "three"]] * 9, lambda index: True)
+    assert one.met is None and one.known() == [] and not one.too_many() and one.summary() is None
+    assert not [*one.news(), *one.news_of_all(SoloComm())]
+
+
+def test_an_older_snapshot_knows_of_none() -> None:
+    assert progress_of({STATE: b'{"position": 5, "train_seconds": 1.5, "losses": [2.5]}'}).bad_records == []

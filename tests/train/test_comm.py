@@ -1,0 +1,373 @@
+"""How logical workers are dealt out and added up, without processes: the tree, the runs, the chunks, the order of sending."""
+
+import gc
+import hashlib
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from engine_help import CPU, SOLVER, ConvNet, Threads, assert_same, dataset, tensors, updates
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from stagerun.base.errors import PeerError
+from stagerun.base.recipe import Determinism
+from stagerun.comm import SoloComm, elastic, make_reducer, reduce, runs_of
+from stagerun.comm.elastic import TreeReducer, additions, cover, depth, is_node, push, split
+from stagerun.comm.reduce import FlatReducer, SoloReducer
+from stagerun.engine.state import make_state
+
+WORK = st.integers(1, 200).flatmap(lambda total: st.tuples(st.just(total), st.integers(1, total)))
+
+
+# -- dealing out
+
+
+@given(WORK)
+def test_runs_are_contiguous_complete_and_even(work):
+    total, workers = work
+    runs = runs_of(total, workers)
+    assert len(runs) == workers
+    assert [k for run in runs for k in run] == list(range(total))
+    lengths = [len(run) for run in runs]
+    assert max(lengths) - min(lengths) <= 1 and lengths == sorted(lengths, reverse=True)
+
+
+def test_runs_of_the_design_notes_example():
+    assert {len(run) for run in runs_of(128, 48)} == {2, 3}
+    assert runs_of(2, 3) == [range(1), range(1, 2), range(2, 2)]
+
+
+def nodes(low: int, high: int) -> dict[tuple[int, int], int]:
+    """Every node of the tree that is no leaf -> where it is cut; by the rule in words: the largest power of two below its width."""
+    if high - low == 1:
+        return {}
+    power = 1
+    while power * 2 < high - low:
+        power *= 2
+    return {(low, high): low + power, **nodes(low, low + power), **nodes(low + power, high)}
+
+
+@given(st.integers(1, 70))
+def test_tree(total):
+    tree = nodes(0, total)
+    assert len(tree) == total - 1
+    assert all(split(low, high) == cut for (low, high), cut in tree.items())
+    for low in range(total):
+        for high in range(low + 1, total + 1):
+            for middle in {low, low + 1, (low + high) // 2, high - 1, tree.get((low, high), low)}:
+                assert is_node(low, high, total, middle) == (tree.get((low, high)) == middle)
+
+
+@given(WORK, st.data())
+def test_cover_is_the_fewest_nodes_that_make_up_a_run(work, data):
+    total, start = work[0], work[1] - 1
+    run = range(start, data.draw(st.integers(start + 1, total)))
+    found = cover(run, total)
+    assert [k for low, high in found for k in range(low, high)] == list(run)
+    tree = nodes(0, total)
+    for low, high in found:
+        assert high - low == 1 or (low, high) in tree
+    parents = {}
+    for (low, high), cut in tree.items():
+        parents[low, cut] = parents[cut, high] = (low, high)
+    for node in found:  # none could be larger
+        parent = parents.get(node)
+        assert parent is None or not (run.start <= parent[0] and parent[1] <= run.stop)
+
+
+@given(WORK)
+def test_what_is_left_on_the_stack_is_the_cover_of_a_ranks_run(work):
+    """What `add` leaves is what the others believe to be there, and `depth` places were enough."""
+    total, workers = work
+    for run in runs_of(total, workers):
+        stack: list = []
+        most = 0
+        for k in run:
+            before = len(stack)
+            joined = push(stack, (k, k + 1), total)
+            assert len(stack) == before + 1 - joined
+            most = max(most, len(stack))
+        assert stack == cover(run, total)
+        assert most <= depth(run, total) <= max(1, len(run).bit_length() * 2)
+
+
+@given(WORK)
+def test_the_ranks_additions_and_those_that_are_left_make_up_the_tree(work):
+    total, workers = work
+    held = [node for run in runs_of(total, workers) for node in cover(run, total)]
+    tree = nodes(0, total)
+    inside = {n for node in held for n in nodes(*node)}
+    sums, done = list(held), []
+    for into, other in additions(held, total):
+        (low, cut), (middle, high) = sums[into], sums[other]
+        assert cut == middle == tree[low, high]
+        sums[into] = (low, high)
+        done.append((low, high))
+    assert sums[0] == (0, total)
+    assert sorted(done) == sorted(tree.keys() - inside)  # each once
+
+
+# -- adding up
+
+
+def gradients(k: int, shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
+    """Of logical worker k, of sizes far apart, so that each order of adding has other bits; zeros of both signs among them."""
+    rng = np.random.RandomState(k)
+    made = [(rng.standard_normal(s) * 10.0 ** rng.randint(-6, 6)).astype(np.float32) for s in shapes]
+    for array in made:
+        array.reshape(-1)[0] = -0.0
+    return [torch.from_numpy(array) for array in made]
+
+
+SHAPES = [(3,), (5, 7), (4, 3, 3, 3), (1,), (130,), (2, 2)]
+UNREACHED = 3  # by any loss; number 1 by that of every second logical worker
+
+
+def reached(i: int, k: int) -> bool:
+    return i != UNREACHED and not (i == 1 and k % 2)
+
+
+def tree_sum(low: int, high: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """By the rule in words, with numpy: what all logical workers of [low, high) add up to; and the tail."""
+    if high - low == 1:
+        own = [
+            g.numpy() if reached(i, low) else np.zeros(s, np.float32)
+            for i, (g, s) in enumerate(zip(gradients(low, SHAPES), SHAPES, strict=True))
+        ]
+        return own, np.random.RandomState(1000 + low).standard_normal(5)
+    cut = nodes(low, high)[low, high]
+    left, right = tree_sum(low, cut), tree_sum(cut, high)
+    return [a + b for a, b in zip(left[0], right[0], strict=True)], left[1] + right[1]
+
+
+def elastic_sum(total: int):
+    """On each rank: the digest of what the reducer gives, the second time, for what has been left of the first may not count."""
+
+    def work(comm) -> str:
+        parameters = [nn.Parameter(torch.zeros(s)) for s in SHAPES]
+        parameters[2].data = parameters[2].data.contiguous(memory_format=torch.channels_last)
+        runs = runs_of(total, comm.size)
+        reducer = TreeReducer(parameters, comm, runs)
+        for first in (500, 0):
+            reducer.begin()
+            for k in runs[comm.rank]:
+                found = zip(parameters, gradients(first + k, SHAPES), strict=True)
+                loss = sum((p * g).sum() for i, (p, g) in enumerate(found) if reached(i, k))
+                tail = torch.from_numpy(np.random.RandomState(1000 + k).standard_normal(5))
+                reducer.add(loss, k, tail, last=k == runs[comm.rank][-1])
+            tail = reducer.finish()
+        assert [p.grad.stride() for p in parameters] == [p.stride() for p in parameters]
+        return digest([p.grad.contiguous().numpy() for p in parameters], tail.numpy())
+
+    return work
+
+
+def digest(arrays: list[np.ndarray], tail: np.ndarray) -> str:
+    return hashlib.sha256(b"".join(a.tobytes() for a in [*arrays, tail])).hexdigest()[:16]
+
+
+# As the first form of this reducer gave them, which sent every node of every rank to all: snapshots of then go on with the same bits.
+STORED = {
+    1: "b6b531c90a1c5762",
+    2: "4057699958c12f0c",
+    5: "8c6a237bad9b9395",
+    8: "053a7b58176e0a90",
+    13: "4eaa495c6bd9c381",
+}
+
+
+@pytest.mark.parametrize("total", sorted(STORED))
+@pytest.mark.parametrize("chunk_bytes", [1, 300, 4 << 20])
+def test_elastic_bits_are_those_of_the_tree_whatever_the_workers_and_chunks(monkeypatch, total, chunk_bytes):
+    monkeypatch.setattr(elastic, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(elastic, "SLICE_BYTES", min(chunk_bytes, 1 << 20))
+    assert digest(*tree_sum(0, total)) == STORED[total]
+    for workers in (1, 2, 3, 4, 8):
+        if workers <= total:
+            assert set(Threads(workers).run(elastic_sum(total))) == {STORED[total]}, workers
+
+
+def test_the_bits_would_tell_another_order():
+    arrays, tail = tree_sum(0, 13)
+    others = [tree_sum(k, k + 1) for k in range(13)]
+    in_order = [sum(o[0][i] for o in others) for i in range(len(SHAPES))]
+    assert digest(in_order, tail) != digest(arrays, tail)
+
+
+class Counting:
+    """A Comm that counts the elements this rank hands to others."""
+
+    def __init__(self, comm) -> None:
+        self.comm, self.rank, self.size, self.sent = comm, comm.rank, comm.size, 0
+
+    def exchange(self, sent, sent_sizes, received, received_sizes):
+        self.sent += sum(n for rank, n in enumerate(sent_sizes) if rank != self.rank)
+        return self.comm.exchange(sent, sent_sizes, received, received_sizes)
+
+    def complete(self, pieces):
+        self.sent += pieces[self.rank].numel() * (self.size - 1)
+        return self.comm.complete(pieces)
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_as_much_is_sent_as_by_a_ring_where_runs_are_subtrees(workers):
+    def work(comm) -> int:
+        parameter, counting = nn.Parameter(torch.zeros(1 << 16)), Counting(comm)
+        reducer = TreeReducer([parameter], counting, runs_of(8, workers))
+        reducer.begin()
+        for k in runs_of(8, workers)[comm.rank]:
+            reducer.add((parameter * k).sum(), k, torch.zeros(1, dtype=torch.float64), last=False)
+        reducer.finish()
+        return counting.sent
+
+    ring = 2 * (workers - 1) / workers * (1 << 16)
+    for sent in Threads(workers).run(work):
+        assert ring <= sent <= 1.01 * ring
+
+
+@pytest.mark.parametrize("logical_workers", [1, 3])
+def test_a_gradient_of_minus_zero_is_summed_as_it_was_in_a_buffer_of_zeros(logical_workers):
+    """The sign of a zero decides bits of what is resumed from snapshots that were written so."""
+    parameter = nn.Parameter(torch.ones(4))
+    reducer = FlatReducer([parameter], Recorder())
+    for _ in range(2):
+        reducer.begin()
+        for k in range(logical_workers):
+            reducer.add((parameter * -0.0).sum(), k, torch.zeros(1, dtype=torch.float64), k == logical_workers - 1)
+        reducer.finish()
+        assert not parameter.grad.any() and not parameter.grad.signbit().any()
+
+
+def test_which_reducer():
+    parameters = [nn.Parameter(torch.zeros(2))]
+    solo, two = SoloComm(), Threads(2).run(lambda comm: comm)[0]
+    assert isinstance(make_reducer(Determinism.FIXED, parameters, solo, 4), SoloReducer)
+    assert isinstance(make_reducer(Determinism.FIXED, parameters, two, 4), FlatReducer)
+    assert isinstance(make_reducer(Determinism.ELASTIC, parameters, solo, 4), TreeReducer)
+    assert isinstance(make_reducer(Determinism.ELASTIC, parameters, two, 4), TreeReducer)
+    layouts = {r.layout for r in (SoloReducer, FlatReducer, TreeReducer)}
+    assert len(layouts) == 3 and any(str(reduce.CHUNK_BYTES) in layout for layout in layouts)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 100, 10**9])
+def test_chunks_change_neither_the_sum_nor_who_has_it(monkeypatch, chunk_bytes):
+    monkeypatch.setattr(reduce, "CHUNK_BYTES", chunk_bytes)
+    batches = [dataset(8, seed=i) for i in range(3)]
+    one = tensors(updates(ConvNet(), SOLVER, batches, SoloComm())[0])
+    for workers in (2, 4):
+        for state in Threads(workers).run(lambda comm: updates(ConvNet(), SOLVER, batches, comm)[0]):
+            assert_same(one, tensors(state), 1e-11)
+
+
+class Recorder:
+    """A Comm of two ranks whose partner adds nothing; writes down what is sent when."""
+
+    rank, size = 0, 2
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        self.log: list[object] = []
+        self.fail_at = fail_at
+
+    def all_reduce(self, tensor):
+        if len([e for e in self.log if isinstance(e, tuple)]) == self.fail_at:
+            raise PeerError("gone", "run again")
+        number = len(self.log)
+        self.log.append(("send", tensor.numel(), tensor.clone()))
+        return lambda: self.log.append(f"wait {number}")
+
+
+def reducer_and_net(monkeypatch, comm):
+    monkeypatch.setattr(reduce, "CHUNK_BYTES", 1)  # a chunk for each parameter
+    state = make_state(ConvNet(), SOLVER, CPU)
+    parameters = [p.tensor for p in state.solver.parameters]
+    return state.model, parameters, FlatReducer(parameters, comm)
+
+
+def loss_of(model):
+    x = torch.from_numpy(dataset(4).images).permute(0, 3, 1, 2).double() * 0.01
+    return model(x).square().sum()
+
+
+def test_gradients_leave_while_backward_still_runs_and_only_with_the_last_logical_worker(monkeypatch):
+    comm = Recorder()
+    model, parameters, reducer = reducer_and_net(monkeypatch, comm)
+    model.conv1.weight.register_hook(lambda g: comm.log.append("backward reaches the first layer"))
+    # The unused parameter lies between the two convolutions: what comes after it in the buffer has to wait for `finish`.
+    reducer.begin()
+    reducer.add(loss_of(model), 0, torch.ones(3, dtype=torch.float64), last=False)
+    assert comm.log == ["backward reaches the first layer"]
+    comm.log.clear()
+    reducer.add(loss_of(model), 1, torch.ones(3, dtype=torch.float64), last=True)
+    sent = [e[1] if isinstance(e, tuple) else e for e in comm.log]
+    fc, bn2, conv2 = [3, 15], [5, 5], [180]
+    assert sent == [3, *fc, *bn2, *conv2, "backward reaches the first layer"]  # the tail goes first
+    assert torch.equal(comm.log[0][2], torch.full((3,), 2.0, dtype=torch.float64))
+    tail = reducer.finish()
+    sent = [e[1] for e in comm.log if isinstance(e, tuple)]
+    assert sent == [3, *(p.numel() for p in reversed(parameters))]
+    waits = [e for e in comm.log if isinstance(e, str) and e.startswith("wait")]
+    assert len(waits) == len(sent)  # none is left under way
+    assert torch.equal(tail, torch.full((3,), 2.0, dtype=torch.float64))
+    # What was sent is the complete sum of this rank.
+    chunks = [e[2] for e in comm.log if isinstance(e, tuple)][1:]
+    for parameter, chunk in zip(reversed(parameters), chunks, strict=True):
+        assert torch.equal(parameter.grad.flatten().sort().values, chunk.sort().values)
+
+
+def test_the_order_of_sending_is_that_of_the_buffer_whatever_backward_does(monkeypatch):
+    """Two branches whose backward runs in the order in which forward ran them, which may differ from rank to rank."""
+
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(2, 3), nn.Linear(2, 4), nn.Linear(2, 5)
+
+        def forward(self, x, order):
+            return sum(getattr(self, name)(x).sum() for name in order)
+
+    monkeypatch.setattr(reduce, "CHUNK_BYTES", 1)
+    torch.manual_seed(0)
+    net, orders = Branches(), []
+    for order in ("abc", "cba", "bca"):
+        comm = Recorder()
+        reducer = FlatReducer(list(net.parameters()), comm)
+        reducer.begin()
+        reducer.add(net(torch.ones(1, 2), order), 0, torch.zeros(2, dtype=torch.float64), last=True)
+        reducer.finish()
+        orders.append([e[1] for e in comm.log if isinstance(e, tuple)])
+    assert orders == [[2, 5, 10, 4, 8, 3, 6]] * 3
+
+
+def test_a_peer_lost_in_the_middle_of_backward_is_a_peer_error(monkeypatch):
+    comm = Recorder(fail_at=2)
+    model, _, reducer = reducer_and_net(monkeypatch, comm)
+    reducer.begin()
+    with pytest.raises(PeerError):
+        reducer.add(loss_of(model), 0, torch.zeros(3, dtype=torch.float64), last=True)
+
+
+@pytest.mark.parametrize("make", [SoloReducer, lambda p: FlatReducer(p, Recorder())])
+def test_gradients_of_the_iteration_before_are_forgotten(make):
+    parameter = nn.Parameter(torch.tensor([2.0]))
+    reducer = make([parameter])
+    for factor in (3.0, 5.0):
+        reducer.begin()
+        for k in range(2):
+            reducer.add((parameter * factor).sum(), k, torch.tensor([factor], dtype=torch.float64), last=k == 1)
+        assert reducer.finish().item() == 2 * factor
+        assert parameter.grad.item() == 2 * factor
+
+
+@pytest.mark.parametrize("kind", [FlatReducer, TreeReducer])
+def test_a_stages_network_is_let_go_with_its_reducer(kind):
+    """The next stage builds its own; two of them, with the buffer for the gradients, may not fit."""
+    model = ConvNet()
+    reducer = kind(list(model.parameters()), Recorder(), *([range(1), range(1, 2)],) * (kind is TreeReducer))
+    buffer = reducer.flat if kind is FlatReducer else reducer.gradients.held[0]
+    seen = weakref.ref(model.conv1.weight), weakref.ref(reducer), weakref.ref(buffer)
+    del model, reducer, buffer
+    gc.collect()
+    assert [ref() for ref in seen] == [None, None, None]

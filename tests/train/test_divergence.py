@@ -1,0 +1,312 @@
+"""Ranks that no longer hold the same state: found at the next snapshot, named, and nothing of it kept."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import small
+import tiny
+import torch
+from engine_help import CPU, SOLVER, ConvNet
+from nan_help import lives, make_data, make_schedule, same
+from processes import content
+
+from stagerun import store
+from stagerun.base.errors import Diverged, ExitCode, PeerError, StagerunError
+from stagerun.base.events import Event, Iterated, Note, NotFinite, RunFinished
+from stagerun.base.recipe import Precision
+from stagerun.comm import SoloComm
+from stagerun.engine.codec import digest, digest_and_look
+from stagerun.engine.state import Capture, TrainState, average, digests, make_state, momentum, weights
+from stagerun.train import stage, walk
+from stagerun.train.agreement import different
+
+SOLVER_TEXT = "snapshot: 3 ema_decay: 0.9"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("data") / "lmdb")
+
+
+# -- digests
+
+
+def test_every_bit_and_its_place_count() -> None:
+    tensor = torch.arange(1.0, 101.0)
+    bits = tensor.view(torch.int32)
+    known = {digest(tensor)}
+    for place, bit in ((0, 0), (99, 0), (50, 31), (51, 31), (7, 30)):
+        bits[place] ^= -(1 << 31) if bit == 31 else 1 << bit
+        known.add(digest(tensor))
+    assert len(known) == 6  # two flipped signs, 50 and 51, don't cancel
+    assert digest(torch.tensor([1.0, 2.0])) != digest(torch.tensor([2.0, 1.0]))
+    assert digest(torch.tensor(0.0)) != digest(torch.tensor(-0.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.int64])
+def test_the_memory_format_does_not_count(dtype: torch.dtype) -> None:
+    tensor = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5).to(dtype)
+    assert digest(tensor) == digest(tensor.to(memory_format=torch.channels_last))
+    assert digest(torch.tensor(3).to(dtype)) == digest(torch.tensor([3]).to(dtype))
+
+
+def test_a_copy_has_the_digests_of_the_state() -> None:
+    """Rank 0 digests its copy, the others what they train: the same of the same, of all that a snapshot has."""
+    state = make_state(ConvNet(), replace(SOLVER, channels_last=True, ema_decay=0.9, precision=Precision.FP32), CPU)
+    capture, found = Capture(state), dict[str, int]()
+    capture.take(state, found)
+    assert (found, True) == digests(state)
+    parts = [*weights(state), *momentum(state), *average(state)]
+    assert len(found) == len(parts) + 1 and {"conv1.weight", "ema/conv1.weight", "bn1.running_var"} < found.keys()
+    state.skips = 1
+    assert {name for name, its in digests(state)[0].items() if its != found[name]} == {"counters"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.int64])
+def test_what_is_no_number_is_seen_and_a_large_sum_is_one(dtype: torch.dtype) -> None:
+    tensor = torch.full((2, 3), 1.0).to(dtype)
+    assert digest_and_look(tensor) == (digest(tensor), True)
+    if dtype.is_floating_point:
+        assert digest_and_look(tensor.fill_(torch.finfo(dtype).max))[1]
+        for bad in (float("inf"), float("-inf"), float("nan")):
+            tensor[1, 1] = bad
+            assert digest_and_look(tensor) == (digest(tensor), False)
+
+
+# -- what is said
+
+
+def test_the_minority_is_named_or_both() -> None:
+    good, bad = {"a": 1, "b": 2}, {"a": 1, "b": 3}
+
+    def said(kinds: list[dict[str, int]], hosts: str = "") -> str:
+        return different("here", list(hosts) or ["h"] * len(kinds), kinds).message
+
+    assert said([good, bad]) == "here: rank 0 and rank 1 have different bits in `b`"
+    assert said([good, bad], "xy") == "here: rank 0 on x and rank 1 on y have different bits in `b`"
+    assert said([good, good, bad]) == "here: rank 2 has other bits than the other 2 workers in `b`"
+    assert said([bad, good, good], "xyz") == "here: rank 0 on x has other bits than the other 2 workers in `b`"
+    assert said([good, bad, bad, good]).startswith("here: rank 0, rank 1, rank 2 and 1 more have different bits")
+    assert said([good, bad, good, {"a": 2, "b": 2}, good]) == (
+        "here: rank 1 and rank 3 have other bits than the other 3 workers in `a` and `b`"
+    )
+    many = [dict.fromkeys("abcdef", 1), dict.fromkeys("abcdef", 2)]
+    assert said(many).endswith("in `a`, `b`, `c` and 3 more")
+
+
+# -- whole runs, in this process
+
+
+def corrupted(
+    monkeypatch: pytest.MonkeyPatch, harm: Callable[[TrainState], None], ranks: set[int], iter: int = 5
+) -> dict[str, str]:
+    """`harm` is done to the state of `ranks` after `iter` iterations. What the comparisons find is added to the answer, once for all
+    ranks: which of them comes to it here, before another has raised an error, is not known."""
+    inner, compare, found = stage._events, stage.compare, dict[str, str]()
+
+    def events(run: stage.StageRun, loop: object, state: TrainState, *rest: object) -> Iterator[Event]:
+        for event in inner(run, loop, state, *rest):  # type: ignore[arg-type]
+            if isinstance(event, Iterated) and event.iter == iter and run.worker.comm.rank in ranks:
+                harm(state)
+            yield event
+
+    def comparing(comm: object, where: str, *rest: object) -> object:
+        good, error = compare(comm, where, *rest)  # type: ignore[arg-type]
+        found[where] = error.message if error else ""
+        return good, error
+
+    monkeypatch.setattr(stage, "_events", events)
+    monkeypatch.setattr(stage, "compare", comparing)
+    return found
+
+
+def flip(
+    part: Callable[[TrainState], dict[str, torch.Tensor]], name: str, bit: int = 3
+) -> Callable[[TrainState], None]:
+    def harm(state: TrainState) -> None:
+        part(state)[name].view(torch.int32).flatten()[0] ^= 1 << bit
+
+    return harm
+
+
+def saved(out: Path) -> list[int]:
+    return sorted(ref.iter for ref in store.inventory(store.LocalDisk(), out).snapshots)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize(
+    ("harm", "name"),
+    [
+        (flip(weights, "conv1.weight"), "conv1.weight"),
+        (flip(momentum, "steps/fc.bias"), "steps/fc.bias"),
+        (flip(weights, "bn1.running_var"), "bn1.running_var"),
+        (flip(average, "fc.bias"), "ema/fc.bias"),
+    ],
+    ids=["weight", "momentum", "statistics", "average"],
+)
+def test_a_flipped_bit_is_found_and_nothing_of_it_kept(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable, name: str, workers: int
+) -> None:
+    schedule = make_schedule(tmp_path / "s", data, SOLVER_TEXT)
+    found = corrupted(monkeypatch, harm, {1})
+    with pytest.raises(StagerunError) as caught:
+        lives(schedule, tmp_path / "out", workers)
+    assert caught.value.exit_code == ExitCode.RANKS_DIFFER
+    first, second = found.values()
+    who = "rank 0 and rank 1 have different" if workers == 2 else "rank 1 has other"
+    assert not first and second.startswith(f"after iteration 6 of stage `main`: {who} bits") and f"`{name}`" in second
+    assert saved(tmp_path / "out") == [3]
+
+
+@pytest.mark.parametrize("stop_after, iter", [(8, 8), (None, 12)], ids=["stop", "end"])
+def test_also_at_a_stop_and_at_the_end_of_a_stage(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_after: int | None, iter: int
+) -> None:
+    schedule = make_schedule(tmp_path / "s", data, "snapshot: 0")
+    found = corrupted(monkeypatch, flip(weights, "conv1.weight"), {0})
+    with pytest.raises(StagerunError) as caught:
+        lives(schedule, tmp_path / "out", 3, stop_after=stop_after)
+    assert caught.value.exit_code == ExitCode.RANKS_DIFFER and saved(tmp_path / "out") == []
+    assert list(found.values())[-1].startswith(
+        f"after iteration {iter} of stage `main`: rank 0 has other bits than the other 2 workers"
+    )
+
+
+@pytest.mark.parametrize("determinism", ["FIXED", "ELASTIC"])
+def test_no_false_alarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, determinism: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Stages with averaged weights, carried momentum, a branch, going back and a stop, on another number of workers than before."""
+    spoiled = make_data(tmp_path / "lmdb", 50)
+    stages = {
+        "a": "max_iter: 12 type: 'Adam' momentum2: 0.99 delta: 1e-8",
+        "b": "max_iter: 6 carry { momentum: KEEP } type: 'Adam' momentum2: 0.99 delta: 1e-8",
+    }
+    solver = f"{SOLVER_TEXT} on_nan: ROLLBACK"
+    schedule = make_schedule(tmp_path / "s", spoiled, solver, shared=f"determinism: {determinism}", **stages)
+    found = corrupted(monkeypatch, lambda state: None, set())
+    events = lives(schedule, tmp_path / "out", 2, stop_after=9)
+    events += lives(schedule, tmp_path / "out", 3)
+    assert isinstance(events[-1], RunFinished) and any(isinstance(e, NotFinite) for e in same(events))
+    assert set(found.values()) == {""} and len(found) >= 7
+
+
+def test_one_worker_compares_nothing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = corrupted(monkeypatch, flip(weights, "conv1.weight"), {0})
+    lives(make_schedule(tmp_path / "s", data, SOLVER_TEXT), tmp_path / "out", 1)
+    assert not found
+
+
+def test_all_ranks_diverge_alike(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same infinity everywhere is no difference; the ranks beside rank 0 find it."""
+
+    def harm(state: TrainState) -> None:
+        next(iter(momentum(state).values())).fill_(float("inf"))
+
+    found = corrupted(monkeypatch, harm, {0, 1, 2}, iter=6)
+    with pytest.raises(StagerunError) as caught:
+        lives(make_schedule(tmp_path / "s", data, SOLVER_TEXT), tmp_path / "out", 3)
+    assert (
+        caught.value.exit_code == Diverged.exit_code and set(found.values()) == {""} and saved(tmp_path / "out") == [3]
+    )
+
+
+def test_ranks_that_do_not_compute_alike_are_warned_of(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(walk, "other_machines", lambda comm, device: "rank 1: instruction set DEFAULT")
+    corrupted(monkeypatch, flip(weights, "conv1.weight"), {1})
+    events = lives(make_schedule(tmp_path / "s", data, SOLVER_TEXT), tmp_path / "out", 2)
+    warned = [e.text for e in events if isinstance(e, Note) and "different bits" in e.text]
+    assert len(warned) == 1 and "rank 1: instruction set DEFAULT" in warned[0] and "`conv1.weight`" in warned[0]
+    assert saved(tmp_path / "out")[-1] == 12
+
+
+def test_what_a_lost_peer_keeps_from_being_compared_is_saved(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*rest: object) -> object:
+        raise PeerError("gone")
+
+    monkeypatch.setattr(stage, "compare", gone)
+    with pytest.raises(PeerError):
+        lives(make_schedule(tmp_path / "s", data, SOLVER_TEXT), tmp_path / "out", 2)
+    assert saved(tmp_path / "out") == [3]
+
+
+# -- a launched run
+
+# On the path of a process before anything else: after its third update rank 1 flips a bit, once in all lives.
+HOOK = """
+import os, sys
+if os.environ.get("RANK") == "1" and "stagerun.launch.watch.monitor" not in sys.orig_argv:
+    import torch
+    import stagerun.engine.loop as loop
+    inner = loop.update
+    def update(state, *rest):
+        outcome = inner(state, *rest)
+        if state.iter == 3 and not os.path.exists(os.environ["FLIPPED"]):
+            open(os.environ["FLIPPED"], "w").close()
+            next(iter(state.model.parameters())).data.view(torch.int32).view(-1)[5] ^= 1
+        return outcome
+    loop.update = update
+"""
+
+
+@pytest.mark.process
+def test_a_launched_run_ends_with_80_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    tiny.make_data(tmp_path / "data")
+    schedule = small.make_schedule(tmp_path / "schedule", tmp_path / "data")
+    (tmp_path / "hook").mkdir()
+    (tmp_path / "hook" / "sitecustomize.py").write_text(HOOK)
+    path = os.pathsep.join([str(tmp_path / "hook"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "FLIPPED": str(tmp_path / "flipped")}
+    ended = small.run(schedule, tmp_path / "out", "--until", "init", nproc=3, env=environment)
+    assert ended.returncode == 80, ended.stderr
+    assert "after iteration 4 of stage `init`: rank 1 has other bits than the other 2 workers in `conv1.weight`" in (
+        ended.stderr
+    )
+    assert (
+        "hint: this state is not saved; run the same command again: it goes on from the newest snapshot; if it names that rank again"
+        in ended.stderr
+    )
+    assert [ref.name for ref in store.inventory(store.LocalDisk(), tmp_path / "out").snapshots] == [
+        "init-00000002-a0001"
+    ]
+    assert "exit code 80" in small.stagerun("status", schedule, "--out", tmp_path / "out").stdout
+    assert small.run(schedule, tmp_path / "out", "--until", "init", nproc=3, env=environment).returncode == 0
+    assert small.run(schedule, tmp_path / "straight", "--until", "init", nproc=3).returncode == 0
+    assert content(tmp_path / "out") == content(tmp_path / "straight")
+
+
+def test_among_unlike_hosts_rank_0_saves_nothing_that_is_not_finite(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There a difference is only warned of, and what the others have says nothing of what rank 0 has."""
+    monkeypatch.setattr(walk, "other_machines", lambda comm, device: "rank 1: instruction set DEFAULT")
+
+    def harm(state: TrainState) -> None:
+        weights(state)["conv1.weight"].view(-1)[0] = float("inf")
+
+    corrupted(monkeypatch, harm, {0}, 3)
+    with pytest.raises(StagerunError):
+        lives(make_schedule(tmp_path / "s", data, SOLVER_TEXT), tmp_path / "out", 2)
+    assert 3 not in saved(tmp_path / "out")
+
+
+def test_a_state_that_is_known_to_differ_is_not_saved_because_a_peer_is_lost() -> None:
+    class Alone(SoloComm):
+        size = 2
+
+        def all_reduce(self, tensor: torch.Tensor, doing: str = "") -> Callable[[], None]:
+            tensor[1] += 5
+            return lambda: None
+
+        def gather_bytes(self, mine: bytes) -> list[bytes]:
+            raise PeerError("rank 1 is gone")
+
+    _, error = stage.compare(Alone(), "after iteration 3", {"w": 1})
+    assert error is not None and "rank 1 is gone" in error.message and "not saved" in (error.hint or "")

@@ -1,0 +1,158 @@
+"""What the network gets of a batch's bytes: lighting, mean, scale, std_value, order of channels, cutout."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from engine_help import CPU, SOLVER, ConvNet, arithmetic, cut, dataset
+
+from stagerun.base.knobs import Knobs
+from stagerun.base.recipe import ChannelOrder, Determinism, Precision, Transform
+from stagerun.comm import SoloComm, make_reducer
+from stagerun.engine.evaluate import evaluate
+from stagerun.engine.images import Normalise, cut_out, inside
+from stagerun.engine.state import make_state
+from stagerun.engine.update import update
+from stagerun.train.finish import _as_code as as_code
+
+MEAN, STD = (103.5, 116.25, 123.75), (57.375, 57.12, 58.395)
+FORMATS = {True: torch.channels_last, False: torch.contiguous_format}
+
+
+def pictures(n: int = 5, height: int = 7, width: int = 6, channels: int = 3) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, (n, height, width, channels), dtype=np.uint8)
+
+
+def lights(n: int = 5) -> np.ndarray:
+    return np.random.default_rng(2).normal(0, 9, (n, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("order", ChannelOrder)
+@pytest.mark.parametrize("lit", [False, True])
+@pytest.mark.parametrize("std", [(), (2.5,), STD])
+@pytest.mark.parametrize("mean", [(), (99.5,), MEAN])
+def test_the_formula(
+    channels_last: bool, dtype: torch.dtype, order: ChannelOrder, lit: bool, std: tuple, mean: tuple
+) -> None:
+    param = Transform(mean_value=mean, scale=0.5, std_value=std, channel_order=order, lighting_std=0.1 * lit)
+    images, light = pictures(), lights() if lit else None
+    before = images.copy()
+    x = Normalise(param, 3, CPU, dtype, channels_last)(images, light)
+    pixels = images.astype(np.float64) + (0 if light is None else light[:, None, None, :].astype(np.float64))
+    if order is ChannelOrder.RGB:
+        pixels = pixels[..., ::-1]
+    expected = (pixels - np.array(mean or (0.0,))) * 0.5 / np.array(std or (1.0,))
+    assert x.dtype == dtype and x.is_contiguous(memory_format=FORMATS[channels_last])
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-12
+    np.testing.assert_allclose(x.numpy(), expected.transpose(0, 3, 1, 2), rtol=0, atol=tolerance)
+    assert np.array_equal(images, before), "the loader's memory is left alone"
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("mean", [(), (104.0,), MEAN])
+@pytest.mark.parametrize("scale", [1.0, 0.017])
+def test_without_the_new_fields_the_bits_are_those_of_the_plain_formula(
+    channels_last: bool, mean: tuple, scale: float
+) -> None:
+    """Each step in 32 bits, one rounding after the other: what snapshots were trained with."""
+    images = pictures()
+    x = Normalise(Transform(mean_value=mean, scale=scale), 3, CPU, torch.float32, channels_last)(images)
+    expected = images.astype(np.float32) - np.array(mean or (0.0,), np.float32)
+    expected = expected * np.float32(scale)
+    assert (x.numpy() == expected.transpose(0, 3, 1, 2)).all()
+    ones = Transform(mean_value=mean, scale=scale, std_value=(1.0, 1.0, 1.0))
+    assert torch.equal(Normalise(ones, 3, CPU, torch.float32, channels_last)(images), x)
+
+
+def test_channels_are_swapped_and_means_are_not() -> None:
+    """One pixel of pure blue: B, G, R = 255, 0, 0."""
+    blue = np.array([255, 0, 0], np.uint8).reshape(1, 1, 1, 3)
+    rgb = Transform(channel_order=ChannelOrder.RGB, mean_value=(1, 2, 3), std_value=(1, 2, 4))
+    assert Normalise(rgb, 3, CPU, torch.float32, True)(blue).flatten().tolist() == [-1, -1, 63]
+    grey = Normalise(Transform(channel_order=ChannelOrder.RGB, mean_value=(5,)), 1, CPU, torch.float32, True)
+    assert grey(blue[..., :1]).flatten().tolist() == [250], "there is nothing to swap in a grey image"
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (9, 1), (40, 24), (24, 40)])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_any_height_and_width_one_after_the_other(shape: tuple, channels: int, channels_last: bool) -> None:
+    """Rectangular evaluations have batches of different shapes."""
+    param = Transform(mean_value=MEAN[:channels], std_value=STD[:channels])
+    normalise = Normalise(param, channels, CPU, torch.float64, channels_last)
+    for height, width in (shape, (5, 6), shape[::-1]):
+        images = pictures(3, height, width, channels)
+        expected = (images - np.array(param.mean_value)) / np.array(param.std_value)
+        np.testing.assert_allclose(normalise(images).numpy(), expected.transpose(0, 3, 1, 2), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("tensors", [False, True])
+def test_cutout_is_zero_for_the_network_and_the_rest_is_untouched(channels_last: bool, tensors: bool) -> None:
+    normalise = Normalise(Transform(mean_value=MEAN, cutout_size=3), 3, CPU, torch.float32, channels_last)
+    images = pictures()
+    cutout = np.array([[0, 0, 3, 3], [4, 3, 3, 3], [2, 1, 3, 3], [0, 0, 7, 6], [1, 1, 0, 3]], np.int32)
+    x = normalise(images, None, torch.from_numpy(cutout) if tensors else cutout)
+    expected = normalise(images)
+    for image, (top, left, height, width) in zip(expected, cutout.tolist(), strict=True):
+        image[:, top : top + height, left : left + width] = 0
+    assert torch.equal(x, expected) and bool((x[3] == 0).all()) and bool((x[4] != 0).any())
+
+
+def test_a_gpus_mask_is_what_a_cpu_cuts_out() -> None:
+    rng = np.random.default_rng(3)
+    cutout = np.stack([rng.integers(0, 8, 40), rng.integers(0, 5, 40), rng.integers(0, 4, 40), np.full(40, 2)], 1)
+    x = torch.ones(40, 3, 11, 7)
+    masked = x.clone().masked_fill_(inside(torch.from_numpy(cutout), 11, 7), 0)
+    assert torch.equal(cut_out(x.contiguous(memory_format=torch.channels_last), cutout), masked)
+
+
+def test_training_sees_lighting_and_cutout() -> None:
+    """An update with them is another one than without: they come all the way from the batch."""
+    how = arithmetic(SOLVER)
+    losses = {}
+    for name in ("none", "cutout"):
+        state = make_state(ConvNet(), SOLVER, CPU)
+        reducer = make_reducer(Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 4)
+        batches = [cut(dataset(8), 2 * k, 2 * k + 2) for k in range(4)]
+        for batch in batches:
+            batch.cutout = np.array([[0, 0, 6, 3]] * 2, np.int32) if name == "cutout" else None
+        pieces = ((k, batch, k == 3) for k, batch in enumerate(batches))
+        losses[name] = update(state, pieces, Knobs(0.1, 0.9, 0.01), reducer, how, lambda: False).loss
+    assert losses["cutout"] != losses["none"]
+
+
+def test_an_evaluation_of_batches_of_different_shapes() -> None:
+    """The averaged sums are those of the images one by one."""
+    model, normalise = ConvNet().double(), Normalise(Transform(scale=0.01), 1, CPU, torch.float64, True)
+    whole = [dataset(4, size, seed=size) for size in (6, 9)]
+    wide = dataset(4, 8, seed=1)
+    wide.images = wide.images[:, :5]
+    together = list(enumerate([*whole, wide]))
+    one = evaluate(model, together, 3, normalise, Precision.FP64, SoloComm(), lambda: False)
+    alone = list(enumerate(cut(batch, i, i + 1) for _, batch in together for i in range(4)))
+    other = evaluate(model, alone, 12, normalise, Precision.FP64, SoloComm(), lambda: False)
+    assert one is not None and other is not None
+    assert (one.images, one.top1) == (12, other.top1) and abs(one.loss - other.loss) < 1e-12
+
+
+def test_a_rectangular_evaluation_compiles_nothing() -> None:
+    """Each of its batches has a shape of its own: a compiler would start anew for each, and give up after eight."""
+    built: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        built.append(graph)
+        return graph.forward
+
+    model = ConvNet()
+    model.compile(backend=backend)
+    compiled = replace(SOLVER, compile=True)
+    with as_code(replace(compiled, test_transform=Transform(rectangular=True))):
+        model(torch.zeros(4, 1, 6, 6))
+    assert not built
+    with as_code(compiled):
+        model(torch.zeros(4, 1, 6, 6))
+    assert built

@@ -1,0 +1,274 @@
+"""The loop of a stage: its events, where it stops, what it does about a loss that is not finite; and evaluation."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from engine_help import CPU, SOLVER, Batch, ConvNet, Linear, Threads, arithmetic, assert_same, cut, dataset, tensors
+from torch import nn
+
+from stagerun.base.errors import Diverged
+from stagerun.base.events import Iterated, SnapshotDue, Stopped, TestDue
+from stagerun.base.knobs import Knobs
+from stagerun.base.recipe import Determinism, Precision, Transform
+from stagerun.comm import SoloComm, make_reducer, runs_of
+from stagerun.engine.evaluate import Score, evaluate
+from stagerun.engine.images import Normalise
+from stagerun.engine.loop import StageLoop, due, train
+from stagerun.engine.state import make_state
+
+
+def stage_loop(comm=None, **changes) -> StageLoop:
+    comm = comm or SoloComm()
+    loop = StageLoop(
+        stage="cyc1",
+        max_iter=9,
+        batch_size=8,
+        epoch_images=40,
+        start_position=20,
+        run=runs_of(4, comm.size)[comm.rank],
+        knobs=lambda i: Knobs(0.01 * (i + 1), 0.9 - 0.01 * i, 0.001 * i),
+        snapshot=3,
+        test_interval=4,
+        arithmetic=arithmetic(SOLVER),
+    )
+    return replace(loop, **changes)
+
+
+def device_batches(loop: StageLoop, first: int = 0):
+    """Of this rank, from iteration `first` on; and a record of what was asked for."""
+    data = dataset(8 * 12)
+    for i in range(first, 12):
+        for k in loop.run:
+            yield cut(data, 8 * i + 2 * k, 8 * i + 2 * k + 2)
+
+
+def go(loop, state, comm=None, stop=lambda: False, batches=None):
+    comm = comm or SoloComm()
+    reducer = make_reducer(Determinism.FIXED, [p.tensor for p in state.solver.parameters], comm, 4)
+    return list(train(loop, state, batches or device_batches(loop, state.iter), reducer, stop))
+
+
+def short(events) -> list[tuple[str, int]]:
+    return [(type(event).__name__, event.iter) for event in events]
+
+
+def losses(events) -> list[float]:
+    return [event.loss for event in events if isinstance(event, Iterated)]
+
+
+def test_events_come_in_order_and_say_what_each_update_was_done_with():
+    state = make_state(Linear(), SOLVER, CPU)
+    events = go(stage_loop(), state)
+    expected = []
+    for i in range(1, 10):
+        expected.append(("Iterated", i))
+        if i in (3, 6):
+            expected.append(("SnapshotDue", i))
+        if i in (4, 8):
+            expected.append(("TestDue", i))
+    assert short(events) == expected  # nothing at 9: the end of the stage sees to it
+    assert state.iter == 9
+    for event in events:
+        assert event.stage == "cyc1"
+        if isinstance(event, Iterated):
+            i = event.iter - 1
+            assert (event.lr, event.momentum, event.weight_decay) == (0.01 * (i + 1), 0.9 - 0.01 * i, 0.001 * i)
+            assert event.epoch == (20 + 8 * event.iter) / 40
+            assert event.images == 8
+            assert math.isfinite(event.loss) and event.seconds >= 0
+
+
+def test_a_snapshot_that_is_due_together_with_a_test_comes_first():
+    events = short(go(stage_loop(snapshot=2, test_interval=2, max_iter=4), make_state(Linear(), SOLVER, CPU)))
+    assert events == [
+        ("Iterated", 1),
+        ("Iterated", 2),
+        ("SnapshotDue", 2),
+        ("TestDue", 2),
+        ("Iterated", 3),
+        ("Iterated", 4),
+    ]
+
+
+def test_due():
+    assert [i for i in range(1, 11) if due(i, 3, 9)] == [3, 6]
+    assert not any(due(i, 0, 9) for i in range(10))
+    assert [i for i in range(1, 4) if due(i, 1, 3)] == [1, 2]
+    assert not any(due(i, 100, 9) for i in range(1, 10))
+
+
+def test_a_stage_goes_on_at_its_iteration_and_ends_with_the_same_bits():
+    whole = make_state(Linear(), SOLVER, CPU)
+    straight = go(stage_loop(), whole)
+    halved = make_state(Linear(), SOLVER, CPU)
+    go(stage_loop(max_iter=5), halved)
+    rest = go(stage_loop(), halved)
+    assert short(rest)[0] == ("Iterated", 6)
+    assert losses(rest) == losses(straight)[5:]
+    assert_same(tensors(whole), tensors(halved))
+    assert go(stage_loop(), halved) == []  # already at its end
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_all_ranks_stop_after_the_update_in_which_one_was_told(workers):
+    def work(comm):
+        calls = []
+
+        def stop() -> bool:
+            calls.append(None)
+            return comm.rank == comm.size - 1 and len(calls) == 5
+
+        state = make_state(Linear(), SOLVER, CPU)
+        events = go(stage_loop(comm), state, comm, stop)
+        return short(events), state.iter, len(calls), tensors(state)
+
+    for events, iteration, calls, weights in (answers := Threads(workers).run(work)):
+        assert events[-2:] == [("Iterated", 5), ("Stopped", 5)]
+        assert iteration == calls == 5
+        assert_same(weights, answers[0][3])
+
+
+def test_a_stop_at_an_iteration_with_a_snapshot_due_is_a_stop_only():
+    calls = iter([False, False, True])
+    events = go(stage_loop(), make_state(Linear(), SOLVER, CPU), stop=lambda: next(calls))
+    assert short(events)[-1] == ("Stopped", 3)
+    assert not any(isinstance(e, SnapshotDue | TestDue) for e in events)
+    assert isinstance(events[-1], Stopped)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_loss_that_is_not_finite_ends_the_stage_with_the_weights_before_it(workers):
+    """The learning rate takes the weights to infinity; the loss of an update after it tells."""
+
+    def work(comm):
+        state = make_state(Linear(), SOLVER, CPU)
+        loop = stage_loop(comm, knobs=lambda i: Knobs(0.1 if i < 2 else 1e308, 0.9, 0.0))
+        seen, last = [], None
+        reducer = make_reducer(Determinism.FIXED, [p.tensor for p in state.solver.parameters], comm, 4)
+        with pytest.raises(Diverged) as caught:
+            for event in train(loop, state, device_batches(loop), reducer, lambda: False):
+                seen.append(event)
+                last = tensors(state)
+        return short(seen), state.iter, last, tensors(state), caught.value
+
+    for events, iteration, before, after, error in Threads(workers).run(work):
+        assert 3 <= iteration == events[-1][1] < 9
+        assert all(torch.equal(after[k].nan_to_num(), v.nan_to_num()) for k, v in before.items())
+        assert "`cyc1`" in error.message and f"iteration {iteration}" in error.message and "1e+308" in error.message
+        assert "base_lr" in error.hint and error.exit_code == 79
+
+
+# -- evaluation
+
+
+class Scores(nn.Module):
+    """Answers with what is written in the first pixels of the image."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+        self.modes: list[bool] = []
+
+    def forward(self, x):
+        self.modes.append(self.training)
+        return x.flatten(1)[:, : self.classes].clone()
+
+
+def scored(images: np.ndarray, labels: np.ndarray, classes: int) -> Score:
+    """The same in numpy, one image after another."""
+    top1 = top5 = 0
+    loss = 0.0
+    for image, label in zip(images, labels, strict=True):
+        scores = image.reshape(-1)[:classes].astype(float) * 0.01
+        order = np.argsort(-scores, kind="stable")
+        top1 += order[0] == label
+        top5 += label in order[:5]
+        loss += np.log(np.exp(scores).sum()) - scores[label]
+    n = len(labels)
+    return Score(n, top1 / n, top5 / n, loss / n)
+
+
+def distinct(n: int, classes: int) -> Batch:
+    """Images without equal scores among their first pixels: where two are equal the order is nobody's business."""
+    rng = np.random.default_rng(3)
+    images = np.stack([rng.permutation(256)[:36].astype(np.uint8).reshape(6, 6, 1) for _ in range(n)])
+    return Batch(images, rng.integers(0, classes, n), np.arange(n))
+
+
+def batches_of(data: Batch, size: int, comm):
+    count = -(-len(data.labels) // size)
+    for number in runs_of(count, comm.size)[comm.rank]:
+        yield number, cut(data, number * size, (number + 1) * size)
+
+
+def evaluated(comm, data, size, classes, stop=lambda: False, precision=Precision.FP64):
+    dtype = torch.float64 if precision is Precision.FP64 else torch.float32
+    normalise = Normalise(Transform(scale=0.01), 1, CPU, dtype, False)
+    model = Scores(classes)
+    count = -(-len(data.labels) // size)
+    score = evaluate(model, batches_of(data, size, comm), count, normalise, precision, comm, stop)
+    assert not any(model.modes)
+    return score
+
+
+@pytest.mark.parametrize("classes", [3, 12])
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+def test_each_image_counts_once_whatever_the_workers_and_the_last_batch(workers, classes):
+    data = distinct(23, classes)
+    expected = scored(data.images, data.labels, classes)
+    assert 0 < expected.top1 < 1
+    assert (expected.top5 == 1) == (classes == 3)
+    scores = Threads(workers).run(lambda comm: evaluated(comm, data, 4, classes))  # 6 batches, the last of 3
+    assert len(set(scores)) == 1
+    assert scores[0].loss == evaluated(SoloComm(), data, 4, classes).loss  # the same bits
+    assert (scores[0].images, scores[0].top1, scores[0].top5) == (23, expected.top1, expected.top5)
+    assert scores[0].loss == pytest.approx(expected.loss, rel=1e-12)
+
+
+def test_the_cut_into_batches_changes_the_loss_by_rounding_only():
+    data = distinct(23, 5)
+    one = evaluated(SoloComm(), data, 23, 5)
+    for size in (1, 2, 7, 100):
+        other = evaluated(SoloComm(), data, size, 5)
+        assert (other.images, other.top1, other.top5) == (one.images, one.top1, one.top5)
+        assert other.loss == pytest.approx(one.loss, rel=1e-12)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_rank_that_is_told_to_stop_leaves_no_score_anywhere(workers):
+    data = distinct(23, 3)
+    scores = Threads(workers).run(lambda comm: evaluated(comm, data, 4, 3, stop=lambda: comm.rank == 0))
+    assert scores == [None] * workers
+
+
+def test_evaluation_leaves_the_state_as_it_is_and_training_goes_on_in_training_mode():
+    state = make_state(ConvNet(0.5), SOLVER, CPU)
+    go(stage_loop(max_iter=2), state)
+    before = tensors(state)
+    normalise = Normalise(SOLVER.test_transform, 1, CPU, torch.float64, True)
+
+    def score():
+        batches = batches_of(dataset(10), 4, SoloComm())
+        return evaluate(state.model, batches, 3, normalise, Precision.FP64, SoloComm(), lambda: False)
+
+    assert score() == score() is not None  # no dropout
+    assert_same(before, tensors(state))
+    straight = make_state(ConvNet(0.5), SOLVER, CPU)
+    go(stage_loop(max_iter=4), straight)
+    go(stage_loop(max_iter=4), state)
+    assert_same(tensors(straight), tensors(state))
+
+
+def test_evaluation_in_bf16_is_near_that_in_float32():
+    state = make_state(ConvNet(), replace(SOLVER, precision=Precision.FP32), CPU)
+    normalise = Normalise(SOLVER.transform, 1, CPU, torch.float32, True)
+    data = dataset(10)
+    found = {
+        p: evaluate(state.model, batches_of(data, 4, SoloComm()), 3, normalise, p, SoloComm(), lambda: False)
+        for p in (Precision.FP32, Precision.BF16)
+    }
+    assert found[Precision.BF16].loss == pytest.approx(found[Precision.FP32].loss, abs=0.02)
+    assert found[Precision.BF16].images == 10

@@ -1,0 +1,324 @@
+"""The weight update of every solver type against its formula, written down once more in numpy, and against torch's own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from engine_help import CPU, SOLVER, ConvNet, assert_same, dataset, tensors, updates
+from torch import nn
+
+from stagerun.base.knobs import Knobs
+from stagerun.base.recipe import MomentumForm, ParamKind, ParamRule, Solver
+from stagerun.comm import SoloComm
+from stagerun.engine.codec import decode, encode
+from stagerun.engine.parameters import Parameter
+from stagerun.engine.solvers import UPDATES, make_update
+from stagerun.engine.state import make_state, momentum, restore, slots, weights
+from stagerun.engine.update import clip
+from stagerun.schedule import SOLVER_TYPES, slots_of
+
+ITERATIONS = 20
+CAFFE, TORCH = MomentumForm.CAFFE, MomentumForm.TORCH
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class P:
+    name: str
+    shape: tuple[int, ...]
+    lr_mult: float = 1.0
+    decay_mult: float = 1.0
+    adapt: bool = True
+
+
+# Two share their multipliers, so that groups of more than one are seen; "zero" starts at zero, "still" has no gradient.
+PARAMETERS = (
+    P("a", (3, 4)),
+    P("b", (4,), 2.0, 0.0),
+    P("c", (2, 3, 3, 3)),
+    P("d", (5,), 0.5, 3.0),
+    P("plain", (6,), 3.0, 1.0, adapt=False),
+    P("zero", (4, 2)),
+    P("still", (3,)),
+)
+
+
+def moving(i: int) -> float:
+    """Warm-up, a jump down, a decay to zero."""
+    return 0.05 * (i + 1) if i < 6 else 0.03 * (1 - i / ITERATIONS) ** 2
+
+
+def constant(i: int) -> float:
+    return 0.07
+
+
+def start() -> dict[str, Array]:
+    rng = np.random.default_rng(1)
+    return {p.name: rng.normal(size=p.shape) * (p.name != "zero") for p in PARAMETERS}
+
+
+def gradient(name: str, i: int, w: Array) -> Array:
+    """Of a quadratic whose minimum moves: depends on w, so that an error in one step shows in the next."""
+    return (name != "still") * (1.5 * w + np.sin(i + len(name) + np.arange(w.size)).reshape(w.shape))
+
+
+def settings(type: str, **changes: object) -> Solver:
+    """Large steps, so that an error in one is seen."""
+    large = {
+        "momentum": 0.9,
+        "weight_decay": 0.03,
+        "local_gw_ratio": 0.05,
+        "delta": 1e-2 if type == "AdaDelta" else 1e-8,
+    }
+    return replace(SOLVER, **{"type": type, **large, **changes})
+
+
+def engine(solver: Solver, lr: Callable[[int], float], clipped: float | None = None) -> dict[str, Array]:
+    parameters = [
+        Parameter(p.name, nn.Parameter(torch.from_numpy(start()[p.name])), p.lr_mult, p.decay_mult, p.adapt)
+        for p in PARAMETERS
+    ]
+    found = make_update(parameters, solver)
+    for i in range(ITERATIONS):
+        for p in parameters:
+            p.tensor.grad = torch.from_numpy(gradient(p.name, i, p.tensor.detach().numpy()))
+        if clipped is not None:
+            clip([p.tensor.grad for p in parameters], clipped)
+        found.update(Knobs(lr(i), solver.momentum, solver.weight_decay))
+    return {p.name: p.tensor.detach().numpy() for p in parameters}
+
+
+# -- the formulas once more, for one parameter: x holds what is remembered
+
+
+def decayed(s: Solver, p: P, w: Array, g: Array) -> Array:
+    return g + s.weight_decay * p.decay_mult * (w if s.regularization_type == "L2" else np.sign(w))
+
+
+def norm(x: Array) -> float:
+    return float(np.sqrt(np.sum(x * x)))
+
+
+def sgd(s: Solver, p: P, x: dict, w: Array, g: Array, lr: float, t: int) -> Array:
+    rate, q = lr * p.lr_mult, 1.0
+    if s.local_lr_auto and p.adapt:  # GetLocalRate: the ratio, or 1, in place of lr_mult
+        both = norm(w) > 0 and norm(g) > 0
+        rate = lr * (s.local_gw_ratio * norm(w) / (norm(g) + s.weight_decay * norm(w)) if both else 1.0)
+    if s.type == "LARS" and p.adapt and norm(w) > 0 and norm(g) > 0:
+        q = s.local_gw_ratio * norm(w) / (norm(g) + s.weight_decay * p.decay_mult * norm(w) + s.delta)
+    if s.momentum_form is CAFFE:
+        x["V"] = s.momentum * x.get("V", 0) + rate * q * decayed(s, p, w, g)
+        return w - x["V"]
+    x["V"] = s.momentum * x.get("V", 0) + decayed(s, p, w, g)
+    return w - rate * q * x["V"]
+
+
+def nesterov(s: Solver, p: P, x: dict, w: Array, g: Array, lr: float, t: int) -> Array:
+    rate, h, before, m = lr * p.lr_mult, decayed(s, p, w, g), x.get("V", 0), s.momentum
+    if s.momentum_form is CAFFE:
+        x["V"] = m * before + rate * h
+        return w - ((1 + m) * x["V"] - m * before)
+    x["V"] = m * before + h
+    return w - rate * (h + m * x["V"])
+
+
+def adagrad(s: Solver, p: P, x: dict, w: Array, g: Array, lr: float, t: int) -> Array:
+    h = decayed(s, p, w, g)
+    x["V"] = x.get("V", 0) + h**2
+    return w - lr * p.lr_mult * h / (x["V"] ** 0.5 + s.delta)
+
+
+def rmsprop(s: Solver, p: P, x: dict, w: Array, g: Array, lr: float, t: int) -> Array:
+    h = decayed(s, p, w, g)
+    x["V"] = s.rms_decay * x.get("V", 0) + (1 - s.rms_decay) * h**2
+    return w - lr * p.lr_mult * h / (x["V"] ** 0.5 + s.delta)
+
+
+def adadelta(s: Solver, p: P, x: dict, w: Array, g: Array, lr: float, t: int) -> Array:
+    h, m = decayed(s, p, w, g), s.momentum
+    x["V"] = m * x.get("V", 0) + (1 - m) * h**2
+    u = h * ((x.get("D", 0) + s.delta) / (x["V"] + s.delta)) ** 0.5
+    x["D"] = m * x.get("D", 0) + (1 - m) * u**2
+    return w - lr * p.lr_mult * u
+
+
+def adam(s: Solver, p: P, x: dict, w: Array, g: Array, lr: float, t: int) -> Array:
+    h = decayed(s, p, w, g) if s.type == "Adam" else g
+    x["M"] = s.momentum * x.get("M", 0) + (1 - s.momentum) * h
+    x["V"] = s.momentum2 * x.get("V", 0) + (1 - s.momentum2) * h**2
+    first, second = 1 - s.momentum**t, 1 - s.momentum2**t
+    rate = lr * p.lr_mult
+    if s.type == "Adam":
+        return w - rate * (second**0.5 / first) * x["M"] / (x["V"] ** 0.5 + s.delta)
+    u = (x["M"] / first) / ((x["V"] / second) ** 0.5 + s.delta) + s.weight_decay * p.decay_mult * w
+    if s.type == "LAMB" and p.adapt and norm(w) > 0 and norm(u) > 0:
+        rate *= norm(w) / norm(u)
+    return w - rate * u
+
+
+RESTATED = {"SGD": sgd, "Nesterov": nesterov, "AdaGrad": adagrad, "RMSProp": rmsprop, "AdaDelta": adadelta,
+            "Adam": adam, "AdamW": adam, "LARS": sgd, "LAMB": adam}  # fmt: skip
+
+
+def formula(solver: Solver, lr: Callable[[int], float], clipped: float | None = None) -> dict[str, Array]:
+    w = start()
+    remembered: dict[str, dict] = {p.name: {} for p in PARAMETERS}
+    for i in range(ITERATIONS):
+        g = {p.name: gradient(p.name, i, w[p.name]) for p in PARAMETERS}
+        length = np.sqrt(sum(norm(x) ** 2 for x in g.values()))
+        if clipped is not None and length > clipped:
+            g = {name: x * clipped / length for name, x in g.items()}
+        for p in PARAMETERS:
+            w[p.name] = RESTATED[solver.type](solver, p, remembered[p.name], w[p.name], g[p.name], lr(i), i + 1)
+    return w
+
+
+def distance(a: dict[str, Array], b: dict[str, Array]) -> float:
+    """The largest difference, as a share of the largest value of its parameter."""
+    return max(float(np.abs(a[name] - b[name]).max() / np.abs(b[name]).max()) for name in a if np.abs(b[name]).max())
+
+
+# -- what must hold
+
+EVERY = [
+    *(settings(type) for type in UPDATES),
+    *(settings(type, momentum_form=TORCH) for type in ("SGD", "Nesterov", "LARS")),
+    *(settings("SGD", local_lr_auto=True, momentum_form=form) for form in (CAFFE, TORCH)),
+    *(settings(t, regularization_type="L1") for t in ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")),
+    settings("SGD", local_lr_auto=True, regularization_type="L1"),
+    *(settings(type, momentum=0.0) for type in ("SGD", "Nesterov", "AdaDelta", "Adam", "AdamW", "LARS", "LAMB")),
+    *(settings(t, momentum2=0.9, rms_decay=0.7, delta=1e-3, local_gw_ratio=0.3) for t in ("AdaGrad", "RMSProp", "AdaDelta",
+                                                                                       "Adam", "AdamW", "LARS", "LAMB")),
+]  # fmt: skip
+
+
+def shown(s: Solver) -> str:
+    changed = (
+        (n, getattr(s, n)) for n in ("momentum_form", "local_lr_auto", "regularization_type", "momentum", "delta")
+    )
+    return " ".join([s.type, *(str(getattr(v, "value", v)) for n, v in changed if v != getattr(settings(s.type), n))])
+
+
+@pytest.mark.parametrize("clipped", [None, 2.0])
+@pytest.mark.parametrize("solver", EVERY, ids=shown)
+def test_update_is_the_formula(solver, clipped):
+    found, expected = engine(solver, moving, clipped), formula(solver, moving, clipped)
+    assert distance(found, expected) < 1e-12
+    moved = {name: float(np.abs(found[name] - w).max()) for name, w in start().items()}
+    assert min(moved[name] for name in moved if name != "still") > 1e-3
+    assert moved["still"] > 1e-4  # weight decay alone
+    if clipped is not None:
+        assert distance(found, formula(solver, moving)) > 1e-4
+
+
+def test_every_type_of_the_language_has_an_update_and_a_row():
+    assert list(UPDATES) == list(SOLVER_TYPES) == list(RESTATED)
+    for solver in EVERY:
+        assert slots(momentum(make_state(ConvNet(), solver, CPU))) == sorted(
+            slots_of(solver.type, solver.momentum_form)
+        )
+
+
+@pytest.mark.parametrize("type", ["SGD", "Nesterov", "LARS"])
+def test_forms_agree_while_the_learning_rate_stands_still_and_differ_where_it_moves(type):
+    def apart(lr: Callable[[int], float], m: float) -> float:
+        # Without layer-wise rates in LARS, too: these move by themselves.
+        with_form = [
+            engine(replace(settings(type), momentum=m, momentum_form=form, local_gw_ratio=1e-9), lr)
+            for form in (CAFFE, TORCH)
+        ]
+        return distance({"plain": with_form[0]["plain"]}, with_form[1])
+
+    assert apart(constant, 0.9) < 1e-12
+    assert apart(moving, 0.9) > 1e-2
+    assert apart(moving, 0.0) < 1e-12
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_types_agree_without_momentum_only(momentum):
+    apart = distance(*(engine(settings(type, momentum=momentum), moving) for type in ("SGD", "Nesterov")))
+    assert apart > 1e-3 if momentum else apart < 1e-12
+
+
+@pytest.mark.parametrize(
+    "type, theirs",
+    [
+        ("SGD", lambda groups: torch.optim.SGD(groups, lr=1.0, momentum=0.9)),
+        ("Nesterov", lambda groups: torch.optim.SGD(groups, lr=1.0, momentum=0.9, nesterov=True)),
+        ("AdaGrad", lambda groups: torch.optim.Adagrad(groups, lr=1.0, eps=1e-8)),
+        ("RMSProp", lambda groups: torch.optim.RMSprop(groups, lr=1.0, alpha=0.99, eps=1e-8)),
+        ("AdaDelta", lambda groups: torch.optim.Adadelta(groups, lr=1.0, rho=0.9, eps=1e-2)),
+        ("AdamW", lambda groups: torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.999), eps=1e-8)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "torch",
+)
+def test_where_torch_has_the_same_form_it_has_the_same_numbers(type, theirs):
+    live = {name: nn.Parameter(torch.from_numpy(w)) for name, w in start().items()}
+    optimiser = theirs(
+        [{"params": [live[p.name]], "weight_decay": 0.03 * p.decay_mult, "lr_mult": p.lr_mult} for p in PARAMETERS]
+    )
+    for i in range(ITERATIONS):
+        for group in optimiser.param_groups:
+            group["lr"] = moving(i) * group["lr_mult"]
+        for name, w in live.items():
+            w.grad = torch.from_numpy(gradient(name, i, w.detach().numpy()))
+        optimiser.step()
+    form = TORCH if type in ("SGD", "Nesterov") else CAFFE
+    found = engine(replace(settings(type), momentum_form=form), moving)
+    assert distance(found, {name: w.detach().numpy() for name, w in live.items()}) < 1e-12
+
+
+def test_a_gradient_in_another_layout_is_the_same_gradient():
+    """torch's fused kernel walks through memory: it would pair other elements."""
+    ends = []
+    for format in (torch.contiguous_format, torch.channels_last):
+        w = nn.Parameter(
+            torch.arange(48.0, dtype=torch.float64).reshape(2, 4, 3, 2).to(memory_format=torch.channels_last)
+        )
+        update = make_update([Parameter("w", w, 1.0, 1.0)], settings("AdamW"))
+        for i in range(3):
+            w.grad = torch.sin(i + torch.arange(48.0, dtype=torch.float64)).reshape(2, 4, 3, 2).to(memory_format=format)
+            update.update(Knobs(0.1, 0.9, 0.01))
+        ends.append(w.detach().clone())
+    assert torch.equal(*ends)
+
+
+def test_momentum_and_weight_decay_may_move_too():
+    """The knobs of an iteration are all that counts: nothing is kept from the iteration before but V."""
+    w = nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
+    solver = make_update([Parameter("w", w, 1.0, 1.0)], settings("SGD"))
+    expected, v = 2.0, 0.0
+    for knobs in (Knobs(0.1, 0.9, 0.0), Knobs(0.2, 0.5, 0.1), Knobs(0.0, 0.9, 0.3), Knobs(0.1, 0.0, 0.0)):
+        w.grad = torch.tensor([1.0], dtype=torch.float64)
+        solver.update(knobs)
+        v = knobs.momentum * v + knobs.lr * (1.0 + knobs.weight_decay * expected)
+        expected -= v
+        assert w.item() == pytest.approx(expected, rel=1e-14)
+    assert solver.history["steps"]["w"].item() == pytest.approx(v, rel=1e-14)
+
+
+# -- on the whole: a net, and a snapshot in between
+
+RULES = (ParamRule(name="bn1.*", lr_mult=0), ParamRule(kind=ParamKind.NORM, decay_mult=0, adapt=False))
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("solver", EVERY[:14], ids=shown)
+def test_interrupted_is_uninterrupted_bit_for_bit(solver, channels_last):
+    solver = replace(solver, param=RULES, channels_last=channels_last)
+    batches = [dataset(8, seed=i) for i in range(6)]
+
+    def knobs(i: int) -> Knobs:
+        return Knobs(0.01 * (i + 1), 0.9, 0.01)
+
+    straight = updates(ConvNet(), solver, batches, SoloComm(), knobs=knobs)[0]
+    half = updates(ConvNet(), solver, batches[:3], SoloComm(), knobs=knobs)[0]
+    files = [encode({k: v.contiguous() for k, v in part.items()}) for part in (weights(half), momentum(half))]
+    fresh = make_state(ConvNet(), solver, CPU)
+    restore(weights(fresh), decode(files[0]))
+    restore(momentum(fresh), decode(files[1]))
+    fresh.iter = 3
+    updates(fresh.model, solver, batches[3:], SoloComm(), knobs=knobs, state=fresh)
+    assert_same(tensors(straight), tensors(fresh))

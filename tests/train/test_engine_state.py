@@ -1,0 +1,206 @@
+"""What of a state goes into a snapshot and comes back: capture, codec, restore; and images on their way to the network."""
+
+import contextlib
+import json
+import os
+import struct
+import tempfile
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from engine_help import CPU, SOLVER, ConvNet, assert_same, dataset, tensors, updates
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stagerun.base.errors import PermissionDenied
+from stagerun.base.recipe import Precision, Transform
+from stagerun.comm import SoloComm
+from stagerun.engine.codec import decode, encode
+from stagerun.engine.images import Normalise
+from stagerun.engine.state import Capture, make_state, momentum, restore, weights
+
+FP32 = replace(SOLVER, precision=Precision.FP32)
+
+
+def trained(solver=FP32, count=2):
+    return updates(ConvNet(), solver, [dataset(8, seed=i) for i in range(count)], SoloComm())[0]
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP64])
+def test_captured_encoded_decoded_and_restored_is_the_same_bits(channels_last, precision):
+    solver = replace(SOLVER, channels_last=channels_last, precision=precision)
+    state = trained(solver)
+    capture = Capture(state)
+    capture.take(state)
+    files = encode(capture.weights), encode(capture.momentum)
+    fresh = make_state(ConvNet(), solver, CPU)
+    formats = {k: v.stride() for k, v in weights(fresh).items()}
+    restore(weights(fresh), decode(files[0]))
+    restore(momentum(fresh), decode(files[1]))
+    assert_same(tensors(state), tensors(fresh))
+    assert fresh.model.bn1.num_batches_tracked == 2 and fresh.model.bn1.num_batches_tracked.dtype == torch.int64
+    assert {k: v.stride() for k, v in weights(fresh).items()} == formats
+    assert fresh.model.conv2.weight.is_contiguous(memory_format=torch.channels_last) == channels_last
+    # Running statistics are views into one vector: restoring has to fill that, not replace the buffers.
+    assert torch.equal(fresh.statistics.running, state.statistics.running)
+    assert "batch_mean" not in "".join(capture.weights)
+
+
+def test_a_snapshot_has_the_same_bytes_whatever_the_memory_format():
+    """So that a copy is found equal by its digest, and reads in any tool in torch's order."""
+    files = []
+    for channels_last in (False, True):
+        state = make_state(ConvNet(), replace(FP32, channels_last=channels_last), CPU)
+        capture = Capture(state)
+        capture.take(state)
+        files.append(encode(capture.weights))
+    assert files[0] == files[1]
+
+
+def test_a_capture_stands_still_while_training_goes_on():
+    state = trained()
+    capture = Capture(state)
+    capture.take(state)
+
+    def captured() -> dict[str, torch.Tensor]:
+        return dict(capture.weights) | {f"V {k}": v for k, v in capture.momentum.items()}
+
+    before = {k: v.clone() for k, v in captured().items()}
+    with torch.no_grad():
+        for tensor in [*weights(state).values(), *momentum(state).values()]:
+            tensor.add_(1)
+    assert_same(before, captured())
+    capture.take(state)
+    assert_same(dict(capture.weights), {k: v.contiguous() for k, v in weights(state).items()})
+
+
+def test_finite():
+    state = trained()
+    capture = Capture(state)
+    capture.take(state)
+    assert capture.finite()
+    for poison in (float("nan"), float("inf")):
+        with torch.no_grad():
+            state.model.bn2.running_var[1] = poison
+        capture.take(state)
+        assert not capture.finite()
+
+
+def test_a_snapshot_of_another_model_is_refused_by_name_and_nothing_is_copied():
+    state = trained()
+    saved = {k: v.clone() for k, v in weights(state).items()}
+    fresh = make_state(ConvNet(), FP32, CPU)
+    before = tensors(fresh)
+    without = {k: v for k, v in saved.items() if k != "conv2.weight"}
+    for other, words in (
+        (without, ("`conv2.weight`", "not in the snapshot")),
+        ({**saved, "head.weight": torch.zeros(2)}, ("`head.weight`", "not in the model")),
+        ({**saved, "fc.weight": torch.zeros(10, 5)}, ("`fc.weight`", "(10, 5)", "(3, 5)")),
+        ({**saved, "fc.bias": torch.zeros(())}, ("`fc.bias`", "()", "(3,)")),
+    ):
+        with pytest.raises(ValueError) as caught:
+            restore(weights(fresh), other)
+        assert all(word in str(caught.value) for word in words)
+        assert_same(before, tensors(fresh))
+
+
+def file(header: object, data: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def tensor(dtype: str, shape: list[int], size: int) -> dict[str, object]:
+    return {"a": {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"x" * 100,
+        b"\x80\x04K\x01.",  # a pickle
+        b"\xff" * 8,
+        file([]),
+        file({"a": 1}),
+        file(tensor("F32", [4], 16), b"123"),
+        file(tensor("F32", [1], 4), b"12345678"),
+        file(tensor("F32", [-1], 4), b"1234"),
+        file(tensor("F32", [2**62, 8], 4), b"1234"),
+        file(tensor("F32", [0, 2**63], 0)),
+        file(tensor("Q9", [1], 1), b"1"),
+        file(tensor("F8_E8M0", [1], 1), b"1"),
+        file(tensor("F4", [2], 1), b"1"),
+    ],
+)
+def test_what_is_not_a_file_of_tensors_is_a_value_error(data):
+    with pytest.raises(ValueError):
+        decode(data)
+
+
+@given(st.data())
+def test_damage_is_a_value_error_or_other_tensors(data):
+    whole = bytearray(encode({"a": torch.arange(3.0), "b": torch.tensor(7), "c": torch.zeros(0, 2)}))
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    end = data.draw(st.integers(0, len(whole)))
+    for damaged in (bytes(whole), bytes(whole[:end])):
+        with contextlib.suppress(ValueError):
+            assert isinstance(decode(damaged), dict)
+
+
+def test_scalars_and_empty_tensors_survive_the_codec():
+    kept = {"n": torch.tensor(2**40), "none": torch.zeros(0, 3), "x": torch.tensor([1e-320, -0.0], dtype=torch.float64)}
+    back = decode(encode(kept))
+    assert_same(kept, back)
+    assert back["n"].shape == () and back["none"].shape == (0, 3) and torch.signbit(back["x"][1])
+
+
+# -- images
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mean", [(), (7.0,), (10.0, 20.0, 30.5)])
+@pytest.mark.parametrize("scale", [1.0, 0.017])
+def test_normalise_is_the_formula_in_the_asked_dtype_and_format(channels_last, dtype, mean, scale):
+    images = dataset(4, size=5, channels=3).images
+    before = images.copy()
+    x = Normalise(Transform(scale=scale, mean_value=mean), 3, CPU, dtype, channels_last)(images)
+    assert x.shape == (4, 3, 5, 5) and x.dtype == dtype
+    assert x.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    expected = (images.transpose(0, 3, 1, 2) - np.array(mean or (0.0,)).reshape(1, -1, 1, 1)) * scale
+    np.testing.assert_allclose(x.numpy(), expected, rtol=1e-6 if dtype == torch.float32 else 1e-14, atol=1e-12)
+    assert np.array_equal(images, before)
+
+
+def test_one_channel_takes_one_mean():
+    images = dataset(2, size=4).images
+    x = Normalise(Transform(mean_value=(5.0,)), 1, CPU, torch.float64, True)(images)
+    assert torch.equal(x, torch.from_numpy(images.transpose(0, 3, 1, 2).astype(np.float64)) - 5)
+    labels = np.array([3, 1])
+    assert Normalise(Transform(), 1, CPU, torch.float32, True).labels(labels).dtype == torch.int64
+
+
+def test_compiled_code_is_kept_where_nobody_else_may_write(tmp_path, monkeypatch):
+    compiled = replace(FP32, compile=True)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # so that it is taken away again afterwards
+    make_state(ConvNet(), compiled, CPU)
+    folder = tmp_path / f"stagerun-compiled-{os.getuid()}"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder) and folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    folder.chmod(0o777)
+    with pytest.raises(PermissionDenied, match=r"others may write to it \(mode 0777\), so its compiled kernels"):
+        make_state(ConvNet(), compiled, CPU)
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(PermissionDenied, match="belongs to another user, or is not a folder") as error:
+        make_state(ConvNet(), compiled, CPU)
+    assert error.value.hint == "remove it, or set TORCHINDUCTOR_CACHE_DIR"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/their/own")
+    make_state(ConvNet(), compiled, CPU)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/their/own"

@@ -1,0 +1,426 @@
+"""`stagerun export`: other programs get the same numbers out of the file."""
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import stored_help
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from stored_help import stagerun
+from torch import nn
+
+from stagerun import store
+from stagerun.base import recipe
+from stagerun.engine.images import Normalise
+from stagerun.models.vision import torchvision_models
+from stagerun.tools.weights import export as exporting
+from stagerun.tools.weights.exporting import in_torchvision
+from stagerun.train.stored import load_network, open_snapshot
+
+COLOUR = "transform_param { crop_size: 40 mean_value: 104 mean_value: 117 mean_value: 124 scale: 0.017 }"
+GREY = "transform_param { crop_size: 28 mean_value: 73 scale: 0.0111 }"
+TINY = 'name: "resnet_small" num_classes: 10 channels: 1'
+
+
+def snapshot(out: Path, model: str = 'name: "resnet18" num_classes: 7', solver: str = COLOUR) -> Path:
+    schedule = stored_help.make_schedule(out.parent / f"{out.name}-schedule", model, solver)
+    return stored_help.make_snapshot(out, schedule, seed=1, ema=2)
+
+
+@pytest.fixture(scope="module")
+def resnet18(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return snapshot(tmp_path_factory.mktemp("export") / "out")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return snapshot(tmp_path_factory.mktemp("export") / "out", TINY, GREY)
+
+
+def export(*arguments: object) -> str:
+    done = stagerun("export", *arguments)
+    assert done.exit_code == 0, done.stderr
+    return done.stdout
+
+
+def answers(folder: Path, images: np.ndarray, ema: bool = False) -> torch.Tensor:
+    """What stagerun itself makes of uint8 images [N, H, W, C] in B, G, R."""
+    stored = open_snapshot(folder)
+    channels = stored.schedule.model.channels
+    normalise = Normalise(
+        stored.stage.solver.test_transform, channels, torch.device("cpu"), torch.float32, channels_last=True
+    )
+    with torch.no_grad():
+        return load_network(stored, torch.device("cpu"), ema)(normalise(images))
+
+
+# ---- torch and torchvision
+
+
+@pytest.mark.parametrize("rgb", [False, True])
+@pytest.mark.parametrize("ema", [False, True])
+def test_torchvisions_own_network_takes_the_file_and_what_is_printed(
+    resnet18: Path, tmp_path: Path, rgb: bool, ema: bool
+) -> None:
+    """As its user would do it: values of 0..1, the Normalize that was printed, the call that was printed."""
+    file = tmp_path / "net.pth"
+    said = export(resnet18, "--torch", "--output", file, *["--rgb"] * rgb, *["--ema"] * ema)
+    assert f"wrote {file}, 4" in said
+    assert "the weights are those of torchvision.models.get_model('resnet18', num_classes=7)" in said
+    printed = re.search(r"(BGR|RGB): .* Normalize\(mean=(\[.*?\]), std=(\[.*?\])\) of 0\.\.1", said)
+    assert printed and printed[1] == ("RGB" if rgb else "BGR")
+
+    net = torchvision_models().get_model("resnet18", num_classes=7)
+    net.load_state_dict(torch.load(file, weights_only=True), strict=True)
+    images, _ = stored_help.pictures(3, 40, 40, 3, 7)
+    x = torch.from_numpy(images[..., ::-1].copy() if rgb else images).permute(0, 3, 1, 2).float() / 255
+    mean, std = (torch.tensor(json.loads(printed[i])).reshape(1, 3, 1, 1) for i in (2, 3))
+    with torch.no_grad():
+        found = net.eval()((x - mean) / std)
+    torch.testing.assert_close(found, answers(resnet18, images, ema), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(found, answers(resnet18, images, not ema), rtol=1e-2)
+
+
+def test_a_network_trained_on_rgb_with_std_value_takes_rgb_whatever_is_asked(tmp_path: Path) -> None:
+    """torchvision's own normalisation: it is printed, the weights are as they were, and --rgb changes nothing."""
+    means = "channel_order: RGB mean_value: [123.675, 116.28, 103.53] std_value: [58.395, 57.12, 57.375] crop_size: 40"
+    folder = snapshot(tmp_path / "out", solver=f"transform_param {{ {means} }}")
+    said = [
+        export(folder, "--torch", "--output", tmp_path / f"{i}.pth", *["--rgb"] * i).replace(f"{i}.pth", "")
+        for i in (0, 1)
+    ]
+    assert said[0] == said[1]
+    files = [torch.load(tmp_path / f"{i}.pth", weights_only=True) for i in (0, 1)]
+    assert all(torch.equal(files[0][name], tensor) for name, tensor in files[1].items())
+    assert "RGB: (0..255 - [123.675, 116.28, 103.53]) * 1 / [58.395, 57.12, 57.375], which torchvision" in said[0]
+    assert "Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]) of 0..1" in said[0]
+    net = torchvision_models().get_model("resnet18", num_classes=7)
+    net.load_state_dict(torch.load(tmp_path / "0.pth", weights_only=True), strict=True)
+    images, _ = stored_help.pictures(3, 40, 40, 3, 7)
+    x = torch.from_numpy(images[..., ::-1].copy()).permute(0, 3, 1, 2).float() / 255
+    mean, std = (torch.tensor(v).reshape(1, 3, 1, 1) for v in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    with torch.no_grad():
+        found = net.eval()((x - mean) / std)
+    torch.testing.assert_close(found, answers(folder, images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["squeezenet1_1", "regnet_y_400mf", "shufflenet_v2_x0_5"])
+def test_rgb_swaps_the_inputs_of_the_first_convolution(tmp_path: Path, name: str) -> None:
+    folder = snapshot(tmp_path / "out", f'name: "{name}" num_classes: 4')
+    export(folder, "--safetensors", "--rgb", "--output", tmp_path / "net.safetensors")
+    net = load_network(open_snapshot(folder), torch.device("cpu"), ema=False).double()
+    x = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    with torch.no_grad():
+        before = net(x)
+        net.load_state_dict(load_file(tmp_path / "net.safetensors"))
+        torch.testing.assert_close(net(x.flip(1)), before, rtol=1e-11, atol=1e-13)
+        assert not torch.allclose(net(x), before, rtol=1e-8, atol=1e-10)
+
+
+def test_weights_are_the_very_bits(resnet18: Path, tmp_path: Path) -> None:
+    stored = load_file(resnet18 / "model.safetensors")
+    export(resnet18, "--torch", "--output", tmp_path / "a.pth")
+    export(resnet18, "--safetensors", "--output", tmp_path / "a.safetensors")
+    for found in (torch.load(tmp_path / "a.pth", weights_only=True), load_file(tmp_path / "a.safetensors")):
+        assert found.keys() == stored.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in stored.items())
+
+
+def test_averaged_weights_keep_the_count_of_iterations_of_the_trained_ones(resnet18: Path, tmp_path: Path) -> None:
+    export(resnet18, "--safetensors", "--ema", "--output", tmp_path / "a.safetensors")
+    found, averaged = load_file(tmp_path / "a.safetensors"), load_file(resnet18 / "ema.safetensors")
+    assert torch.equal(found["fc.weight"], averaged["fc.weight"])
+    assert found.keys() - averaged.keys() == {name for name in found if name.endswith("num_batches_tracked")}
+
+
+def test_metadata_says_what_the_network_expects(resnet18: Path, tmp_path: Path) -> None:
+    facts = {}
+    for name, options in {"bgr": [], "rgb": ["--rgb", "--ema"]}.items():
+        export(resnet18, "--safetensors", "--output", tmp_path / name, *options)
+        with safe_open(tmp_path / name, "pt") as file:
+            facts[name] = file.metadata()
+    ref = open_snapshot(resnet18).ref
+    assert facts["bgr"]["model"] == "resnet18" and facts["bgr"]["num_classes"] == "7"
+    assert facts["bgr"]["snapshot_id"] == ref.id and facts["bgr"]["snapshot"] == "only-00000003-a0001"
+    assert (facts["bgr"]["schedule"], facts["bgr"]["stage"], facts["bgr"]["iter"]) == ("stored", "only", "3")
+    assert facts["bgr"]["crop_size"] == "40" and facts["bgr"]["scale"] == "0.017"
+    assert facts["bgr"]["std_value"] == "1.0, 1.0, 1.0"
+    assert (facts["bgr"]["channel_order"], facts["bgr"]["mean_value"]) == ("BGR", "104.0, 117.0, 124.0")
+    assert (facts["rgb"]["channel_order"], facts["rgb"]["mean_value"]) == ("RGB", "124.0, 117.0, 104.0")
+    assert (facts["bgr"]["weights"], facts["rgb"]["weights"]) == ("trained", "averaged")
+
+
+def test_one_mean_for_all_channels_and_none(tmp_path: Path) -> None:
+    one = snapshot(tmp_path / "one", solver="transform_param { mean_value: 127.5 }")
+    assert "RGB: (0..255 - [127.5, 127.5, 127.5]) * 1, " in export(
+        one, "--torch", "--rgb", "--output", tmp_path / "one.pth"
+    )
+    none = snapshot(tmp_path / "none", solver="transform_param { scale: 0.00392156862745098 }")
+    said = export(none, "--torch", "--output", tmp_path / "none.pth")
+    assert "Normalize(mean=[0, 0, 0], std=[1, 1, 1])" in said and "before:" not in said
+
+
+def test_what_is_done_before(tmp_path: Path) -> None:
+    test = "test_transform_param { crop_size: 28 pad: 2 random_resize_param { min_size: 32 resize_param { interp_mode: AREA } } }"
+    folder = snapshot(tmp_path / "out", TINY, f"{GREY} {test}")
+    said = export(folder, "--safetensors", "--output", tmp_path / "a")
+    steps = "2 pixels of zeros on each side, shorter side resized to 32 (AREA), 28 x 28 cut from the centre"
+    assert f"before: {steps}\n" in said
+    with safe_open(tmp_path / "a", "pt") as file:
+        assert file.metadata()["before"] == steps
+    mirrored = "test_transform_param { pad: 2 pad_mode: REFLECT }"
+    folder = snapshot(tmp_path / "mirrored", TINY, f"{GREY} {mirrored}")
+    assert "before: 2 pixels of the mirrored image on each side\n" in export(
+        folder, "--torch", "--output", tmp_path / "b"
+    )
+
+
+def test_a_network_trained_in_64_bits_is_said_to_take_them(tmp_path: Path) -> None:
+    said = {}
+    for precision in ("FP64", "BF16"):
+        folder = snapshot(tmp_path / precision, TINY, f"{GREY} precision: {precision}")
+        export(folder, "--safetensors", "--output", tmp_path / f"{precision}.safetensors")
+        with safe_open(tmp_path / f"{precision}.safetensors", "pt") as file:
+            facts, dtype = file.metadata(), file.get_tensor("fc.weight").dtype
+        assert facts["input"].startswith(f"{dtype} [N".removeprefix("torch."))
+        said[precision] = facts["output"]
+    assert said == {"FP64": "logits float64 [N, 10]", "BF16": "logits float32 [N, 10]"}
+
+
+@pytest.mark.parametrize(
+    "model, said",
+    [
+        (recipe.Model(name="resnet34", num_classes=5), "get_model('resnet34', num_classes=5)"),
+        (
+            recipe.Model(name="resnet34", num_classes=5, channels=1),
+            "another network: this one has 1 channel in place of 3",
+        ),
+        (
+            recipe.Model(name="resnet34", num_classes=5, blur_pool=True, eps=1e-3),
+            "has blur_pool and a BatchNorm eps of 0.001 in place of 1e-05",
+        ),
+        (
+            recipe.Model(name="googlenet", num_classes=5, eps=1e-3),
+            "get_model('googlenet', num_classes=5, aux_logits=False, transform_input=False, init_weights=True)",
+        ),
+        (recipe.Model(name="vit_b_16", num_classes=5), "get_model('vit_b_16', num_classes=5)"),
+        (recipe.Model(name="resnet_small", num_classes=5), "`resnet_small` is stagerun's"),
+    ],
+)
+def test_which_network_of_torchvision_it_is(model: recipe.Model, said: str) -> None:
+    assert said in in_torchvision(model)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", ["torch", "safetensors"])
+@pytest.mark.parametrize("of", ["resnet18", "tiny"])
+def test_the_lines_that_are_printed_load_the_file_in_a_script_of_ones_own(
+    of: str, kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    said = export(request.getfixturevalue(of), f"--{kind}", "--output", tmp_path / "net")
+    lines = said[said.index("to load it:\n") :].splitlines()[1:]
+    script = "\n".join(
+        [*(line.strip() for line in lines), "import torch", "print(sum(p.sum().item() for p in net.parameters()))"]
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) != 0 and ("import torchvision" in lines[1].strip()) == (of == "resnet18")
+
+
+# ---- ONNX
+
+
+def run_onnx(file: Path, images: np.ndarray) -> np.ndarray:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    found = onnxruntime.InferenceSession(file.read_bytes()).run(["logits"], {"images": images})[0]
+    assert isinstance(found, np.ndarray)
+    return found
+
+
+@pytest.fixture
+def onnx() -> object:
+    pytest.importorskip("onnxscript")
+    return pytest.importorskip("onnx")
+
+
+def check_onnx(folder: Path, file: Path, side: int, *options: str) -> None:
+    """Bytes in, logits out, the same as stagerun's to 1e-5 of the largest, for any number of images."""
+    export(folder, "--onnx", "--output", file, *options)
+    stored = open_snapshot(folder)
+    for n in (1, 2, 5):
+        images, _ = stored_help.pictures(n, side, side, stored.schedule.model.channels, 10)
+        own = answers(folder, images).numpy()
+        found = run_onnx(file, images[..., ::-1].copy() if "--rgb" in options else images)
+        assert found.dtype == np.float32 and found.shape == own.shape
+        assert np.abs(found - own).max() <= 1e-5 * max(1.0, np.abs(own).max())
+
+
+def test_an_onnx_graph_takes_bytes_and_normalises_itself(onnx: object, tiny: Path, tmp_path: Path) -> None:
+    check_onnx(tiny, tmp_path / "net.onnx", 28)
+    check_onnx(tiny, tmp_path / "other.onnx", 36, "--size", "36")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--rgb"]], ids=["bgr", "rgb"])
+def test_an_onnx_graph_of_a_colour_network(onnx: object, resnet18: Path, tmp_path: Path, options: list[str]) -> None:
+    check_onnx(resnet18, tmp_path / "net.onnx", 40, *options)
+
+
+@pytest.mark.parametrize("options", [pytest.param([], marks=pytest.mark.slow), ["--rgb"]], ids=["as it is", "rgb"])
+@pytest.mark.parametrize("order", ["BGR", "RGB"])
+def test_an_onnx_graph_divides_by_std_value(onnx: object, tmp_path: Path, order: str, options: list[str]) -> None:
+    """Images in the order that `input` says, whichever the network was trained on."""
+    solver = f"channel_order: {order} mean_value: [120, 110, 100] std_value: [60, 50, 40] scale: 2 crop_size: 32"
+    folder = snapshot(tmp_path / "out", 'name: "resnet_small" num_classes: 7', f"transform_param {{ {solver} }}")
+    said = export(folder, "--onnx", "--output", tmp_path / "net.onnx", *options)
+    takes_rgb = order == "RGB" or bool(options)
+    assert f"3], {'RGB' if takes_rgb else 'BGR'}, 0..255" in said
+    images, _ = stored_help.pictures(3, 32, 32, 3, 7)
+    found = run_onnx(tmp_path / "net.onnx", images[..., ::-1].copy() if takes_rgb else images)
+    own = answers(folder, images).numpy()
+    assert np.abs(found - own).max() <= 1e-5 * max(1.0, np.abs(own).max())
+
+
+def test_an_onnx_graph_of_a_network_trained_in_64_bits(onnx: object, tmp_path: Path) -> None:
+    """In 32 bits: what runs ONNX seldom has convolutions of 64."""
+    folder = snapshot(tmp_path / "out", TINY, GREY + " precision: FP64")
+    said = export(folder, "--onnx", "--output", tmp_path / "net.onnx")
+    assert "output: logits float32 [N, 10]\n" in said
+    images, _ = stored_help.pictures(2, 28, 28, 1, 10)
+    x = (torch.from_numpy(images).permute(0, 3, 1, 2).double() - 73) * 0.0111
+    with torch.no_grad():
+        own = load_network(open_snapshot(folder), torch.device("cpu"), ema=False)(x).numpy()
+    assert np.abs(run_onnx(tmp_path / "net.onnx", images) - own).max() <= 1e-5
+
+
+def test_an_onnx_file_holds_its_facts_and_nothing_of_this_machine(onnx, tiny: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    files = [tmp_path / "a.onnx", tmp_path / "b.onnx"]
+    for file in files:
+        export(tiny, "--onnx", "--output", file)
+    assert files[0].read_bytes() == files[1].read_bytes()
+    graph = onnx.load(files[0])
+    onnx.checker.check_model(graph, full_check=True)
+    facts = {p.key: p.value for p in graph.metadata_props}
+    assert facts["input"] == "uint8 [N, 28, 28, 1], grey, 0..255; the normalisation is in the graph"
+    assert facts["snapshot"] == "only-00000003-a0001" and facts["mean_value"] == "73.0"
+    assert facts["before"] == "28 x 28 cut from the centre"
+    for part in (str(Path(stored_help.__file__).parents[2]), os.path.dirname(torch.__file__)):
+        assert part.encode() not in files[0].read_bytes()
+
+
+# ---- mistakes
+
+
+@pytest.mark.parametrize(
+    "arguments, message, hint",
+    [
+        ([], "which format?", "--safetensors, --torch or --onnx"),
+        (["--torch", "--onnx"], "one format at a time", "--safetensors"),
+        (["--torch", "--size", "32"], "--size is for --onnx", "leave --size out"),
+        (["--torch", "--rgb"], "the network takes images of 1 channel", "leave --rgb out"),
+        (["--torch", "--output", "{tmp}/none/a"], "there is no folder", "--output"),
+        (["--torch", "--output", "{tmp}"], "is a folder", "--output"),
+        (["--torch", "--size", "0"], "--size must be 1 or more", ""),
+    ],
+)
+def test_mistakes(tiny: Path, tmp_path: Path, arguments: list[str], message: str, hint: str) -> None:
+    done = stagerun("export", tiny, *(a.format(tmp=tmp_path) for a in arguments))
+    assert done.exit_code == 64 and message in done.stderr and hint in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_snapshot(tiny: Path) -> None:
+    for argument in (tiny.parents[1], "nowhere"):
+        done = stagerun("export", argument, "--torch")
+        assert done.exit_code == 64 and "is not a snapshot" in done.stderr and "OUT/snapshots/NAME" in done.stderr
+
+
+def test_a_missing_extra_is_told_before_anything_is_read(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "find_spec", lambda name: None)
+    (tiny.parent / "only-00000009-a0001").mkdir()
+    done = stagerun("export", tiny.parent / "only-00000009-a0001", "--onnx")
+    assert done.exit_code == 64 and "--onnx needs the packages onnx and onnxscript" in done.stderr
+    assert "pip install 'stagerun[onnx]'" in done.stderr
+
+
+def test_an_onnx_graph_needs_a_size_that_fits(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "find_spec", lambda name: object())
+    no_crop = snapshot(tmp_path / "out", TINY, "transform_param { scale: 1 }")
+    done = stagerun("export", no_crop, "--onnx", "--output", tmp_path / "a")
+    assert done.exit_code == 64 and "no crop_size" in done.stderr and "--size N" in done.stderr
+    vgg = snapshot(tmp_path / "vgg", 'name: "squeezenet1_1" num_classes: 4')
+    done = stagerun("export", vgg, "--onnx", "--size", 8, "--output", tmp_path / "a")
+    assert done.exit_code == 64 and "`squeezenet1_1` takes images of" in done.stderr and "--size" in done.stderr
+
+
+def test_a_file_is_replaced_only_when_asked(tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "net.pth"
+    file.write_bytes(b"precious")
+    done = stagerun("export", tiny, "--torch", "--output", file)
+    assert done.exit_code == 64 and "exists already" in done.stderr and "--force" in done.stderr
+    assert file.read_bytes() == b"precious"
+    export(tiny, "--torch", "--output", file, "--force")
+    assert torch.load(file, weights_only=True).keys() == load_file(tiny / "model.safetensors").keys()
+    assert [p.name for p in tmp_path.iterdir()] == ["net.pth"]
+
+
+def test_a_full_disk_leaves_the_old_file(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    file = tmp_path / "net.pth"
+    file.write_bytes(b"precious")
+    monkeypatch.setattr(os, "fsync", full)
+    done = stagerun("export", tiny, "--torch", "--output", file, "--force")
+    assert done.exit_code == 74 and "No space left" in done.stderr and "--output" in done.stderr
+    assert file.read_bytes() == b"precious" and [p.name for p in tmp_path.iterdir()] == ["net.pth"]
+
+
+def test_the_file_is_named_after_the_snapshot(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    export(tiny.name, "--out", tiny.parents[1], "--torch")
+    export(tiny, "--safetensors")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["only-00000003-a0001.pth", "only-00000003-a0001.safetensors"]
+
+
+def test_a_damaged_snapshot_is_not_exported(tmp_path: Path) -> None:
+    folder = snapshot(tmp_path / "out", TINY, GREY)
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(data)
+    done = stagerun("export", folder, "--torch", "--output", tmp_path / "a")
+    assert done.exit_code == 78 and "model.safetensors is not as it was written" in done.stderr
+    assert not (tmp_path / "a").exists() and store.parse_name(folder.name) is not None
+
+
+def test_the_first_convolution_is_that_of_the_images() -> None:
+    """Of every network that `--rgb` may meet: the first one in the order of the modules takes the three channels."""
+    from stagerun.models import maker
+
+    for name in ("vit_b_16", "swin_t", "convnext_tiny", "maxvit_t", "densenet121", "googlenet", "inception_v3", "vgg11",
+                 "alexnet", "efficientnet_b0", "mnasnet0_5", "resnet50_intel_caffe"):  # fmt: skip
+        with torch.device("meta"):
+            net = maker(name)(recipe.Model(name=name, num_classes=2))
+        first = next(module for module in net.modules() if isinstance(module, nn.Conv2d))
+        assert first.in_channels == 3 and first.groups == 1, name
+
+
+def test_what_torchs_exporter_refuses_is_told(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise torch.onnx.OnnxExporterError("no operator aten.novelty\nand a page of advice")
+
+    monkeypatch.setattr(exporting, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch.onnx, "export", refuse)
+    done = stagerun("export", tiny, "--onnx", "--output", tmp_path / "a")
+    assert (
+        done.exit_code == 64 and "can't make an ONNX graph of this network: no operator aten.novelty\n" in done.stderr
+    )
+    assert "page of advice" not in done.stderr and "--safetensors" in done.stderr

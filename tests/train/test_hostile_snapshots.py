@@ -1,0 +1,426 @@
+"""Hostile and foreign snapshots: refused or passed over, in bounded memory, with a message, and nothing is executed.
+
+`reliability.hostile` loads many more, in every way that stagerun has and under an audit hook; a few of these are tried here.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import random
+import resource
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import made_up_runs
+import pytest
+import stored_help
+import torch
+from reliability import forging, hostile
+from reliability.flips import Half
+
+from stagerun import store
+from stagerun.base import recipe
+from stagerun.base.errors import ResumeRefused
+from stagerun.base.snapshots import SnapshotRef
+from stagerun.engine.codec import decode
+from stagerun.engine.state import restore
+from stagerun.language.networks import NETWORKS
+from stagerun.store.manifest import MAX_BYTES, MAX_INTEGER
+from stagerun.train.keeper import Keeper
+from stagerun.train.output import newest_snapshot
+from stagerun.train.progress import STATE, WEIGHTS, Progress, progress_of
+from stagerun.train.stored import elements, most_bytes, require_buildable
+
+DISK = store.LocalDisk()
+MODEL = 'name: "resnet_small" num_classes: 10 channels: 1'
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """out/: one snapshot of a network that nobody trained; dir/: its schedule."""
+    base = tmp_path_factory.mktemp("hostile")
+    schedule = stored_help.make_schedule(base / "dir", MODEL, "")
+    stored_help.make_snapshot(base / "out", schedule, iter=2)
+    return base
+
+
+@pytest.fixture
+def snapshot(base: Path, tmp_path: Path) -> Path:
+    shutil.copytree(base / "out", tmp_path / "out")
+    (tmp_path / "outside").mkdir()
+    return tmp_path / "out" / "snapshots" / "only-00000002-a0001"
+
+
+def keeper_of(base: Path, snapshot: Path) -> Keeper:
+    return Keeper(stored_help.load(base / "dir"), snapshot.parents[1])
+
+
+def used(keeper: Keeper) -> SnapshotRef | None:
+    """What a run would go on from."""
+    while True:
+        planned = keeper.plan().next
+        assert planned is not None
+        if planned.start is None or keeper.read(planned.start, most_bytes(keeper.schedule.model)) is not None:
+            return planned.start
+
+
+def forged(snapshot: Path) -> forging.Forged:
+    return forging.Forged(snapshot, snapshot.parents[2] / "outside", random.Random(1))
+
+
+# ---- under the audit hook
+
+
+@pytest.mark.slow
+def test_every_kind_of_hostile_snapshot_in_every_way(tmp_path: Path) -> None:
+    Half(tmp_path)
+    found = hostile.load(tmp_path, 1, len(forging.ATTACKS))
+    assert found["wrong"] == [] and found["events"] == []
+    assert len(found["tried"]) == len(forging.ATTACKS)
+
+
+# ---- sizes
+
+
+def test_a_file_of_100_gb_is_refused_by_its_size(base: Path, snapshot: Path) -> None:
+    """Signed, and of the size it states: of holes. It is set aside, and training begins anew."""
+    made = forged(snapshot)
+    with open(snapshot / WEIGHTS, "ab") as file:
+        file.truncate(forging.BIG)
+    made.body["files"][WEIGHTS]["size"] = forging.BIG
+    made.finish()
+    keeper, before = keeper_of(base, snapshot), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    done = stored_help.stagerun("eval", snapshot)
+    assert done.exit_code == 78 and "has 100000000000 bytes, and needs at most" in done.stderr
+    assert used(keeper) is None
+    assert os.listdir(snapshot.parent) == [f".bad-{snapshot.name}"]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
+
+
+def test_what_a_network_needs_is_within_the_bounds_of_all_networks() -> None:
+    for name in ("resnet_small", "regnet_x_400mf", "mobilenet_v2"):
+        channels = 1 if name == "resnet_small" else 3
+        model = recipe.Model(name=name, num_classes=37, channels=channels)
+        with torch.random.fork_rng(devices=[]):
+            built = stored_help.build(model).state_dict()
+        assert elements(model) == sum(t.numel() for t in built.values()), name
+    assert "regnet_x_400mf" in NETWORKS
+
+
+def test_finding_the_bounds_leaves_the_random_state_alone() -> None:
+    before = torch.random.get_rng_state()
+    elements.__wrapped__(recipe.Model(name="regnet_x_400mf", num_classes=3))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        recipe.Model(name="resnet_small", num_classes=10**13, channels=1),
+        recipe.Model(name="resnet_small", num_classes=-1, channels=1),
+        recipe.Model(name="regnet_x_400mf", num_classes=10**13),
+        recipe.Model(name="os.system", num_classes=10),
+        recipe.Model(name="resnet_small", num_classes=10, channels=10**13),
+    ],
+    ids=str,
+)
+def test_a_recipe_of_an_endless_network_is_refused_before_it_is_built(model: recipe.Model) -> None:
+    with pytest.raises(
+        ResumeRefused, match=r"snapshot x (names a network that can't be made|may need .* of memory)|network in"
+    ):
+        require_buildable("x", model)
+
+
+def test_a_recipe_of_a_larger_network_than_the_weights_can_be_is_refused_unbuilt(snapshot: Path) -> None:
+    """That of 638 million numbers would take 2.6 GB to be made."""
+    made = forged(snapshot)
+    text = made.read("recipe.prototxt").decode()
+    made.write("recipe.prototxt", text.replace('name: "resnet_small"', 'name: "regnet_y_128gf"').encode())
+    made.finish()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    done = stored_help.stagerun("export", snapshot, "--safetensors", "--output", snapshot.parents[2] / "x")
+    # On a machine with little memory it is that which is said.
+    assert done.exit_code == 78 and ("network `regnet_y_128gf`: its" in done.stderr or "of memory" in done.stderr)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kB
+
+
+@pytest.mark.parametrize("change", [("test_batch_size: 5", "test_batch_size: 0"), ("batch_size: 4", "batch_size: -4")])
+def test_a_recipe_with_numbers_that_check_refuses_is_refused(snapshot: Path, change: tuple[str, str]) -> None:
+    made = forged(snapshot)
+    made.write("recipe.prototxt", made.read("recipe.prototxt").decode().replace(*change).encode())
+    made.finish()
+    for words in (["eval", snapshot], ["diff", snapshot, snapshot]):
+        done = stored_help.stagerun(*words)
+        assert done.exit_code == 78 and "must be 1 or more" in done.stderr
+
+
+def test_what_a_manifest_may_say_is_bounded(snapshot: Path) -> None:
+    made = forged(snapshot)
+    made.body["identity"]["x"] = "x" * MAX_BYTES
+    made.finish()
+    assert store.inventory(DISK, snapshot.parents[1]).damaged == (snapshot.name,)
+    del made.body["identity"]["x"]
+    made.signed = True
+    made.body["files"] |= {f"f{i}": {"size": 0, "sha256": "0" * 64} for i in range(65)}
+    made.finish()
+    assert store.inventory(DISK, snapshot.parents[1]).damaged == (snapshot.name,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"format": 1, "format": 1}',
+        b'{"format": Infinity}',
+        b'{"a": -Infinity}',
+        b'{"serial": %d}' % (MAX_INTEGER + 1),
+    ],
+)
+def test_json_that_readers_read_differently_is_damage(snapshot: Path, text: bytes) -> None:
+    forged(snapshot).sign(text)
+    assert store.inventory(DISK, snapshot.parents[1]).damaged == (snapshot.name,)
+
+
+def test_a_commit_of_too_many_files_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="65 files"):
+        store.commit(
+            DISK,
+            tmp_path,
+            store.Metadata(place=store.Place("s", 1, 1), parent="", identity={}, environment={}),
+            files={f"f{i}": b"" for i in range(65)},
+            content=["f1"],
+        )
+
+
+# ---- tensors
+
+
+def test_headers_are_bounded() -> None:
+    with pytest.raises(ValueError, match="header"):
+        decode(struct.pack("<Q", 5_000_000) + b" " * 5_000_000)
+
+
+def test_numbers_of_another_kind_are_refused() -> None:
+    """`copy_` would take them, and round."""
+    with pytest.raises(ValueError, match=r"`a` is torch\.int32 in the snapshot and torch\.float32 in the model"):
+        restore({"a": torch.zeros(2)}, {"a": torch.zeros(2, dtype=torch.int32)})
+    live = {"a": torch.zeros(2)}
+    restore(live, {"a": torch.ones(2, dtype=torch.float64)})
+    assert live["a"].tolist() == [1, 1]
+
+
+# ---- the state
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"position": -1}, {"position": True}, {"position": 1.5}, {"position": 10**30}, {"losses": ["x"]}, {"losses": None},
+        {"train_seconds": "1"}, {"bad_records": [[1, 2]]}, {"bad_records": [[1, 2, 3]]}, {"plateau": {}}, {"plateau": []},
+        {"plateau": {"drops": 0, "lowest": "x", "since": 0, "losses": []}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_state_that_no_run_writes_is_passed_over(base: Path, snapshot: Path, fields: dict[str, Any]) -> None:
+    made = forged(snapshot)
+    made.state(**fields)
+    made.finish()
+    with pytest.raises(ValueError, match="is of another kind"):
+        progress_of({STATE: (snapshot / STATE).read_bytes()})
+    assert used(keeper_of(base, snapshot)) is None
+    assert snapshot.with_name(f".bad-{snapshot.name}").exists()
+
+
+def test_a_state_of_a_later_version_is_read() -> None:
+    text = json.dumps({"position": 1, "train_seconds": 2, "losses": [0.5], "mood": "good"}).encode()
+    assert progress_of({STATE: text}) == Progress(1, 2, [0.5])
+    for text in (b"[" * 100_000, b"[]", b"{}", b"\xff"):
+        with pytest.raises(ValueError):
+            progress_of({STATE: text})
+
+
+# ---- foreign ones
+
+
+def test_a_newer_format_is_refused_and_named(base: Path, snapshot: Path) -> None:
+    made = forged(snapshot)
+    made.body["format"] = 7
+    made.finish()
+    for words in (
+        ["run", base / "dir", "--out", snapshot.parents[1]],
+        ["eval", snapshot],
+        ["status", snapshot.parents[1]],
+    ):
+        done = stored_help.stagerun(*words)
+        assert done.exit_code == 78 and "has format 7, this version of stagerun reads up to 1" in done.stderr
+    assert snapshot.exists(), "it is somebody's, and stays"
+
+
+def test_a_snapshot_of_another_recipe_is_refused_with_the_field(base: Path, snapshot: Path, tmp_path: Path) -> None:
+    stored_help.make_schedule(tmp_path / "dir", MODEL, "momentum: 0.5")
+    done = stored_help.stagerun("run", tmp_path / "dir", "--out", snapshot.parents[1], "--nproc", 1)
+    assert done.exit_code == 78 and "stage `only` is stale" in done.stderr
+    assert "momentum 0.0 -> 0.5" in done.stderr and "--redo only" in done.stderr
+
+
+def test_weights_of_another_network_under_this_recipe_are_refused(base: Path, snapshot: Path) -> None:
+    """Signed, of a fitting size, and not this network's."""
+    made = forged(snapshot)
+    header, body = forging.header_of(made.read(WEIGHTS))
+    names = sorted(header.keys() - {"__metadata__"})
+    header["another"] = header.pop(names[0])
+    made.write(WEIGHTS, forging.tensors(header, body))
+    made.finish()
+    done = stored_help.stagerun("export", snapshot, "--safetensors", "--output", snapshot.parents[2] / "x")
+    assert done.exit_code == 78 and "does not fit network `resnet_small`" in done.stderr
+
+
+def test_a_copied_or_renamed_folder_is_passed_over(base: Path, snapshot: Path) -> None:
+    copy = snapshot.with_name("only-00000001-a0001")
+    shutil.copytree(snapshot, copy)
+    done = stored_help.stagerun("snapshots", snapshot.parents[1])
+    assert f"damaged: {copy.name}: MANIFEST.json is that of {snapshot.name}" in done.stdout
+    ref = used(keeper_of(base, snapshot))
+    assert ref is not None and ref.name == snapshot.name
+
+
+def test_a_file_beside_the_others_is_nothing_to_a_snapshot(base: Path, snapshot: Path) -> None:
+    (snapshot / "notes.txt").write_text("mine")
+    (snapshot / "evil.pkl").write_bytes(b"\x80\x04.")
+    keeper = keeper_of(base, snapshot)
+    ref = used(keeper)
+    assert ref is not None and set(keeper.read(ref) or ()) == {
+        "model.safetensors",
+        "optim.safetensors",
+        "state.json",
+        "recipe.prototxt",
+    }
+    assert stored_help.stagerun("snapshots", snapshot.parents[1], "--verify").exit_code == 0
+
+
+def test_a_whole_number_of_the_identity_that_is_none(snapshot: Path) -> None:
+    (ref,) = store.inventory(DISK, snapshot.parents[1]).snapshots
+    assert ref.whole("solver.max_iter", 0) == 3 and ref.whole("nothing", 7) == 7
+    for text in ("x", "-1", "9" * 5000, "٣", ""):
+        wrong = SnapshotRef(name="n", stage="s", iter=1, attempt=1, id="", parent="", identity={"f": text})
+        with pytest.raises(ResumeRefused, match="not a whole number"):
+            wrong.whole("f", 0)
+
+
+# ---- no clocks
+
+
+def test_what_is_newest_is_told_by_attempt_and_serial_whatever_the_clock_says(tmp_path: Path) -> None:
+    store.prepare(DISK, tmp_path)
+
+    def commit(stage: str, attempt: int, serial: int, parent: str = "") -> SnapshotRef:
+        return store.commit(
+            DISK,
+            tmp_path,
+            store.Metadata(
+                place=store.Place(stage, 1, attempt), parent=parent, identity={}, environment={}, serial=serial
+            ),
+            files={"m": stage.encode()},
+            content=["m"],
+        )
+
+    first = commit("z", 1, 0)
+    second = commit("y", 1, 0, first.id)  # of a version that did not count: it came of the first
+    found = store.inventory(DISK, tmp_path)
+    assert newest_snapshot(tmp_path, found) == second
+    third, fourth = commit("c", 2, 1), commit("b", 2, 2)
+    for clock, ref in enumerate((fourth, third, second, first)):
+        os.utime(tmp_path / "snapshots" / ref.name / "MANIFEST.json", (clock, clock))
+    found = store.inventory(DISK, tmp_path)
+    assert newest_snapshot(tmp_path, found) == fourth
+    assert [ref.stage for ref in found.snapshots] == ["y", "z", "c", "b"]
+
+
+def test_verifying_takes_little_memory_and_reads_every_byte(tmp_path: Path) -> None:
+    store.prepare(DISK, tmp_path)
+    data = os.urandom(5_000_000)
+    ref = store.commit(
+        DISK,
+        tmp_path,
+        store.Metadata(place=store.Place("s", 1, 1), parent="", identity={}, environment={}),
+        files={"m": data},
+        content=["m"],
+    )
+    store.verify(DISK, tmp_path, ref.name)
+    path = tmp_path / "snapshots" / ref.name / "m"
+    assert DISK.digest(path, len(data)) == (len(data), hashlib.sha256(data).hexdigest())
+    with open(path, "r+b") as file:
+        file.seek(4_999_999)
+        file.write(bytes([data[-1] ^ 1]))
+    with pytest.raises(store.Damaged, match="m is not as it was written"):
+        store.verify(DISK, tmp_path, ref.name)
+
+
+@pytest.mark.parametrize("text", ["\ud800", "\x1b[31mX", "\x07", "a\nb", "\x9b2J"], ids=ascii)
+@pytest.mark.parametrize("where", ["identity", "environment", "key", "parent", "id_stage"])
+def test_what_no_terminal_shows_is_damage(snapshot: Path, where: str, text: str) -> None:
+    made = forged(snapshot)
+    if where in ("identity", "environment"):
+        made.body[where]["x"] = text
+    elif where == "key":
+        made.body["identity"][text] = "x"
+    else:
+        made.body[where] = text
+    made.finish()
+    found = store.inventory(DISK, snapshot.parents[1])
+    assert found == store.Inventory((), (snapshot.name,))
+
+
+def test_what_a_terminal_shows_is_none(snapshot: Path) -> None:
+    made = forged(snapshot)
+    made.body["environment"]["Größe\u00a0中"] = "é\u3000\u200d"
+    made.finish()
+    assert store.inventory(DISK, snapshot.parents[1]).damaged == ()
+
+
+@pytest.mark.parametrize("stage", ["../x", "", "a/b", ".."])
+def test_a_signed_manifest_of_no_place_is_damage_and_no_bug(base: Path, snapshot: Path, stage: str) -> None:
+    made = forged(snapshot)
+    made.body["stage"] = stage
+    made.finish()
+    for words in (["snapshots", snapshot.parents[1]], ["status", snapshot.parents[1]]):
+        done = stored_help.stagerun(*words)
+        assert done.exit_code == 0, done.stderr
+    assert used(keeper_of(base, snapshot)) is None
+
+
+# ---- without permission
+
+
+@pytest.mark.parametrize("file", ["MANIFEST.json", "state.json"])
+def test_a_snapshot_without_permission_is_named_by_who_looks_and_stops_who_trains(
+    base: Path, snapshot: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    out = snapshot.parents[1]
+    newer = stored_help.make_snapshot(out, stored_help.load(base / "dir"), iter=3)
+    made_up_runs.Story(out).begin(["only"])
+    open_file = store.LocalDisk.read
+
+    def read(disk: store.LocalDisk, path: Path, limit: int) -> bytes:
+        if path == newer / file:  # as root these tests could read anything
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return open_file(disk, path, limit)
+
+    monkeypatch.setattr(store.LocalDisk, "read", read)
+    listed = stored_help.stagerun("snapshots", base / "dir", "--out", out)
+    assert listed.exit_code == 0 and f"no permission: {newer.name}: can't read {file} of" in listed.output
+    assert "1 complete snapshot," in listed.output
+    verified = stored_help.stagerun("snapshots", out, "--verify")
+    assert verified.exit_code == 77 and "1 snapshot may not be read\n  hint: ask the owner" in verified.output
+    if file != "MANIFEST.json":  # that is enough to plan with
+        return
+    words = f"snapshot {newer.name} may not be read by this user, and is passed over here; `run` would refuse to"
+    for command in (["status", out], ["report", out], ["plan", base / "dir", "--out", out], ["status", out, "--json"]):
+        done = stored_help.stagerun(*command)
+        assert done.exit_code == 0 and (words in done.output or f'"{newer.name}"' in done.output), done.output
+    assert snapshot.name in stored_help.stagerun("status", out).output
+    for command in (["run", base / "dir", "--out", out, "--nproc", 1], ["snapshots", out, "--drop", snapshot.name]):
+        done = stored_help.stagerun(*command)
+        assert done.exit_code == 77 and f"can't read MANIFEST.json of snapshot {newer.name}" in done.output, done.output

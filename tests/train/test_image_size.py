@@ -1,0 +1,395 @@
+"""Images that grow within a stage: their side at each iteration, in the plan, the loader, on the device and in a run."""
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import jpeg_pictures
+import numpy as np
+import processes
+import pytest
+import small
+import tiny
+from engine_help import CPU
+from test_spec_resolve import A, messages, read
+
+from stagerun.base.errors import DataError, RecipeError
+from stagerun.base.recipe import (
+    CropSizeRamp,
+    InterpMode,
+    RandomAspectRatio,
+    RandomResize,
+    RandomResizedCrop,
+    Schedule,
+    Solver,
+    Transform,
+)
+from stagerun.base.snapshots import Inventory
+from stagerun.data.loader import Batch, Loader
+from stagerun.data.loaders import training_loader
+from stagerun.data.pictures import Decoded
+from stagerun.data.records import ListRecords
+from stagerun.engine.feed import Resident
+from stagerun.language.proto.caffe_pb2 import Datum
+from stagerun.plan import make_plan
+from stagerun.plan.rehearsal import cost_key, rehearsal, synthetic_images
+from stagerun.plan.render import render_text
+from stagerun.schedule.image_size import at_largest, crop_size, epoch_images, ramped
+from stagerun.train import resident as runner
+
+IMAGES, HEIGHT, WIDTH = 30, 40, 52
+RAMP = CropSizeRamp(start_size=16, start_epoch=1, end_epoch=3, multiple=8)
+# Batches of 12 of 30 images: 2.5 iterations to an epoch, so that updates lie across its end.
+SOLVER = Solver(
+    base_lr=0.1, lr_policy="fixed", max_iter=12, batch_size=12, device_batch_size=4, random_seed=7, test_batch_size=4,
+    epoch_iter=IMAGES / 12, transform=Transform(crop_size=32, mirror=True, crop_size_ramp=RAMP),
+)  # fmt: skip
+# e = floor(iter * 12 / 30) is 0 0 0 1 1 2 2 2 3 3 4 4
+SIDES = [16] * 5 + [24] * 3 + [32] * 4
+
+
+# ---- the function
+
+
+# Epochs, start and end of the ramp (FACTS E1); sides of FFCV's get_resolution at each epoch in between.
+FFCV = [
+    (16, 11, 13, [160, 192, 192]),
+    (24, 17, 20, [160, 160, 192, 192]),
+    (32, 23, 27, [160, 160, 192, 192, 192]),
+    (40, 29, 34, [160, 160, 160, 192, 192, 192]),
+    (88, 65, 76, [160] * 6 + [192] * 6),
+]
+
+
+@pytest.mark.parametrize("length, start, end, between", FFCV)
+def test_the_ramps_of_ffcv(length: int, start: int, end: int, between: list[int]) -> None:
+    ramp = CropSizeRamp(start_size=160, start_epoch=start, end_epoch=end)
+    of_ffcv = [round(np.interp(e, [start, end], [160, 192]) / 32) * 32 for e in range(length)]
+    assert [ramped(ramp, 192, e) for e in range(length)] == of_ffcv
+    assert of_ffcv[start : end + 1] == between
+
+
+def test_the_ends_are_exact_and_nothing_lies_beyond_them() -> None:
+    ramp = CropSizeRamp(start_size=150, start_epoch=0.5, end_epoch=4.5)
+    assert [ramped(ramp, 250, e) for e in range(6)] == [150, 160, 192, 224, 224, 250]
+    down = CropSizeRamp(start_size=250, start_epoch=0.5, end_epoch=4.5)
+    assert [ramped(down, 150, e) for e in range(6)] == [250, 224, 224, 192, 160, 150]
+    coarse = CropSizeRamp(start_size=100, end_epoch=4, multiple=1000)
+    assert [ramped(coarse, 120, e) for e in range(5)] == [100, 100, 100, 100, 120]
+
+
+def test_it_moves_with_the_first_update_that_begins_in_an_epoch() -> None:
+    assert [crop_size(SOLVER, i) for i in range(12)] == SIDES
+    assert crop_size(replace(SOLVER, transform=Transform(crop_size=9)), 5) == 9
+    assert crop_size(replace(SOLVER, transform=Transform()), 5) is None
+    with pytest.raises(ValueError, match="epoch_iter"):
+        crop_size(replace(SOLVER, epoch_iter=None), 0)
+
+
+def test_epochs_are_counted_exactly() -> None:
+    """In doubles 1281167 / (1281167 / 300) is just below 300."""
+    for images in (1281167, 50000, 9_007_199_254_740_991 // 10**6, 3):
+        for batch in (1, 3, 300, 4096, 24576):
+            assert epoch_images(replace(SOLVER, batch_size=batch, epoch_iter=images / batch)) == images
+    ramp = replace(SOLVER.transform, crop_size_ramp=CropSizeRamp(start_size=16, start_epoch=299, end_epoch=300))
+    solver = replace(SOLVER, batch_size=300, epoch_iter=1281167 / 300, transform=ramp)
+    assert [crop_size(solver, i) for i in (1281166, 1281167)] == [16, 32]
+
+
+# ---- the loader
+
+
+def pictures() -> list[np.ndarray]:
+    return [jpeg_pictures.image(HEIGHT, WIDTH, seed=i) for i in range(IMAGES)]
+
+
+def raw(image: np.ndarray, label: int) -> bytes:
+    data = np.ascontiguousarray(image.transpose(2, 0, 1)).tobytes()
+    return Datum(channels=3, height=HEIGHT, width=WIDTH, data=data, label=label).SerializeToString()
+
+
+def coded(image: np.ndarray, label: int) -> bytes:
+    return Datum(data=cv2.imencode(".jpg", image)[1].tobytes(), encoded=True, label=label).SerializeToString()
+
+
+RAW = ListRecords([raw(p, i % 10) for i, p in enumerate(pictures())], "/raw")
+CODED = ListRecords([coded(p, i % 10) for i, p in enumerate(pictures())], "/coded")
+SCHEDULE = read()
+BOX = RandomResizedCrop(interp_mode=InterpMode.AUTO)
+CAFFE_BOX = RandomAspectRatio(
+    min_area_ratio=0.2, max_area_ratio=1, aspect_ratio_change=0.75, max_attempt=10, interp_mode=InterpMode.CUBIC
+)
+RESIZE = RandomResize(min_size=33, max_size=60, interp_mode=InterpMode.AREA)
+TRANSFORMS = {
+    "crop": {},
+    "resized crop": {"random_resized_crop": BOX},
+    "caffe": {"random_aspect_ratio": CAFFE_BOX},
+    "resize": {"random_resize": RESIZE},
+    "all": {"pad": 3, "cutout_size": 9, "lighting_std": 0.1, "random_resized_crop": RandomResizedCrop()},
+}
+
+
+def growing(start: int = 0, records: ListRecords = RAW, solver: Solver = SOLVER, **more: object) -> Loader:
+    return training_loader(records, SCHEDULE, solver, start=start, **more)  # type: ignore[arg-type]
+
+
+def asked(start: int, first: int = 0) -> Iterator[tuple[int, int]]:
+    for i in range(first, SOLVER.max_iter):
+        yield from ((start + 12 * i + 4 * k, 4) for k in range(3))
+
+
+def same(one: Batch, two: Batch) -> None:
+    for name in ("images", "labels", "positions", "lighting", "cutout"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(two, name), name)
+
+
+@pytest.mark.parametrize("records", [RAW, CODED], ids=["raw", "jpeg"])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_pixels_are_those_of_a_transform_of_that_size(name: str, records: ListRecords) -> None:
+    """In a stage that begins at position 1000, in the middle of an epoch of the data."""
+    solver = replace(SOLVER, transform=replace(SOLVER.transform, **TRANSFORMS[name]))  # type: ignore[arg-type]
+    fixed = {
+        side: growing(0, records, replace(solver, transform=replace(solver.transform, crop_size=side, crop_size_ramp=None)))
+        for side in set(SIDES)
+    }  # fmt: skip
+    loader = growing(1000, records, solver)
+    for i, side in enumerate(SIDES):
+        for k in range(3):
+            position = 1000 + 12 * i + 4 * k
+            batch = loader.batch(position, 4)
+            assert batch.images.shape == (4, side, side, 3)
+            same(batch, fixed[side].batch(position, 4))
+
+
+def test_threads_memory_and_the_place_where_it_goes_on_change_nothing() -> None:
+    alone = growing(1000)
+    straight = [alone.batch(*request) for request in asked(1000)]
+    kept = Decoded(IMAGES, HEIGHT, WIDTH, 3)
+    for first in (0, 4, 7):
+        with growing(1000, threads=3, memory=kept).stream(asked(1000, first)) as batches:
+            found = list(batches)
+        assert len(found) == len(straight) - 3 * first
+        for one, two in zip(found, straight[3 * first :], strict=True):
+            same(one, two)
+    assert all(kept.has(i) for i in range(IMAGES)), "each was decoded once, whatever the sizes"
+
+
+def test_a_jpeg_is_decoded_at_the_scale_that_the_present_size_needs() -> None:
+    """A rectangle of 80 x 80 at least becomes 16 pixels at first, at half of its scale or less; later 64, at its full one."""
+    picture = Datum(data=jpeg_pictures.jpeg(130, 160), encoded=True).SerializeToString()
+    box = RandomResizedCrop(min_area_ratio=0.35, interp_mode=InterpMode.AUTO)
+    transform = Transform(crop_size=64, random_resized_crop=box, crop_size_ramp=RAMP)
+    solver = replace(SOLVER, transform=transform, epoch_iter=2 / 12)
+    loader = growing(0, ListRecords([picture] * 2), solver)
+    for i, side in ((0, 16), (1, 64)):
+        plain = replace(solver, transform=replace(transform, crop_size=side, crop_size_ramp=None))
+        same(loader.batch(12 * i, 12), growing(0, ListRecords([picture] * 2), plain).batch(12 * i, 12))
+
+
+def test_images_too_small_for_the_largest_size_are_found_before_the_run() -> None:
+    little = ListRecords([raw(np.zeros((HEIGHT, WIDTH, 3), np.uint8), 0)] * IMAGES)
+    param = replace(SOLVER.transform, crop_size=48)
+    with pytest.raises(DataError, match="too small for crop_size: 48"):
+        growing(0, little, replace(SOLVER, transform=param)).preflight()
+    shrinking = replace(param, crop_size=32, crop_size_ramp=replace(RAMP, start_size=48))
+    with pytest.raises(DataError, match="too small for crop_size: 48"):
+        growing(0, little, replace(SOLVER, transform=shrinking)).preflight()
+    growing(0, little).preflight()
+
+
+def test_on_the_device_they_are_cut_alike() -> None:
+    import torch
+
+    param = replace(SOLVER.transform, pad=2, cutout_size=7, lighting_std=0.1)
+    solver = replace(SOLVER, transform=param)
+    resident = Resident(torch.from_numpy(np.stack(pictures())), torch.arange(IMAGES, device=CPU) % 10)
+    loader = growing(1000, solver=solver)
+    cuts = runner.cuts(solver, True, resident, asked(1000), 1000)
+    sides = []
+    for (position, count), made in zip(asked(1000), resident.batches(cuts, param.pad, False), strict=True):
+        batch = loader.batch(position, count)
+        np.testing.assert_array_equal(made.images.numpy(), batch.images)
+        np.testing.assert_array_equal(made.cutout, batch.cutout)
+        sides.append(made.images.shape[1])
+    assert sides == [side for side in SIDES for _ in range(3)]
+
+
+# ---- the language
+
+
+def ramp(text: str, rest: str = "crop_size: 24", more: str = "") -> str:
+    return A + f"transform_param {{ {rest} crop_size_ramp_param {{ {text} }} }} {more}"
+
+
+GROWS = "start_size: 8 end_epoch: 2 multiple: 4"
+
+
+def test_it_is_read_and_an_evaluation_has_its_end() -> None:
+    solver = read(a=ramp(GROWS)).stage("a").solver
+    assert solver.transform.crop_size_ramp == CropSizeRamp(start_size=8, start_epoch=0, end_epoch=2, multiple=4)
+    assert solver.test_transform == Transform(crop_size=24)
+    assert read(a=A).stage("a").solver.transform.crop_size_ramp is None
+
+
+def test_it_is_part_of_what_a_snapshot_was_made_from() -> None:
+    key = "solver.transform_param.crop_size_ramp_param.end_epoch"
+    assert read(a=ramp(GROWS)).stage("a").identity[key] == "2.0"
+    assert read(a=A).stage("a").identity.get("solver.transform_param.crop_size_ramp_param") == "none"
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (ramp("start_epoch: 2 end_epoch: 3"), "CropSizeRampParameter lacks `start_size`"),
+        (ramp("start_size: 8 start_epoch: 2 end_epoch: 2"), "`end_epoch` 2 does not come after `start_epoch` 2"),
+        (ramp(GROWS, rest="mirror: true"), "`crop_size_ramp_param` needs `crop_size`"),
+        (ramp("start_size: 24 end_epoch: 2"), "`start_size` is `crop_size`, 24: nothing changes"),
+        (ramp("start_size: 0 end_epoch: 2"), "`start_size` must be at least 1 and at most 65535, not 0"),
+        (ramp("start_size: 8 end_epoch: 0"), "`end_epoch` must be above 0, not 0"),
+        (ramp("start_size: 8 end_epoch: 2 multiple: 0"), "`multiple` must be at least 1 and at most 65535, not 0"),
+        (ramp(GROWS, rest="crop_size: 24 cutout_size: 9"), "`cutout_size` 9 is more than `start_size` 8"),
+        (
+            ramp("start_size: 48 end_epoch: 2", rest="crop_size: 24 random_resize_param { min_size: 40 }"),
+            "`start_size` 48 does not fit into an image whose shorter side is 40",
+        ),
+        (
+            A + "test_transform_param { crop_size: 24 crop_size_ramp_param { start_size: 8 end_epoch: 2 } }",
+            "`crop_size_ramp_param` is for training, and an evaluation has one size",
+        ),
+    ],
+)
+def test_mistakes(text: str, message: str) -> None:
+    assert messages(a=text) == [message]
+
+
+def test_what_is_compiled_has_few_sizes() -> None:
+    text = ramp("start_size: 8 end_epoch: 2 multiple: 4", rest="crop_size: 48", more="compile: true")
+    (message,) = messages(a=text)
+    assert message == "`compile` makes code for each size, and the ramp has up to 11: 4 at most"
+    read(a=text.replace("multiple: 4", "multiple: 16"))
+    with pytest.raises(RecipeError, match="1 mistake") as caught:
+        read(a=text.replace("8 end", "47 end").replace("crop_size: 48", "crop_size: 8"))
+    assert caught.value.problems[0].hint == "write `multiple: 16`, or leave `compile` out"
+
+
+def test_both_ends_are_held_against_the_network() -> None:
+    changes = ("model.name=alexnet", "b.transform_param.crop_size=64")
+    large = ramp("start_size: 70 end_epoch: 2", rest="crop_size: 64")
+    read(a=large, changes=changes)
+    found = messages(a=large.replace("70", "32"), changes=changes)
+    assert found == ["`alexnet` takes images of 63 x 63 pixels or more, not 32 x 32"]
+    fixed = ramp("start_size: 160 end_epoch: 2", rest="crop_size: 224")
+    found = messages(a=fixed, changes=("model.name=vit_b_16", "solver.transform_param.crop_size=224"))
+    assert found == ["`vit_b_16` takes images of 224 x 224 pixels only, not 160 x 160"]
+
+
+# ---- the plan and the rehearsal
+
+
+def test_the_plan_shows_it() -> None:
+    text = render_text(
+        make_plan(read(a=ramp("start_size: 8 start_epoch: 1 end_epoch: 2", more="compile: true")), Inventory())
+    )
+    assert "crop 8 -> 24" in text
+    assert "  images 8 -> 24 pixels, epochs 1 to 2 of the stage\n" in text
+    assert "compile: the network is compiled again for each size of its images" in text
+    late = render_text(make_plan(read(a=ramp("start_size: 8 end_epoch: 8 multiple: 4")), Inventory()))
+    assert "crop_size 24 is never reached: the stage ends at 12 pixels (a.prototxt:2)" in late
+
+
+def test_a_rehearsal_has_the_largest_images() -> None:
+    growing, shrinking = read(a=ramp("start_size: 8 end_epoch: 2")), read(a=ramp("start_size: 48 end_epoch: 2"))
+    for schedule, side in ((growing, 24), (shrinking, 48)):
+        solver = rehearsal(schedule, 5, 1, None).stage("a").solver
+        assert solver.transform == Transform(crop_size=side)
+        assert synthetic_images(schedule).height == side
+        fixed = replace(schedule.stage("a").solver, transform=Transform(crop_size=side))
+        assert cost_key(schedule, schedule.stage("a").solver) == cost_key(schedule, fixed)
+    assert at_largest(Transform(crop_size=8)) == Transform(crop_size=8)
+
+
+# ---- a run
+
+GROWING = """
+name: "growing"
+model {{ name: "resnet_small" num_classes: 10 channels: 1 }}
+data {{
+  train {{ source: "{data}/train_lmdb" images: {train} }}
+  val {{ source: "{data}/val_lmdb" images: {val} }}
+}}
+solver {{
+  batch_size: 80 device_batch_size: 20 momentum: 0.9 base_lr: 0.02 lr_policy: "fixed" display: 1 test_batch_size: 50
+  transform_param {{ mirror: true crop_size: 24 mean_value: 73 scale: 0.0111 }}
+}}
+stage {{ name: "a" }}
+stage {{ name: "b" }}
+"""
+SNAPSHOTS = ("--set", "solver.snapshot=6", "--set", "keep_snapshots=9")
+STAGE_B = """
+max_epoch: 2.4
+transform_param {
+  pad: 2 mirror: true crop_size: 24 mean_value: 73 scale: 0.0111
+  crop_size_ramp_param { start_size: 8 end_epoch: 2 multiple: 4 }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """data/, schedule/ and straight/, an uninterrupted run of two workers with a snapshot after each 6 updates."""
+    base = tmp_path_factory.mktemp("growing")
+    tiny.make_data(base / "data")
+    (base / "schedule").mkdir()
+    text = GROWING.format(data=base / "data", train=tiny.TRAIN_IMAGES, val=tiny.VAL_IMAGES)
+    (base / "schedule" / "schedule.prototxt").write_text(text)
+    (base / "schedule" / "a.prototxt").write_text("max_iter: 3\n")
+    (base / "schedule" / "b.prototxt").write_text(STAGE_B)
+    done = small.run(base / "schedule", base / "straight", *SNAPSHOTS, nproc=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return base
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_interrupted_while_they_grow_it_ends_in_the_same_bits(folder: Path, tmp_path: Path) -> None:
+    """`b` begins within an epoch of the data, and has 18 updates, 7.5 to an epoch of its own. What is left of it after 6 is
+    trained once more, as after a kill: with 8 pixels, with 16 and with 24."""
+    shutil.copytree(folder / "straight", tmp_path / "out")
+    for later in (p for p in (tmp_path / "out" / "snapshots").glob("b-*") if p.name > "b-00000006-a0001"):
+        shutil.rmtree(later)
+    done = small.run(folder / "schedule", tmp_path / "out", *SNAPSHOTS, nproc=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "BIT-EXACT" in done.stdout
+    assert processes.ends(tmp_path / "out") == processes.ends(folder / "straight")
+
+
+@pytest.mark.process
+@pytest.mark.slow  # a compiler takes its time
+def test_compiled_too(folder: Path, tmp_path: Path) -> None:
+    """What goes on with 16 pixels has never seen 8."""
+    ramp = "transform_param={mirror:true crop_size:24 scale:0.01 crop_size_ramp_param{start_size:8 end_epoch:2 multiple:8}}"
+    settings = (*SNAPSHOTS, "--set", "b.compile=true", "--set", f"b.{ramp}")
+    done = small.run(folder / "schedule", tmp_path / "straight", *settings, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shutil.copytree(tmp_path / "straight", tmp_path / "out")
+    for later in (p for p in (tmp_path / "out" / "snapshots").glob("b-*") if p.name > "b-00000012-a0001"):
+        shutil.rmtree(later)
+    done = small.run(folder / "schedule", tmp_path / "out", *settings, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert processes.ends(tmp_path / "out") == processes.ends(tmp_path / "straight")
+
+
+@pytest.mark.process
+def test_the_sizes_are_those_of_the_plan(folder: Path) -> None:
+    from stagerun.language import load
+
+    schedule: Schedule = load(folder / "schedule")
+    solver = schedule.stage("b").solver
+    assert [crop_size(solver, i) for i in range(solver.max_iter)] == [8] * 8 + [16] * 7 + [24] * 3
+    lines = [json.loads(line) for line in (folder / "straight" / "log.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line.get("event") == "Iterated" and line.get("stage") == "b"]
+    assert len(losses) == solver.max_iter and all(math.isfinite(loss) for loss in losses)

@@ -1,0 +1,189 @@
+"""Rectangular validation: sorted by shape, cropped batch by batch, the same however the batches are shared."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import small
+import tiny
+import torch
+
+from stagerun.base.errors import DataError, Span
+from stagerun.base.events import Tested
+from stagerun.base.recipe import InterpMode, RandomResize, Solver, Stage, Transform
+from stagerun.comm import SoloComm
+from stagerun.data import loaders
+from stagerun.data.index import Facts, Index, save
+from stagerun.data.indexing import build
+from stagerun.data.loader import Job
+from stagerun.data.loaders import RectangularLoader, centre, crop_of, evenly
+from stagerun.data.records import LmdbSource
+from stagerun.data.write import write_lmdb
+from stagerun.language import load
+from stagerun.language.proto.caffe_pb2 import Datum
+from stagerun.system.world import World
+from stagerun.train import images
+from stagerun.train.keeper import Keeper
+from stagerun.train.walk import run
+
+SIZES = [
+    (60, 90),
+    (90, 60),
+    (80, 80),
+    (60, 120),
+    (120, 60),
+    (64, 80),
+    (80, 64),
+    (60, 90),
+    (70, 70),
+    (60, 300),
+]  # height, width
+PARAM = Transform(
+    crop_size=32, rectangular=True, random_resize=RandomResize(min_size=40, max_size=40, interp_mode=InterpMode.LINEAR)
+)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> LmdbSource:
+    def datum(i: int, height: int, width: int) -> bytes:
+        image = cv2.resize(np.random.default_rng(i).integers(0, 256, (5, 7, 3), np.uint8), (width, height))
+        return Datum(data=cv2.imencode(".png", image)[1].tobytes(), label=i, encoded=True).SerializeToString()
+
+    path = str(tmp_path / "lmdb")
+    write_lmdb(path, [datum(i, *size) for i, size in enumerate(SIZES)])
+    found = LmdbSource(path)
+    found.index = index(SIZES)
+    return found
+
+
+def index(sizes: list[tuple[int, int]]) -> Index:
+    zeros = np.zeros(len(sizes), np.int64)
+    heights, widths = (np.array(side, np.int32) for side in zip(*sizes, strict=True))
+    return Index(
+        facts=Facts(records=len(sizes), file_size=0, transaction=0, fingerprint=""),
+        offsets=zeros, lengths=zeros, labels=zeros.astype(np.int32), heights=heights, widths=widths,
+        digests=zeros.astype(np.uint64), keys=np.zeros(0, np.uint8), key_ends=np.zeros(len(sizes) + 1, np.int64),
+    )  # fmt: skip
+
+
+def make(source: LmdbSource, batch_size: int = 4) -> RectangularLoader:
+    return RectangularLoader(source, PARAM, batch_size=batch_size, channels=3, num_classes=10)
+
+
+def test_crops_have_the_shorter_side_and_a_longer_one_of_eights() -> None:
+    assert crop_of(1.0, 288) == (288, 288)
+    assert crop_of(1.34, 288) == (288, 384)  # 385.9
+    assert crop_of(0.75, 288) == (384, 288)
+    assert crop_of(1.01, 30) == (30, 30)  # never shorter than the shorter side
+    assert crop_of(0.5, 30) == (56, 30)
+
+
+def test_every_image_comes_once_from_the_tallest_to_the_widest(source: LmdbSource) -> None:
+    loader = make(source)
+    batches = list(loader.stream([(0, 4), (4, 4), (8, 2)]))
+    labels = np.concatenate([batch.labels for batch in batches]).tolist()
+    assert labels == [4, 1, 6, 2, 8, 5, 0, 7, 3, 9]  # those of one shape by number
+    ratios = [SIZES[i][1] / SIZES[i][0] for i in labels]
+    assert ratios == sorted(ratios)
+    shapes = [batch.images.shape[1:3] for batch in batches]
+    assert shapes == [crop_of(float(np.mean(ratios[at : at + 4])), 32) for at in (0, 4, 8)]
+    assert shapes[0][0] > shapes[0][1] and shapes[2][1] > shapes[2][0]
+
+
+def test_a_batch_is_the_same_whoever_asks_and_when(source: LmdbSource) -> None:
+    whole = make(source)
+    for position, count in ((4, 4), (8, 2)):
+        assert np.array_equal(make(source).batch(position, count).images, whole.batch(position, count).images)
+    # Some images of a batch alone have the crop of the batch.
+    assert np.array_equal(whole.batch(4, 2).images, whole.batch(4, 4).images[:2])
+    assert np.array_equal(whole.batch(6, 2).images, whole.batch(4, 4).images[2:])
+    with pytest.raises(ValueError):
+        whole.batch(2, 4)
+
+
+def test_some_of_the_batches_are_evenly_spread() -> None:
+    assert [evenly(10, n) for n in (1, 2, 3)] == [[5], [2, 7], [1, 5, 8]]
+    for of in range(1, 30):
+        for n in range(1, of + 1):
+            chosen = evenly(of, n)
+            assert chosen == sorted(set(chosen)) and len(chosen) == n and chosen[0] >= 0 and chosen[-1] < of
+            assert max([chosen[0], of - 1 - chosen[-1]]) <= of // n, "neither end is left out"
+    assert evenly(7, 7) == list(range(7))
+
+
+def test_pixels_are_the_centre_of_the_resized_image(source: LmdbSource) -> None:
+    batch = make(source, 1).batch(6, 1)  # record 0: 60 x 90, alone in its batch
+    picture = cv2.imdecode(np.frombuffer(Datum.FromString(source.get(0)[1]).data, np.uint8), cv2.IMREAD_COLOR)
+    resized = cv2.resize(picture, (60, 40), interpolation=cv2.INTER_LINEAR)
+    assert batch.images.shape == (1, 32, 48, 3)
+    assert np.array_equal(batch.images[0], resized[4:36, 6:54])
+
+
+def test_an_image_that_is_less_elongated_than_the_mean_has_black_beside_it() -> None:
+    image, out = np.full((4, 6, 1), 9, np.uint8), np.full((2, 10, 1), 7, np.uint8)
+    centre(image, out)
+    assert out[:, :, 0].tolist() == [[0, 0, 9, 9, 9, 9, 9, 9, 0, 0]] * 2
+
+
+def test_sizes_are_needed_and_looked_at(source: LmdbSource) -> None:
+    make(source).preflight()
+    source.index = index([(0, 0), *SIZES[1:]])
+    with pytest.raises(DataError, match="1 record can't be used, says the side file"):
+        make(source)
+    source.index = None
+    with pytest.raises(DataError) as error:
+        make(source)
+    assert "stagerun data index" in error.value.hint
+    assert replace(PARAM).rectangular
+
+
+def test_an_evaluation_inside_a_stage_sees_all_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `test_iter`, those of the tallest images alone would be its first passes."""
+    asked = []
+
+    class Watched(RectangularLoader):
+        def plan(self, position: int, count: int) -> Job:
+            asked.append((position, count))
+            return super().plan(position, count)
+
+    monkeypatch.setattr(loaders, "RectangularLoader", Watched)
+    tiny.make_data(tmp_path)
+    save(build(str(tmp_path / "val_lmdb")), str(tmp_path / "val_lmdb"))
+    rectangular = "test_transform_param { crop_size: 24 rectangular: true random_resize_param { min_size: 28 } }"
+    stage = (
+        f'base_lr: 0.01 lr_policy: "fixed" max_iter: 2 test_interval: 1 test_iter: 3 test_batch_size: 15 {rectangular}'
+    )
+    folder = small.make_schedule(tmp_path / "s", tmp_path, init=stage)
+    text = (folder / "schedule.prototxt").read_text()
+    (folder / "schedule.prototxt").write_text(text[: text.index("stage {")] + 'stage { name: "init" }')
+    schedule, keeper = load(str(folder), ()), Keeper(load(str(folder), ()), tmp_path / "o")
+    keeper.open()
+    try:
+        device = torch.device("cpu")
+        tested = [
+            event.images
+            for event in run(schedule, "o", SoloComm(), World(), device, keeper, lambda: False)
+            if isinstance(event, Tested)
+        ]
+    finally:
+        keeper.close()
+    # 100 images are 6 passes of 15 and one of 10.
+    assert asked[:3] == [(15, 15), (45, 15), (75, 15)] and asked[3:] == [*((n, 15) for n in range(0, 90, 15)), (90, 10)]
+    assert tested == [45, 100]
+
+
+def test_other_evaluations_begin_at_the_first_image() -> None:
+    assert images.evaluated(stage_of(Transform()), 7, 3) == [0, 1, 2]
+    assert images.evaluated(stage_of(PARAM), 7, 3) == [1, 3, 5]
+    for param in (Transform(), PARAM):
+        assert images.evaluated(stage_of(param), 7, None) == images.evaluated(stage_of(param), 7, 9) == list(range(7))
+
+
+def stage_of(param: Transform) -> Stage:
+    solver = Solver(
+        base_lr=1, lr_policy="fixed", max_iter=1, batch_size=1, device_batch_size=1, test_batch_size=1, random_seed=1,
+        test_transform=param,
+    )  # fmt: skip
+    return Stage(name="a", parent=None, solver=solver, identity={}, origins={}, span=Span("a", 1, 1))

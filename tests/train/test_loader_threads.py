@@ -1,0 +1,251 @@
+"""loader: the same batches for any number of workers and threads, any way of decoding, from any position; memory reused safely."""
+
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from stagerun.base.recipe import RandomResizedCrop, Transform
+from stagerun.data import jpeg
+from stagerun.data.loader import Batch, Loader
+from stagerun.data.pictures import Decoded
+from stagerun.data.records import LmdbSource
+from stagerun.data.stream import CHUNK, Buffers, Stream
+from stagerun.data.write import write_lmdb
+from stagerun.language.proto.caffe_pb2 import Datum
+
+TIERS = [tier.name for tier in jpeg.tiers() if tier.available]
+IMAGES = 23
+RESIZED = Transform(crop_size=24, mirror=True, random_resized_crop=RandomResizedCrop(), cutout_size=5, lighting_std=0.1)
+
+
+def photo(i: int) -> np.ndarray:
+    rng = np.random.default_rng(i)
+    small = rng.integers(0, 256, (6, 8, 3), np.uint8)
+    return cv2.resize(small, (60 + i % 5, 50 + i % 7), interpolation=cv2.INTER_CUBIC)
+
+
+def encoded(i: int) -> bytes:
+    """JPEGs plain, with restart markers, progressive and grey, and a PNG."""
+    image = photo(i)
+    kinds = [
+        cv2.imencode(".jpg", image),
+        cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_RST_INTERVAL, 2]),
+        cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_PROGRESSIVE, 1]),
+        cv2.imencode(".jpg", image[:, :, 0]),
+        cv2.imencode(".png", image),
+    ]
+    return bytes(kinds[i % len(kinds)][1])
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> LmdbSource:
+    path = str(tmp_path_factory.mktemp("photos") / "lmdb")
+    write_lmdb(path, (Datum(data=encoded(i), label=i % 10, encoded=True).SerializeToString() for i in range(IMAGES)))
+    return LmdbSource(path, IMAGES)
+
+
+def make(
+    source: LmdbSource,
+    tier: str | None = None,
+    threads: int = 1,
+    param: Transform = RESIZED,
+    memory: Decoded | None = None,
+) -> Loader:
+    return Loader(
+        source, param, train=True, channels=3, num_classes=10, seed=5, images=IMAGES, shuffle=True, tier=tier, threads=threads,
+        memory=memory,
+    )  # fmt: skip
+
+
+def same(a: Batch, b: Batch) -> bool:
+    fields = ("images", "labels", "positions", "lighting", "cutout")
+    return all(np.array_equal(getattr(a, field), getattr(b, field)) for field in fields)
+
+
+def joined(batches: list[Batch]) -> np.ndarray:
+    return np.concatenate([batch.images for batch in batches])
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_workers_threads_ways_of_decoding_and_resumes_never_change_a_batch(photos: LmdbSource, tier: str) -> None:
+    device_batch, batches = 12, 12
+    reference = [make(photos, "opencv").batch(n * device_batch, device_batch) for n in range(batches)]
+    assert reference[0].lighting is not None and reference[0].cutout is not None
+    for workers in (1, 2, 3):
+        for threads in (1, 3):
+            for rank in range(workers):
+                mine = range(rank, batches, workers)
+                with make(photos, tier, threads).stream((n * device_batch, device_batch) for n in mine) as stream:
+                    assert all(same(batch, reference[n]) for n, batch in zip(mine, stream, strict=True))
+    whole = joined(reference)
+    for position in np.random.default_rng(1).integers(0, batches * device_batch - 8, 10).tolist():
+        found = make(photos, tier).batch(position, 8)
+        assert np.array_equal(found.images, whole[position : position + 8])
+
+
+def test_memory_never_changes_a_batch(photos: LmdbSource) -> None:
+    param = Transform(pad=4, crop_size=40, mirror=True)
+    memory = Decoded(IMAGES, 50, 60, 3)  # the size of some of them: the others are decoded each time
+    plain, kept = make(photos, param=param), make(photos, param=param, threads=2, memory=memory)
+    requests = [(n * 10, 10) for n in range(8)]  # several epochs
+    with plain.stream(requests) as first, kept.stream(requests) as second:
+        assert all(same(a, b) for a, b in zip(first, second, strict=True))
+    there = [i for i in range(IMAGES) if memory.has(i)]
+    assert there and all(photo(i).shape == (50, 60, 3) for i in there) and len(there) < IMAGES
+
+
+def test_batches_that_are_held_are_not_written_to(photos: LmdbSource) -> None:
+    held: list[tuple[object, np.ndarray]] = []
+    with make(photos, threads=2).stream((n * 8, 8) for n in range(40)) as stream:
+        for n, batch in enumerate(stream):
+            held.append((batch.images[3:5] if n % 2 else torch.from_numpy(batch.images)[3:5], batch.images[3:5].copy()))
+    assert all(np.array_equal(np.asarray(part), copy) for part, copy in held)
+
+
+WAYS_TO_HOLD = {
+    "array": lambda a: a,
+    "row": lambda a: a[1],
+    "view of a view": lambda a: a.reshape(-1)[5:].reshape(5, -1),
+    "transposed": lambda a: a[::2, 0].T,
+    "tensor": torch.from_numpy,
+    "part of a tensor": lambda a: torch.from_numpy(a)[2].permute(2, 0, 1),
+    "memoryview": memoryview,
+    "array of a memoryview": lambda a: np.asarray(memoryview(a[0])),
+    "dlpack": lambda a: torch.from_dlpack(a[2]),
+    "bytes in place": lambda a: np.frombuffer(a, np.uint8),
+}
+
+
+def test_memory_is_used_again_when_nobody_can_see_it_any_more_and_not_before() -> None:
+    def address(array: np.ndarray) -> int:
+        return int(array.__array_interface__["data"][0])
+
+    buffers = {way: Buffers(3) for way in WAYS_TO_HOLD}
+    first, held = {}, {}
+    for way, hold in WAYS_TO_HOLD.items():
+        array = buffers[way].array((4, 5, 5, 3))
+        first[way], held[way] = address(array), hold(array)
+    del array
+    gc.collect()
+    others = {way: buffers[way].array((4, 5, 5, 3)) for way in WAYS_TO_HOLD}
+    assert [way for way in WAYS_TO_HOLD if address(others[way]) == first[way]] == []
+    held.clear()
+    gc.collect()
+    assert [way for way in WAYS_TO_HOLD if address(buffers[way].array((4, 5, 5, 3))) != first[way]] == []
+
+
+def test_a_stream_uses_few_pieces_of_memory(photos: LmdbSource) -> None:
+    places = set()
+    with make(photos).stream((n * 8, 8) for n in range(60)) as stream:
+        for batch in stream:
+            places.add(batch.images.__array_interface__["data"][0])
+    assert len(places) <= 4 + 2
+
+
+class Slow:
+    """A maker whose chunks wait until they are let go, in any order."""
+
+    depth, threads = 3, 3
+
+    def __init__(self, fails: set[tuple[int, int]] = frozenset(), dies: bool = False) -> None:  # type: ignore[assignment]
+        self.fails, self.begun, self.go = fails, threading.Semaphore(0), threading.Event()
+        self.expected: list[tuple[int, int]] = []
+
+    def plan(self, position: int, count: int) -> "SlowJob":
+        return SlowJob(self, position, count)
+
+
+class SlowJob:
+    def __init__(self, maker: Slow, position: int, count: int) -> None:
+        self.maker, self.position, self.count = maker, position, count
+
+    def expect(self, first: int, last: int) -> None:
+        self.maker.expected.append((self.position, first))
+
+    def fill(self, first: int, last: int) -> None:
+        self.maker.begun.release()
+        if (self.position, first) in self.maker.fails:
+            # Those that come later fail first.
+            time.sleep(0.02 if first == 0 else 0)
+            raise RuntimeError(f"{self.position}, {first}")
+
+    def batch(self) -> Batch:
+        return Batch(
+            np.zeros((self.count, 1, 1, 1), np.uint8), np.zeros(self.count, np.int64), np.array([self.position])
+        )
+
+
+def test_the_error_of_the_first_image_is_the_one_that_is_raised() -> None:
+    size = 4 * CHUNK
+    for _ in range(5):
+        maker = Slow(fails={(size, 0), (size, CHUNK), (size, 3 * CHUNK), (2 * size, 0), (3 * size, CHUNK)})
+        stream = Stream(maker, ((n * size, size) for n in range(10)))
+        assert next(stream).positions[0] == 0
+        with pytest.raises(RuntimeError, match=f"{size}, 0"):
+            next(stream)
+        assert list(stream) == []
+
+
+def test_records_are_asked_for_before_they_are_read_each_once_and_in_order() -> None:
+    maker = Slow()
+    maker.threads, maker.depth = 1, 9  # type: ignore[misc]
+    sizes = [3 * CHUNK, 1, CHUNK + 1, 8 * CHUNK, 2]
+    starts = np.cumsum([0, *sizes]).tolist()
+    assert len(list(Stream(maker, zip(starts, sizes, strict=False)))) == len(sizes)
+    chunks = [(start, first) for start, size in zip(starts, sizes, strict=False) for first in range(0, size, CHUNK)]
+    assert maker.expected == chunks[1:]  # the first is read at once
+
+
+def test_a_thread_that_is_gone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nothing that a job raises ends a thread: a stand-in for the system's doing.
+    monkeypatch.setattr("stagerun.data.stream._Work.run", lambda self: None)
+    with pytest.raises(RuntimeError, match="a thread of the loader is gone"):
+        next(Stream(Slow(), [(0, 8)]))
+
+
+def test_closing_stops_all_threads_between_chunks() -> None:
+    def endless() -> Iterator[tuple[int, int]]:
+        n = 0
+        while True:
+            yield n, 64
+            n += 64
+
+    stream = Stream(Slow(), endless())
+    next(stream)
+    stream.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "loader"]
+    assert list(stream) == []
+
+
+@pytest.mark.process
+def test_an_lmdb_read_after_a_fork_gives_the_same(photos: LmdbSource, tmp_path: Path) -> None:
+    import os
+
+    values = [photos.get(i)[1] for i in range(IMAGES)]
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if [photos.get(i)[1] for i in range(IMAGES)] == values else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_small_batches_keep_all_threads_at_work() -> None:
+    at_work = threading.Barrier(6)
+
+    class Meeting(Slow):
+        depth, threads = 1, 6
+
+        def plan(self, position: int, count: int) -> "SlowJob":
+            return MeetingJob(self, position, count)
+
+    class MeetingJob(SlowJob):
+        def fill(self, first: int, last: int) -> None:
+            at_work.wait(30)  # nobody goes on before six are here
+
+    assert len(list(Stream(Meeting(), [(n, 2) for n in range(12)]))) == 12

@@ -1,0 +1,198 @@
+"""mixup, cutmix and label smoothing: as published, drawn from (seed, position), the same for any number of workers."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from engine_help import SOLVER, ConvNet, Threads, assert_same, cut, dataset, tensors, updates
+
+from stagerun.base.recipe import Determinism
+from stagerun.comm import SoloComm
+from stagerun.engine.mixing import Box, Mixed, Mixing, Mixture, blend, placed, rectangle, training_loss
+from stagerun.engine.state import momentum, restore, weights
+
+CPU = torch.device("cpu")
+BIG = 1_000_000  # pixels of a side: the area of a box then says what was drawn
+
+
+def shares(alpha: float, count: int, cut: bool = False) -> np.ndarray:
+    mixing = Mixing(1, 0.0, alpha) if cut else Mixing(1, alpha, 0.0)
+    drawn = [mixing.draw(position, 1, BIG, BIG) for position in range(count)]
+    return np.array([m.share for m in drawn if m is not None])
+
+
+FROZEN_MIXUP = (0.7939110398292542, [1, 3, 5, 4, 2, 0])
+FROZEN_CUTMIX = (0.849609375, [1, 3, 5, 4, 2, 0], Box(0, 0, 11, 14))
+
+# ---- what is drawn
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.2, 0.8, 1.0, 2.5, 40.0])
+def test_the_share_is_of_the_beta_distribution(alpha: float) -> None:
+    count = 2500
+    found = np.sort(shares(alpha, count))
+    assert found[0] >= 0 and found[-1] <= 1
+    variance = 1 / (4 * (2 * alpha + 1))
+    assert abs(found.mean() - 0.5) < 5 * math.sqrt(variance / count)
+    assert abs(found.var() - variance) < 0.1 * variance
+    # Kolmogorov and Smirnov, against numpy's own generator; 1.95 is the distance at one in a thousand.
+    theirs = np.sort(np.random.default_rng(5).beta(alpha, alpha, 10 * count))
+    grid = np.concatenate([found, theirs])
+    below = [np.searchsorted(x, grid, side="right") / len(x) for x in (found, theirs)]
+    # Steps of 2^-24 pile up what is closer to 0 and 1 than that.
+    inner = (grid > 1e-6) & (grid < 1 - 1e-6)
+    assert np.abs(below[0] - below[1])[inner].max() < 1.95 * math.sqrt((1 + 0.1) / count)
+
+
+@pytest.mark.parametrize("alpha", [5e-324, 1e-9, 1e9, 1e308])
+def test_extreme_settings_give_a_share(alpha: float) -> None:
+    found = shares(alpha, 60)
+    assert np.isin(found, (0, 1)).all() if alpha < 0.01 else (np.abs(found - 0.5) < 1e-3).all()
+    assert found.std() > 0.3 or alpha > 1
+
+
+def test_a_share_is_exact_in_32_bits() -> None:
+    found = shares(0.4, 200)
+    assert (found == found.astype(np.float32)).all() and len(set(found)) > 150
+
+
+def test_partners_are_a_permutation_drawn_anew_for_each_batch() -> None:
+    mixing = Mixing(3, 0.2, 0.0)
+    drawn = [mixing.draw(32 * i, 32, 8, 8) for i in range(600)]
+    partners = np.stack([m.partners for m in drawn if m is not None])
+    assert (np.sort(partners, 1) == np.arange(32)).all()
+    times = np.stack([np.bincount(partners[:, i], minlength=32) for i in range(32)])
+    chi2 = ((times - 600 / 32) ** 2 / (600 / 32)).sum()
+    assert abs(chi2 - 31 * 31) < 6 * math.sqrt(2 * 31 * 31), "every image is as likely a partner of every other"
+
+
+def test_one_of_the_two_evenly_where_both_are_set() -> None:
+    drawn = [Mixing(1, 0.2, 1.0).draw(4 * i, 4, 32, 32) for i in range(2000)]
+    boxes = sum(m is not None and m.box is not None for m in drawn)
+    assert abs(boxes - 1000) < 5 * math.sqrt(500)
+    assert all(m is not None and m.box is None for m in (Mixing(1, 0.2, 0).draw(i, 2, 8, 8) for i in range(50)))
+    assert all(m is not None and m.box is not None for m in (Mixing(1, 0, 1).draw(i, 2, 8, 8) for i in range(50)))
+    assert Mixing(1, 0.0, 0.0).draw(0, 4, 32, 32) is None
+
+
+def test_the_draw_is_of_seed_and_position() -> None:
+    mixing = Mixing(7, 0.3, 0.3)
+    a, b = mixing.draw(640, 16, 32, 24), mixing.draw(640, 16, 32, 24)
+    assert a is not None and b is not None
+    assert (a.share, a.box) == (b.share, b.box) and (a.partners == b.partners).all()
+    for other in (mixing.draw(656, 16, 32, 24), Mixing(8, 0.3, 0.3).draw(640, 16, 32, 24)):
+        assert other is not None and other.share != a.share and (other.partners != a.partners).any()
+
+
+def test_what_was_drawn_stays_so() -> None:
+    """Part of what a snapshot means: these values are for ever."""
+    mixup, cutmix = Mixing(1, 0.2, 0.0).draw(512, 6, 32, 32), Mixing(1, 0.0, 1.0).draw(512, 6, 32, 32)
+    assert mixup is not None and cutmix is not None
+    assert (mixup.share, mixup.partners.tolist()) == FROZEN_MIXUP
+    assert (cutmix.share, cutmix.partners.tolist(), cutmix.box) == FROZEN_CUTMIX
+
+
+def test_rectangles_are_those_of_the_paper() -> None:
+    """Half the sides of an image of 32 x 64 for a share of 3/4; at the edge what lies outside is cut off."""
+    assert rectangle(0.75, 0.5, 0.5, 32, 64) == Box(8, 16, 24, 48)
+    assert rectangle(0.75, 0.0, 0.999, 32, 64) == Box(0, 47, 8, 64)
+    assert rectangle(1.0, 0.3, 0.3, 32, 64) == Box(9, 19, 9, 19)
+    assert rectangle(0.0, 0.5, 0.5, 32, 64) == Box(0, 0, 32, 64)
+
+
+def test_the_share_of_cutmix_is_the_area_that_is_left() -> None:
+    areas = []
+    for position in range(300):
+        drawn = Mixing(2, 0.0, 1.0).draw(position, 2, 20, 30)
+        assert drawn is not None and drawn.box is not None
+        box = drawn.box
+        assert 0 <= box.top <= box.bottom <= 20 and 0 <= box.left <= box.right <= 30
+        areas.append((box.bottom - box.top) * (box.right - box.left) / 600)
+        assert drawn.share == 1 - areas[-1]
+    assert min(areas) == 0 and max(areas) > 0.7
+
+
+# ---- what is done with it
+
+
+def mixed(share: float, partners: list[int], box: Box | None = None) -> Mixed:
+    found = placed(Mixture(share, np.array(partners), box), CPU)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_images_are_laid_over_each_other(layout: torch.memory_format) -> None:
+    x = torch.randn(4, 3, 5, 6).to(memory_format=layout)
+    before = x.clone()
+    blend(x, mixed(0.25, [2, 0, 3, 1]))
+    torch.testing.assert_close(x, 0.25 * before + 0.75 * before[[2, 0, 3, 1]])
+    assert x.is_contiguous(memory_format=layout)
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_a_rectangle_of_the_partner_shows(layout: torch.memory_format) -> None:
+    x = torch.randn(4, 3, 5, 6).to(memory_format=layout)
+    expected, partners = x.clone(), [1, 0, 3, 2]
+    expected[:, :, 1:4, 2:5] = x[partners][:, :, 1:4, 2:5]
+    blend(x, mixed(0.7, partners, Box(1, 2, 4, 5)))
+    assert torch.equal(x, expected)
+    blend(x, mixed(1.0, partners, Box(2, 2, 2, 5)))
+    assert torch.equal(x, expected), "an empty rectangle changes nothing"
+
+
+def test_the_loss_is_that_of_mixed_and_smoothed_labels() -> None:
+    torch.manual_seed(1)
+    logits, labels = torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 3, 1, 1, 2])
+    partners, share, smoothing = [1, 2, 3, 4, 0], 0.3, 0.1
+    target = share * F.one_hot(labels, 4) + (1 - share) * F.one_hot(labels[partners], 4)
+    target = (1 - smoothing) * target + smoothing / 4
+    expected = -(target * logits.log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(training_loss(logits, labels, smoothing, mixed(share, partners)), expected)
+    assert torch.equal(training_loss(logits, labels, 0.0, None), F.cross_entropy(logits, labels))
+
+
+# ---- training
+
+MIXED = replace(SOLVER, mixup_alpha=0.4, cutmix_alpha=1.0, label_smoothing=0.1, batch_size=24, device_batch_size=4)
+
+
+def parts(count: int) -> list:
+    whole = dataset(24 * count)
+    return [cut(whole, 24 * i, 24 * (i + 1)) for i in range(count)]
+
+
+def test_training_is_the_same_bits_for_any_number_of_workers() -> None:
+    def work(comm: object) -> tuple:
+        state, outcomes = updates(ConvNet(0.1), MIXED, parts(4), comm, Determinism.ELASTIC)  # type: ignore[arg-type]
+        return tensors(state), [o.loss for o in outcomes]
+
+    alone = work(SoloComm())
+    for workers in (2, 3):
+        for found in Threads(workers).run(work):
+            assert_same(found[0], alone[0])
+            assert found[1] == alone[1]
+
+
+def test_training_goes_on_where_it_was_to_the_bit() -> None:
+    whole, losses = updates(ConvNet(0.1), MIXED, parts(5), SoloComm())
+    first, before = updates(ConvNet(0.1), MIXED, parts(5)[:2], SoloComm())
+    again, _ = updates(ConvNet(0.1), MIXED, [], SoloComm())
+    restore(weights(again), weights(first))
+    restore(momentum(again), momentum(first))
+    again.iter = first.iter
+    _, after = updates(ConvNet(0.1), MIXED, parts(5)[2:], SoloComm(), state=again)
+    assert_same(tensors(again), tensors(whole))
+    assert [o.loss for o in before + after] == [o.loss for o in losses]
+
+
+@pytest.mark.parametrize("field", ["mixup_alpha", "cutmix_alpha", "label_smoothing"])
+def test_each_setting_does_something_and_the_loss_is_the_trained_one(field: str) -> None:
+    off = replace(MIXED, mixup_alpha=0.0, cutmix_alpha=0.0, label_smoothing=0.0)
+    plain, losses = updates(ConvNet(), off, parts(1), SoloComm())
+    on, other = updates(ConvNet(), replace(off, **{field: 0.3}), parts(1), SoloComm())  # type: ignore[arg-type]
+    assert other[0].loss != losses[0].loss
+    assert not torch.equal(on.model.state_dict()["fc.weight"], plain.model.state_dict()["fc.weight"])

@@ -1,0 +1,158 @@
+"""Networks of all kinds through one weight update of the engine."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from engine_help import CPU, KNOBS, SOLVER, arithmetic, cut, dataset, tensors
+from on_meta import on_meta
+
+from stagerun.base.errors import UsageError
+from stagerun.base.recipe import Determinism, Model, ParamKind, Precision
+from stagerun.comm import SoloComm, make_reducer
+from stagerun.engine.evaluate import evaluate
+from stagerun.engine.images import Normalise
+from stagerun.engine.parameters import kind_of
+from stagerun.engine.state import TrainState, make_state
+from stagerun.engine.update import Outcome, update
+from stagerun.models import BatchNorm2d, build
+
+CLASSES = 3
+
+
+def trained(name: str, side: int, precision: Precision = Precision.FP32, **model) -> tuple[TrainState, Outcome, dict]:
+    """The state after one update on two device batches of two images, the outcome, and the weights before."""
+    torch.manual_seed(1)
+    net = build(Model(name=name, num_classes=CLASSES, **model))
+    solver = replace(SOLVER, batch_size=4, device_batch_size=2, precision=precision)
+    state = make_state(net, solver, CPU)
+    before = tensors(state)
+    reducer = make_reducer(Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 2)
+    dtype = torch.float64 if precision is Precision.FP64 else torch.float32
+    how = arithmetic(solver, normalise=Normalise(solver.transform, 3, CPU, dtype, solver.channels_last))
+    data = dataset(4, side, channels=3, classes=CLASSES)
+    pieces = [(0, cut(data, 0, 2), False), (1, cut(data, 2, 4), True)]
+    outcome = update(state, pieces, replace(KNOBS, lr=0.01), reducer, how, lambda: False)
+    return state, outcome, before
+
+
+def check_update(state: TrainState, outcome: Outcome, before: dict) -> None:
+    """A finite loss, every parameter has moved, and every BatchNorm layer has seen the iteration."""
+    assert 0 < outcome.loss < 100 and state.iter == 1
+    after = tensors(state)
+    assert all(torch.isfinite(t).all() for t in after.values())
+    still = [n for n, _ in state.model.named_parameters() if torch.equal(after[n], before[n]) and before[n].any()]
+    assert not still
+    for name, norm in state.model.named_modules():
+        if isinstance(norm, BatchNorm2d):
+            assert norm.num_batches_tracked == 1 and norm.running_mean.any(), name
+
+
+def slow(name: str, side: int):
+    return pytest.param(name, side, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [
+        ("mobilenet_v3_small", 32),
+        ("shufflenet_v2_x0_5", 32),
+        ("squeezenet1_1", 33),  # without any BatchNorm
+        ("swin_t", 32),
+        ("resnet50_intel_caffe", 32),
+        ("resnet9", 32),
+        ("alexnet_bn", 32),
+        ("inception_bn_28_small", 28),
+        ("inception_bn", 64),
+        slow("alexnet", 63),
+        slow("convnext_tiny", 32),
+        slow("densenet121", 32),
+        slow("efficientnet_b0", 32),
+        slow("googlenet", 32),
+        slow("inception_v3", 75),
+        slow("maxvit_t", 224),
+        slow("mnasnet0_5", 32),
+        slow("regnet_y_400mf", 32),
+        slow("resnext50_32x4d", 32),
+        slow("swin_v2_t", 32),
+        slow("vgg11_bn", 32),
+        slow("vit_b_16", 224),
+        slow("wrn_16_8", 32),
+    ],
+)
+def test_one_update(name, side):
+    check_update(*trained(name, side))
+
+
+_SLOWLY = [
+    pytest.param(precision, marks=pytest.mark.slow) for precision in Precision if precision is not Precision.BF16
+]
+
+
+@pytest.mark.parametrize("precision", [Precision.BF16, *_SLOWLY])
+def test_intel_caffes_resnet50_with_every_option_in_every_precision(precision):
+    """channels_last, 64x64; bfloat16 is coarse and near the others."""
+    state, outcome, before = trained("resnet50_intel_caffe", 64, precision, blur_pool=True)
+    check_update(state, outcome, before)
+    assert {t.dtype for t in tensors(state).values()} <= {torch.float32, torch.float64, torch.int64}
+    assert outcome.loss == pytest.approx(trained("resnet50_intel_caffe", 64, blur_pool=True)[1].loss, rel=0.05)
+
+
+@pytest.mark.parametrize("side", [28, 192])
+def test_images_of_a_size_that_the_network_does_not_take_are_a_mistake_of_the_user(side):
+    name = "vit_b_16" if side == 192 else "alexnet"
+    with pytest.raises(UsageError, match=f"`{name}` takes images of .* {side} x {side}") as caught:
+        trained(name, side)
+    assert "crop_size" in caught.value.hint
+
+
+def test_so_they_are_in_an_evaluation():
+    net = build(Model(name="squeezenet1_1", num_classes=CLASSES))
+    normalise = Normalise(SOLVER.transform, 3, CPU, torch.float32, False)
+    with pytest.raises(UsageError, match="17 x 17 pixels or more"):
+        batches = [(0, dataset(2, 16, channels=3))]
+        evaluate(net, batches, 1, normalise, Precision.FP32, SoloComm(), lambda: False)
+
+
+# -- kinds of parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "norms", "biases", "weights"),
+    [
+        (
+            "convnext_tiny",
+            {"features.0.1.weight", "features.1.0.block.2.bias", "classifier.0.weight"},
+            {"features.0.0.bias", "classifier.2.bias"},
+            {"features.1.0.layer_scale", "classifier.2.weight"},
+        ),
+        (
+            "swin_v2_t",
+            {"norm.weight", "features.1.0.norm1.bias"},
+            {"features.1.0.attn.qkv.bias", "head.bias"},
+            {"features.1.0.attn.logit_scale", "features.1.0.attn.cpb_mlp.0.weight"},
+        ),
+        (
+            "vit_b_32",
+            {"encoder.ln.weight", "encoder.layers.encoder_layer_0.ln_1.bias"},
+            {"encoder.layers.encoder_layer_0.self_attention.in_proj_bias", "conv_proj.bias"},
+            {
+                *("class_token", "encoder.pos_embedding", "conv_proj.weight"),
+                "encoder.layers.encoder_layer_0.self_attention.in_proj_weight",
+            },
+        ),
+        ("maxvit_t", {"stem.0.1.weight"}, set(), set()),
+    ],
+    ids=["convnext_tiny", "swin_v2_t", "vit_b_32", "maxvit_t"],
+)
+def test_kinds_of_parameters_of_other_networks(name, norms, biases, weights):
+    with on_meta():
+        net = build(Model(name=name, num_classes=CLASSES))
+    kinds = {n: kind_of(net, n) for n, _ in net.named_parameters()}
+    found = {kind: {n for n, k in kinds.items() if k is kind} for kind in ParamKind}
+    assert norms <= found[ParamKind.NORM]
+    assert biases <= found[ParamKind.BIAS] and weights <= found[ParamKind.WEIGHT]
+    assert all(n.rpartition(".")[2] in ("weight", "bias") for n in found[ParamKind.NORM])
+    assert all(n.endswith("bias") and kinds[n] is ParamKind.BIAS for n in found[ParamKind.BIAS])
+    one_number_per_channel = {n for n, p in net.named_parameters() if p.dim() == 1}
+    assert one_number_per_channel <= found[ParamKind.NORM] | found[ParamKind.BIAS]

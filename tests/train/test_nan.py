@@ -1,0 +1,427 @@
+"""`on_nan`: what an iteration with a loss, gradients or statistics that are no numbers leaves as it was; where training goes back to;
+what is told of it."""
+
+import io
+import json
+import math
+from contextlib import redirect_stdout
+from dataclasses import asdict, replace
+from typing import Any
+
+import log_help
+import pytest
+import torch
+from click.testing import CliRunner
+from engine_help import (
+    CPU,
+    KNOBS,
+    SOLVER,
+    ConvNet,
+    Linear,
+    Threads,
+    arithmetic,
+    assert_same,
+    cut,
+    dataset,
+    tensors,
+    updates,
+)
+from test_engine_loop import device_batches, stage_loop
+from test_plan import finished, inventory, schedule, snapshot
+from torch import Tensor
+
+from stagerun.base.errors import Diverged
+from stagerun.base.events import Event, Iterated, NotFinite, Stopped
+from stagerun.base.knobs import Knobs
+from stagerun.base.recipe import Determinism, OnNan, Precision
+from stagerun.base.snapshots import SnapshotRef, how_far
+from stagerun.cli import main
+from stagerun.comm import SoloComm, make_reducer
+from stagerun.engine.loop import StageLoop, train
+from stagerun.engine.state import TrainState, average, make_state
+from stagerun.engine.update import Outcome, update
+from stagerun.plan import State, make_plan
+from stagerun.plan.counting import place, targets
+from stagerun.plan.hazards import notes
+from stagerun.store.logged import event_of
+from stagerun.tools.report.read_log import Log
+from stagerun.tools.report.replay import history
+from stagerun.train.logs.caffe_log import CaffeLog
+from stagerun.train.logs.console import Console
+from stagerun.train.logs.course import course
+from stagerun.train.logs.results import failed_line, results_table
+
+CONV = replace(SOLVER, batch_size=24, device_batch_size=4, ema_decay=0.9)
+
+
+# -- one update
+
+
+def all_of(state: TrainState) -> dict[str, Tensor]:
+    return tensors(state) | {f"average {name}": t.clone() for name, t in average(state).items()}
+
+
+def spoiled(state: TrainState, what: str, comm: Any, determinism: Determinism) -> Outcome:
+    """One update in which the last logical worker alone meets infinity: in the loss, in one gradient, or in BatchNorm's statistics.
+    The loss is finite in the latter two."""
+    batch, model = dataset(24), state.model
+    batch.images[20:] = 7
+    reducer = make_reducer(determinism, [p.tensor for p in state.solver.parameters], comm, 6)
+    run = range(6) if comm.size == 1 else (range(3), range(3, 6))[comm.rank]
+    how = arithmetic(CONV)
+    last = [False]
+
+    def at_last(value: Tensor) -> Tensor:
+        return value * math.inf if last[0] else value
+
+    def pieces():
+        for k in run:
+            last[0] = k == 5
+            yield k, cut(batch, 4 * k, 4 * k + 4), k == run[-1]
+
+    def after_bn(module, inputs, output):
+        if last[0]:
+            module.batch_var.data.fill_(math.inf)
+
+    def after_fc(module, inputs, output):
+        return at_last(output)
+
+    hooks = {
+        "loss": lambda: model.fc.register_forward_hook(after_fc),
+        "gradient": lambda: model.conv1.weight.register_hook(at_last),
+        "statistics": lambda: model.bn2.register_forward_hook(after_bn),
+    }
+    hook = hooks[what]()
+    try:
+        return update(state, pieces(), KNOBS, reducer, how, lambda: False)
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("determinism", Determinism)
+@pytest.mark.parametrize("what", ["loss", "gradient", "statistics"])
+def test_an_update_that_is_not_finite_leaves_no_trace_on_any_rank(what: str, determinism: Determinism) -> None:
+    """The one after it has the bits that it has without the one that failed."""
+
+    def work(comm):
+        batches = [dataset(24, seed=1), dataset(24, seed=2)]
+        state = updates(ConvNet(), CONV, batches, comm, determinism)[0]
+        before = all_of(state)
+        outcome = spoiled(state, what, comm, determinism)
+        after = all_of(state)
+        then = all_of(updates(ConvNet(), CONV, [dataset(24, seed=3)], comm, determinism, state=state)[0])
+        return before, after, then, outcome, state.iter
+
+    straight = updates(ConvNet(), CONV, [dataset(24, seed=s) for s in (1, 2, 3)], SoloComm(), determinism)[0]
+    for workers in (1, 2):
+        said = set()
+        for before, after, then, outcome, iterations in Threads(workers).run(work):
+            assert_same(before, after)
+            assert all(torch.isfinite(t).all() for t in then.values()) and iterations == 3
+            if workers == 1:
+                assert_same(then, all_of(straight))
+            assert math.isfinite(outcome.loss) == (what != "loss")
+            said.add(outcome.wrong)
+        (words,) = said
+        assert {"loss": "the loss is", "gradient": "the gradient of `conv1.weight` is", "statistics": "BatchNorm"}[
+            what
+        ] in words
+
+
+def test_large_gradients_are_numbers() -> None:
+    """Their squares are none, in single precision."""
+    solver = replace(SOLVER, precision=Precision.FP32)
+    state = make_state(Linear(), solver, CPU)
+    state.model.fc.weight.register_hook(lambda g: torch.full_like(g, 1e25))
+    reducer = make_reducer(Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 4)
+    pieces = ((k, cut(dataset(8), 2 * k, 2 * k + 2), k == 3) for k in range(4))
+    outcome = update(state, pieces, Knobs(1e-25, 0.0, 0.0), reducer, arithmetic(solver), lambda: False)
+    assert not outcome.wrong and state.iter == 1
+
+
+def test_large_gradients_are_clipped_and_not_forgotten() -> None:
+    solver = replace(SOLVER, precision=Precision.FP32, clip_gradients=1.0)
+    state = make_state(Linear(), solver, CPU)
+    state.model.fc.weight.register_hook(lambda g: torch.full_like(g, 1e25))
+    before = state.model.fc.weight.detach().clone()
+    reducer = make_reducer(Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 4)
+    pieces = ((k, cut(dataset(8), 2 * k, 2 * k + 2), k == 3) for k in range(4))
+    update(state, pieces, Knobs(1.0, 0.0, 0.0), reducer, arithmetic(solver), lambda: False)
+    moved = torch.linalg.vector_norm(before - state.model.fc.weight.detach())
+    assert math.isclose(moved, 1.0, rel_tol=1e-4), "by the learning rate times the limit"
+
+
+# -- the loop
+
+
+def run_loop(loop: StageLoop, state: TrainState, bad: set[int], stop=lambda: False) -> list[Event]:
+    """Until the loop ends, Diverged as its last event's stand-in. The images of the iterations in `bad` make the loss infinite."""
+    now = [0]
+
+    def batches():
+        for batch in device_batches(loop, state.iter):
+            now[0] = state.iter
+            yield batch
+
+    def forward(module, inputs, output):
+        return output * math.inf if now[0] in bad else output
+
+    hook = state.model.fc.register_forward_hook(forward)
+    reducer = make_reducer(Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 4)
+    seen: list[Any] = []
+    try:
+        for event in train(loop, state, batches(), reducer, stop):
+            seen.append(event)
+    except Diverged as error:
+        seen.append(error)
+    finally:
+        hook.remove()
+    return seen
+
+
+def short(events: list[Any]) -> list[str]:
+    return [
+        f"{e.done} {e.iter}" if isinstance(e, NotFinite)
+        else "Diverged" if isinstance(e, Diverged)
+        else f"{'' if isinstance(e, Iterated) else type(e).__name__ + ' '}{e.iter}"
+        for e in events
+    ]  # fmt: skip
+
+
+def fresh() -> TrainState:
+    return make_state(Linear(), SOLVER, CPU)
+
+
+def test_skipped_iterations_count_and_what_is_due_after_them_is_done() -> None:
+    loop = stage_loop(on_nan=OnNan.SKIP, max_nan=2, max_iter=7, test_interval=0)
+    events = run_loop(loop, state := fresh(), {2, 3, 5})
+    assert short(events) == ["1", "2", "SKIP 2", "SnapshotDue 3", "SKIP 3", "5", "SKIP 5", "SnapshotDue 6", "7"]
+    failed = [e for e in events if isinstance(e, NotFinite)]
+    assert [(e.number, e.most, e.position, e.images) for e in failed] == [(1, 2, 36, 8), (2, 2, 44, 8), (1, 2, 60, 8)]
+    assert (state.iter, state.skips, state.skips_in_all) == (7, 0, 3)
+    assert [e.lr for e in events if isinstance(e, Iterated)] == [0.01, 0.02, 0.05, 0.07], (
+        "the rate is that of the iteration"
+    )
+
+
+def test_one_skip_too_many_in_a_row_ends_it_also_where_it_was_interrupted() -> None:
+    loop = stage_loop(on_nan=OnNan.SKIP, max_nan=2, snapshot=0, test_interval=0)
+    assert short(run_loop(loop, fresh(), {2, 3, 4})) == ["1", "2", "SKIP 2", "SKIP 3", "STOP 4", "Diverged"]
+    state = fresh()
+    assert short(run_loop(loop, state, {2, 3, 4}, stop=lambda: state.iter >= 3)) == [
+        "1",
+        "2",
+        "SKIP 2",
+        "SKIP 3",
+        "Stopped 4",
+    ]
+    assert state.skips == 2  # what a snapshot holds, and gives back
+    (told, error) = run_loop(loop, state, {2, 3, 4})
+    assert short([told, error]) == ["STOP 4", "Diverged"]
+    assert "the 2 before it, which were skipped, and max_nan is 2" in error.message
+
+
+def test_a_stage_of_which_nothing_is_left_is_none() -> None:
+    events = run_loop(stage_loop(on_nan=OnNan.SKIP, max_nan=9, max_iter=3, test_interval=0), fresh(), {0, 1, 2})
+    assert short(events) == ["SKIP 0", "SKIP 1", "SKIP 2", "Diverged"]
+    assert "all 3 iterations of stage `cyc1` were skipped" in events[-1].message
+
+
+def test_a_stage_of_which_nothing_is_left_is_none_where_it_is_stopped_either_and_a_piece_may_be() -> None:
+    loop = stage_loop(on_nan=OnNan.SKIP, max_nan=9, max_iter=3, test_interval=0)
+    state = fresh()
+    assert short(run_loop(loop, state, {0, 1, 2}, lambda: state.iter == 2)) == [
+        "SKIP 0",
+        "SKIP 1",
+        "SKIP 2",
+        "Diverged",
+    ]
+    assert short(run_loop(replace(loop, is_piece=True), fresh(), {0, 1, 2})) == ["SKIP 0", "SKIP 1", "SKIP 2"]
+
+
+def test_a_rollback_leaves_the_loop_and_too_many_end_it() -> None:
+    loop = stage_loop(on_nan=OnNan.ROLLBACK, max_nan=2, snapshot=0, test_interval=0)
+    state = fresh()
+    state.rollbacks = 1
+    assert short(run_loop(loop, state, {4})) == ["1", "2", "3", "4", "ROLLBACK 4"]
+    state = fresh()
+    state.rollbacks = 2
+    events = run_loop(loop, state, {4})
+    assert short(events) == ["1", "2", "3", "4", "STOP 4", "Diverged"]
+    assert "has gone back 2 times, and max_nan is 2" in events[-1].message
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_weights_that_an_update_has_spoiled_are_a_failure_where_a_snapshot_is_due(stops: bool) -> None:
+    """Elsewhere the next loss tells, also where the run is asked to stop in between: nothing can be saved there."""
+
+    def burst(at: int):
+        """Each of the two is a number, and gradients and weights are; their product is none."""
+        return lambda i: Knobs(1e300, 0.9, 1e300) if i == at else Knobs(0.01, 0.9, 0.0)
+
+    loop = stage_loop(on_nan=OnNan.ROLLBACK, max_nan=2, max_iter=7, test_interval=0)
+    state = fresh()
+    stop = lambda: stops and state.iter >= 2  # noqa: E731
+    events = run_loop(replace(loop, knobs=burst(2)), state, set(), stop)
+    assert short(events) == ["1", "2", "3", "ROLLBACK 2"]
+    assert "a weight, or what is remembered of its updates, is not finite" in events[-1].what
+    state = fresh()
+    stop = lambda: stops and state.iter >= 3  # noqa: E731
+    events = run_loop(replace(loop, knobs=burst(3)), state, set(), stop)
+    assert short(events) == ["1", "2", "3", "SnapshotDue 3", "4", "ROLLBACK 4"]
+    assert not any(isinstance(event, Stopped) for event in events)
+
+
+# -- the plan
+
+
+def ref(iter: int, skipped: int = 0, attempt: int = 1) -> SnapshotRef:
+    of = schedule()
+    first = of.stages[0]
+    return replace(snapshot(of, first.name, iter, "", attempt), skipped=skipped)
+
+
+def test_what_was_trained_after_a_rollback_is_further_than_what_was_given_up() -> None:
+    of = schedule()
+    first = of.stages[0].name
+    given_up, after = ref(4, attempt=2), ref(3, skipped=40, attempt=3)
+    assert how_far(after) > how_far(given_up) > how_far(ref(3))
+    planned = make_plan(of, inventory(ref(2), given_up, after)).stages[0]
+    assert (planned.state, planned.iter, planned.skipped) == (State.RESUME, 3, 40), first
+    end = ref(of.stages[0].solver.max_iter)
+    assert make_plan(of, inventory(end, after)).stages[0].state is State.DONE, (
+        "a stretch trained once more ends nothing"
+    )
+
+
+def test_images_left_out_move_what_comes_after_along_the_path() -> None:
+    of = schedule()
+    plain = {s.stage.name: s for s in make_plan(of, inventory(*finished(of))).stages}
+    first = of.stages[0].name
+    moved = [replace(r, skipped=40) if r.stage == first else r for r in finished(of)]
+    planned = {s.stage.name: s for s in make_plan(of, inventory(*(r for r in moved if r.stage == first))).stages}
+    children = [s for s in of.stages if s.parent == first]
+    assert children
+    for child in children:
+        carried = 40 if child.solver.carry_data else 0
+        assert planned[child.name].position == plain[child.name].position
+        assert planned[child.name].begins_at == plain[child.name].position + carried
+        assert planned[child.name].skipped == carried
+
+
+def test_a_rollback_goes_to_scheduled_snapshots_of_its_own_way() -> None:
+    of = schedule()
+    stage = replace(of.stages[0], solver=replace(of.stages[0].solver, snapshot=2))
+    other = replace(ref(2, attempt=4), parent="other")
+    changed = replace(ref(2, attempt=5), identity={"solver.base_lr": "9"})
+    known = inventory(ref(2), ref(3), ref(4, attempt=2), ref(4, 40, attempt=3), ref(6), other, changed)
+
+    def found(skipped: int, iter: int, branches: tuple[int, ...] = ()) -> list[tuple[int, int]]:
+        return [(r.skipped, r.iter) for r in targets(known, stage, branches, "", skipped, iter)]
+
+    assert found(0, 5) == [
+        (0, 4),
+        (0, 2),
+    ]  # not 3, where somebody stopped; not 6, which it has not come to; not 40, which came later
+    assert found(0, 3) == [(0, 2)] and found(0, 3, (3,)) == [(0, 3), (0, 2)]
+    assert found(40, 5) == [(40, 4), (0, 6), (0, 4), (0, 2)]
+    assert found(0, 1) == []
+    assert [place(iter, 4, (6,)) for iter in (3, 4, 5, 6, 7, 8)] == [0, 4, 4, 6, 6, 8]
+    assert [place(iter, 0, ()) for iter in (0, 9)] == [0, 0]
+
+
+# -- what is told
+
+SKIPPED = NotFinite(
+    stage="trunk", iter=3, lr=0.5, what="the loss is nan", done="SKIP", number=2, most=3, position=60, images=20, seconds=36.0,
+    keys=("a", "b", "c", "d"),
+)  # fmt: skip
+BACK = replace(SKIPPED, iter=6, done="ROLLBACK", number=1, back_to=4, snapshot="trunk-00000004-a0001")
+
+
+def test_lines() -> None:
+    assert failed_line(SKIPPED) == (
+        "trunk: the loss is nan at iteration 3, LR 0.5: skipped, 2 of at most 3 in a row; its images: `a`, `b`, `c` and 17 more"
+    )
+    assert failed_line(BACK) == (
+        "trunk: the loss is nan at iteration 6, LR 0.5: back to 4 (trunk-00000004-a0001), from where on 60 images are left out; "
+        "rollback 1 of at most 3; its images: `a`, `b`, `c` and 17 more"
+    )
+    assert failed_line(replace(SKIPPED, done="STOP", keys=())).endswith("LR 0.5: the run ends")
+
+
+def test_the_log_holds_them_whole() -> None:
+    line = json.dumps({"time": 1.0, "event": "NotFinite", **asdict(BACK)}).encode()
+    assert event_of(line) == (1.0, BACK)
+
+
+def test_screens_tell_them_and_count_what_is_left() -> None:
+    plan = log_help.make()
+    parents = {"trunk": None, "collapse": "trunk"}
+    text = io.StringIO()
+    with redirect_stdout(text), Console({"trunk": 1, "collapse": 1}, parents, live=False) as console:
+        log_help.feed(console, log_help.run_started(), log_help.stage_started("trunk", iterations_left=12))
+        log_help.feed(console, log_help.trained("trunk", range(1, 4)), SKIPPED)
+        assert console.left == 8
+        log_help.feed(console, BACK, log_help.stage_started("trunk", 4, iterations_left=8))
+    assert f"warning: {failed_line(SKIPPED)}" in text.getvalue()
+    text = io.StringIO()
+    with redirect_stdout(text), CaffeLog(course(plan), {"trunk": 1, "collapse": 1}, parents) as caffe:
+        log_help.feed(caffe, log_help.run_started(), log_help.stage_started("trunk"), SKIPPED)
+    (line,) = [line for line in text.getvalue().splitlines() if "the loss is nan" in line]
+    assert line.startswith("W") and "Iteration" not in line, "no row for who reads Caffe's logs"
+
+
+def test_a_report_counts_what_stays_of_iterations_that_came_again() -> None:
+    def events() -> list[Event]:
+        started, again = log_help.stage_started("trunk"), log_help.stage_started("trunk", 4)
+        first = [*log_help.trained("trunk", range(1, 4)), SKIPPED, *log_help.trained("trunk", range(5, 7)), BACK, again]
+        return [log_help.run_started(), started, *first, *log_help.trained("trunk", range(5, 9))]
+
+    told = history(Log(tuple(enumerate(events())), 0, 0))
+    trunk = told.stages[0]
+    assert trunk.trained is not None
+    assert [b.iter for b in trunk.trained.bins] == [1, 2, 3, 5, 6, 7, 8]
+    assert (trunk.skips, trunk.rollbacks, trunk.resumes) == (1, 1, ())
+    assert told.lives[0].again == 2 and told.lives[0].updates == 9
+
+
+def test_a_kill_right_after_a_rollback_is_a_resume_as_any_other() -> None:
+    first = [log_help.stage_started("trunk"), *log_help.trained("trunk", range(1, 7)), BACK]
+    then = [log_help.run_started(), log_help.stage_started("trunk", 4), *log_help.trained("trunk", range(5, 9))]
+    told = history(Log(tuple(enumerate([log_help.run_started(), *first, *then])), 0, 0))
+    assert told.stages[0].resumes == (4,) and [life.start for life in told.lives] == ["trunk 0", "trunk 4"]
+
+
+def test_the_length_of_an_epoch_is_not_told_by_images_that_were_left_out() -> None:
+    def at(iter: int, position: int) -> Iterated:
+        return log_help.iterated("trunk", iter, epoch=position / 100)
+
+    back = replace(BACK, iter=2, back_to=2)
+    first = [log_help.stage_started("trunk"), at(1, 20), at(2, 40), back, log_help.stage_started("trunk", 2)]
+    told = history(Log(tuple(enumerate([log_help.run_started(), *first, at(3, 80), at(4, 100)])), 0, 0))
+    assert told.stages[0].trained is not None
+    assert [b.epoch for b in told.stages[0].trained.bins] == pytest.approx([0.2, 0.4, 0.6, 0.8])
+
+
+def test_the_table_of_results_says_so() -> None:
+    one = log_help.finished("trunk", 8, 0.5, 1.0)
+    text = results_table([one, replace(one, stage="b", skips=2, rollbacks=1)], {})
+    (note,) = [line for line in text.splitlines() if line.startswith("note:")]
+    assert note == "note: b: 2 iterations skipped, 1 rollback, since loss or gradients were not finite"
+
+
+def test_help_explains_it() -> None:
+    said = CliRunner().invoke(main, ["help", "on_nan"])
+    assert said.exit_code == 0 and all(word in said.output for word in ("STOP", "SKIP", "ROLLBACK", "exit code 79"))
+
+
+def test_a_plan_notes_what_says_little() -> None:
+    def notes_of(solver: str) -> str:
+        plan = log_help.make(log_help.SCHEDULE.replace("display: 2", f"display: 2 {solver}"))
+        return "\n".join(notes(plan.schedule, plan.schedule.stages[0]))
+
+    assert "`on_nan: ROLLBACK` goes back to the stage's start" in notes_of("on_nan: ROLLBACK")
+    assert "ROLLBACK" not in notes_of("on_nan: ROLLBACK snapshot: 2")
+    assert "max_nan is not read: on_nan is STOP" in notes_of("max_nan: 5")
+    assert "max_nan" not in notes_of("on_nan: SKIP max_nan: 5")

@@ -1,0 +1,337 @@
+"""Whole runs with `on_nan`: interrupted equals uninterrupted to the bit, wherever that was, for one worker and for two."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import nan_help
+import pytest
+import small
+from click.testing import CliRunner
+from nan_help import lives, make_data, make_schedule, same
+from processes import ends
+
+from stagerun import store
+from stagerun.base.errors import Diverged
+from stagerun.base.events import (
+    Event,
+    Iterated,
+    Note,
+    NotFinite,
+    RunFinished,
+    SnapshotFailed,
+    SnapshotWritten,
+    StageFinished,
+    Stopped,
+)
+from stagerun.cli import main
+from stagerun.language import load
+from stagerun.plan import make_plan
+from stagerun.train import stage
+
+SKIP = "on_nan: SKIP snapshot: 4"
+ROLLBACK = "on_nan: ROLLBACK snapshot: 4"
+# Record 50 is met in iteration 6, and in the next epoch at image 114: with SKIP in iteration 14, and with the 24 images that the
+# first rollback leaves out in iteration 11.
+POISON = 50
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("data") / "lmdb", POISON)
+
+
+def failures(events: list[Event]) -> list[NotFinite]:
+    return [event for event in events if isinstance(event, NotFinite)]
+
+
+def done(events: list[Event]) -> list[str]:
+    """The iterations by number, those that failed with what was done."""
+    return [f"{e.done} {e.iter}" if isinstance(e, NotFinite) else str(e.iter) for e in same(events)]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize(
+    ("solver", "expected"),
+    [
+        pytest.param(SKIP, [*"123456", "SKIP 6", *"89", "10", "11", "12"], marks=pytest.mark.slow),
+        (ROLLBACK, [*"123456", "ROLLBACK 6", *"56789", "10", "11", "ROLLBACK 11", "9", "10", "11", "12"]),
+    ],
+)
+def test_killed_before_and_after_a_failure(
+    tmp_path: Path, data: Path, solver: str, expected: list, workers: int
+) -> None:
+    """After iteration 6, before which it fails; after the failure, with no snapshot that knows of it; after one that does."""
+    folder, whole = make_schedule(tmp_path / "s", data, solver), tmp_path / "whole"
+    events = lives(folder, whole, workers)
+    assert done(events) == expected and isinstance(events[-1], RunFinished)
+    assert all(f.keys == tuple(f"{i:08d}" for i in range(48, 56)) for f in failures(events))
+    for kill_after in (6, 8, 11):
+        out = tmp_path / f"killed{kill_after}"
+        first = lives(folder, out, workers, kill_after=kill_after)
+        then = lives(folder, out, workers)
+        assert done(first) == expected[:kill_after] and isinstance(then[-1], RunFinished)
+        assert ends(out) == ends(whole)
+        assert done(then)[-3:] == expected[-3:]
+
+
+@pytest.mark.parametrize(("solver", "workers"), [pytest.param(SKIP, 2, marks=pytest.mark.slow), (ROLLBACK, 1)])
+def test_stopped_after_every_iteration(tmp_path: Path, data: Path, solver: str, workers: int) -> None:
+    """So there are snapshots everywhere, also on ways that were given up, and only one is kept beside the one to go back to."""
+    folder = make_schedule(tmp_path / "s", data, solver, shared="keep_snapshots: 1")
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    straight = lives(folder, whole, workers)
+    told: list[Event] = []
+    for _ in range(40):
+        told += (life := lives(folder, out, workers, stop_after=1))
+        if isinstance(life[-1], RunFinished):
+            break
+        assert isinstance(life[-1], Stopped)
+        kept = [int(p.name.split("-")[1]) for p in (out / "snapshots").glob("main-*")]
+        assert len(kept) <= 3
+    assert ends(out) == ends(whole)
+    assert {f.iter for f in failures(told)} == {f.iter for f in failures(straight)}
+    (before,), (after,) = ([e for e in events if isinstance(e, StageFinished)] for events in (straight, told))
+    assert (before.skips, before.rollbacks, before.loss) == (after.skips, after.rollbacks, after.loss)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("solver", [SKIP, ROLLBACK])
+def test_killed_after_any_iteration(tmp_path: Path, data: Path, solver: str, workers: int) -> None:
+    folder, whole = make_schedule(tmp_path / "s", data, solver), tmp_path / "whole"
+    count = len(same(lives(folder, whole, workers)))
+    for kill_after in range(1, count):
+        out = tmp_path / f"killed{kill_after}"
+        lives(folder, out, workers, kill_after=kill_after)
+        lives(folder, out, workers, kill_after=3)
+        lives(folder, out, workers)
+        assert ends(out) == ends(whole), kill_after
+
+
+@pytest.mark.slow
+def test_the_limit_of_skips_is_the_same_for_who_was_interrupted(tmp_path: Path) -> None:
+    data = make_data(tmp_path / "lmdb", 42, 50, 58)  # iterations 5, 6, 7
+    folder = make_schedule(tmp_path / "s", data, "on_nan: SKIP max_nan: 2 snapshot: 4")
+    with pytest.raises(Diverged) as straight:
+        lives(folder, tmp_path / "whole")
+    lives(folder, tmp_path / "out", stop_after=7)
+    with pytest.raises(Diverged) as resumed:
+        lives(folder, tmp_path / "out")
+    assert straight.value.message == resumed.value.message and "iteration 7" in resumed.value.message
+    wider = lives(folder, tmp_path / "out", 1, "main.max_nan=3")  # no part of what the stage is: it goes on
+    assert isinstance(wider[-1], RunFinished)
+
+
+def test_a_stage_that_was_skipped_whole_never_counts_as_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_schedule(
+        tmp_path / "s", make_data(tmp_path / "lmdb", 0, 8), "on_nan: SKIP max_nan: 9", main="max_iter: 2"
+    )
+    out = tmp_path / "out"
+    with pytest.raises(Diverged, match="all 2 iterations"):
+        lives(folder, out, stop_after=2)
+    assert not list((out / "snapshots").iterdir())
+    # One that something else has saved nevertheless.
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "make_loop", lambda run, honest=stage.make_loop: replace(honest(run), is_piece=True))
+        with pytest.raises(Diverged, match="all 2 iterations"):
+            lives(folder, out)
+    assert [p.name[:13] for p in (out / "snapshots").iterdir()] == ["main-00000002"]
+    with pytest.raises(Diverged, match="all 2 iterations"):
+        lives(folder, out)
+
+
+@pytest.mark.slow
+def test_a_piece_may_be_skipped_whole_where_the_stage_passed(tmp_path: Path) -> None:
+    data = make_data(tmp_path / "lmdb", 0, 8)
+    folder = make_schedule(tmp_path / "s", data, "on_nan: SKIP max_nan: 9", main="max_iter: 4", early="max_iter: 2")
+    text = (folder / "schedule.prototxt").read_text()
+    (folder / "schedule.prototxt").write_text(text.replace('name: "early"', 'name: "early" from: "main@2"'))
+    out = tmp_path / "out"
+    lives(folder, tmp_path / "whole")
+    lives(folder, out, stop_after=4)
+    shutil.rmtree(next((out / "snapshots").glob("main-00000002-*")))
+    assert isinstance(lives(folder, out)[-1], RunFinished)
+    assert ends(out) == ends(tmp_path / "whole")
+
+
+def test_the_limit_of_rollbacks_is_the_same_for_who_was_interrupted(tmp_path: Path) -> None:
+    """No snapshot in the midst: back to the start each time, and what was met is left out."""
+    data = make_data(tmp_path / "lmdb", 20, 30, 40)
+    folder = make_schedule(tmp_path / "s", data, "on_nan: ROLLBACK max_nan: 2")
+
+    def failing(out: Path, **how: int) -> list[NotFinite]:
+        seen: list[Event] = []
+        with pytest.raises(Diverged) as caught:
+            lives(folder, out, ask=seen.append, **how)
+        assert "has gone back 2 times, and max_nan is 2" in caught.value.message
+        return failures(seen)
+
+    straight = failing(tmp_path / "whole")
+    assert [(f.iter, f.position, f.back_to, f.done) for f in straight] == [
+        (2, 16, 0, "ROLLBACK"),
+        (0, 24, 0, "ROLLBACK"),
+        (1, 40, None, "STOP"),
+    ]
+    assert straight[0].snapshot == "seed 1"
+    lives(folder, tmp_path / "out", stop_after=5)  # two rollbacks, then one iteration
+    assert [(f.iter, f.done) for f in failing(tmp_path / "out")] == [(1, "STOP")]
+
+
+def test_a_damaged_target_is_set_aside_and_the_one_before_it_taken(tmp_path: Path, data: Path) -> None:
+    folder, out = make_schedule(tmp_path / "s", data, "on_nan: ROLLBACK snapshot: 2"), tmp_path / "out"
+
+    def damage(event: Event) -> None:
+        """As each comes to be on disk: a flipped bit in one, the other cut short."""
+        if isinstance(event, SnapshotWritten) and event.name in ("main-00000004-a0001", "main-00000006-a0001"):
+            path = out / "snapshots" / event.name / "model.safetensors"
+            data = bytearray(path.read_bytes())
+            data[-9] ^= 1
+            path.write_bytes(data if event.iter == 4 else data[:100])
+
+    events = lives(folder, out, 1, ask=damage)
+    first = failures(events)[0]
+    assert (first.iter, first.back_to, first.snapshot) == (6, 2, "main-00000002-a0001")
+    said = "\n".join(event.text for event in events if isinstance(event, Note))
+    assert (
+        "main-00000004-a0001 is damaged and was set aside" in said
+        and "main-00000006-a0001 is damaged and was set aside" in said
+    )
+    assert "EQUIVALENT, not BIT-EXACT" in said, "the disk has damaged them twice"
+    assert isinstance(events[-1], RunFinished) and not any(isinstance(event, SnapshotFailed) for event in events)
+
+
+@pytest.mark.parametrize(
+    ("workers", "gone", "all_stops"),
+    [
+        (1, ("4", "6"), [(5, 2)]),
+        pytest.param(2, ("4", "6"), [(), (9,), (5, 2)], marks=pytest.mark.slow),
+        pytest.param(1, ("2", "4", "6"), [(), (9,), (5, 2)], marks=pytest.mark.slow),
+    ],
+)
+def test_the_bits_are_those_of_a_run_whose_target_was_not_damaged(
+    tmp_path: Path, data: Path, workers: int, gone: tuple[str, ...], all_stops: list[tuple[int, ...]]
+) -> None:
+    """Also of one that is stopped inside the stretch that is trained once more, and one that went on from a place of its own."""
+    folder, whole = make_schedule(tmp_path / "s", data, "on_nan: ROLLBACK snapshot: 2"), tmp_path / "whole"
+    straight = lives(folder, whole, workers)
+
+    def damage(out: Path) -> Callable[[Event], None]:
+        left = set(gone)
+
+        def once(event: Event) -> None:
+            if isinstance(event, SnapshotWritten) and str(event.iter) in left:
+                left.remove(str(event.iter))
+                path = out / "snapshots" / event.name / "model.safetensors"
+                data = bytearray(path.read_bytes())
+                data[-9] ^= 1
+                path.write_bytes(data)
+
+        return once
+
+    for stops in all_stops:
+        out = tmp_path / f"out{len(stops)}"
+        told: list[Event] = []
+        again = damage(out)
+        for stop_after in (*stops, None):
+            told += lives(folder, out, workers, stop_after=stop_after, ask=again)
+        assert ends(out) == ends(whole), stops
+        assert {(f.iter, f.number, f.back_to) for f in failures(told)} == {
+            (f.iter, f.number, f.back_to) for f in failures(straight)
+        }
+        said = "\n".join(event.text for event in told if isinstance(event, Note))
+        assert "EQUIVALENT" not in said and "to make it anew and come there once more" in said
+        (result,) = [e for e in told if isinstance(e, StageFinished)]
+        assert result.rollbacks == len(failures(straight))
+
+
+def test_the_stages_after_go_on_where_the_images_were_left_out(tmp_path: Path) -> None:
+    """Also one whose parent stopped before that, a piece of it, and one that begins the data anew."""
+    data = make_data(tmp_path / "lmdb", POISON)
+    stages = {
+        "main": "max_iter: 9",
+        "next": "max_iter: 2",
+        "anew": "max_iter: 2 carry { data: RESTART }",
+        "early": "max_iter: 2",
+    }
+    folder = make_schedule(tmp_path / "s", data, ROLLBACK, **stages)
+    text = (folder / "schedule.prototxt").read_text()
+    text = text.replace('name: "early"', 'name: "early" from: "main@8"')
+    (folder / "schedule.prototxt").write_text(text)
+    straight = lives(folder, tmp_path / "whole")
+    # 24 of them: three iterations' worth.
+    at = {(e.stage, e.iter): e.epoch * nan_help.IMAGES for e in straight if isinstance(e, Iterated)}
+    assert at["main", 9] == (9 + 3) * 8 and at["next", 1] == (9 + 3 + 1) * 8
+    assert at["anew", 1] == 8 and at["early", 1] == (8 + 3 + 1) * 8
+    plan = {
+        s.stage.name: s
+        for s in make_plan(load(str(folder), ()), store.inventory(store.LocalDisk(), tmp_path / "whole")).stages
+    }
+    assert plan["next"].begins_at == 96 and plan["anew"].begins_at == 0 and plan["early"].begins_at == 88
+    out = tmp_path / "out"
+    lives(folder, out, stop_after=13)  # one iteration into `next`
+
+    shutil.rmtree(
+        out / "snapshots" / "main-00000009-a0001"
+    )  # `next` knows from its own snapshot how many were left out
+    shutil.rmtree(out / "snapshots" / "main-00000008-a0001")  # trained once more, from 4 on and over the failure
+    again = lives(folder, out)
+    assert isinstance(again[-1], RunFinished)
+    assert {name: ends(out)[name] for name in ("next", "anew", "early")} == {
+        name: ends(tmp_path / "whole")[name] for name in ("next", "anew", "early")
+    }
+
+
+def command(*words: object) -> str:
+    done = CliRunner().invoke(main, [str(word) for word in words])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.process
+def test_the_command_says_what_failed_and_how_it_ends(tmp_path: Path, data: Path) -> None:
+    folder, out = make_schedule(tmp_path / "s", data, "snapshot: 4"), tmp_path / "out"
+    ended = small.run(folder, out)
+    assert ended.returncode == 79, ended.stdout + ended.stderr
+    line = "warning: main: BatchNorm's statistics are not finite"
+    assert (
+        line in ended.stdout
+        and "the run ends; its images: `00000048`, `00000049`, `00000050` and 5 more" in ended.stdout
+    )
+    assert "in stage `main` BatchNorm's statistics are not finite" in ended.stderr and "at iteration 6" in ended.stderr
+    (logged,) = [json.loads(s) for s in (out / "log.jsonl").read_text().splitlines() if '"NotFinite"' in s]
+    assert logged["keys"] == [f"{i:08d}" for i in range(48, 56)] and logged["done"] == "STOP"
+    assert sorted(p.name for p in (out / "snapshots").iterdir()) == ["main-00000004-a0001"], "that of before"
+    again = small.run(folder, out, "--set", "main.on_nan=ROLLBACK")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "note: main: 2 rollbacks" in again.stdout
+    status = command("status", folder, "--out", out)
+    assert "2 iterations not finite" in status and "back to 4 (main-00000004-a0001)" in status
+    assert "rollbacks" in command("report", out)
+    listed = command("snapshots", folder, "--out", out, "--json")
+    end = next(s for s in json.loads(listed)["snapshots"] if s["iter"] == 12)
+    assert end["epoch"] == (12 + 7) * 8 / 64, "with the images that were left out"
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_killed_by_a_signal_right_after_a_rollback(tmp_path: Path, data: Path) -> None:
+    folder = make_schedule(tmp_path / "s", data, ROLLBACK, main="max_iter: 16")
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert small.run(folder, whole, nproc=2).returncode == 0
+    for _ in range(3):
+        run = small.start(folder, out, "--retry", nproc=2)
+        assert run.process.stdout is not None
+        for line in run.process.stdout:
+            if "back to" in line:
+                os.kill(run.workers()[0], signal.SIGKILL)
+                break
+        run.wait()
+    assert small.run(folder, out, "--retry", nproc=2).returncode == 0
+    assert ends(out) == ends(whole)

@@ -1,0 +1,165 @@
+"""All networks by name: what the tables of language.networks say about them, checked against torchvision."""
+
+import pytest
+import torch
+from on_meta import on_meta
+from torch import nn
+
+from stagerun.base.errors import UsageError
+from stagerun.base.recipe import Model
+from stagerun.language.networks import NETWORKS, PLAIN, TORCHVISION
+from stagerun.language.proto.manual import COMMENTS
+from stagerun.models import BatchNorm2d, build, maker
+from stagerun.models.catalog import ARGUMENTS, FIRST_FILLS, _of_channels, family
+from stagerun.models.vision import torchvision_models
+
+# One of each family and of what is known of it; the rest is left to scripts/test-slow where a test computes something.
+SAMPLE = {(family(name), NETWORKS[name]): name for name in reversed(NETWORKS)}.values()
+REST = [name for name in NETWORKS if name not in SAMPLE]
+ALL = [*SAMPLE, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)]
+OF_TORCHVISION = [one for one in ALL if (one if isinstance(one, str) else one.values[0]) in TORCHVISION]
+
+
+def parameters(net: nn.Module) -> int:
+    return sum(p.numel() for p in net.parameters())
+
+
+def theirs(name: str) -> nn.Module:
+    with on_meta():
+        return torchvision_models().get_model(name, weights=None, num_classes=1000, **ARGUMENTS.get(name, {}))
+
+
+def published_parameters(name: str) -> int:
+    """Of the weights that torchvision offers for images of the smallest size: vit_h_14 has others for 518 pixels."""
+    weights = torchvision_models().get_model_weights(name)
+    return min(w.meta["num_params"] for w in weights)
+
+
+def test_they_are_all_classifiers_of_torchvision_and_some_more():
+    models = torchvision_models()
+    assert set(TORCHVISION) == set(models.list_models(module=models))
+    others = {name for name, network in NETWORKS.items() if network.made_by}
+    assert NETWORKS.keys() - TORCHVISION.keys() == others
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS.keys() - TORCHVISION.keys()))
+def test_the_row_of_a_network_of_our_own_names_what_makes_it(name: str) -> None:
+    with on_meta():
+        assert isinstance(maker(name)(Model(name=name, num_classes=2)), nn.Module)
+
+
+def test_a_model_made_by_hand_has_the_plain_batch_norm():
+    model = Model(name="resnet18", num_classes=2)
+    assert (model.moving_average_fraction, model.eps) == PLAIN
+
+
+def test_the_manual_lists_them_all():
+    words = COMMENTS["Model.name"].replace("`", " ").replace(".", " ").split()
+    assert set(words) >= NETWORKS.keys()
+
+
+@pytest.mark.parametrize("name", OF_TORCHVISION)
+def test_torchvisions_networks_have_the_published_number_of_parameters_and_our_batch_norm(name):
+    with on_meta():
+        ours = build(Model(name=name, num_classes=1000, moving_average_fraction=0.125, eps=2e-4))
+    published = published_parameters(name)
+    if name == "inception_v3":  # counted with its auxiliary classifier, which has 3.3 million and is off here
+        published -= 3_326_696
+    assert parameters(ours) == published
+    norms = [m for m in ours.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+    assert {(type(m), m.moving_average_fraction, m.eps) for m in norms} <= {(BatchNorm2d, 0.125, 2e-4)}
+    published_norms = [m for m in theirs(name).modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+    assert len(norms) == len(published_norms)
+    assert {(round(1 - m.momentum, 6), m.eps) for m in published_norms} == {TORCHVISION[name].batch_norm} - {None}
+    assert [n for n, _ in ours.named_parameters()] == [n for n, _ in theirs(name).named_parameters()]
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("channels", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_each_takes_images_of_the_sizes_that_it_is_said_to_take(name, channels):
+    facts = NETWORKS[name]
+    with on_meta():
+        net = build(Model(name=name, num_classes=7, channels=channels))
+
+    def logits(side: int) -> torch.Size:
+        return net(torch.empty(2, channels, side, side, device="meta")).shape
+
+    for training in (True, False):
+        net.train(training)
+        assert logits(facts.smallest) == (2, 7)
+    outside = [facts.smallest - 1, *([facts.largest + 1] if facts.largest else [])]
+    for side in filter(None, outside):
+        with pytest.raises(UsageError, match=f"{side} x {side}"):
+            logits(side)
+    if not facts.largest:
+        assert logits(facts.smallest + 33) == (2, 7)
+        net._forward_pre_hooks.clear()  # so that the network itself meets an image that is too small
+        if facts.smallest > 1:
+            with pytest.raises(RuntimeError):
+                logits(facts.smallest - 1)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_last_layer_is_linear_where_it_is_said_to_be(name):
+    with on_meta():
+        net = build(Model(name=name, num_classes=7))
+    *_, last = (m for m in net.modules() if isinstance(m, nn.Linear | nn.Conv2d))
+    assert isinstance(last, nn.Linear) == NETWORKS[name].fc_weight
+    assert (isinstance(last, nn.Linear) and last.bias is not None) == NETWORKS[name].fc_bias
+    assert last.weight.shape[0] == 7
+
+
+# -- the first convolution
+
+
+def first(net: nn.Module) -> nn.Conv2d:
+    return next(m for m in net.modules() if isinstance(m, nn.Conv2d))
+
+
+def smallest_of_families() -> dict[str, str]:
+    return {family(name): name for name in reversed(TORCHVISION)}
+
+
+def test_every_family_has_its_rule():
+    assert smallest_of_families().keys() == FIRST_FILLS.keys()
+
+
+@pytest.mark.parametrize("name", smallest_of_families().values(), ids=str)
+def test_a_first_convolution_of_other_channels_is_filled_as_torchvision_fills_it(name):
+    """Spread, shape of the distribution (0.798 for gaussian, 0.866 for uniform) and biases."""
+    rule = FIRST_FILLS[family(name)]
+    torch.manual_seed(1)
+    with on_meta(keep=lambda module: getattr(module, "in_channels", 0) == 3):
+        published = first(torchvision_models().get_model(name, num_classes=7, **ARGUMENTS.get(name, {})))
+    same = [_of_channels(published, 3, rule) for _ in range(20)]
+
+    def shape(weight: torch.Tensor) -> float:
+        return (weight.abs().mean() / weight.std()).item()
+
+    weights = torch.stack([c.weight for c in same])
+    assert weights.std().item() == pytest.approx(published.weight.std().item(), rel=0.1)
+    assert shape(weights) == pytest.approx(shape(published.weight), abs=0.04)
+    assert (published.bias is None) == (same[0].bias is None)
+    if published.bias is not None:
+        assert all(bool(c.bias.any()) == bool(published.bias.any()) for c in same)
+    grey = _of_channels(published, 1, rule)
+    assert grey.weight.shape == (published.out_channels, 1, *published.kernel_size)
+    assert (grey.stride, grey.padding) == (published.stride, published.padding)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnext50_32x4d", "mobilenet_v3_small", "squeezenet1_1", "googlenet"])
+def test_weights_are_those_that_torchvision_draws_and_fit_into_its_network(name):
+    torch.manual_seed(3)
+    ours = build(Model(name=name, num_classes=5))
+    torch.manual_seed(3)
+    published = torchvision_models().get_model(name, num_classes=5, **ARGUMENTS.get(name, {}))
+    for key, tensor in published.state_dict().items():
+        assert torch.equal(ours.state_dict()[key], tensor), key
+    published.load_state_dict(ours.state_dict())
+    image = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        # torchvision's eps, where it is not 1e-5, is spec's business.
+        for module in published.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eps = 1e-5
+        torch.testing.assert_close(ours.eval()(image), published.eval()(image))

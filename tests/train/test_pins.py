@@ -1,0 +1,465 @@
+"""`stagerun snapshots --pin, --unpin, --drop`, retention that leaves pins alone, and the emergency on a full disk."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+import stored_help
+import torch
+from click.testing import Result
+from disks import HookedDisk, ModelDisk
+
+from stagerun import store
+from stagerun.base.errors import FolderInUseError, PermissionDenied, StagerunError, StorageError
+from stagerun.base.events import Note, SnapshotFailed, SnapshotWritten
+from stagerun.base.recipe import Schedule
+from stagerun.base.snapshots import SnapshotRef
+from stagerun.engine.state import make_state
+from stagerun.language import load
+from stagerun.store import LocalDisk
+from stagerun.tools.status import snapshots as tending
+from stagerun.train.keeper import Keeper, Lineage
+from stagerun.train.progress import Progress
+from stagerun.train.snapshotter import Snapshotter
+
+DISK = LocalDisk()
+SCHEDULE = """name: "pins"
+model { name: "resnet_small" num_classes: 10 channels: 1 }
+data { train { source: "/nowhere" images: 100 } }
+solver { base_lr: 0.1 lr_policy: "fixed" max_iter: 9 batch_size: 4 device_batch_size: 2 }
+stage { name: "main" solver: "main.prototxt" }
+stage { name: "cut" from: "main@4" solver: "main.prototxt" }
+stage { name: "last" from: "main" solver: "main.prototxt" }
+"""
+
+
+@pytest.fixture
+def schedule(tmp_path: Path) -> Schedule:
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "dir" / "schedule.prototxt").write_text(SCHEDULE)
+    (tmp_path / "dir" / "main.prototxt").write_text("")
+    return load(str(tmp_path / "dir"))
+
+
+@pytest.fixture
+def keeper(schedule: Schedule, tmp_path: Path) -> Keeper:
+    """With the disk of this machine, and the folder in tmp_path/out; it holds no lock."""
+    made = Keeper(schedule, tmp_path / "out")
+    store.prepare(made.disk, made.out)
+    return made
+
+
+def commit(keeper: Keeper, iter: int, stage: str = "main", parent: str = "") -> SnapshotRef:
+    files = {"model.safetensors": f"{stage} {iter}".encode() * 20}
+    return keeper.commit(Lineage(keeper.schedule.stage(stage), parent, {}), iter, files, Progress(0, 0.0, []))
+
+
+def names(keeper: Keeper) -> list[str]:
+    return [f"{ref.stage}-{ref.iter}" for ref in keeper.inventory().snapshots]
+
+
+def snapshots(*words: object) -> Result:
+    return stored_help.stagerun("snapshots", *words)
+
+
+# ---- retention
+
+
+def test_a_pinned_snapshot_stays_whatever_is_trained(keeper: Keeper) -> None:
+    pinned = commit(keeper, 1)
+    assert store.pin(keeper.disk, keeper.out, pinned.name)
+    for iter in (2, 3, 5, 6, 7):
+        keeper.retain(commit(keeper, iter))
+    assert names(keeper) == ["main-1", "main-5", "main-6", "main-7"]
+    store.unpin(keeper.disk, keeper.out, pinned.name)
+    keeper.retain(commit(keeper, 8))
+    assert names(keeper) == ["main-6", "main-7", "main-8"]
+
+
+def test_nothing_goes_before_a_newer_one_was_read_back(keeper: Keeper) -> None:
+    """The sizes are right, and the bytes on the disk are not those that were written: it is set aside, and all older ones stay."""
+    for iter in (1, 2, 3):
+        keeper.retain(commit(keeper, iter))
+    newest = commit(keeper, 5)
+    file = keeper.out / "snapshots" / newest.name / "model.safetensors"
+    file.write_bytes(file.read_bytes().replace(b"main", b"mein", 1))
+    with pytest.raises(store.Damaged, match="not as it was written"):
+        keeper.retain(newest)
+    assert names(keeper) == ["main-1", "main-2", "main-3"]
+    assert list(store.aside(keeper.disk, keeper.out)) == [f".bad-{newest.name}"]
+    keeper.retain(commit(keeper, 6))
+    assert names(keeper) == ["main-2", "main-3", "main-6"]
+
+
+def test_one_in_keep_snapshots_is_read_back(keeper: Keeper) -> None:
+    disk = HookedDisk(LocalDisk())
+    keeper.disk = disk  # type: ignore[assignment]
+    read: list[int] = []
+    for iter in (1, 2, 3, 5, 6, 7, 8):
+        newest = commit(keeper, iter)
+        disk.calls.clear()
+        keeper.retain(newest)
+        read += [iter] * ("digest" in disk.calls)
+    assert read == [5, 8], "5 lets 1, 2 and 3 go; for 5 to go 8 must be whole"
+
+
+# ---- a pin and a drop at the same moment
+
+
+def test_a_pin_that_comes_while_the_snapshot_is_deleted_gives_it_back(keeper: Keeper) -> None:
+    old = commit(keeper, 1)
+
+    class Racing(LocalDisk):
+        def rename(self, source: Path, target: Path) -> None:
+            os.close(os.open(pins / old.name, os.O_CREAT, 0o666))
+            super().rename(source, target)
+
+    pins = keeper.out / "pins"
+    pins.mkdir()
+    assert not store.discard(Racing(), keeper.out, old.name)
+    assert names(keeper) == ["main-1"]
+
+
+def test_a_pin_that_comes_too_late_is_taken_off_and_said(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = commit(keeper, 1)
+    commit(keeper, 2)
+    found = store.inventory(DISK, keeper.out)
+    store.discard(DISK, keeper.out, old.name)
+    assert not store.pin(DISK, keeper.out, old.name)
+    assert store.pins(DISK, keeper.out) == frozenset()
+    monkeypatch.setattr(tending.store, "inventory", lambda disk, out: found)  # it looked just before
+    done = snapshots(keeper.out, "--pin", old.name)
+    assert done.exit_code == 64 and "was deleted just now by the run, and is not pinned" in done.stderr
+
+
+def test_a_run_killed_between_the_deletion_and_the_pin_loses_nothing(keeper: Keeper) -> None:
+    """It was renamed, and the process killed before it saw the pin. A half deleted one is not given back."""
+    whole, half = commit(keeper, 1), commit(keeper, 2)
+    root = keeper.out / "snapshots"
+    for ref in (whole, half):
+        os.rename(root / ref.name, root / f".trash-{ref.name}-00ff00ff")
+        (keeper.out / "pins").mkdir(exist_ok=True)
+        (keeper.out / "pins" / ref.name).touch()
+    (root / f".trash-{half.name}-00ff00ff" / "model.safetensors").unlink()
+    assert store.sweep(DISK, keeper.out) == ()
+    assert names(keeper) == ["main-1"]
+    assert os.listdir(root) == [whole.name]
+
+
+def test_pinning_works_beside_a_run_and_twice(keeper: Keeper) -> None:
+    old = commit(keeper, 1)
+    with store.Lock(keeper.out):
+        for _ in range(2):
+            done = snapshots(keeper.out, "--pin", old.name)
+            assert done.exit_code == 0 and f"{old.name} is pinned" in done.stderr
+        refused = snapshots(keeper.out, "--drop", old.name, "--unpin", old.name)
+        assert refused.exit_code == 73, "but to drop there must be no run"
+    assert "pinned" in snapshots(keeper.out).stdout.splitlines()[0]
+    (found,) = json.loads(snapshots(keeper.out, "--json").stdout)["snapshots"]
+    assert found["pinned"] is True
+    assert f"{old.name} is no longer pinned" in snapshots(keeper.out, "--unpin", old.name).stderr
+    assert "pinned" not in snapshots(keeper.out).stdout
+
+
+# ---- dropping
+
+
+def test_what_is_pinned_or_not_there_is_not_dropped(keeper: Keeper) -> None:
+    old = commit(keeper, 1)
+    commit(keeper, 2)
+    snapshots(keeper.out, "--pin", old.name)
+    done = snapshots(keeper.out, "--drop", old.name)
+    assert done.exit_code == 78 and f"`--unpin {old.name}` beside the --drop" in done.stderr
+    done = snapshots(keeper.out, "--drop", "main-00000002-a0002", "--drop", "main-00000001-a0001")
+    assert done.exit_code == 64 and "did you mean `main-00000002-a0001`?" in done.stderr
+    assert snapshots(keeper.out, "--drop", old.name, "--pin", old.name).exit_code == 64
+    assert snapshots(keeper.out, "--force").exit_code == 64
+    assert snapshots(keeper.out, "--drop", "../../x").exit_code == 64
+    assert names(keeper) == ["main-1", "main-2"], "all or nothing"
+    assert snapshots(keeper.out, "--unpin", old.name, "--drop", old.name).exit_code == 0
+    assert names(keeper) == ["main-2"]
+
+
+def grown(keeper: Keeper) -> dict[str, SnapshotRef]:
+    """All three stages are trained; of main there is one more than is needed."""
+    found = {f"main@{iter}": commit(keeper, iter) for iter in (4, 7, 9)}
+    found["cut"] = commit(keeper, 9, "cut", found["main@4"].id)
+    found["last@5"] = commit(keeper, 5, "last", found["main@9"].id)
+    return found
+
+
+@pytest.mark.parametrize(
+    "name, by_schedule, by_folder",
+    [
+        ("main@7", None, None),
+        ("main@4", "is what stage `cut` starts from", "is what stage `cut` started from"),
+        (
+            "main@9",
+            "is what stage `main` rests on: it would be trained 2 iterations again",
+            "is the end of stage `main`",
+        ),
+        ("cut", "is what stage `cut` rests on: it would be trained 9 iterations again", "is the end of stage `cut`"),
+        ("last@5", "`last` rests on: it would be trained 5 iterations again", "is what stage `last` goes on from"),
+    ],
+)
+def test_what_training_rests_on_is_dropped_by_force_alone(
+    keeper: Keeper, tmp_path: Path, name: str, by_schedule: str | None, by_folder: str | None
+) -> None:
+    ref = grown(keeper)[name]
+    for where, reason in (([tmp_path / "dir", "--out", keeper.out], by_schedule), ([keeper.out], by_folder)):
+        if reason is not None:
+            done = snapshots(*where, "--drop", ref.name)
+            assert done.exit_code == 78 and f"{ref.name} " in done.stderr and reason in done.stderr, done.stderr
+            assert "--force" in done.stderr
+            assert ref.name in [r.name for r in keeper.inventory().snapshots]
+    done = snapshots(
+        tmp_path / "dir", "--out", keeper.out, "--drop", ref.name, *["--force"] * (by_schedule is not None)
+    )
+    assert done.exit_code == 0 and f"{ref.name} is deleted" in done.stderr, done.stderr
+    assert (by_schedule or "") in done.stderr, "it is said before"
+    assert ref.name not in [r.name for r in keeper.inventory().snapshots]
+
+
+@pytest.mark.parametrize("old, new", [("base_lr: 0.1", "base_lr: 0.2"), ('name: "cut"', 'name: "cut" enabled: false')])
+def test_what_an_edit_has_left_uncounted_is_dropped_by_force_alone(
+    keeper: Keeper, tmp_path: Path, old: str, new: str
+) -> None:
+    """A stage that is stale or disabled: with the edit taken back it counts again."""
+    ref = grown(keeper)["cut"]
+    (tmp_path / "dir" / "schedule.prototxt").write_text(SCHEDULE.replace(old, new))
+    where = [tmp_path / "dir", "--out", keeper.out]
+    done = snapshots(*where, "--drop", ref.name)
+    assert done.exit_code == 78 and f"{ref.name} is the end of stage `cut`" in done.stderr, done.stderr
+    assert snapshots(*where, "--drop", "main-00000007-a0001").exit_code == 0
+    assert snapshots(*where, "--drop", ref.name, "--force").exit_code == 0
+    assert "cut-9" not in names(keeper)
+
+
+def test_what_was_done_is_told_before_the_error(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = commit(keeper, 1), commit(keeper, 2)
+    commit(keeper, 3)
+    # The other was pinned meanwhile.
+    monkeypatch.setattr(tending.store, "discard", lambda disk, out, name: name == one.name)
+    done = snapshots(keeper.out, "--drop", one.name, "--drop", two.name)
+    assert done.exit_code == 78 and f"{one.name} is deleted" in done.stderr and f"{two.name} is pinned" in done.stderr
+
+
+def test_one_of_two_alike_may_go_and_its_result_with_it(keeper: Keeper, tmp_path: Path) -> None:
+    first = commit(keeper, 9)
+    keeper.attempt = 2
+    second = commit(keeper, 9)
+    assert first.id == second.id
+    (keeper.out / "results").mkdir()
+    for ref in (first, second):
+        (keeper.out / "results" / f"{ref.name}.json").write_text("{}")
+    assert snapshots(keeper.out, "--drop", first.name).exit_code == 0
+    assert os.listdir(keeper.out / "results") == [f"{second.name}.json"]
+    assert snapshots(keeper.out, "--drop", second.name).exit_code == 78
+
+
+def test_what_was_set_aside_and_what_is_damaged_may_go(keeper: Keeper) -> None:
+    bad, damaged = commit(keeper, 1), commit(keeper, 2)
+    commit(keeper, 3)
+    store.set_aside(DISK, keeper.out, bad.name)
+    (keeper.out / "snapshots" / damaged.name / "model.safetensors").unlink()
+    done = snapshots(keeper.out, "--drop", f".bad-{bad.name}", "--drop", damaged.name)
+    assert done.exit_code == 0, done.stderr
+    assert sorted(os.listdir(keeper.out / "snapshots")) == ["main-00000003-a0001"]
+
+
+# ---- a full disk
+
+
+def full_until_dropped(keeper: Keeper, most: int) -> HookedDisk:
+    """No write succeeds while there are more than `most` snapshots."""
+
+    def before(call: int, name: str) -> None:
+        if name == "write" and len(store.inventory(DISK, keeper.out).snapshots) > most:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    disk = HookedDisk(LocalDisk(), before)
+    keeper.disk = disk  # type: ignore[assignment]
+    return disk
+
+
+def test_room_is_made_of_what_is_not_needed_and_of_nothing_else(keeper: Keeper) -> None:
+    refs = grown(keeper)
+    commit(keeper, 6, "last", refs["main@9"].id)
+    store.pin(DISK, keeper.out, commit(keeper, 7, "last", refs["main@9"].id).name)
+    commit(keeper, 8, "last", refs["main@9"].id)
+    full_until_dropped(keeper, 6)
+    with pytest.raises(StorageError) as caught:
+        commit(keeper, 9, "last", refs["main@9"].id)
+    assert store.is_full(caught.value)
+    dropped = keeper.make_room(keeper.schedule.stage("last"))
+    assert dropped == ("main-00000007-a0001", "last-00000005-a0001", "last-00000006-a0001")
+    assert sorted(names(keeper)) == ["cut-9", "last-7", "last-8", "main-4", "main-9"]
+    commit(keeper, 9, "last", refs["main@9"].id)
+    assert keeper.make_room(keeper.schedule.stage("last")) == ("last-00000008-a0001",)
+
+
+def test_no_room_is_made_for_the_sake_of_a_damaged_snapshot(keeper: Keeper) -> None:
+    for iter in (1, 2, 3):
+        commit(keeper, iter)
+    newest = keeper.inventory().snapshots[-1]
+    file = keeper.out / "snapshots" / newest.name / "model.safetensors"
+    file.write_bytes(file.read_bytes()[::-1])
+    assert keeper.make_room(keeper.schedule.stage("main")) == ()
+    assert names(keeper) == ["main-1", "main-2"], "the damaged one is set aside, and the others are all that is left"
+
+
+def test_no_room_is_made_where_the_end_has_rotted(keeper: Keeper) -> None:
+    """Then the one before it is what the stage goes on from; that a step of a later piece is whole helps nobody."""
+    commit(keeper, 7)
+    end = commit(keeper, 9)
+    keeper.attempt = 2
+    commit(keeper, 4)
+    file = keeper.out / "snapshots" / end.name / "model.safetensors"
+    file.write_bytes(file.read_bytes()[::-1])
+    assert keeper.make_room(keeper.schedule.stage("last")) == ()
+    assert names(keeper) == ["main-7", "main-4"]
+
+
+def test_room_for_a_piece_is_made_of_its_own_steps_alone(keeper: Keeper) -> None:
+    """The stage is not finished, and goes on from the newest of its own way."""
+    for iter in (6, 7):
+        commit(keeper, iter)
+    keeper.attempt = 2
+    shots = snapshotter(keeper, piece=True)
+    shots.start(1, Progress(0, 0.0, []))
+    shots.wait()
+    commit(keeper, 2)
+    full_until_dropped(keeper, 3)
+    shots.start(3, Progress(0, 0.0, []))
+    note, _ = shots.wait()
+    assert isinstance(note, Note) and "main-00000001-a0002 was deleted" in note.text
+    assert {"main-6", "main-7"} <= set(names(keeper))
+
+
+def snapshotter(keeper: Keeper, piece: bool = False) -> Snapshotter:
+    stage = keeper.schedule.stage("main")
+    state = make_state(stored_help.network(keeper.schedule.model, 1), stage.solver, torch.device("cpu"))
+    return Snapshotter(keeper, Lineage(stage, "", {}), state, piece)
+
+
+def test_a_run_on_a_full_disk_deletes_what_it_can_spare_tries_once_more_and_says_so(keeper: Keeper) -> None:
+    shots = snapshotter(keeper)
+    for iter in (1, 2, 3):
+        shots.start(iter, Progress(0, 0.0, []))
+    shots.wait()
+    assert names(keeper) == ["main-1", "main-2", "main-3"]
+    full_until_dropped(keeper, 1)
+    shots.start(5, Progress(0, 0.0, []))
+    note, written = shots.wait()
+    assert isinstance(note, Note) and note.warning and isinstance(written, SnapshotWritten)
+    assert "the disk is full: main-00000001-a0001, main-00000002-a0001 were deleted to make room" in note.text
+    assert names(keeper) == ["main-3", "main-5"] and shots.require(5).iter == 5
+    full_until_dropped(keeper, 0)  # there is not enough for the next, whatever goes
+    shots.start(6, Progress(0, 0.0, []))
+    note, failed = shots.wait()
+    assert isinstance(failed, SnapshotFailed) and "No space left on device" in failed.message
+    assert names(keeper) == ["main-5"], "the newest stays"
+
+
+def test_a_snapshot_that_reads_back_wrong_is_no_snapshot(keeper: Keeper) -> None:
+    """A disk that forgets a bit, and says nothing."""
+    shots = snapshotter(keeper)
+    for iter in (1, 2, 3):
+        shots.start(iter, Progress(0, 0.0, []))
+    shots.wait()
+
+    def after(call: int, name: str) -> None:
+        if name == "rename":
+            for file in keeper.out.glob("snapshots/main-00000005-*/model.safetensors"):
+                file.write_bytes(file.read_bytes()[:-1] + b"!")
+
+    keeper.disk = HookedDisk(LocalDisk(), after=after)  # type: ignore[assignment]
+    shots.start(5, Progress(0, 0.0, []))
+    written, failed = shots.wait()
+    assert isinstance(written, SnapshotWritten) and isinstance(failed, SnapshotFailed)
+    assert "reads back wrong: model.safetensors is not as it was written" in failed.message
+    with pytest.raises(StorageError, match="reads back wrong"):
+        shots.require(5)
+    assert names(keeper) == ["main-1", "main-2", "main-3"]
+
+
+# ---- a rename whose answer was an error
+
+
+def test_a_name_that_somebody_else_took_is_not_ours(tmp_path: Path) -> None:
+    """The rename failed, and what has the name is not what was written: not even if its content is the same."""
+    out = Path("/out")
+    disk = ModelDisk()
+    store.prepare(disk, out)
+
+    def write(on: object, serial: int) -> SnapshotRef:
+        return store.commit(
+            on,
+            out,
+            store.Metadata(place=store.Place("s", 1, 1), parent="", identity={}, environment={}, serial=serial),
+            files={"m": b"x"},
+            content=["m"],
+        )
+
+    def before(call: int, name: str) -> None:
+        if name == "rename":
+            write(disk, 2)
+
+    with pytest.raises(StorageError, match="another run at the same time"):
+        write(HookedDisk(disk, before), 1)
+    (ref,) = store.inventory(disk, out).snapshots
+    assert ref.serial == 2
+    assert disk.names(out / "snapshots") == [ref.name]
+
+
+def test_a_rename_that_failed_and_was_not_done_is_an_error(tmp_path: Path) -> None:
+    out = Path("/out")
+    disk = ModelDisk()
+    store.prepare(disk, out)
+
+    def before(call: int, name: str) -> None:
+        if name == "rename":
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with pytest.raises(StorageError, match="its name"):
+        store.commit(
+            HookedDisk(disk, before),
+            out,
+            store.Metadata(place=store.Place("s", 1, 1), parent="", identity={}, environment={}),
+            files={"m": b"x"},
+            content=["m"],
+        )
+    assert disk.names(out / "snapshots") == []
+
+
+@pytest.mark.parametrize("error", [StorageError, PermissionDenied, FolderInUseError])
+def test_what_was_begun_goes_when_it_cannot_be_known_whether_the_folder_is_held(
+    keeper: Keeper, error: type[StagerunError]
+) -> None:
+    def asked() -> None:
+        raise error("no answer")
+
+    keeper.require_held = asked  # type: ignore[method-assign]
+    with pytest.raises(error):
+        commit(keeper, 1)
+    assert os.listdir(keeper.out / "snapshots") == []
+
+
+def test_a_rename_that_failed_on_a_disk_that_reads_nothing_says_what_failed(tmp_path: Path) -> None:
+    """Not that another run has taken the name."""
+    store.prepare(DISK, tmp_path)
+
+    def after(call: int, name: str) -> None:
+        if name in ("rename", "read"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.raises(StorageError, match=r"its name.*Input/output error"):
+        store.commit(
+            HookedDisk(LocalDisk(), after=after),
+            tmp_path,
+            store.Metadata(place=store.Place("s", 1, 1), parent="", identity={}, environment={}),
+            files={"m": b"x"},
+            content=["m"],
+        )

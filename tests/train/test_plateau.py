@@ -1,0 +1,177 @@
+"""lr_policy `plateau`: Intel Caffe's rule, what a run says of it, and that interruptions and the number of workers are no matter."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import processes
+import pytest
+import small
+import tiny
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stagerun import language
+from stagerun.base.events import Event, Iterated, Note, StageFinished
+from stagerun.base.recipe import Schedule, Solver
+from stagerun.base.snapshots import Inventory
+from stagerun.comm import SoloComm
+from stagerun.plan import make_plan
+from stagerun.plan.hazards import notes
+from stagerun.plan.render import csv_rows
+from stagerun.schedule import make_knobs
+from stagerun.schedule.plateau import FRESH, follow
+from stagerun.system.world import World
+from stagerun.train import walk
+from stagerun.train.keeper import Keeper
+
+WINDOWS = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
+
+
+def solver(windows: tuple[int, ...], average_loss: int = 1, warm_up: int = 0) -> Solver:
+    fixed = {"batch_size": 1, "device_batch_size": 1, "random_seed": 0, "test_batch_size": 1, "max_iter": 100}
+    return Solver(
+        base_lr=0.8, lr_policy="plateau", gamma=0.5, plateau_winsize=windows, average_loss=average_loss, warmup_iter=warm_up, **fixed
+    )  # fmt: skip
+
+
+@dataclass
+class Caffe:
+    """`Solver::UpdateSmoothedLoss` and the branch `plateau` of `SGDSolver::GetLearningRate`, statement by statement."""
+
+    windows: tuple[int, ...]
+    average_loss: int
+    warm_up: int
+    iter: int = 0
+    current_step: int = 0
+    iter_last_event: int = 0
+    minimum_loss: float = float("inf")
+    losses: list[float] = field(default_factory=list)
+
+    def rate(self, loss: float) -> float:
+        if len(self.losses) < self.average_loss:
+            self.losses.append(loss)
+        else:
+            self.losses[self.iter % self.average_loss] = loss
+        smoothed = sum(self.losses) / len(self.losses)
+        rate = self.iter * 0.8 / max(self.warm_up, 1)
+        if self.iter >= self.warm_up:
+            if smoothed < self.minimum_loss:
+                self.minimum_loss = smoothed
+                self.iter_last_event = self.iter
+            if self.current_step < len(self.windows):
+                iter_next_step = self.iter_last_event + self.windows[self.current_step]
+                if self.iter >= iter_next_step:
+                    self.current_step += 1
+                    self.iter_last_event = self.iter
+            rate = 0.8 * 0.5**self.current_step
+        self.iter += 1
+        return rate
+
+
+# Eighths add up without rounding, so that a running sum, a list in another order and a mean taken anew are one number.
+@given(st.lists(st.integers(0, 16).map(lambda n: n / 8), max_size=60), WINDOWS, st.integers(1, 5), st.integers(0, 9))
+def test_the_rule_is_caffes(losses, windows, average_loss, warm_up) -> None:
+    settings, caffe, state = solver(windows, average_loss, warm_up), Caffe(windows, average_loss, warm_up), FRESH
+    knobs = make_knobs(settings)
+    for iter, loss in enumerate(losses):
+        state = follow(state, settings, iter, loss)
+        assert knobs(iter, state.drops).lr == pytest.approx(caffe.rate(loss), rel=1e-15)
+        assert state.drops <= len(windows) and len(state.losses) <= average_loss
+
+
+def test_the_plan_shows_the_rate_before_any_drop_and_says_so() -> None:
+    texts = {"schedule.prototxt": tiny.SCHEDULE.format(data="/data", train=600, val=100).split("stage {")[0]}
+    texts["schedule.prototxt"] += 'stage { name: "a" } stage { name: "b" }'
+    texts["a.prototxt"] = PLATEAU
+    texts["b.prototxt"] = 'base_lr: 0.02 lr_policy: "poly" power: 1 max_iter: 3'
+    schedule = language.read(texts, "/tiny")
+    rows = [row.split(",") for row in "".join(csv_rows(make_plan(schedule, Inventory()))).splitlines()]
+    assert [float(row[3]) for row in rows if row[0] == "a"] == [0.05] + [0.1] * 12
+    said = notes(schedule, schedule.stage("a"))
+    assert (
+        "LR drops up to 3 times, down to 0.0001, when the loss stands still; shown is the rate before (a.prototxt:2)"
+        in said
+    )
+    assert not any("jumps" in note for note in notes(schedule, schedule.stage("b"))), "from a rate that nobody knows"
+
+
+PLATEAU = """base_lr: 0.1 lr_policy: "plateau" gamma: 0.1 max_iter: 13 warmup_iter: 1 warmup_start_lr: 0.05 average_loss: 3
+plateau_winsize: 2 plateau_winsize: 1 plateau_winsize: 3"""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """data/ and schedule/, of one stage."""
+    base = tmp_path_factory.mktemp("plateau")
+    tiny.make_data(base / "data")
+    text = tiny.SCHEDULE.format(data=base / "data", train=tiny.TRAIN_IMAGES, val=tiny.VAL_IMAGES)
+    text = (
+        text[: text.index("stage {")].replace("batch_size: 32", "batch_size: 8").replace("snapshot: 3", "snapshot: 4")
+    )
+    (base / "schedule").mkdir()
+    (base / "schedule" / "schedule.prototxt").write_text(text + 'determinism: ELASTIC stage { name: "only" }\n')
+    (base / "schedule" / "only.prototxt").write_text(PLATEAU)
+    return base
+
+
+def events(schedule: Schedule, out: Path, stop_after: int) -> list[Event]:
+    """One process life that is told to stop after so many updates."""
+    keeper, seen = Keeper(schedule, out), []
+    keeper.open()
+
+    def told() -> bool:
+        return sum(isinstance(e, Iterated) for e in seen) + 1 >= stop_after
+
+    def life() -> Iterator[Event]:
+        yield from walk.run(schedule, str(out), SoloComm(), World(), torch.device("cpu"), keeper, told)
+
+    try:
+        for event in life():
+            seen.append(event)
+    finally:
+        keeper.close()
+    return seen
+
+
+@pytest.fixture(scope="module")
+def whole(base: Path) -> list[Event]:
+    """An uninterrupted run of one worker, in base/whole."""
+    torch.set_num_threads(1)
+    return events(language.load(base / "schedule"), base / "whole", 1000)
+
+
+def drops(seen: list[Event]) -> list[str]:
+    return [e.text for e in seen if isinstance(e, Note) and "LR" in e.text]
+
+
+def test_stopped_after_every_fourth_update_it_drops_where_it_would_have(
+    base: Path, whole: list[Event], tmp_path: Path
+) -> None:
+    schedule, lives = language.load(base / "schedule"), []
+    while not any(isinstance(e, StageFinished) for e in lives):
+        lives += events(schedule, tmp_path / "parts", 4)
+    rates = [(e.iter, e.lr, e.loss) for e in whole if isinstance(e, Iterated)]
+    assert len({lr for _, lr, _ in rates[1:]}) >= 3, "or the test shows nothing"
+    assert [(e.iter, e.lr, e.loss) for e in lives if isinstance(e, Iterated)] == rates
+    assert drops(lives) == drops(whole) and "LR 0.1 -> 0.01 at iteration" in drops(whole)[0]
+    assert processes.ends(tmp_path / "parts") == processes.ends(base / "whole")
+    ends = [next(e for e in seen if isinstance(e, StageFinished)) for seen in (lives, whole)]
+    assert ends[0].last_lr == ends[1].last_lr == rates[-1][1]
+    state = FRESH
+    for iter, lr, loss in rates:
+        state = follow(state, schedule.stages[0].solver, iter - 1, loss)
+        assert make_knobs(schedule.stages[0].solver)(iter - 1, state.drops).lr == lr
+
+
+@pytest.mark.process
+def test_two_workers_decide_as_one_does(base: Path, whole: list[Event], tmp_path: Path) -> None:
+    done = small.run(base / "schedule", tmp_path / "out", nproc=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "loss has not fallen below" in done.stdout
+    lines = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    logged = [(e["iter"], e["lr"], e["loss"]) for e in lines if e["event"] == "Iterated"]
+    assert logged == [(e.iter, e.lr, e.loss) for e in whole if isinstance(e, Iterated)]
+    assert processes.ends(tmp_path / "out") == processes.ends(base / "whole")

@@ -1,0 +1,225 @@
+"""`eval --per-class` and `predict`: what a network answers, image by image."""
+
+import csv
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import stored_help
+from PIL import Image
+
+from stagerun.data import index, indexing
+from stagerun.language import load
+from stagerun.tools.weights import confusion
+from stagerun.train.stored import load_network, open_snapshot
+
+MODEL = 'name: "resnet_small" num_classes: 10 channels: 1'
+CROPPED = "transform_param { crop_size: 24 mean_value: 73 scale: 0.0111 }"
+NAMES = [f"kind {n}" for n in range(10)]
+
+
+def said(*arguments: object) -> dict:  # type: ignore[type-arg]
+    done = stored_help.stagerun(*arguments, "--json", "--threads", 1)
+    assert done.exit_code == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """classes/: 23 grey PNGs of 31 x 28 in class folders, and lmdb/, imported from them; a snapshot in out/snapshots."""
+    base = tmp_path_factory.mktemp("predict")
+    images, labels = stored_help.pictures(23, 31, 28, 1, 10)
+    labels[:10] = np.arange(10)
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        path = base / "classes" / NAMES[label] / f"{i:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(path), image)
+    done = stored_help.stagerun("data", "import", base / "classes", base / "lmdb")
+    assert done.exit_code == 0, done.output
+    schedule = stored_help.make_schedule(base / "schedule", MODEL, CROPPED, base / "lmdb", 23)
+    stored_help.make_snapshot(base / "out", schedule, seed=5)
+    return base
+
+
+@pytest.fixture
+def snapshot(files: Path) -> Path:
+    return next((files / "out" / "snapshots").glob("only-*"))
+
+
+@pytest.mark.parametrize("views", ["one", "flip", "10crop"])
+def test_files_get_the_answers_that_their_records_get(files: Path, snapshot: Path, views: str) -> None:
+    (row,) = said("eval", snapshot, "--per-class", "--views", views)["evaluations"]
+    counts = np.zeros((10, 10), int)
+    found = said("predict", snapshot, files / "classes", "--views", views, "--device-batch", 4)
+    for one in found["predictions"]:
+        first = one["answers"][0]
+        assert first["name"] == NAMES[first["label"]] and len(one["answers"]) == 5
+        counts[NAMES.index(Path(one["image"]).parent.name), first["label"]] += 1
+    assert len(found["predictions"]) == 23 and found["failed"] == []
+    for label, kind in enumerate(row["classes"]):
+        assert kind["name"] == NAMES[label] and kind["images"] == counts[label].sum()
+        assert kind["answers"] == {str(n): counts[label, n] for n in np.flatnonzero(counts[label])}
+        assert kind["top1"] == pytest.approx(counts[label, label] / counts[label].sum())
+    assert row["top1"] == pytest.approx(counts.trace() / 23)
+
+
+def test_probabilities_are_those_of_the_network(files: Path, snapshot: Path) -> None:
+    import torch
+
+    path = next((files / "classes").rglob("*.png"))
+    image = cv2.imread(str(path), cv2.IMREAD_GRAYSCALE)
+    assert image is not None
+    pixels = torch.from_numpy((image[3:27, 2:26].astype(np.float32) - 73) * np.float32(0.0111))
+    with torch.no_grad():
+        network = load_network(open_snapshot(snapshot), torch.device("cpu"), False)
+        expected = network(pixels[None, None]).double().softmax(1)[0]
+    (found,) = said("predict", snapshot, path, "--top", 10)["predictions"]
+    assert sum(answer["probability"] for answer in found["answers"]) == pytest.approx(1)
+    for answer in found["answers"]:
+        assert answer["probability"] == pytest.approx(float(expected[answer["label"]]), abs=1e-6)
+
+
+def test_the_files_of_per_class(files: Path, snapshot: Path, tmp_path: Path) -> None:
+    done = stored_help.stagerun("eval", snapshot, "--per-class", "--output", tmp_path / "new", "--threads", 1)
+    assert done.exit_code == 0, done.stderr
+    assert "  0 kind 0" in done.stdout and "images by label (rows) and answer (columns)" in done.stdout
+    rows = list(csv.DictReader((tmp_path / "new" / f"{snapshot.name}-confusion.csv").read_text().splitlines()))
+    assert [row["name"] for row in rows] == NAMES and sum(int(row["images"]) for row in rows) == 23
+    for name in ("confusion.png", "mistakes.png"):
+        assert cv2.imread(str(tmp_path / "new" / f"{snapshot.name}-{name}")) is not None
+    done = stored_help.stagerun("eval", snapshot, "--output", tmp_path)
+    assert done.exit_code == 64 and "--output without --per-class" in done.stderr
+
+
+def test_answers_of_rectangles_go_by_their_record(tmp_path: Path) -> None:
+    """They are evaluated in the order of their shapes."""
+    from stagerun.engine.device import choose_device
+    from stagerun.system.world import World
+    from stagerun.tools.weights.evaluate import Answers
+    from stagerun.train.evaluating import Wanted, score
+
+    shapes = [(30, 60), (60, 30), (40, 44), (33, 50)]
+    made = []
+    for n, (height, width) in enumerate(shapes):
+        (image,), _ = stored_help.pictures(1, height, width, 1, 10)
+        made.append(
+            stored_help.caffe_pb2.Datum(
+                channels=1, height=height, width=width, data=image.tobytes(), label=n
+            ).SerializeToString()
+        )
+    data = str(tmp_path / "data")
+    stored_help.write_lmdb(data, made)
+    index.save(indexing.build(data), data)
+    solver = (
+        f"{CROPPED} test_transform_param {{ crop_size: 24 random_resize_param {{ min_size: 28 }} rectangular: true }}"
+    )
+    schedule = stored_help.make_schedule(tmp_path / "schedule", MODEL, solver, tmp_path / "data", 4)
+    stored = open_snapshot(stored_help.make_snapshot(tmp_path / "out", schedule))
+    answers = Answers()
+    score(stored, Wanted(), choose_device(World()), lambda batches, n: batches, answers.add)
+    numbers, labels, _, sure = answers.arrays()
+    assert numbers.tolist() == labels.tolist() != [0, 1, 2, 3] and ((sure > 0) & (sure <= 1)).all()
+    single = stored_help.stagerun("predict", stored_folder(tmp_path), tmp_path / "x.png", "--threads", 1)
+    assert single.exit_code == 65 and "no such file" in single.stderr
+
+
+def stored_folder(base: Path) -> Path:
+    return next((base / "out" / "snapshots").glob("only-*"))
+
+
+def test_bad_pictures_are_named_and_the_others_answered(files: Path, snapshot: Path, tmp_path: Path) -> None:
+    good = next((files / "classes").rglob("*.png"))
+    (tmp_path / "cut.png").write_bytes(good.read_bytes()[:-20])
+    cv2.imwrite(str(tmp_path / "colour.png"), np.random.default_rng(1).integers(0, 255, (30, 30, 3), np.uint8))
+    (tmp_path / "notes.txt").write_text("not a picture, and not named as one")
+    done = stored_help.stagerun("predict", snapshot, tmp_path, good, "--csv", tmp_path / "new" / "all.csv", "--top", 2)
+    assert done.exit_code == 65 and [line.split("  ")[0] for line in done.stdout.splitlines()] == [str(good)]
+    assert "cut.png: " in done.stderr and "colour.png: the image has 3 channels, the network takes 1" in done.stderr
+    assert "2 pictures can't be used" in done.stderr and "notes.txt" not in done.stderr
+    rows = list(csv.DictReader((tmp_path / "new" / "all.csv").read_text().splitlines()))
+    assert [(row["image"], row["rank"]) for row in rows] == [(str(good), "1"), (str(good), "2")]
+
+
+def test_what_is_missing_is_said_at_once(snapshot: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = stored_help.stagerun("predict", snapshot, tmp_path / "empty", tmp_path / "x.jpg", tmp_path / "y.jpg")
+    assert done.exit_code == 65 and done.stdout == ""
+    assert all(f"{tmp_path / name}: no " in done.stderr for name in ("empty", "x.jpg", "y.jpg"))
+
+
+def test_a_picture_of_another_size_needs_to_be_resized(files: Path, tmp_path: Path) -> None:
+    """Without crop_size a network answers pictures of any size, and wrongly."""
+    whole = "transform_param { mean_value: 73 scale: 0.0111 }"
+    schedule = stored_help.make_schedule(tmp_path / "schedule", MODEL, whole, files / "lmdb", 23)
+    snapshot = stored_help.make_snapshot(tmp_path / "out", schedule, seed=5)
+    large = tmp_path / "large.png"
+    cv2.imwrite(str(large), np.full((62, 56), 99, np.uint8))
+    done = stored_help.stagerun("predict", snapshot, large)
+    assert done.exit_code == 65 and "62 x 56 pixels" in done.stderr
+    assert "--resize-height 31 --resize-width 28" in done.stderr
+    assert said("predict", snapshot, large, "--resize-height", 31, "--resize-width", 28)["predictions"]
+
+
+def test_many_classes_are_shown_from_the_worst() -> None:
+    labels = np.repeat(np.arange(100), 10)
+    answers = labels.copy()
+    answers[:5] = 99
+    found = confusion.confusion_of(labels, answers, 101, ["first"])
+    text = confusion.lines(found)
+    assert text[1].split() == ["0", "first", "10", "50.00", "%", "class", "99", "50.0", "%"]
+    assert len(text) == 22 and "20 classes with the lowest top-1 of 101" in text[-1]
+    assert found.top1(100) is None and confusion.picture(found, "all").startswith(b"\x89PNG")
+
+
+def test_transparent_pictures_are_seen_on_the_background(snapshot: Path, tmp_path: Path) -> None:
+    """As `data import` stores them."""
+    Image.new("L", (28, 31), 200).save(tmp_path / "grey.png")
+    Image.new("LA", (28, 31), (90, 0)).save(tmp_path / "clear.png")
+    found = said("predict", snapshot, tmp_path / "grey.png", tmp_path / "clear.png", "--background", "#c8c8c8")
+    one, other = (prediction["answers"] for prediction in found["predictions"])
+    assert one == other and found["failed"] == []
+
+
+def test_a_picture_of_another_size_than_the_images_of_the_evaluation_is_named(files: Path, tmp_path: Path) -> None:
+    """Once: the options of `data import` that resize have to be given again."""
+    snapshot = stored_folder(files)
+    (image,), _ = stored_help.pictures(1, 62, 56, 1, 10)
+    for name in ("one", "two"):
+        cv2.imwrite(str(tmp_path / f"{name}.png"), image)
+    note = "pixels (height x width), and the shorter side of the images that the network was evaluated on is 28"
+    done = stored_help.stagerun("predict", snapshot, tmp_path, "--threads", 1)
+    assert done.exit_code == 0 and done.stderr.count("note: ") == done.stderr.count(f"is 62 x 56 {note}") == 1
+    assert "as --resize-shorter 28" in done.stderr
+    for given in ([tmp_path, "--resize-shorter", 28], [files / "classes"]):
+        assert stored_help.stagerun("predict", snapshot, *given, "--threads", 1).stderr == ""
+
+
+def test_top5_of_five_classes_is_not_shown(tmp_path: Path) -> None:
+    images, labels = stored_help.pictures(4, 28, 28, 1, 5)
+    stored_help.make_lmdb(tmp_path / "data", images, labels)
+    model = MODEL.replace("num_classes: 10", "num_classes: 5")
+    schedule = stored_help.make_schedule(tmp_path / "schedule", model, CROPPED, tmp_path / "data", 4)
+    snapshot = stored_help.make_snapshot(tmp_path / "out", schedule)
+    assert "top-5" not in stored_help.stagerun("eval", snapshot).stdout
+    assert said("eval", snapshot)["evaluations"][0]["top5"] == 1.0
+
+
+def test_eval_of_a_schedule_names_what_a_run_with_set_had_otherwise(tmp_path: Path) -> None:
+    stored_help.make_lmdb(tmp_path / "data", *stored_help.pictures(4, 28, 28, 1, 10))
+    folder = tmp_path / "schedule"
+    stored_help.make_schedule(folder, MODEL, CROPPED, tmp_path / "data", 4)
+    hint = "if `stagerun run` had --set, give the same here"
+
+    stored_help.make_snapshot(tmp_path / "a", load(folder, ["only.test_batch_size=7"]))
+    done = stored_help.stagerun("eval", folder, "--out", tmp_path / "a")
+    assert f"not as in the run: test_batch_size 7 -> 5; {hint}" in done.stderr
+    again = stored_help.stagerun("eval", folder, "--out", tmp_path / "a", "--set", "only.test_batch_size=7")
+    assert again.exit_code == 0 and again.stderr == ""
+
+    stored_help.make_snapshot(tmp_path / "b", load(folder, ["only.base_lr=0.2"]))
+    for stage, text in (([], "no stage is finished in"), (["--stage", "only"], "stage `only` is stale")):
+        done = stored_help.stagerun("eval", folder, "--out", tmp_path / "b", *stage)
+        assert done.exit_code == 64 and text in done.stderr and hint in done.stderr
+    assert "by an edit or by a --set of `run`" in stored_help.stagerun("plan", folder, "--out", tmp_path / "b").stdout

@@ -1,0 +1,329 @@
+"""BIT-EXACT or EQUIVALENT: said wherever something goes on, with each reason; and which images an update has, whoever computes it."""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import small
+import tiny
+import torch
+from test_plan_trees import SCHEDULE, inventory, on_disk, schedule, snapshot
+
+from stagerun.base.errors import ResumeRefused
+from stagerun.base.events import Note
+from stagerun.base.recipe import Determinism, Ensemble, Schedule
+from stagerun.base.snapshots import TRAINING_SET, SnapshotRef, same_set
+from stagerun.comm import runs_of
+from stagerun.engine.device import differences, environment
+from stagerun.plan import Plan, State, make_plan, require_fresh
+from stagerun.train.environment import environment_of, promise, promise_of_ensemble, require_exact
+from stagerun.train.stage import requests
+
+CPU = torch.device("cpu")
+TRAIN = 'train { source: "/d/train" images: 1000 }'
+WITH_VAL = SCHEDULE.replace(TRAIN, TRAIN + ' val { source: "/d/val" images: 100 }')
+CHANGES = {
+    "torch": "2.0",
+    "instruction set": "SSE",
+    "threads": "77",
+    "workers": "3",
+    "reducer": "another",
+    "processor": "another",
+    "math settings": "MKL_CBWR='AVX2'",
+    "image library": "another",
+    "stagerun": "0",
+    "device": "Some GPU",
+}
+
+
+def now(of: Schedule) -> dict[str, str]:
+    return environment_of(of, of.stages[0], CPU, workers=2)
+
+
+def plan(of: Schedule, refs: list[SnapshotRef], **changed: str) -> Plan:
+    """With these snapshots, as if made in an environment like this one but for what is `changed`."""
+    return make_plan(of, inventory([replace(ref, environment=now(of) | changed) for ref in refs]))
+
+
+def told(of: Schedule, planned: Plan, stage: str) -> tuple[str, bool]:
+    """The text and whether it is a warning; empty where nothing is said."""
+    (one,) = [s for s in planned.stages if s.stage.name == stage]
+    note = promise(of, one, now(of))
+    return ("", False) if note is None else (note.text, note.warning)
+
+
+def places(of: Schedule) -> dict[str, list[SnapshotRef]]:
+    """What is on disk where `main` goes on inside, where it is done and `end` begins, and where all of it is done."""
+    inside = [snapshot(of, "main", 6)]
+    done = [ref for place, ref in on_disk(of).items() if place.startswith("main@")]
+    return {"inside": inside, "start": done}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("where", ["inside", "start", "evaluation"])
+def test_each_reason_is_told_wherever_something_goes_on(name: str, where: str) -> None:
+    of = schedule(WITH_VAL)
+    stage = {"inside": "main", "start": "end", "evaluation": "main"}[where]
+    refs = places(of)["inside" if where == "inside" else "start"]
+    what = "the evaluation of main" if where == "evaluation" else "resume"
+    text, warning = told(of, plan(of, refs, **{name: CHANGES[name]}), stage)
+    assert text.startswith(f"{what} is EQUIVALENT, not BIT-EXACT: {name}: {CHANGES[name]} -> ") and warning
+
+
+def test_with_all_as_before_it_is_bit_exact_and_a_start_says_nothing() -> None:
+    of = schedule(WITH_VAL)
+    same = "same torch build, processor, instruction set, threads, workers and reducer"
+    assert told(of, plan(of, places(of)["inside"]), "main") == (f"resume is BIT-EXACT: {same}", False)
+    done = plan(of, places(of)["start"])
+    assert told(of, done, "main") == (f"the evaluation of main is BIT-EXACT: {same}", False)
+    assert told(of, done, "end") == ("", False)
+    without = schedule()
+    assert told(without, plan(without, places(without)["start"], threads="77"), "main") == ("", False), (
+        "nothing to evaluate"
+    )
+
+
+def test_a_gpu_is_promised_nothing() -> None:
+    of = schedule()
+    (one,) = [s for s in plan(of, places(of)["inside"], device="Some GPU").stages if s.stage.name == "main"]
+    note = promise(of, one, now(of) | {"device": "Some GPU"})
+    assert note is not None and "BIT-EXACT" not in note.text and "was not verified" in note.text
+
+
+def test_with_elastic_the_number_of_workers_is_no_reason_and_all_others_are() -> None:
+    of = replace(schedule(), determinism=Determinism.ELASTIC)
+    assert told(of, plan(of, places(of)["inside"], workers="5"), "main")[0].startswith("resume is BIT-EXACT")
+    for name in CHANGES.keys() - {"workers"}:
+        text, _ = told(of, plan(of, places(of)["inside"], workers="5", **{name: CHANGES[name]}), "main")
+        assert "EQUIVALENT" in text and f"{name}: " in text and "workers" not in text
+
+
+def test_what_is_not_promised_is_refused_where_that_is_asked_for() -> None:
+    of = schedule(WITH_VAL)
+    for refs, stage in ((places(of)["inside"], "main"), (places(of)["start"], "end")):
+        for changed in ({"threads": "77"}, {}):
+            (one,) = [s for s in plan(of, refs, **changed).stages if s.stage.name == stage]
+            said = promise(of, one, now(of))
+            if not changed:
+                require_exact(said)
+                continue
+            with pytest.raises(ResumeRefused, match=r"--require-bit-exact: resume is EQUIVALENT.*threads: 77 -> "):
+                require_exact(said)
+    with pytest.raises(ResumeRefused, match="was not verified"):
+        require_exact(
+            Note(text="resume with everything as before; that a GPU then gives the same bits was not verified")
+        )
+
+
+OLD, NEW = "600 records, sample aa, index bb", "600 records, sample cc, index dd"
+
+
+@pytest.mark.parametrize(("before", "now_there", "same"), [
+    ("600 records, sample aa", OLD, True),  # a side file was made since
+    (OLD, "600 records, sample aa", True),
+    (OLD, "600 records, sample zz, index bb", True),  # the same records, written in another order
+    (OLD, "600 records, sample aa, index zz", False),  # a change that the sample doesn't see
+    (OLD, NEW, False),
+    ("600 records, sample aa", NEW, False),
+    ("", NEW, None),
+    (OLD, "", None),
+])  # fmt: skip
+def test_sets_are_compared_by_what_both_know(before: str, now_there: str, same: bool | None) -> None:
+    assert same_set(before, now_there) is same
+
+
+def trained_on(of: Schedule, refs: list[SnapshotRef], images: str) -> list[SnapshotRef]:
+    """By a version that records its training images, unless they are ''."""
+    more = {TRAINING_SET: images} if images else {}
+    return [replace(ref, environment=now(of) | more) for ref in refs]
+
+
+def test_inside_a_stage_other_images_are_a_reason_and_old_snapshots_say_unknown() -> None:
+    of = replace(schedule(), sets={"train": NEW})
+    for images, reason in ((OLD, f"training set: {OLD} -> {NEW}"), ("", f"training set: unknown -> {NEW}")):
+        refs = trained_on(schedule(), places(of)["inside"], images)
+        (one,) = [s for s in make_plan(of, inventory(refs)).stages if s.stage.name == "main"]
+        said = promise(of, one, now(of))
+        assert one.state is State.RESUME and one.iter == 6
+        assert said is not None and said.text == f"resume is EQUIVALENT, not BIT-EXACT: {reason}"
+        with pytest.raises(ResumeRefused, match="training set: "):
+            require_exact(said)
+    same = make_plan(of, inventory(trained_on(schedule(), places(of)["inside"], NEW)))
+    assert told(of, same, "main")[0].startswith("resume is BIT-EXACT: same torch build, training images")
+    sampled = replace(of, sets={"train": "600 records, sample cc"})
+    plan_of_samples = make_plan(sampled, inventory(trained_on(schedule(), places(of)["inside"], NEW)))
+    assert "training images as far as 32 of them show" in told(sampled, plan_of_samples, "main")[0]
+
+
+def test_a_finished_stage_is_stale_on_other_images_and_an_old_one_never_is() -> None:
+    of = replace(schedule(), sets={"train": NEW})
+    done = list(on_disk(of).values())
+    stale = make_plan(of, inventory(trained_on(schedule(), done, OLD)))
+    assert {s.state for s in stale.stages} == {State.STALE} and stale.next is None
+    with pytest.raises(ResumeRefused) as caught:
+        require_fresh(stale)
+    assert "stage `main` is stale: the training images have changed since it was trained" in caught.value.message
+    assert f"  data.train.source {OLD} -> {NEW} (schedule.prototxt:4)" in caught.value.message
+    assert "`--redo main " in caught.value.hint and "--keep main" in caught.value.hint
+    for images, sets in (("", of.sets), (NEW, of.sets), (OLD, {})):  # the last: on a login node
+        plan = make_plan(replace(of, sets=sets), inventory(trained_on(schedule(), done, images)))
+        assert {s.state for s in plan.stages} == {State.DONE}
+
+
+@pytest.mark.parametrize("inside", ["", NEW], ids=["before it was recorded", "on these images"])
+def test_a_stage_that_ended_on_other_images_is_not_trained_again_from_its_midst_unasked(inside: str) -> None:
+    of = replace(schedule(), sets={"train": NEW})
+    refs = on_disk(of)
+    end = trained_on(
+        schedule(),
+        [ref for ref in refs.values() if ref.stage == "main" and ref.iter == of.stage("main").solver.max_iter],
+        OLD,
+    )
+    midst = trained_on(schedule(), places(of)["inside"], inside)
+    (main,) = [s for s in make_plan(of, inventory([*midst, *end])).stages if s.stage.name == "main"]
+    assert end and main.state is State.STALE and "the training images have changed" in main.why
+
+
+def test_redo_and_keep_of_other_images_are_as_of_any_other_change() -> None:
+    of = replace(schedule(), sets={"train": NEW})
+    done = trained_on(schedule(), list(on_disk(of).values()), OLD)
+    redone = make_plan(of, inventory(done), redo=["main"])
+    assert {s.state for s in redone.stages} == {State.FRESH} and redone.next is redone.stages[0]
+    # A life later: what the new images have made counts, and the old end does not, though it is further.
+    (begun,) = trained_on(schedule(), [snapshot(of, "main", 6, attempt=2)], NEW)
+    (main, *below) = make_plan(of, inventory([*done, begun]), redo=["main"]).stages
+    assert (main.state, main.start) == (State.RESUME, begun) and {s.state for s in below} == {State.FRESH}
+    kept = make_plan(of, inventory(done), keep=["main", "a", "b", "deep", "end"])
+    assert {s.state for s in kept.stages} == {State.DONE}
+
+
+def test_an_evaluation_does_not_depend_on_the_training_images() -> None:
+    of = replace(schedule(WITH_VAL), sets={"train": NEW})
+    plan = make_plan(of, inventory(trained_on(of, places(of)["start"], OLD)), keep=["main"])
+    assert told(of, plan, "main")[0].startswith("the evaluation of main is BIT-EXACT: same torch build, processor")
+
+
+@pytest.mark.parametrize(("before", "after", "reasons"), [
+    (("A (x/1/2)", "avx2 avx512_bf16"), ("A (x/1/2)", "avx2 amx_tile"), ["processor flags: avx512_bf16 missing, amx_tile added"]),
+    (("A (x/1/2)", "avx2"), ("B (x/1/3)", "avx2"),
+     ["processor: A (x/1/2) -> B (x/1/3), with the same flags, but libraries look at the model, too"]),
+    (("A (x/1/2)", "avx2"), ("B (y/1/3)", "none"), ["processor: A (x/1/2) -> B (y/1/3)", "processor flags: avx2 missing"]),
+    (("A (x/1/2)", "avx2"), ("unknown", "unknown"), ["processor: A (x/1/2) -> unknown"]),
+    (("unknown", "unknown"), ("unknown", "unknown"), ["processor: unknown -> unknown"]),
+    (None, ("A (x/1/2)", "avx2"), ["math settings, processor, processor flags: unknown, made by a stagerun that didn't record that"]),
+])  # fmt: skip
+def test_another_processor_is_a_reason(
+    before: tuple[str, str] | None, after: tuple[str, str], reasons: list[str]
+) -> None:
+    def of(pair: tuple[str, str]) -> dict[str, str]:
+        return {"threads": "1", "processor": pair[0], "processor flags": pair[1], "math settings": "none"}
+
+    assert differences(of(before) if before else {"threads": "1"}, of(after), elastic=False) == reasons
+
+
+def replace_by(folder: Path, other: Path, first: int) -> None:
+    """Another LMDB of as many records in its place, with the pixels and labels from the stored image `first` on."""
+    tiny.make_data(other, first)
+    shutil.rmtree(folder)
+    (other / folder.name).rename(folder)
+
+
+@pytest.mark.process
+def test_another_lmdb_between_two_lives_is_seen(tmp_path: Path) -> None:
+    """Other pixels and labels, as many, at the same path: no life goes on as if nothing had happened."""
+    data, out = tmp_path / "data", tmp_path / "out"
+    tiny.make_data(data)
+    of = small.make_schedule(tmp_path / "schedule", data)
+    assert small.run(of, out, "--until", "init").returncode == 0
+    replace_by(data / "train_lmdb", tmp_path / "other", 800)
+    stale = small.run(of, out)
+    assert (
+        stale.returncode == 78
+        and "stage `init` is stale: the training images have changed since it was trained" in stale.stderr
+    )
+    assert "stale: the training images" in small.stagerun("plan", of, "--out", out).stdout
+    shutil.rmtree(out / "snapshots" / "init-00000006-a0001")  # as if it had been stopped in its midst
+    refused = small.run(of, out, "--require-bit-exact")
+    assert refused.returncode == 78 and "resume is EQUIVALENT, not BIT-EXACT: training set: " in refused.stderr
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_side_file_made_since_is_the_same_set_and_other_validation_images_are_evaluated(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    tiny.make_data(data)
+    of = small.make_schedule(tmp_path / "schedule", data)
+    assert small.run(of, out, "--until", "init").returncode == 0
+    shutil.rmtree(out / "snapshots" / "init-00000006-a0001")
+    assert small.stagerun("data", "index", data / "train_lmdb").returncode == 0
+    done = small.run(of, out, "--require-bit-exact", "--until", "init")
+    assert done.returncode == 0 and "note: resume is BIT-EXACT: same torch build, training images" in done.stdout
+    replace_by(data / "val_lmdb", tmp_path / "other", 1200)
+    assert "the images are not those that `init` was evaluated on" in small.stagerun("plan", of, "--out", out).stdout
+    again = small.run(of, out, "--until", "init")
+    assert again.returncode == 0 and "warning: init is evaluated again, on other validation images" in again.stdout
+    assert "nothing to do" in small.run(of, out, "--until", "init").stdout
+
+
+def test_an_ensemble_tells_in_what_its_members_differ_from_now() -> None:
+    together = Ensemble(name="both", members=("a", "b_x"))
+    of = replace(schedule(WITH_VAL), ensembles=(together,))
+    refs = [replace(snapshot(of, name, 4), environment=now(of)) for name in together.members]
+    assert promise_of_ensemble(of, together, refs, CPU, 2) is None
+    refs[1] = replace(refs[1], environment=now(of) | {"threads": "77"})
+    note = promise_of_ensemble(of, together, refs, CPU, 2)
+    assert note is not None and note.warning
+    assert (
+        note.text.startswith("ensemble both is EQUIVALENT, not BIT-EXACT") and note.text.count("threads: 77 -> ") == 1
+    )
+
+
+def test_what_onednn_is_held_to_is_part_of_the_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DNNL_MAX_CPU_ISA", raising=False)
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    free = environment(CPU, 1, "solo")["instruction set"]
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "sse41")
+    assert environment(CPU, 1, "solo")["instruction set"] == f"{free}, oneDNN at most SSE41"
+
+
+def test_the_images_of_an_update_are_the_same_whoever_computes_them() -> None:
+    """Eight device batches of four: any number of workers takes them all, once each, in runs that follow one another."""
+    asked = []
+    for workers in range(1, 9):
+        shares = []
+        for run in runs_of(8, workers):
+            loop = SimpleNamespace(max_iter=5, batch_size=32, start_position=96, run=run)
+            shares.append(list(requests(loop, 2, 4)))  # type: ignore[arg-type]
+        updates = []
+        for i in range(3):
+            each = [[r for r in share if 96 + (2 + i) * 32 <= r[0] < 96 + (3 + i) * 32] for share in shares]
+            updates.append([request for share in each for request in share])
+        asked.append(updates)
+    assert all(updates == asked[0] for updates in asked)
+    assert asked[0][0] == [(160 + 4 * k, 4) for k in range(8)]
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_run_in_another_environment_says_so_for_what_is_left_to_do(tmp_path: Path) -> None:
+    """Another instruction set: of an evaluation that is missing, and of a stage that starts in the new life."""
+    tiny.make_data(tmp_path / "data")
+    of = small.make_schedule(tmp_path / "schedule", tmp_path / "data")
+    out = tmp_path / "out"
+    first = small.run(of, out, "--until", "cyc1", timeout=600)
+    assert first.returncode == 0, first.stderr
+    next((out / "results").glob("cyc1-*")).unlink()
+    lower = {**os.environ, "OMP_NUM_THREADS": "1", "ATEN_CPU_CAPABILITY": "default"}
+    refused = small.run(of, out, "--require-bit-exact", "--threads", 2, timeout=600)
+    assert refused.returncode == 78 and "is EQUIVALENT" in refused.stderr and "threads: 1 -> 2" in refused.stderr, (
+        refused.stderr
+    )
+    done = small.run(of, out, "--only", "collapse", env=lower, timeout=600)
+    assert done.returncode == 0, done.stderr
+    has = torch.backends.cpu.get_cpu_capability()
+    for what in ("the evaluation of cyc1", "resume"):
+        if has != "DEFAULT":  # a processor that has nothing else
+            assert f"warning: {what} is EQUIVALENT, not BIT-EXACT: instruction set: {has} -> DEFAULT" in done.stdout

@@ -1,0 +1,329 @@
+"""`stagerun rehearse`: that it goes through everything, leaves nothing but its figures, and what follows from those."""
+
+import itertools
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import processes
+import pytest
+import small
+from test_plan import finished, inventory, schedule
+
+from stagerun.base.events import Iterated, RunStarted, StageStarted, Tested
+from stagerun.base.recipe import Cache, CropSizeRamp, ParamRule, Schedule
+from stagerun.base.snapshots import Inventory
+from stagerun.data.loader import Loader
+from stagerun.data.records import LmdbSource
+from stagerun.data.synthetic import write_synthetic
+from stagerun.language import load
+from stagerun.plan import make_plan
+from stagerun.plan.estimate import (
+    Cost,
+    Figures,
+    Room,
+    caveats,
+    estimate,
+    needs,
+    render_needs,
+    render_times,
+    snapshots_on_disk,
+    times,
+)
+from stagerun.plan.rehearsal import Synthetic, cost_key, rehearsal, synthetic_images
+from stagerun.tools.rehearse.measure import LEAST_ITERS, Observer, Rehearsal, costs, first_life
+
+SOLVERS = Path(__file__).parents[2] / "solvers"
+TREE = schedule(
+    shared="""
+model { name: "resnet_small" num_classes: 10 }
+data { train { source: "/d/train" images: 1000 } val { source: "/d/val" images: 1001 } }
+solver { batch_size: 100 device_batch_size: 25 test_batch_size: 100 snapshot: 8 test_interval: 6 test_iter: 3 }
+stage { name: "trunk" }
+stage { name: "long" }
+stage { name: "collapse" from: "long" }
+stage { name: "early" from: "trunk" }
+"""
+)
+
+
+def figures(of: Schedule, **changes: object) -> Figures:
+    """Round numbers for every kind of stage of a schedule."""
+    keys = {cost_key(of, stage.solver): stage.solver for stage in of.stages}
+    costs = tuple(
+        Cost(
+            key=key,
+            stages=tuple(s.name for s in of.stages if cost_key(of, s.solver) == key),
+            iterations=20,
+            device_batch_size=solver.device_batch_size,
+            pass_seconds=0.1,
+            update_seconds=0.05,
+            test_batch_size=solver.test_batch_size,
+            test_seconds=0.5,
+            start_seconds=2.0,
+        )
+        for key, solver in keys.items()
+    )
+    plain = Figures(
+        schedule=of.name, date="2026-11-21 10:00", host="node1", device="cpu", torch="2.13.0", workers=2, local_workers=2,
+        threads=1, synthetic="", costs=costs, snapshot_bytes=1000, snapshot_seconds=3.0, blocked_seconds=0.25,
+        memory_bytes=5000, gpu_memory_bytes=0, log_bytes=10.0,
+    )  # fmt: skip
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+ROOM = Room(
+    out="out/x", out_free=10**6, memory=10**6, gpu_memory=None, scratch=None, scratch_free=None, data_bytes=None
+)
+
+# -- the schedule cut down
+
+
+def test_a_rehearsal_is_each_stage_with_one_device_batch_per_worker_and_the_learning_rate_of_that_batch() -> None:
+    short = rehearsal(TREE, 7, 2, None)
+    for stage, real in zip(short.stages, TREE.stages, strict=True):
+        assert stage.solver.max_iter == min(7, real.solver.max_iter)
+        assert (stage.solver.batch_size, stage.solver.device_batch_size, stage.solver.logical_workers) == (50, 25, 2)
+        assert stage.solver.base_lr == pytest.approx(real.solver.base_lr / 2)
+        assert (stage.parent, stage.solver.transform) == (real.parent, real.solver.transform)
+    smaller = rehearsal(TREE, 7, 3, 4).stages[0].solver
+    assert (smaller.batch_size, smaller.test_batch_size) == (12, 4)
+    assert rehearsal(replace(TREE, data=replace(TREE.data, scratch="/tmp")), 5, 1, None).data.scratch is None
+
+
+@pytest.mark.parametrize("iters", [None, *range(1, 15)])
+def test_a_rehearsal_trains_no_piece_of_its_first_stage_again(iters: int | None) -> None:
+    """What starts from its midst finds a snapshot there, or the second life comes by that place."""
+    for max_iter, point in itertools.product(range(1, 16), range(1, 15)):
+        if point >= max_iter:
+            continue
+        trunk = replace(TREE.stages[0], solver=replace(TREE.stages[0].solver, max_iter=max_iter))
+        of = replace(TREE, stages=(trunk, replace(TREE.stages[3], parent_iter=point)))
+        stopped, whole = first_life(iters, max_iter)
+        if not stopped:
+            continue
+        assert stopped < rehearsal(of, whole, 1, None).stages[0].solver.max_iter
+        (before,) = rehearsal(of, whole, 1, None).branch_points("trunk")
+        for second in [iters] if iters is not None else range(LEAST_ITERS, 20):
+            later = rehearsal(of, second, 1, None).branch_points("trunk")
+            assert all(place >= stopped or place == before for place in later), (max_iter, point, second)
+
+
+def test_synthetic_images_suit_every_stage() -> None:
+    assert synthetic_images(load(str(SOLVERS / "resnet50_72ep"), ())) == Synthetic(375, 500, 3, encoded=True)
+    assert synthetic_images(load(str(SOLVERS / "fashion_collapse"), ())) == Synthetic(28, 28, 1, encoded=False)
+    assert synthetic_images(TREE) == Synthetic(32, 32, 3, encoded=False)
+    assert synthetic_images(replace(TREE, model=replace(TREE.model, name="vit_b_16"))).height == 224
+
+
+@pytest.mark.parametrize("name", ["resnet50_72ep", "fashion_collapse"])
+def test_synthetic_images_pass_the_transforms_of_every_stage(name: str, tmp_path: Path) -> None:
+    of = load(str(SOLVERS / name), ())
+    shape = synthetic_images(of)
+    folder = str(tmp_path / "lmdb")
+    write_synthetic(folder, 40, shape.height, shape.width, shape.channels, of.model.num_classes, shape.encoded)
+    for stage in of.stages:
+        for train, transform in ((True, stage.solver.transform), (False, stage.solver.test_transform)):
+            loader = Loader(
+                LmdbSource(folder, 40), transform, train=train, channels=of.model.channels, seed=1,
+                num_classes=of.model.num_classes, images=40, shuffle=train,
+            )  # fmt: skip
+            batch = loader.batch(38, 4)
+            side = transform.crop_size or 28
+            assert batch.images.shape == (4, side, side, of.model.channels) and batch.images.std() > 10
+
+
+# -- what follows from the figures
+
+
+def test_the_estimate_is_passes_updates_tests_snapshots_and_starts() -> None:
+    plan = make_plan(TREE, Inventory())
+    long = estimate(plan, figures(TREE), workers=2)["long"]
+    assert long is not None
+    assert (long.passes, long.iteration) == (2, pytest.approx(2 * 0.1 + 0.05))  # 4 device batches on 2 workers
+    assert long.training == pytest.approx(30 * 0.25)
+    # 1001 images are 11 batches, 6 for the busier worker; inside the stage, at 6, 12, 18, 24, 3 batches are 2 for it.
+    assert long.tests == pytest.approx(0.5 * (6 + 4 * 2))
+    assert long.snapshots == pytest.approx(3.0 + 3 * 0.25)  # at 8, 16, 24, and the end
+    assert long.total == pytest.approx(long.training + long.tests + long.snapshots + 2.0)
+    assert long.images_per_second == pytest.approx(400)
+    assert estimate(plan, figures(TREE), workers=3)["long"].passes == 2  # type: ignore[union-attr]
+    assert estimate(plan, figures(TREE), workers=4)["long"].passes == 1  # type: ignore[union-attr]
+
+
+def test_what_is_done_once_is_not_multiplied() -> None:
+    """The first iteration after a start, and the evaluation in the middle, which is the first, are not what others cost."""
+    observer = Observer()
+    observer(RunStarted(
+        schedule="x", out="o", workers=2, device="cpu", threads=1, stages=("trunk",), iterations=4, iterations_left=4, version=""
+    ))  # fmt: skip
+    observer(StageStarted(stage="trunk", number=1, iter=0, max_iter=4, start="", batch_size=50, device_batch_size=25))
+    for iter, seconds in ((1, 60.0), (2, 0.3), (3, 0.5), (4, 0.4)):
+        observer(Iterated(
+            stage="trunk", iter=iter, epoch=0, lr=0, momentum=0, weight_decay=0, loss=1, images=50, seconds=seconds,
+            update_seconds=0.1,
+        ))  # fmt: skip
+        if iter in (2, 4):
+            observer(Tested(
+                stage="trunk", iter=iter, images=350, top1=0, top5=0, loss=0, seconds=90.0 if iter == 2 else 6.0
+            ))  # fmt: skip
+    (cost,) = costs(replace(TREE, stages=TREE.stages[:1]), Rehearsal(None, None, False), observer, workers=2)
+    assert cost.pass_seconds == pytest.approx(0.3) and cost.update_seconds == pytest.approx(0.1)
+    assert cost.test_seconds == pytest.approx(6.0 / 2)  # 350 images are 4 batches of 100, 2 for the busier worker
+
+
+def test_frozen_layers_are_a_kind_of_their_own_and_a_mean_value_is_not() -> None:
+    solver = TREE.stages[0].solver
+    frozen = replace(solver, param=(ParamRule(name="layer1.*", lr_mult=0.0),))
+    shifted = replace(solver, transform=replace(solver.transform, mean_value=(73.0,)))
+    assert cost_key(TREE, frozen) != cost_key(TREE, solver) == cost_key(TREE, shifted)
+
+
+def test_what_feeds_a_stage_and_what_mixes_its_images_is_a_kind_of_its_own() -> None:
+    solver = TREE.stages[0].solver
+    of_data = [replace(TREE, data=replace(TREE.data, **one)) for one in ({"cache": Cache.DISK}, {"loader_threads": 3})]
+    mixed = [replace(solver, mixup_alpha=0.2), replace(solver, cutmix_alpha=1.0)]
+    keys = [cost_key(TREE, solver), *(cost_key(of, solver) for of in of_data), *(cost_key(TREE, one) for one in mixed)]
+    assert len(set(keys)) == 5
+    assert cost_key(TREE, replace(solver, mixup_alpha=0.4)) == keys[3], "how much is mixed costs nothing"
+
+
+def test_what_is_done_takes_no_time_and_what_was_not_rehearsed_is_not_guessed() -> None:
+    ends = finished(TREE)
+    plan = make_plan(TREE, inventory(ends[0]))
+    measured = figures(TREE)
+    assert set(estimate(plan, measured, 2)) == {"long", "collapse", "early"}
+    changed = schedule(
+        early='base_lr: 0.1 lr_policy: "fixed" max_iter: 5 transform_param { mirror: true crop_size: 28 }'
+    )
+    other = estimate(make_plan(changed, Inventory()), figures(schedule()), 2)
+    assert other["early"] is None and other["long"] is not None
+    assert "early     ?" in render_times(make_plan(changed, Inventory()), other)
+
+
+def test_a_smaller_device_batch_is_scaled_and_said() -> None:
+    plan = make_plan(TREE, Inventory())
+    halved = tuple(replace(cost, device_batch_size=5) for cost in figures(TREE).costs)
+    measured = figures(TREE, costs=halved, synthetic="32 x 32, raw")
+    assert estimate(plan, measured, 4)["long"].iteration == pytest.approx(0.1 * 5 + 0.05)  # type: ignore[union-attr]
+    said = " ".join(caveats(plan, measured, 4))
+    assert "device batch was 5" in said and "4 workers are taken to be as fast as the 2" in said and "synthetic" in said
+    assert "extrapolated" not in said and "extrapolated" in " ".join(caveats(plan, measured, 1))
+
+
+def test_images_that_grow_are_said_in_one_line() -> None:
+    of = replace(
+        TREE,
+        stages=tuple(
+            replace(s, solver=replace(s.solver, transform=replace(s.solver.transform, crop_size=28, crop_size_ramp=CropSizeRamp(start_size=20, start_epoch=0, end_epoch=1))))
+            if s.name in ("trunk", "early") else s
+            for s in TREE.stages
+        ),
+    )  # fmt: skip
+    said = [text for text in caveats(make_plan(of, Inventory()), figures(of), 2) if "largest images" in text]
+    assert said == [
+        "timed at their largest images, and faster where they are smaller: `trunk` (28 pixels), `early` (28 pixels)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("iter", "max_iter", "every", "count"), [(0, 10, 0, 0), (0, 10, 3, 3), (0, 9, 3, 2), (3, 9, 3, 1), (8, 9, 3, 0)]
+)
+def test_times_counts_what_is_due_before_the_end(iter: int, max_iter: int, every: int, count: int) -> None:
+    assert times(iter, max_iter, every) == count
+    assert count == sum(1 for i in range(iter + 1, max_iter) if every and i % every == 0)
+
+
+def test_what_would_run_out_is_said_first() -> None:
+    plan = make_plan(TREE, Inventory())
+    # trunk 20: at 8, 16 and the end; long 30: 8, 16, 24; collapse 10: 8; early: none. Three are kept, the end, and one in writing.
+    assert snapshots_on_disk(TREE) == (3 + 1) + (3 + 1) + (2 + 1) + (1 + 1) + 1
+    enough = render_needs(needs(plan, figures(TREE), ROOM))
+    assert "RUN OUT" not in enough and enough.startswith("disk: 14.7 kB in out/x (14 snapshots of 1.0 kB at most")
+    tight = replace(ROOM, out_free=14_000, memory=9_999, gpu_memory=10, scratch="/nvme", scratch_free=5, data_bytes=6)
+    lines = render_needs(needs(plan, figures(TREE, gpu_memory_bytes=11), tight)).splitlines()
+    assert [line.split(":")[:2] for line in lines] == [
+        ["WOULD RUN OUT", f" {what}"] for what in ("disk", "memory", "GPU memory", "scratch")
+    ]
+    reserved = replace(ROOM, scratch="/nvme", scratch_free=10, data_bytes=6, scratch_reserve=5)
+    assert (
+        "WOULD RUN OUT: scratch: the images (6 B) go to /nvme of each node, 10 B free, of which 5 B stay so"
+        in render_needs(needs(plan, figures(TREE), reserved))
+    )
+    unknown = render_needs(needs(plan, figures(TREE), replace(ROOM, scratch="/nvme")))
+    assert "not known: scratch: the images (not on this machine) go to /nvme" in unknown
+
+
+# -- the command
+
+
+@pytest.mark.process
+def test_a_rehearsal_goes_through_everything_and_plan_knows_its_figures(base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = small.stagerun("rehearse", base / "schedule", "--out", out, "--nproc", 2, "--threads", 1, "--iters", 4)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout
+    assert "init: stopped and saved after 2, to be resumed" in said
+    assert "init: iterations 2 to 4, from init-00000002-a0001" in said
+    assert "early: iterations 0 to 3, from init-00000004-a0002" in said
+    assert all(f"{stage}: evaluated" in said for stage in ("init", "cyc1", "collapse", "early"))
+    assert said.count("one device batch per worker and iteration was run") == 1  # 4 device batches, 2 workers
+    assert [p.name for p in out.iterdir()] == ["rehearsal.json"]
+    planned = small.stagerun("plan", base / "schedule", "--out", out).stdout
+    assert "left with 2 workers, as rehearsed on" in planned
+    changed = small.stagerun("plan", base / "schedule", "--out", out, "--set", "early.device_batch_size=8").stdout
+    assert "stage early has changed since the rehearsal" in changed
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_synthetic_needs_no_data_and_json_is_one_object(base: Path, tmp_path: Path) -> None:
+    nowhere = ["--set", "data.train.source=/no/train", "--set", "data.val.source=/no/val"]
+    words = ["rehearse", base / "schedule", *nowhere, "--out", tmp_path / "out", "--threads", 1, "--iters", 2]
+    refused = small.stagerun(*words)
+    assert refused.returncode == 65 and "/no/train: this machine has no such LMDB" in refused.stderr
+    assert "/no/val" in refused.stderr and "hint: `--synthetic`" in refused.stderr
+    # Rectangular evaluation needs the side file of the images.
+    rectangular = "{crop_size: 24 rectangular: true random_resize_param { min_size: 28 } mean_value: 73 scale: 0.0111}"
+    words += ["--set", f"solver.test_transform_param={rectangular}"]
+    done = small.stagerun(*words, "--synthetic", "--json", "--workers", 4, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["workers"] == 4 and [s["passes"] for s in record["stages"]] == [1, 1, 1, 1]
+    assert all(s["in_all"] > 0 for s in record["stages"])
+    assert not list(tmp_path.glob("stagerun-rehearsal-*")), "the made-up images are removed"
+
+
+@pytest.mark.process
+def test_an_interrupted_rehearsal_leaves_nothing_and_is_not_a_bug(base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    endless = ["--set", "init.max_iter=1000000", "--set", "init.lr_iter=1000000"]
+    words = [str(w) for w in ["rehearse", base / "schedule", "--out", out, "--threads", 1, *endless]]
+    run = processes.Run([*words, "--iters", "1000000"]).start()
+    small.wait_for(out / ".rehearsal" / "out" / "snapshots", run)
+    second = small.stagerun(*words)
+    assert second.returncode == 73, "one at a time"
+    run.process.send_signal(signal.SIGINT)
+    code, said = run.wait()
+    assert code == 130 and said.endswith("interrupted: a rehearsal keeps nothing\n"), said
+    assert "SIGINT: stopping after this iteration, which leaves nothing" in said
+    assert not list(out.iterdir())
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_it_disturbs_no_run_in_the_same_folder(base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert small.run(base / "schedule", out).returncode == 0
+    before = processes.content(out)
+    done = small.stagerun("rehearse", base / "schedule", "--out", out, "--threads", 1, "--iters", 2)
+    assert done.returncode == 0 and processes.content(out) == before
+    assert "nothing to do" in small.run(base / "schedule", out).stdout
+
+
+def test_images_of_the_val_set_are_not_asked_for_where_there_is_none() -> None:
+    without = replace(TREE, data=replace(TREE.data, val=None))
+    plan = make_plan(without, Inventory())
+    assert estimate(plan, figures(without), 2)["long"].tests == 0  # type: ignore[union-attr]

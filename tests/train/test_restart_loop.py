@@ -1,0 +1,374 @@
+"""A run that is started again and again and gets nowhere is refused the fourth time; and one that another host takes over ends."""
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import small
+import torch
+
+from stagerun import store
+from stagerun.base.errors import ExitCode, FolderInUseError, ResumeRefused
+from stagerun.base.events import Event, SnapshotFailed, SnapshotWritten
+from stagerun.base.recipe import Determinism, Schedule
+from stagerun.comm import SoloComm
+from stagerun.language import load
+from stagerun.store import lease, lives, write
+from stagerun.store.lives import Life
+from stagerun.system.process import Identity
+from stagerun.system.world import World
+from stagerun.tools.status.command import status_text
+from stagerun.train.keeper import Keeper, Lineage
+from stagerun.train.options import RunOptions
+from stagerun.train.output import Target
+from stagerun.train.progress import Progress
+from stagerun.train.results import LIMIT, standing
+from stagerun.train.status import look
+from stagerun.train.walk import run
+
+DISK = store.LocalDisk()
+NODE7 = Identity("node7", "another boot", "pid:[1]", 12, 34)
+
+
+@pytest.fixture
+def schedule(base: Path) -> Schedule:
+    return load(str(base / "schedule"), ())
+
+
+def live(schedule: Schedule, out: Path, code: int | None, retry: bool = False) -> None:
+    """A process life that ends with `code`, or without a word."""
+    keeper = Keeper(schedule, out, retry=retry)
+    keeper.open()
+    keeper.close(code)
+
+
+def refused(schedule: Schedule, out: Path) -> str:
+    """Why the next life is; '' if it isn't, and then it ends well."""
+    keeper = Keeper(schedule, out)
+    try:
+        keeper.open()
+    except ResumeRefused as error:
+        assert error.exit_code == 78 and "--retry" in error.hint
+        assert (f"{out}/log.jsonl" in error.hint) == (out / "log.jsonl").exists()
+        return error.message
+    finally:
+        keeper.close()
+    return ""
+
+
+def test_the_fourth_life_is_refused_and_hears_how_the_others_ended(schedule: Schedule, tmp_path: Path) -> None:
+    for code in (None, 69, 70):
+        live(schedule, tmp_path, code)
+    for _ in range(3):  # it leaves no life itself, or the fifth would go on
+        message = refused(schedule, tmp_path)
+        assert f"the last 3 runs in {tmp_path} came to no snapshot and no result" in message
+        assert f"life 1 (process {os.getpid()} on" in message and "was killed, or crashed; life 2" in message
+        assert "ended with exit code 69; life 3" in message and message.endswith("ended with exit code 70")
+    assert len(os.listdir(tmp_path / "lives")) == 3
+
+
+def test_ranks_that_differ_again_and_again_are_refused(schedule: Schedule, tmp_path: Path) -> None:
+    for _ in range(LIMIT):
+        live(schedule, tmp_path, ExitCode.RANKS_DIFFER)
+    assert refused(schedule, tmp_path).endswith("ended with exit code 80")
+
+
+def test_retry_goes_on_and_what_comes_of_it_counts_again(schedule: Schedule, tmp_path: Path) -> None:
+    for _ in range(LIMIT):
+        live(schedule, tmp_path, None)
+    live(schedule, tmp_path, None, retry=True)
+    assert "life 4" in refused(schedule, tmp_path)
+    live(schedule, tmp_path, 0, retry=True)
+    assert not refused(schedule, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "code", sorted({*ExitCode} - {ExitCode.PEER, ExitCode.BUG, ExitCode.STORAGE, ExitCode.RANKS_DIFFER})
+)
+def test_an_end_that_says_what_to_do_breaks_the_chain(schedule: Schedule, tmp_path: Path, code: ExitCode) -> None:
+    for end in (None, code, None, None):
+        live(schedule, tmp_path, end)
+    assert not refused(schedule, tmp_path)
+
+
+def write_snapshot(out: Path, attempt: int) -> None:
+    store.commit(
+        DISK,
+        out,
+        store.Metadata(place=store.Place("init", 2, attempt), parent="", identity={}, environment={}),
+        files={"w": b"w"},
+        content=("w",),
+    )
+
+
+def test_any_progress_breaks_the_chain(schedule: Schedule, tmp_path: Path) -> None:
+    def result(name: str, text: str) -> None:
+        path = tmp_path / "results" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    steps = [
+        lambda: write_snapshot(tmp_path, 3),
+        lambda: write_snapshot(tmp_path, 99),  # the same bits once more, after the first was lost, say
+        lambda: result("init-00000006-a0001.json", "{}"),
+        lambda: result("init-00000006-a0001.json", "{ }"),
+        lambda: result("ensembles/all.json", "{}"),
+    ]
+    for step in steps:
+        for _ in range(LIMIT):
+            live(schedule, tmp_path, None, retry=True)
+        assert refused(schedule, tmp_path)
+        step()
+        assert not refused(schedule, tmp_path)
+
+
+def test_what_is_not_progress_does_not(schedule: Schedule, tmp_path: Path) -> None:
+    live(schedule, tmp_path, None)
+    before = standing(DISK, tmp_path, schedule, store.inventory(DISK, tmp_path))
+    for name in ("snapshots/.tmp-init-00000002-a0001-00ff/w", "results/.tmp-x.json", "log.jsonl", "results/notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert standing(DISK, tmp_path, schedule, store.inventory(DISK, tmp_path)) == before
+
+
+def test_an_edit_of_the_solver_files_is_a_reason_to_try_again(base: Path, tmp_path: Path) -> None:
+    for _ in range(LIMIT):
+        live(load(str(base / "schedule"), ()), tmp_path, 70)
+    edited = load(str(base / "schedule"), ("init.base_lr=0.05",))
+    assert not refused(edited, tmp_path)
+
+
+def test_a_life_of_which_nothing_is_known_breaks_the_chain(schedule: Schedule, tmp_path: Path) -> None:
+    for _ in range(LIMIT):
+        live(schedule, tmp_path, None)
+    (tmp_path / "lives" / "a0002.json").write_bytes(b"")
+    assert not refused(schedule, tmp_path)
+
+
+@pytest.mark.process
+def test_killed_processes_are_lives_and_the_command_refuses_before_it_starts_a_worker(
+    base: Path, schedule: Schedule, tmp_path: Path
+) -> None:
+    script = """import os, signal, sys; from pathlib import Path
+from stagerun.train.keeper import Keeper; from stagerun.language import load
+Keeper(load(sys.argv[1], ()), Path(sys.argv[2])).open(); os.kill(os.getpid(), signal.SIGKILL)"""
+    for _ in range(LIMIT):
+        killed = subprocess.run([sys.executable, "-c", script, base / "schedule", tmp_path], timeout=60)
+        assert killed.returncode == -signal.SIGKILL
+    done = small.run(base / "schedule", tmp_path, nproc=2)
+    assert done.returncode == 78 and done.stderr.count("was killed, or crashed") == 3, done.stderr
+    assert "hint: " in done.stderr and "--retry" in done.stderr
+    told = small.stagerun("status", base / "schedule", "--out", tmp_path)
+    assert "killed, or ended without a word, before anything was logged: " in told.stdout
+    assert "the last 3 runs got no further, so `stagerun run` asks for --retry" in told.stdout, told.stdout
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_worker_that_something_else_starts_refuses_by_itself(base: Path, schedule: Schedule, tmp_path: Path) -> None:
+    for _ in range(LIMIT):
+        live(schedule, tmp_path, 69)
+    world = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    words = ["run", base / "schedule", "--out", tmp_path, "--threads", 1]
+    done = small.stagerun(*words, env={**os.environ, **world, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 78 and "came to no snapshot" in done.stderr, done.stderr
+
+
+def test_workers_get_the_option_to_retry() -> None:
+    options = RunOptions("dir", nproc=2, threads=1)
+    assert "--retry" in replace(options, retry=True).arguments() and "--retry" not in options.arguments()
+
+
+# ---- taken over by another host
+
+
+def life(out: Path, attempt: int) -> Life:
+    seen = lives.look_at(DISK, out, attempt)
+    assert seen is not None and seen.life is not None
+    return seen.life
+
+
+def elsewhere(out: Path, attempt: int) -> None:
+    """A life of another host takes over."""
+    other = Life(attempt=attempt, run="r", process=NODE7, begun=lives.now_text(), newest="")
+    write.replace_file(DISK, out / "lives" / f"a{attempt:04d}.json", lives.encode(other))
+
+
+def test_a_run_that_was_taken_over_writes_no_more_and_ends(schedule: Schedule, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    keeper, seen = Keeper(schedule, tmp_path), list[Event]()
+    keeper.open()
+    with pytest.raises(FolderInUseError, match="life 2, process 12 on node7"):
+        for event in run(schedule, str(tmp_path), SoloComm(), World(), torch.device("cpu"), keeper, lambda: False):
+            seen.append(event)
+            if isinstance(event, SnapshotWritten) and event.iter == 2:
+                elsewhere(tmp_path, 2)
+    keeper.close(73)
+    # The next one may have been published before this test, which is told of the first late, took the folder over.
+    assert [e.iter for e in seen if isinstance(e, SnapshotWritten)] in ([2], [2, 4])
+    assert all("life 2" in e.message for e in seen if isinstance(e, SnapshotFailed))
+    first, second = "init-00000002-a0001", "init-00000004-a0001"
+    assert {first} <= set(os.listdir(tmp_path / "snapshots")) <= {first, second}
+    assert not (tmp_path / "results").exists()
+    assert life(tmp_path, 1).code is None and life(tmp_path, 2).process == NODE7
+
+
+def test_nothing_is_deleted_and_no_result_is_replaced_after_a_takeover(schedule: Schedule, tmp_path: Path) -> None:
+    keeper = Keeper(schedule, tmp_path)
+    keeper.open()
+    write_snapshot(tmp_path, 1)
+    (ref,) = keeper.inventory().snapshots
+    elsewhere(tmp_path, 2)
+    (tmp_path / "snapshots" / ref.name / "w").write_bytes(b"x")  # damaged: to be set aside
+    for do in (lambda: keeper.read(ref), lambda: keeper._drop(ref), keeper.require_held, keeper.require_not_lost):
+        with pytest.raises(FolderInUseError):
+            do()
+    assert os.listdir(tmp_path / "snapshots") == [ref.name]
+    keeper.close()
+
+
+def test_the_beats_find_it_within_an_iteration(
+    schedule: Schedule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "BEAT_S", 0.01)
+    keeper = Keeper(schedule, tmp_path)
+    keeper.open()
+    keeper.require_not_lost()
+    elsewhere(tmp_path, 2)
+    assert keeper._lease is not None
+    end = time.monotonic() + 60
+    while not keeper._lease.lost:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    with pytest.raises(FolderInUseError, match="node7"):
+        keeper.require_not_lost()
+    keeper.close()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_the_command_ends_with_73_on_all_ranks_and_leaves_the_log_to_the_other(
+    base: Path, tmp_path: Path, nproc: int
+) -> None:
+    out = tmp_path / "out"
+    running = small.start(base / "schedule", out, *small.ENDLESS, nproc=nproc)
+    small.wait_for(out / "snapshots" / "init-00000002-a0001", running)
+    elsewhere(out, 2)
+    code, text = running.wait(timeout=90)
+    assert code == 73, text
+    assert f"another run has taken over {out}" in text and "life 2, process 12 on node7" in text
+    assert running.gone()
+    logged = [json.loads(line)["event"] for line in (out / "log.jsonl").read_text().splitlines()]
+    assert "Failed" not in logged
+    if nproc == 1:  # which of the slow ones also waits, for the other is silent
+        again = small.run(base / "schedule", out, *small.AGAIN)
+        assert again.returncode == 0 and "process 12 on node7" in again.stderr and "for 15 s at most" in again.stderr
+        assert (life(out, 2).taken_by, life(out, 3).code) == (3, 0)
+
+
+def test_the_second_of_two_hosts_waits_says_so_and_takes_over(
+    schedule: Schedule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two keepers on one file system without locks; the first one's process is stopped before its first beat."""
+
+    def flock(fd: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(lease, "BEAT_S", 0.2)  # a look that takes longer than a beat begins the wait anew
+    said: list[str] = []
+    with monkeypatch.context() as there:
+        there.setattr(lease, "this_process", lambda: NODE7)
+        there.setattr(lease.Lease, "keep_beating", lambda self: None)
+        first = Keeper(schedule, tmp_path, say=said.append)
+        first.open()
+    second = Keeper(schedule, tmp_path, say=said.append)
+    second.open()
+    assert len(said) == 1 and "process 12 on node7" in said[0]
+    assert (first.attempt, second.attempt) == (1, 2)
+    second.require_held()
+    with pytest.raises(FolderInUseError):
+        first.require_held()
+    first.close(0)
+    second.close(0)
+    assert life(tmp_path, 1).code is None and life(tmp_path, 2).code == 0
+
+
+def test_status_tells_of_a_run_elsewhere_without_waiting_and_changes_nothing(tmp_path: Path) -> None:
+    store.prepare(DISK, tmp_path)
+    (tmp_path / "lives").mkdir()
+    elsewhere(tmp_path, 3)
+    before = {p: (p.stat().st_mtime_ns, p.is_file() and p.read_bytes()) for p in tmp_path.rglob("*")}
+    status = look(Target(tmp_path), 0.0)
+    assert status.state == "elsewhere" and status.holder is not None
+    assert (status.holder.host, status.holder.pid, status.holder.beat) == ("node7", 12, 0)
+    text = status_text(status, 0.0)
+    assert "no word of an end from process 12 on node7" in text and "its last sign of life is beat 0" in text
+    assert {p: (p.stat().st_mtime_ns, p.is_file() and p.read_bytes()) for p in tmp_path.rglob("*")} == before
+    (tmp_path / "lives" / "a0004.json").write_bytes(b"{")
+    status = look(Target(tmp_path), 0.0)
+    assert "left no readable name in a0004.json" in status_text(status, 0.0)
+
+
+def test_status_knows_of_lives_that_came_to_no_log(schedule: Schedule, tmp_path: Path) -> None:
+    told = {
+        75: "stopped before anything was logged, everything is saved: the same",
+        69: "ended with exit code 69 before anything was logged; the same",
+    }
+    for code, text in told.items():
+        live(schedule, tmp_path, code)
+        status = look(Target(tmp_path), 0.0)
+        assert text in status_text(status, 0.0) and status.exit_code == code
+    for _ in range(LIMIT):
+        live(schedule, tmp_path, 70, retry=True)
+    assert "before anything was logged; the last 3 runs got no further" in status_text(look(Target(tmp_path), 0.0), 0.0)
+
+
+def test_status_says_when_the_same_command_would_not_go_on(schedule: Schedule, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"time": 5.0, "event": "Failed", "code": 69, "text": "a peer is gone"}\n')
+    for number in range(1, LIMIT + 1):
+        live(schedule, tmp_path, 69)
+        text = status_text(look(Target(tmp_path, schedule), 9.0), 9.0)
+        assert ("goes on" in text) == (number < LIMIT) and ("--retry" in text) == (number == LIMIT), text
+    edited = replace(schedule, determinism=Determinism.ELASTIC)
+    assert not look(Target(tmp_path, edited), 9.0).stuck
+
+
+def test_status_knows_one_of_this_machine_without_locks(tmp_path: Path, schedule: Schedule) -> None:
+    keeper = Keeper(schedule, tmp_path)
+    keeper.open()
+    assert keeper._lock is not None
+    keeper._lock.release()  # as if there were none
+    assert look(Target(tmp_path), 0.0).state == "starting"
+    keeper.close()
+    assert look(Target(tmp_path), 0.0).state == "nothing"
+
+
+def test_a_rehearsal_leaves_no_lives_to_count(schedule: Schedule, tmp_path: Path) -> None:
+    """It opens and closes its keeper without a word on how it ended."""
+    for _ in range(5):
+        keeper = Keeper(schedule, tmp_path)
+        keeper.open()
+        keeper.close()
+    assert not refused(schedule, tmp_path)
+
+
+def test_the_life_that_began_without_snapshots_says_so_in_its_own(schedule: Schedule, tmp_path: Path) -> None:
+    live(schedule, tmp_path, 65)  # it came to none
+    for expected in (True, False):
+        keeper = Keeper(schedule, tmp_path)
+        keeper.open()
+        stage = schedule.stages[0]
+        for iter in (1, 2):
+            ref = keeper.commit(Lineage(stage, "", {}), iter, {"model.safetensors": b"w"}, Progress(0, 0.0, []))
+            assert ref.began_empty is expected
+            assert store.inventory(DISK, tmp_path).snapshots[-1] == ref
+        keeper.close(0)

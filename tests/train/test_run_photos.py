@@ -1,0 +1,182 @@
+"""From a folder of JPEGs to a trained network: imported, indexed, and trained with everything that can be done to an image."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import photos
+import pytest
+import small
+from click.testing import CliRunner
+from safetensors.numpy import load_file
+
+from stagerun.base.errors import DataError, RecipeError
+from stagerun.cli import main
+from stagerun.language import canonical, load
+from stagerun.train.images import preflight
+
+SCHEDULE = """
+name: "photos"
+model {{ name: "resnet_small" num_classes: 3 }}
+data {{
+  train {{ source: "{data}/train_lmdb" images: 72 }}
+  val {{ source: "{data}/val_lmdb" images: 24 }}
+  {settings}
+}}
+solver {{
+  batch_size: 16
+  device_batch_size: 4
+  momentum: 0.9
+  display: 1
+}}
+stage {{ name: "trunk" }}
+stage {{ name: "collapse" }}
+"""
+TRUNK = """
+base_lr: 0.05 lr_policy: "poly_cyc" power: 1 max_iter: 4 lr_iter: 8
+mixup_alpha: 0.2 cutmix_alpha: 1 label_smoothing: 0.1
+transform_param {
+  channel_order: RGB mean_value: [123.675, 116.28, 103.53] std_value: [58.395, 57.12, 57.375]
+  crop_size: 32 mirror: true random_resized_crop_param { resize_param { interp_mode: AUTO } }
+  color_jitter_param { brightness: 0.2 hue: 0.1 } rand_augment_param { } lighting_std: 0.1 cutout_size: 8
+}
+test_transform_param {
+  channel_order: RGB mean_value: [123.675, 116.28, 103.53] std_value: [58.395, 57.12, 57.375]
+  crop_size: 32 random_resize_param { min_size: 36 } rectangular: true
+}
+"""
+COLLAPSE = """
+base_lr: 0.01 lr_policy: "poly" power: 2 max_iter: 2
+transform_param { crop_size: 32 mirror: true mean_value: [104, 117, 123] scale: 0.017 pad: 2 pad_mode: REFLECT }
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    for name, per_class, seed in (("train", 24, 1), ("val", 8, 2)):
+        photos.make_folder(folder / name, per_class, seed=seed)
+        data_command("import", folder / name, folder / f"{name}_lmdb")
+    return folder
+
+
+def data_command(*words: str | Path) -> None:
+    """`stagerun data ...`, in this process."""
+    done = CliRunner().invoke(main, ["data", *map(str, words)])
+    assert done.exit_code == 0, done.output
+
+
+def schedule(folder: Path, data: Path, settings: str = "") -> Path:
+    folder.mkdir()
+    (folder / "schedule.prototxt").write_text(SCHEDULE.format(data=data, settings=settings))
+    (folder / "trunk.prototxt").write_text(TRUNK)
+    (folder / "collapse.prototxt").write_text(COLLAPSE)
+    return folder
+
+
+def weights(out: Path) -> dict[str, bytes]:
+    """Name -> bytes of every tensor at both stages' ends."""
+    found: dict[str, bytes] = {}
+    for stage in ("trunk", "collapse"):
+        (snapshot,) = sorted((out / "snapshots").glob(f"{stage}-*"))[-1:]
+        found |= {f"{stage} {k}": v.tobytes() for k, v in load_file(snapshot / "model.safetensors").items()}
+    return found
+
+
+def images_per_evaluation(out: Path) -> list[int]:
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [line["images"] for line in lines if line["event"] == "Tested"]
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_any_way_of_reading_trains_the_same(tmp_path: Path, data: Path) -> None:
+    """Several threads, scratch, prepared files: the same bits with as many workers. (Copies beside training: test_scratch_run.)"""
+    done = small.run(schedule(tmp_path / "plain", data), tmp_path / "a", nproc=2)
+    assert done.returncode == 0 and done.stderr == "", done.stdout + done.stderr
+    assert images_per_evaluation(tmp_path / "a") == [24, 24]
+    expected = weights(tmp_path / "a")
+
+    # Prepared images, copied to scratch, more threads: none of it changes a bit.
+    scratch, prepared = tmp_path / "scratch", tmp_path / "prepared"
+    scratch.mkdir()
+    prepared.mkdir()
+    data_command("prepare", data / "train_lmdb", prepared / "train_lmdb")
+    (prepared / "val_lmdb").symlink_to(data / "val_lmdb")
+    settings = f'loader_threads: 3 scratch: "{scratch}" scratch_reserve: 0.01'
+    done = small.run(schedule(tmp_path / "other", prepared, settings), tmp_path / "b", nproc=2)
+    assert done.returncode == 0 and done.stderr == "", done.stdout + done.stderr
+    assert f"copied to {scratch}" in done.stdout and weights(tmp_path / "b") == expected
+
+
+@pytest.mark.process
+def test_what_the_side_files_know_is_found_before_the_first_iteration(tmp_path: Path, data: Path) -> None:
+    """One image too small for the last stage's crop, and classes that validation counts otherwise."""
+    photos.make_folder(tmp_path / "val", 8, seed=2)
+    (tmp_path / "val" / "class0").rename(tmp_path / "val" / "other")
+    photos.make_folder(tmp_path / "train", 24, seed=1)
+    small_one = photos.jpeg(np.zeros((20, 50, 3), np.uint8))
+    (tmp_path / "train" / "class1" / "005.jpg").write_bytes(small_one)
+    for name in ("train", "val"):
+        assert small.stagerun("data", "import", tmp_path / name, tmp_path / f"{name}_lmdb").returncode == 0
+    done = small.run(schedule(tmp_path / "s", tmp_path), tmp_path / "out")
+    assert done.returncode == 65
+    assert "label 0 is `class0` in" in done.stderr and "and `class1` in" in done.stderr
+    assert "_class1/005.jpg`: the image is 24 x 54 pixels" in done.stderr, done.stderr
+    assert not list((tmp_path / "out" / "snapshots").iterdir())
+
+
+def looked_at(folder: str | Path, *changes: str) -> str:
+    """What `run` says before anything is started; '' where nothing is wrong."""
+    try:
+        preflight(load(folder, changes))
+    except (RecipeError, DataError) as error:
+        assert error.exit_code == (64 if isinstance(error, RecipeError) else 65)
+        return error.render()
+    return ""
+
+
+def test_another_number_of_classes_than_the_side_file_names(tmp_path: Path, data: Path) -> None:
+    folder = str(schedule(tmp_path / "s", data))
+    assert looked_at(folder) == ""
+    assert looked_at(folder, "model.num_classes=10", "model.spare_classes=true") == ""
+    spare = looked_at(folder, "model.num_classes=10")
+    assert spare.startswith(
+        f"--set:1:19: `num_classes` is 10, but {data}/train_lmdb has 3 classes: class0, class1, class2"
+    )
+    assert "write `num_classes: 3`; if outputs without a class are meant, add `spare_classes: true`" in spare
+    few = looked_at(folder, "model.num_classes=2", "model.spare_classes=true")
+    assert "`num_classes` is 2" in few and "spare" not in few and "the label is 2" not in few
+
+    text = Path(folder, "schedule.prototxt").read_text()
+    Path(folder, "schedule.prototxt").write_text(text.replace("num_classes: 3", "num_classes: 4"))
+    place = f"{folder}/schedule.prototxt:3:43"
+    assert looked_at(folder).startswith(f"{place}: `num_classes` is 4") and "      ^" in looked_at(folder)
+    for words, said in (
+        (["check", folder], f"no mistakes, digest [0-9a-f]*\nnote: .*\n{place}"),
+        (["plan", folder], place),
+    ):
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == 0 and re.search(said, done.output), done.output
+
+
+def test_each_cause_has_its_hint_once(tmp_path: Path, data: Path) -> None:
+    folder = schedule(tmp_path / "s", data)
+    changes = ["model.num_classes=2", "collapse.transform_param={ mirror: true }", "collapse.test_transform_param={ }"]
+    said = looked_at(folder, *changes)
+    assert f"{data}/train_lmdb: record" in said and f"{data}/val_lmdb: record" in said
+    assert said.count("hint: ") == 2 and said.count("`stagerun data import --resize-height N --resize-width N`") == 1
+    assert said.count("write `num_classes: 3`") == 1 and "the label is" not in said
+
+
+def test_images_that_are_not_written_are_read_and_said_to_be(tmp_path: Path, data: Path) -> None:
+    folder = schedule(tmp_path / "s", data)
+    whole = canonical(load(folder))
+    text = (folder / "schedule.prototxt").read_text()
+    (folder / "schedule.prototxt").write_text(re.sub(r" images: \d+", "", text))
+    assert canonical(load(folder)) == whole and looked_at(folder) == ""
+    planned = CliRunner().invoke(main, ["plan", str(folder)]).output
+    assert f"note: data.val.images: 24, read from LMDB {data}/val_lmdb" in planned
+    explained = CliRunner().invoke(main, ["explain", str(folder), "data.train.images"]).output
+    assert explained.startswith("data.train.images   72\n\nnot written: read from the LMDB")

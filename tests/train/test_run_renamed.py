@@ -1,0 +1,105 @@
+"""`stagerun run` after a stage got another name: what was trained stays, and goes on under the new one."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import tiny
+from test_run_trees import ALONE, END, by_stage, command, go, ids, make_schedule, mtimes, names, of
+
+from stagerun import store
+from stagerun.base.events import EnsembleTested, Iterated, PieceStarted, StageFinished, StageStarted
+
+MAIN = 'stage { name: "main" }\n'
+ONE = 'stage { name: "cut" from: "main@3" }\n'
+TWO = ONE.replace('"main@3"', '["main@3", "main@5"]')
+DEEP = 'stage { name: "deep" from: "cut" solver: "cut.prototxt" }\n'
+BOTH = 'ensemble { name: "both" members: ["cut", "deep"] }\n'
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("renamed")
+    tiny.make_data(base / "data")
+    make_schedule(base / "schedule", base / "data", MAIN + ONE + DEEP + BOTH)
+    command("run", base / "schedule", "--out", base / "out", *ALONE)
+    return base
+
+
+def test_one_more_parent_trains_one_more_stage(base: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(base / "out", tmp_path / "out")
+    before = mtimes(out)
+    grown = MAIN + TWO + (DEEP + BOTH).replace('"cut"', '"cut_main_3"')
+    schedule = make_schedule(tmp_path / "s", base / "data", grown)
+    text = command("plan", schedule, "--out", out)
+    assert "  done: trained as `cut`" in text.splitlines()
+    assert next(line for line in text.splitlines() if line.startswith("both ")).split()[-6] == "top-1"
+    listed = command("snapshots", schedule, "--out", out).splitlines()
+    assert next(line for line in listed if line.startswith("cut-")).split()[-2:] == ["cut_main_3", "deep"]
+    events = go(schedule, out)
+    assert [(e.stage, e.start) for e in of(events, StageStarted)] == [("cut_main_5", "main-00000005-a0002")]
+    assert [(e.iter, e.until) for e in of(events, PieceStarted)] == [(3, 5)] and not of(events, EnsembleTested)
+    assert before.items() <= mtimes(out).items()
+    done = command("run", schedule, "--out", out, *ALONE)
+    assert done.startswith("nothing to do") and "cut_main_3" in done and "\ncut " not in done
+    told = json.loads(command("status", schedule, "--out", out, "--json"))
+    assert [e["stage"] for e in told["evaluations"]] == ["main", "cut_main_3", "cut_main_5", "deep"]
+    assert [(e["name"], e["members"]) for e in told["ensembles"]] == [("both", ["cut_main_3", "deep"])]
+    asked = ("eval", schedule, "--out", out, "--stage", "cut_main_3", "--threads", 1, "--json")
+    (row,) = json.loads(command(*asked))["evaluations"]
+    assert (row["stage"], row["snapshot"]) == ("cut_main_3", names(out, "cut-")[0])
+
+
+def test_the_report_and_the_status_of_the_folder_have_the_new_names(base: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(base / "out", tmp_path / "out")
+    stages = 'stage { name: "trunk" solver: "main.prototxt" }\n' + (TWO + DEEP + BOTH).replace("main@", "trunk@")
+    stages = stages.replace('from: "cut"', 'from: "cut_trunk_3"').replace('["cut"', '["cut_trunk_3"')
+    schedule = make_schedule(tmp_path / "s", base / "data", stages)
+    before = by_stage(out)
+    command("run", schedule, "--out", out, *ALONE)
+    after = by_stage(out)
+    assert list(after) == ["trunk", "cut_trunk_3", "cut_trunk_5", "deep"]
+    assert [row["from"] for row in after.values()] == ["seed", "trunk@3", "trunk@5", "cut_trunk_3"]
+    assert {row["state"] for row in after.values()} == {"done"}
+    for old, new in [("main", "trunk"), ("cut", "cut_trunk_3"), ("deep", "deep")]:
+        same = {k: v for k, v in before[old].items() if k not in ("stage", "from")}
+        assert same == {k: after[new][k] for k in same}, "nothing that was trained is missing"
+    text = command("report", out)
+    assert "| both     | cut_trunk_3 |" in text and "no longer in the schedule" not in text
+    told = json.loads(command("status", out, "--json"))
+    assert [e["stage"] for e in told["evaluations"]] == list(after)
+
+
+def test_renamed_in_its_midst_it_comes_to_the_same_weights(base: Path, tmp_path: Path) -> None:
+    out, old = tmp_path / "out", make_schedule(tmp_path / "old", base / "data", MAIN + ONE)
+    go(old, out, stop=lambda seen: any(e.iter == 5 for e in of(seen, Iterated)))
+    assert names(out) == ["main-00000003-a0001", "main-00000006-a0001"]
+    text = 'stage { name: "trunk" solver: "main.prototxt" }\n' + ONE.replace("main@3", "trunk@3")
+    new = make_schedule(tmp_path / "new", base / "data", text)
+    events = go(new, out)
+    assert [(e.stage, e.iter, e.start) for e in of(events, StageStarted)] == [
+        ("trunk", 6, "main-00000006-a0001"),
+        ("cut", 0, "main-00000003-a0001"),
+    ]
+    # The step at 6 has had its day; what `cut` starts from is kept.
+    assert names(out) == ["cut-00000002-a0002", "main-00000003-a0001", "trunk-00000008-a0002"]
+    found = {ref.name: ref for ref in store.inventory(store.LocalDisk(), out).snapshots}
+    straight = ids(base / "out")
+    assert found["trunk-00000008-a0002"].id == straight["main@8"], "it is the same, whatever it is called"
+    assert found["cut-00000002-a0002"].id == straight["cut@2"]
+
+
+def test_what_is_lost_comes_back_under_the_new_name_for_the_same_children(base: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(base / "out", tmp_path / "out")
+    shutil.rmtree(out / "snapshots" / "main-00000003-a0001")
+    text = 'stage { name: "trunk" solver: "main.prototxt" }\n' + (ONE + DEEP).replace("main@3", "trunk@3")
+    late = 'stage { name: "late" from: "trunk@3" solver: "cut.prototxt" }\n' + END.replace('"main"', '"trunk"')
+    new = make_schedule(tmp_path / "new", base / "data", text + late)
+    events = go(new, out)
+    assert [(e.stage, e.iter, e.until) for e in of(events, PieceStarted)] == [("trunk", 0, 3)]
+    assert [e.stage for e in of(events, StageStarted)] == ["late", "end"]
+    assert [e.stage for e in of(events, StageFinished)] == ["late", "end"]
+    assert "trunk-00000003-a0002" in names(out) and "main-00000008-a0001" in names(out)
+    assert ids(out)["trunk@3"] == ids(base / "out")["main@3"]
+    assert go(new, out, redo=())[-1].trained is False  # type: ignore[union-attr]

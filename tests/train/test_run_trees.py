@@ -1,0 +1,366 @@
+"""Trees of stages in `stagerun run`: branches off the midst of a trunk, pieces trained again, --only and --until, kills, edits."""
+
+import csv
+import io
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+import small
+import tiny
+import torch
+from click.testing import CliRunner
+
+from stagerun import store
+from stagerun.base.errors import UsageError
+from stagerun.base.events import (
+    Event,
+    Iterated,
+    PieceStarted,
+    Retraced,
+    RunFinished,
+    RunStarted,
+    StageStarted,
+    Stopped,
+    Tested,
+)
+from stagerun.cli import main
+from stagerun.comm import SoloComm
+from stagerun.engine.codec import decode
+from stagerun.language import load
+from stagerun.system.world import World
+from stagerun.train.keeper import Keeper, Selection
+from stagerun.train.progress import WEIGHTS
+from stagerun.train.walk import run
+
+CPU = torch.device("cpu")
+MAIN = 'stage { name: "main" }\n'
+CUT = 'stage { name: "cut" from: "main@3" sweep { name: "a" } sweep { name: "b" solver { base_lr: 0.01 } } sweep { name: "c" solver { max_iter: 1 } } }\n'
+LATE = 'stage { name: "late" from: "main@5" solver: "cut.prototxt" }\n'
+END = 'stage { name: "end" from: "main" solver: "cut.prototxt" }\n'
+TREE = MAIN + CUT + LATE + END
+FILES = {
+    "main": 'base_lr: 0.05 lr_policy: "fixed" max_iter: 8 test_interval: 4\n',
+    "cut": 'base_lr: 0.02 lr_policy: "poly" power: 2 max_iter: 2\n',
+}
+ALONE = ("--nproc", 1, "--threads", 1)
+NAMES = ["main", "cut_a", "cut_b", "cut_c", "late", "end"]
+
+
+def make_schedule(folder: Path, data: Path, stages: str = TREE, **files: str) -> Path:
+    """One snapshot of each stage's newest is kept, so that what is there besides is there for a reason."""
+    small.make_schedule(folder, data)
+    file = folder / "schedule.prototxt"
+    text = file.read_text()
+    file.write_text("keep_snapshots: 1\n" + text[: text.index("stage {")] + stages)
+    for name, solver in {**FILES, **files}.items():
+        (folder / f"{name}.prototxt").write_text(solver)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """data/, schedule/, and its output out/ with the logs."""
+    base = tmp_path_factory.mktemp("trees")
+    tiny.make_data(base / "data")
+    make_schedule(base / "schedule", base / "data")
+    command("run", base / "schedule", "--out", base / "out", *ALONE, "--log", "dawnbench", "--log", "mllog")
+    return base
+
+
+@pytest.fixture
+def out(base: Path, tmp_path: Path) -> Path:
+    shutil.copytree(base / "out", tmp_path / "out")
+    return tmp_path / "out"
+
+
+def command(*words: object, code: int = 0) -> str:
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def go(
+    schedule: Path,
+    out: Path,
+    *overrides: str,
+    stop: Callable[[list[Event]], bool] = lambda seen: False,
+    **choice: Any,
+) -> list[Event]:
+    """The events of `run` in this process. `stop` is asked with those so far."""
+    loaded = load(schedule, overrides)
+    out.mkdir(exist_ok=True)
+    keeper, seen = Keeper(loaded, out, Selection(**choice)), list[Event]()
+    keeper.open()
+    try:
+        for event in run(loaded, str(out), SoloComm(), World(), CPU, keeper, lambda: stop(seen)):
+            seen.append(event)
+    finally:
+        keeper.close()
+    return seen
+
+
+def of(events: list[Event], kind: type) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def names(out: Path, stage: str = "") -> list[str]:
+    return sorted(p.name for p in (out / "snapshots").iterdir() if p.name.startswith(stage) and p.name[0] != ".")
+
+
+def ids(out: Path) -> dict[str, str]:
+    """By stage and iteration."""
+    return {f"{ref.stage}@{ref.iter}": ref.id for ref in store.inventory(store.LocalDisk(), out).snapshots}
+
+
+def mtimes(out: Path) -> dict[str, int]:
+    return {p.parent.name: p.stat().st_mtime_ns for p in out.glob("snapshots/*/MANIFEST.json")}
+
+
+def test_the_trunk_is_trained_once_and_its_branches_start_from_its_very_weights(base: Path) -> None:
+    lines = [json.loads(line) for line in (base / "out" / "log.jsonl").read_text().splitlines()]
+    assert [[e["stage"], e["iter"], e["start"]] for e in lines if e["event"] == "StageStarted"] == [
+        ["main", 0, "seed 1"],
+        ["cut_a", 0, "main-00000003-a0001"],
+        ["cut_b", 0, "main-00000003-a0001"],
+        ["cut_c", 0, "main-00000003-a0001"],
+        ["late", 0, "main-00000005-a0001"],
+        ["end", 0, "main-00000008-a0001"],
+    ]
+    # Of every other iteration (`snapshot: 2`) none is left, of the branch points and the end all.
+    assert names(base / "out", "main") == ["main-00000003-a0001", "main-00000005-a0001", "main-00000008-a0001"]
+    found = {ref.name: ref for ref in store.inventory(store.LocalDisk(), base / "out").snapshots}
+    assert found["cut_a-00000002-a0001"].parent == found["main-00000003-a0001"].id
+    assert len({ids(base / "out")[f"cut_{n}@2"] for n in "ab"}) == 2
+
+
+def test_a_branch_sees_the_images_that_the_trunk_sees_next(base: Path, tmp_path: Path) -> None:
+    """The stage with the trunk's own settings, off its iteration 3, comes to the trunk's weights: momentum and data go on."""
+    same = FILES["main"].replace("max_iter: 8", "max_iter: 2") + "carry { momentum: KEEP }"
+    make_schedule(tmp_path / "s", base / "data", MAIN + CUT + LATE, cut=same)
+    events = go(tmp_path / "s", tmp_path / "out", only=["main", "cut_a"])
+    assert of(events, RunFinished)[0].not_chosen == ("cut_b", "cut_c", "late")
+
+    def weights(name: str) -> dict[str, torch.Tensor]:
+        return decode((tmp_path / "out" / "snapshots" / name / WEIGHTS).read_bytes())
+
+    branch, trunk = weights("cut_a-00000002-a0001"), weights("main-00000005-a0001")
+    assert branch.keys() == trunk.keys() and all(torch.equal(branch[k], trunk[k]) for k in trunk)
+
+
+def test_a_branch_thought_of_later_trains_a_piece_of_the_trunk_to_the_same_bits(base: Path, tmp_path: Path) -> None:
+    schedule, out = make_schedule(tmp_path / "s", base / "data", MAIN + END), tmp_path / "out"
+    go(schedule, out)
+    assert names(out, "main") == ["main-00000008-a0001"]
+    before = mtimes(out)
+    make_schedule(schedule, base / "data", MAIN + CUT + LATE + END)
+    events = go(schedule, out)
+    pieces = of(events, PieceStarted)
+    assert [(p.stage, p.iter, p.until, p.children) for p in pieces] == [
+        ("main", 0, 5, ("cut_a", "cut_b", "cut_c", "late"))
+    ]
+    assert [r.iter for r in of(events, Retraced)] == [1, 2, 3, 4, 5]
+    assert {e.stage for e in of(events, Iterated)} == {"cut_a", "cut_b", "cut_c", "late"}
+    assert not [e for e in of(events, Tested) if e.stage == "main"]
+    # Told before the run, and right after the piece.
+    assert of(events, RunStarted)[0].iterations_left == 5 + 2 + 2 + 1 + 2
+    assert of(events, StageStarted)[0].iterations_left == 2 + 2 + 1 + 2
+    assert ids(out) == ids(base / "out")
+    assert before.items() <= mtimes(out).items(), "the trunk's end is left alone"
+    assert names(out, "main") == ["main-00000003-a0002", "main-00000005-a0002", "main-00000008-a0001"]
+
+
+def test_a_branch_snapshot_that_is_lost_comes_back_and_its_children_stay(base: Path, out: Path) -> None:
+    shutil.rmtree(out / "snapshots" / "main-00000005-a0001")
+    assert go(base / "schedule", out)[-1] == RunFinished(trained=False, seconds=pytest.approx(0, abs=60), not_chosen=())
+    for name in names(out, "late"):
+        shutil.rmtree(out / "snapshots" / name)
+    events = go(base / "schedule", out)
+    assert [(p.iter, p.until) for p in of(events, PieceStarted)] == [(3, 5)]
+    assert ids(out) == ids(base / "out")
+    # The step at 4, on the way, was of use until the piece was there.
+    assert "main-00000005-a0003" in names(out) and "main-00000004-a0003" not in names(out)
+
+
+def test_stopped_and_resumed_in_the_trunk_a_branch_and_a_piece(base: Path, tmp_path: Path) -> None:
+    def at(stage: str, iter: int) -> Callable[[list[Event]], bool]:
+        # Asked before the update is told: the stop comes after the next one.
+        return lambda seen: any((e.stage, e.iter) == (stage, iter) for e in of(seen, Iterated) + of(seen, Retraced))
+
+    schedule, out = base / "schedule", tmp_path / "out"
+    stopped = [go(schedule, out, stop=at("main", 2))[-1], go(schedule, out, stop=at("main", 5))[-1]]
+    shutil.rmtree(out / "snapshots" / "main-00000003-a0001")
+    stopped += [go(schedule, out, stop=at("main", 1))[-1], go(schedule, out, stop=at("cut_b", 1))[-1]]
+    assert [(e.stage, e.iter) for e in stopped if isinstance(e, Stopped)] == [
+        ("main", 3), ("main", 6), ("main", 2), ("cut_b", 2),
+    ]  # fmt: skip
+    events = go(schedule, out)
+    assert of(events, RunFinished)
+    found, straight = processes.content(out), processes.content(base / "out")
+    assert straight.items() <= found.items()
+    # A step of a piece that was broken off in the life in which the trunk ended is like the trunk's own.
+    assert found.keys() - straight.keys() <= {"main-00000002"}
+
+
+def test_not_enabled_then_enabled(base: Path, tmp_path: Path) -> None:
+    schedule, out = tmp_path / "s", tmp_path / "out"
+    make_schedule(schedule, base / "data", MAIN + CUT.replace("from", "enabled: false from") + LATE)
+    events = go(schedule, out)
+    (started,) = of(events, RunStarted)
+    assert (started.stages, started.iterations, started.iterations_left) == (("main", "late"), 10, 10)
+    assert [(e.stage, e.number) for e in of(events, StageStarted)] == [("main", 1), ("late", 2)]
+    assert of(events, RunFinished)[0].not_chosen == ()
+    assert "main-00000003-a0001" in names(out), "what the stage will start from is kept for it"
+    make_schedule(schedule, base / "data", MAIN + CUT + LATE)
+    events = go(schedule, out)
+    assert [e.stage for e in of(events, StageStarted)] == ["cut_a", "cut_b", "cut_c"] and not of(events, PieceStarted)
+    assert {k: v for k, v in ids(base / "out").items() if k != "end@2"} == ids(out)
+
+
+def test_an_edit_of_one_stage_trains_it_and_what_follows_from_it(base: Path, out: Path, tmp_path: Path) -> None:
+    edited = (
+        TREE.replace("base_lr: 0.01", "base_lr: 0.015") + 'stage { name: "on" from: "cut_b" solver: "cut.prototxt" }'
+    )
+    schedule = make_schedule(tmp_path / "s", base / "data", edited)
+    before = mtimes(out)
+    events = go(schedule, out, redo=["cut_b"])
+    assert [e.stage for e in of(events, StageStarted)] == ["cut_b", "on"]
+    after = mtimes(out)
+    assert before.items() <= after.items() and {n for n in after if n not in before} == {
+        "cut_b-00000002-a0002", "on-00000002-a0002",
+    }  # fmt: skip
+
+
+def test_only_what_was_asked_for(base: Path, tmp_path: Path) -> None:
+    schedule, out = base / "schedule", tmp_path / "out"
+    with pytest.raises(UsageError) as caught:
+        go(schedule, out, only=["late"])
+    assert "stage `late` starts from `main@5`" in caught.value.message
+    assert "`--only main --only late` trains that first" in caught.value.hint
+    events = go(schedule, out, until="main")
+    assert [e.stage for e in of(events, StageStarted)] == ["main"]
+    assert of(events, RunFinished)[0].not_chosen == tuple(NAMES[1:])
+    assert [e.stage for e in of(go(schedule, out, only=["late", "cut"]), StageStarted)] == NAMES[1:5]
+    assert [e.stage for e in of(go(schedule, out), StageStarted)] == ["end"]
+    assert ids(out) == ids(base / "out")
+
+
+def test_what_the_commands_say(base: Path, out: Path, tmp_path: Path) -> None:
+    for name in ["main-00000005-a0001", *names(out, "late")]:
+        shutil.rmtree(out / "snapshots" / name)
+    text = command("plan", base / "schedule", "--out", out)
+    rows = {tuple(line.split()[:3]): line for line in text.splitlines()[2:10]}
+    assert ("late", "main@5", "2") in rows and ("main", "seed", "8") in rows and ("main", "main@3", "2") in rows
+    assert rows["main", "main@3", "2"].endswith("again, for late")
+    total = next(line.split() for line in text.splitlines() if line.startswith("total "))
+    assert total == ["total", "17", "0.45", "4", "to", "do"]
+    assert text.splitlines()[0] == "tiny: 6 stages, 17 iterations, 0.45 epochs of 600 images"
+    assert "  again: 3 to 5, for late, because there is no snapshot there to start from" in text.splitlines()
+    record = json.loads(command("plan", base / "schedule", "--out", out, "--json"))
+    assert record["again"] == [{"name": "main", "iter": 3, "until": 5, "for": ["late"]}]
+    assert [(s["from"], s["from_iter"], s["group"]) for s in record["stages"]][:2] == [
+        (None, None, None),
+        ("main", 3, "cut"),
+    ]
+    text = command("plan", base / "schedule", "--out", out, "--until", "cut")
+    assert "late" in text and "not chosen" in text
+    refused = command("plan", base / "schedule", "--out", out, "--only", "late", code=64)
+    assert (
+        "where there is no snapshot that counts" in refused
+        and "`--only main --only late` trains that stretch of `main` alone, 3 to 5, first" in refused
+    )
+    done = command("run", base / "schedule", "--out", out, "--only", "end", *ALONE)
+    assert done.startswith("nothing to do: every stage that was chosen is done; not chosen, and not done: late")
+    listed = command("snapshots", base / "schedule", "--out", out)
+    (line,) = (line for line in listed.splitlines() if line.startswith("main-00000003"))
+    assert "cut_a, cut_b, cut_c" in line and listed.splitlines()[0].endswith("kept for")
+    assert line.endswith("cut_a, cut_b, cut_c") and line.count("cut_a") == 2, "started, and kept for"
+    changed = ("--redo", "cut_a", "--set", "cut_a.base_lr=0.03")
+    command("run", base / "schedule", "--out", out, "--only", "main", "--only", "cut", *changed, *ALONE)
+    told = command("status", base / "schedule", "--out", out)
+    assert told.splitlines()[0].endswith("; not chosen, and not done: late")
+
+
+@pytest.mark.process
+def test_a_rehearsal_of_a_tree(base: Path, tmp_path: Path) -> None:
+    off = make_schedule(tmp_path / "s", base / "data", TREE.replace('name: "late"', 'name: "late" enabled: false'))
+    done = small.stagerun(
+        "rehearse", off, "--out", tmp_path / "r", "--iters", 2, "--nproc", 1, "--synthetic", "--device-batch", 2
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "cut_b: iterations 0 to 2, from main-00000001" in done.stdout and "  late: iterations" not in done.stdout
+
+
+def by_stage(out: Path) -> dict[str, dict[str, str]]:
+    text = command("report", out, "--by", "stage", "--format", "csv")
+    return {row["stage"]: row for row in csv.DictReader(io.StringIO(text))}
+
+
+def test_the_logs_and_the_report_of_a_tree(base: Path, out: Path) -> None:
+    ends = {p.name for p in out.glob("dawnbench*.tsv")}
+    assert ends == {f"dawnbench-{name}.tsv" for name in [*NAMES[1:]]}, "the trunk's end is the start of `end`"
+
+    def epochs(end: str) -> list[float]:
+        rows = (out / f"dawnbench-{end}.tsv").read_text().splitlines()[1:]
+        return [round(float(row.split("\t")[0]) * tiny.TRAIN_IMAGES / 16) for row in rows]
+
+    # The trunk is evaluated at 4 and 8: what is behind the place where a branch leaves it is none of the branch's.
+    assert (epochs("end"), epochs("late"), epochs("cut_a")) == ([4, 8, 10], [4, 7], [5])
+    before = by_stage(out)
+    assert [before[n]["from"] for n in NAMES] == ["seed", "main@3", "main@3", "main@3", "main@5", "main"]
+    assert [n for n in NAMES if before[n]["gain"]] == ["end"] and {before[n]["state"] for n in NAMES} == {"done"}
+    report = command("report", out)
+    assert all(f"| {name} " in report for name in NAMES[1:])
+    # A piece that is trained again is none of the run's curves, and makes nothing stale.
+    for name in ["main-00000005-a0001", *names(out, "late")]:
+        shutil.rmtree(out / "snapshots" / name)
+    done = command("run", base / "schedule", "--out", out, *ALONE, "--log", "dawnbench")
+    assert "main again: iterations 3 to 5, for late, from main-00000003-a0001" in done.splitlines()
+    after = by_stage(out)
+    assert {row["state"] for row in after.values()} == {"done"} and epochs("late") == [4, 7]
+    assert [row["iterations"] for row in after.values()] == ["8", "2", "2", "1", "2", "2"]
+    assert after["main"] == before["main"]
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_two_workers_train_a_piece_and_are_killed_in_it(base: Path, tmp_path: Path) -> None:
+    schedule, out = tmp_path / "s", tmp_path / "out"
+    make_schedule(schedule, base / "data", MAIN + 'stage { name: "cut" from: "main@7" }\n')
+    done = small.run(schedule, out, nproc=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    straight = ids(out)
+    for name in ["main-00000007-a0001", *names(out, "cut")]:
+        shutil.rmtree(out / "snapshots" / name)
+    killed = small.start(schedule, out, nproc=2)
+    assert killed.process.stdout is not None
+    assert any(line.startswith("main again: iterations 0 to 7, for cut") for line in killed.process.stdout)
+    # In the piece, or a little after it: where doesn't matter.
+    processes.kill(killed, "all", random.Random(1))
+    killed.wait()
+    done = small.run(schedule, out, nproc=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert straight.items() <= ids(out).items()
+
+
+def test_events_are_read_back(base: Path, tmp_path: Path) -> None:
+    from stagerun.store.logged import event_of
+    from stagerun.train.log_file import JsonLines
+
+    events: list[Event] = [
+        PieceStarted(
+            stage="main", iter=3, until=5, start="main-00000003-a0001", children=("a", "b"), iterations_left=9
+        ),
+        Retraced(stage="main", iter=4, until=5, lr=0.1, loss=2.0, images=16, seconds=0.5),
+        RunFinished(trained=True, seconds=1.0, not_chosen=("late",)),
+    ]
+    with JsonLines(tmp_path / "log.jsonl", print) as log:
+        for event in events:
+            log(event)
+    read = [event_of(line) for line in (tmp_path / "log.jsonl").read_bytes().splitlines()]
+    assert [found[1] for found in read if found is not None] == events

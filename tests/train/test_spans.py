@@ -1,0 +1,101 @@
+"""Where an iteration's time goes: spans, what is summed of them, the trace made of them, and a loop that is looked at."""
+
+import itertools
+import json
+
+import torch
+from engine_help import CPU, SOLVER, ConvNet, assert_same, tensors
+from test_engine_loop import device_batches, go, short, stage_loop
+
+from stagerun.base.recipe import Determinism
+from stagerun.base.spans import (
+    BACKWARD,
+    DATA,
+    FORWARD,
+    PARTS,
+    REDUCTION,
+    UPDATE,
+    WAIT,
+    Span,
+    Spans,
+    overlap,
+    seconds_of,
+)
+from stagerun.comm import SoloComm, make_reducer
+from stagerun.engine.state import make_state
+from stagerun.engine.timed import timed_train
+from stagerun.train.profiling import RankSpans, chrome_trace, profile_line
+
+
+class Clock:
+    """Each look is a second later."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+def spans() -> list[Span]:
+    """One iteration: the second reduction begins within the first and ends after backward."""
+    return [
+        Span(DATA, 0, 1, 7, 0, "a"),
+        Span(FORWARD, 1, 3, 7, 0, "a"),
+        Span(BACKWARD, 3, 8, 7, 0, "a"),
+        Span(REDUCTION, 4, 6, 7, 10, "a"),
+        Span(REDUCTION, 5, 9, 7, 4_200_000, "a"),
+        Span(WAIT, 8, 9, 7, 0, "a"),
+        Span(UPDATE, 9, 10, 7, 0, "a"),
+    ]
+
+
+def test_what_is_under_way_at_one_time_counts_once():
+    lay = overlap(spans())
+    assert (lay.iterations, lay.backward, lay.sending, lay.hidden) == (1, 5, 5, 4)
+    assert lay.share == 4 / 5
+    assert overlap([]).share == 0
+    assert seconds_of(spans()) == {DATA: 1, FORWARD: 2, BACKWARD: 5, WAIT: 1, UPDATE: 1}
+
+
+def test_trace_has_a_row_for_each_reduction_that_is_under_way():
+    ranks = [RankSpans(0, "n1", tuple(spans())), RankSpans(1, "n2", tuple(spans()))]
+    trace = json.loads(chrome_trace(ranks, {"workers": 2}))
+    events = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    assert {(e["pid"], e["name"], e["tid"], e["ts"], e["dur"]) for e in events if e["cat"] == REDUCTION} == {
+        (rank, *rest)
+        for rank in (0, 1)
+        for rest in (("reduction 10 B", 1, 4e6, 2e6), ("reduction 4.2 MB", 2, 5e6, 4e6))
+    }
+    training = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["pid"] == 0 and e["tid"] == 0)
+    assert all(one[1] <= two[0] for one, two in itertools.pairwise(training))  # rows don't overlap
+    assert events[0]["args"] == {"stage": "a", "iteration": 7}
+    names = {e["args"]["name"] for e in trace["traceEvents"] if e["ph"] == "M" and "name" in e["args"]}
+    assert names == {"rank 0 on n1", "rank 1 on n2", "training", "network 1", "network 2"}
+    assert "5000.0 ms of an iteration, 80 %" in profile_line(ranks, "f.json")
+
+
+def test_a_loop_that_is_looked_at_trains_to_the_same_bits_and_every_second_has_its_part():
+    plain = make_state(ConvNet(), SOLVER, CPU)
+    events = go(stage_loop(), plain)
+    state, found, loop = make_state(ConvNet(), SOLVER, CPU), Spans(Clock()), stage_loop()
+    reducer = make_reducer(Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 4)
+    timed = list(timed_train(loop, state, device_batches(loop), reducer, lambda: False, lambda: None, found, CPU))
+    assert short(timed) == short(events)
+    assert_same(tensors(state), tensors(plain))
+    assert {s.iter for s in found.found} == set(range(9)) and {s.stage for s in found.found} == {"cyc1"}
+    one = [s.name for s in found.found if s.iter == 4]
+    assert one == [*[DATA, FORWARD, BACKWARD] * len(loop.run), WAIT, UPDATE]
+    assert all(a.ended <= b.started for a, b in itertools.pairwise(found.found))
+    assert set(seconds_of(found.found)) == set(PARTS)
+
+
+def test_nothing_is_noted_while_it_is_off():
+    state, found, loop = make_state(ConvNet(), SOLVER, CPU), Spans(Clock()), stage_loop()
+    found.on = False
+    reducer = make_reducer(Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 4)
+    for event in timed_train(loop, state, device_batches(loop), reducer, lambda: False, lambda: None, found, CPU):
+        found.on = event.iter == 5
+    assert {s.iter for s in found.found} == {5}
+    assert torch.isfinite(torch.tensor([s.seconds for s in found.found])).all()

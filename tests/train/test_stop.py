@@ -1,0 +1,526 @@
+"""Stopping in the midst of an iteration: who decides it, what all ranks make of it, and that not a bit is lost by it."""
+
+import os
+import signal
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import processes
+import pytest
+import small
+import tiny
+import torch
+from engine_help import CPU, KNOBS, SOLVER, ConvNet, Threads, arithmetic, assert_same, cut, dataset, tensors
+
+from stagerun import __main__ as entry
+from stagerun.base.errors import ExitCode, StorageError
+from stagerun.base.events import Event, Iterated, RunFinished, Stopped
+from stagerun.base.recipe import Determinism
+from stagerun.comm import Comm, SoloComm, make_reducer, runs_of
+from stagerun.engine.loop import StageLoop, train
+from stagerun.engine.state import TrainState, make_state
+from stagerun.engine.update import Outcome, Pace, hopeless, update
+from stagerun.language import load
+from stagerun.launch import StopRequest, folder, run_workers
+from stagerun.launch.folder import Report
+from stagerun.launch.local import verdict
+from stagerun.launch.stopping import Relay, least_before
+from stagerun.system import signals
+from stagerun.system.pulse import Section
+from stagerun.system.world import World
+from stagerun.train.join import join
+from stagerun.train.keeper import Keeper
+from stagerun.train.walk import run
+from stagerun.train.worker import Grace, Stopping
+
+NEVER = lambda done: False  # noqa: E731
+NOTHING_STARTED = folder.nothing_started(ExitCode.SAVED)
+
+
+# -- the decision
+
+
+@pytest.mark.parametrize(
+    "left, done, usual, expected",
+    [
+        (None, 0, None, False),  # no one asks
+        (None, 3, 100.0, False),
+        (1e9, 0, 1.0, True),  # nothing of the iteration is computed that could be lost
+        (1e9, 1, None, True),  # the first iteration: nothing that isn't on disk already
+        (35.0, 1, 40.0, False),  # a tenth longer than usual
+        (33.0, 1, 40.0, True),
+        (35.0, 1, 8.0, False),  # slower than ever: 10 s for the first of 4
+        (33.0, 1, 8.0, True),
+        (-5.0, 3, 40.0, True),
+    ],
+)
+def test_when_an_iteration_is_hopeless(left: float | None, done: int, usual: float | None, expected: bool) -> None:
+    assert hopeless(left, done, 4, 10.0, usual) is expected
+
+
+def test_the_pace_is_that_of_the_slowest_of_the_last_iterations() -> None:
+    pace = Pace()
+    assert pace.usual is None
+    for seconds in (60.0, 2.0, 3.0, 2.0, 2.0):
+        pace.add(seconds)
+    assert pace.usual == 60.0
+    pace.add(2.5)
+    assert pace.usual == 3.0
+
+
+def test_time_for_snapshots_is_set_aside_and_a_grace_that_is_too_short_is_reported_once() -> None:
+    left: list[float | None] = [None]
+    stopping = Stopping(Grace(60.0, lambda: left[0]))
+    assert not stopping.asked and stopping.left() is None
+    assert stopping.warning(100.0) is None, "before the first snapshot nothing is known"
+    left[0] = 50.0
+    stopping.expect(500_000_000)
+    assert stopping.left() == 28.0, "as long as nothing is known, it is what a slow disk takes"
+    left[0] = None
+    stopping.snapshot_s = 20.0
+    assert stopping.warning(19.0) is None
+    note = stopping.warning(21.0)
+    assert note is not None and note.warning and "the grace period is 1 min 00 s" in note.text
+    assert stopping.warning(21.0) is None
+    left[0] = 50.0
+    assert stopping.asked and stopping.left() == 10.0
+    assert Stopping().left() is None and Stopping().warning(1e9) is None
+
+
+# -- what all ranks make of it
+
+
+def one_update(state: TrainState, comm: Comm, reducer, i: int, give_up=NEVER) -> Outcome:
+    whole, run, size = dataset(8 * 12), runs_of(4, comm.size)[comm.rank], SOLVER.device_batch_size
+    pieces = ((k, cut(whole, 8 * i + k * size, 8 * i + (k + 1) * size), k == run[-1]) for k in run)
+    return update(state, pieces, KNOBS, reducer, arithmetic(SOLVER), lambda: False, give_up)
+
+
+@pytest.mark.parametrize("determinism", list(Determinism))
+@pytest.mark.parametrize("workers, rank, done", [(1, 0, 0), (1, 0, 3), (2, 0, 1), (2, 1, 0), (3, 0, 1), (3, 2, 0)])
+def test_one_rank_breaks_off_and_all_leave_the_state_as_it_was(
+    determinism: Determinism, workers: int, rank: int, done: int
+) -> None:
+    def work(comm: Comm) -> None:
+        def fresh() -> tuple[TrainState, object]:
+            state = make_state(ConvNet(dropout=0.3), SOLVER, CPU)
+            return state, make_reducer(determinism, [p.tensor for p in state.solver.parameters], comm, 4)
+
+        state, reducer = fresh()
+        for i in range(3):
+            assert not one_update(state, comm, reducer, i).broken_off
+        expected = tensors(state)
+
+        state, reducer = fresh()
+        one_update(state, comm, reducer, 0)
+        one_update(state, comm, reducer, 1)
+        before = tensors(state)
+        give_up = (lambda n: n == done) if comm.rank == rank else NEVER
+        assert one_update(state, comm, reducer, 2, give_up).broken_off
+        assert state.iter == 2
+        assert_same(tensors(state), before)
+        assert not one_update(state, comm, reducer, 2).broken_off
+        assert_same(tensors(state), expected)
+
+    Threads(workers).run(work)
+
+
+def test_the_loop_ends_with_the_last_whole_update() -> None:
+    loop = StageLoop(
+        stage="cyc1", max_iter=9, batch_size=8, epoch_images=40, start_position=0, run=range(4), knobs=lambda i: KNOBS,
+        snapshot=0, test_interval=0, arithmetic=arithmetic(SOLVER),
+    )  # fmt: skip
+    state = make_state(ConvNet(), SOLVER, CPU)
+    left: list[float | None] = [None]
+    asked: list[bool] = []
+    data = dataset(8 * 12)
+
+    def batches():
+        for n in range(4 * 12):
+            if n == 4 * 2 + 1:  # in the third iteration, whose second batch is about to be computed
+                left[0] = 0.0
+                asked.append(True)
+            yield cut(data, 2 * n, 2 * n + 2)
+
+    reducer = make_reducer(Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 4)
+    seen = list(train(loop, state, batches(), reducer, lambda: bool(asked), lambda: left[0]))
+    assert [type(event) for event in seen] == [Iterated, Iterated, Stopped]
+    assert seen[-1].iter == state.iter == 2 and "broken off" in seen[-1].reason
+
+
+def test_with_time_enough_the_iteration_is_finished() -> None:
+    loop = StageLoop(
+        stage="cyc1", max_iter=9, batch_size=8, epoch_images=40, start_position=0, run=range(4), knobs=lambda i: KNOBS,
+        snapshot=0, test_interval=0, arithmetic=arithmetic(SOLVER),
+    )  # fmt: skip
+    state = make_state(ConvNet(), SOLVER, CPU)
+    data = dataset(8 * 12)
+    asked: list[bool] = []
+
+    def batches():
+        for n in range(4 * 12):
+            if n == 4 * 2 + 1:
+                asked.append(True)
+            yield cut(data, 2 * n, 2 * n + 2)
+
+    reducer = make_reducer(Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 4)
+    left = lambda: 1e6 if asked else None  # noqa: E731
+    seen = list(train(loop, state, batches(), reducer, lambda: bool(asked), left))
+    assert [type(event) for event in seen] == [Iterated, Iterated, Iterated, Stopped]
+    assert seen[-1].reason == "asked to stop"
+
+
+def test_what_has_overflowed_is_not_kept_by_a_stop(tmp_path: Path) -> None:
+    """The weights are infinite after the first update, which only the next one's loss would tell."""
+    tiny.make_data(tmp_path / "data")
+    init = 'base_lr: 1e25 weight_decay: 1e25 lr_policy: "fixed" max_iter: 6 on_nan: ROLLBACK'
+    small.make_schedule(tmp_path / "schedule", tmp_path / "data", init=init)
+    out = tmp_path / "out"
+    for after in (("Iterated", 1), ("Iterated", 1)):  # the next process comes by there once more
+        seen = live(tmp_path, out, after)
+        last = seen[-1]
+        assert isinstance(last, Stopped) and (last.stage, last.iter) == ("init", 0), last
+        assert "overflowed" in last.reason and "broken off" in last.reason
+    assert not any((out / "snapshots").iterdir())
+
+
+def live(base: Path, out: Path, after: tuple[str, int] | None) -> list[Event]:
+    """One life of a run in this process. It is asked to stop by the event of that kind (with that iteration), with no time left."""
+    torch.set_num_threads(1)
+    schedule = load(str(base / "schedule"), ())
+    keeper = Keeper(schedule, out)
+    keeper.open()
+    seen: list[Event] = []
+    told: list[bool] = []
+    grace = Grace(60.0, lambda: 0.0 if told else None)
+    try:
+        for event in run(
+            schedule, str(out), SoloComm(), World(), torch.device("cpu"), keeper, lambda: bool(told), grace=grace
+        ):
+            seen.append(event)
+            if after is not None and (type(event).__name__, getattr(event, "iter", 0)) == after:
+                told.append(True)
+    finally:
+        keeper.close()
+    return seen
+
+
+def test_runs_that_break_off_iterations_come_to_the_same_bits(tmp_path: Path) -> None:
+    tiny.make_data(tmp_path / "data")
+    small.make_schedule(tmp_path / "schedule", tmp_path / "data")
+    assert isinstance(live(tmp_path, tmp_path / "straight", None)[-1], RunFinished)
+
+    out = tmp_path / "out"
+    for after, stage, iter in (
+        (("RunStarted", 0), "init", 0),  # before a stage begins
+        (("StageStarted", 0), "init", 0),  # its first iteration
+        (("Iterated", 3), "init", 3),  # between two snapshots
+        (("StageStarted", 3), "init", 3),  # where nothing was trained since the last one
+        (("SnapshotDue", 4), "init", 4),  # while one is written
+        (("TestDue", 4), "cyc1", 4),  # an evaluation
+        (("Tested", 5), "collapse", 0),  # the stage is over
+    ):
+        last = live(tmp_path, out, after)[-1]
+        assert isinstance(last, Stopped) and (last.stage, last.iter) == (stage, iter), after
+    names = [folder.name for folder in (out / "snapshots").iterdir() if not folder.name.startswith(".")]
+    assert not [name for name in names if "-00000000-" in name], "nothing was trained yet"
+    assert isinstance(live(tmp_path, out, None)[-1], RunFinished)
+    assert processes.ends(out) == processes.ends(tmp_path / "straight")
+
+
+# -- requests
+
+
+@pytest.fixture
+def handlers():
+    """What this process does about stop signals is as before when the test is over."""
+    before = {number: signal.getsignal(number) for number in signals.stop_signals()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_the_exit_codes_before_anything_is_imported_are_those_of_all_commands() -> None:
+    assert (entry._SAVED, entry._INTERRUPTED) == (ExitCode.SAVED, ExitCode.INTERRUPTED)
+
+
+def test_a_deadline_runs_from_the_first_signal(handlers: None) -> None:
+    stop = StopRequest(grace=100.0)
+    stop.install()
+    assert stop.left() is None
+    signal.raise_signal(signal.SIGUSR1)
+    first = stop.left()
+    assert first is not None and 0 < first <= 100
+    signal.raise_signal(signal.SIGTERM)
+    assert stop.signal is signal.SIGUSR1 and stop.left() <= first
+    patient = StopRequest()
+    patient.install()
+    signal.raise_signal(signal.SIGTERM)
+    assert patient() and patient.left() is None
+
+
+def test_the_deadline_is_when_our_launcher_would_kill(handlers: None) -> None:
+    stop = StopRequest(grace=100.0)
+    stop.install()
+    signal.raise_signal(signal.SIGTERM)
+    left = stop.left()
+    assert left is not None and left <= least_before(100.0) < 100.0
+
+
+def child(work) -> int:
+    """The exit code of `work()` in a process of its own, which has a minute for it."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        try:
+            work()
+        finally:
+            os._exit(99)  # it should have ended before
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_before_anything_is_started_a_signal_ends_the_process(capfd: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        StopRequest().install(ExitCode.SAVED)
+        signal.raise_signal(signal.SIGTERM)
+
+    assert child(work) == 75
+    assert f"SIGTERM: {NOTHING_STARTED}" in capfd.readouterr().err
+
+
+def test_also_while_the_main_thread_waits_outside_of_python() -> None:
+    def work() -> None:
+        stop = StopRequest()
+        stop.install(ExitCode.SAVED)
+        with stop.watched():
+            os.kill(os.getpid(), signal.SIGTERM)
+            # The signal stays blocked for this thread, as in a library that restarts its calls.
+            threading.Event().wait(60)
+
+    assert child(work) == 75
+
+
+def test_also_where_a_thread_of_a_library_is_the_one_that_the_signal_finds() -> None:
+    def work() -> None:
+        stop = StopRequest()
+        stop.install(ExitCode.SAVED)
+        library = threading.Thread(target=threading.Event().wait, args=(60,), daemon=True)
+        library.start()
+        with stop.watched():
+            signal.pthread_kill(library.ident or 0, signal.SIGTERM)
+            signal.sigtimedwait([signal.SIGUSR2], 60)  # in C, so that no handler runs
+
+    assert child(work) == 75
+
+
+def test_what_comes_when_the_wait_is_over_is_not_lost(handlers: None) -> None:
+    stop = StopRequest()
+    stop.install(ExitCode.SAVED)
+    with stop.watched():
+        stop.begin()
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.signal is signal.SIGTERM, "whichever thread has taken it"
+
+
+def test_a_second_interrupt_ends_at_once_and_another_signal_does_not() -> None:
+    def work() -> None:
+        StopRequest().install()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1):
+            signal.raise_signal(number)
+        signal.raise_signal(signal.SIGINT)
+
+    assert child(work) == 130
+
+
+def test_at_the_end_only_a_second_interrupt_counts() -> None:
+    def work() -> None:
+        stop = StopRequest()
+        stop.install()
+        signal.raise_signal(signal.SIGINT)
+        stop.settle(ExitCode.PEER)
+        signal.raise_signal(signal.SIGTERM)
+        if len(sent) > 0:
+            signal.raise_signal(signal.SIGINT)
+        os._exit(75)
+
+    sent: list[bool] = []
+    assert child(work) == 75
+    sent.append(True)
+    assert child(work) == 130
+
+
+@pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.SAVED])
+def test_an_interrupt_after_all_is_done_or_saved_does_not_deny_it(
+    code: ExitCode, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def work() -> None:
+        stop = StopRequest()
+        stop.install()
+        stop.settle(code)
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+        os._exit(1)
+
+    assert child(work) == code
+    assert capfd.readouterr().err == ""
+
+
+def test_a_signal_while_something_is_written_says_so(handlers: None, capfd: pytest.CaptureFixture[str]) -> None:
+    """A snapshot, or the log."""
+    stop = StopRequest()
+    stop.install()
+    comm = join(World(), torch.get_num_threads(), stop)[1]
+    with comm.pulse.section(Section.SAVE):
+        signal.raise_signal(signal.SIGTERM)
+    assert "SIGTERM: stopping after what is being written, to save" in capfd.readouterr().err
+
+
+# -- launcher and workers
+
+
+def test_a_worker_that_enters_late_finds_the_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handlers: None
+) -> None:
+    monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path))
+    asked = folder.ask(tmp_path, signal.SIGUSR1)
+    stop = StopRequest(grace=50.0)
+    stop.install()
+    assert stop.signal is signal.SIGUSR1, "and not the SIGTERM by which the launcher passes it on"
+    left = stop.left()
+    assert left is not None and left <= 50.0 - (time.monotonic() - asked.at) + 1.0
+
+
+def test_signals_are_passed_on_to_children_that_have_entered_and_to_no_one_else(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        os.environ[folder.REPORT_DIR] = str(tmp_path)
+        stop = StopRequest()
+        stop.install()
+        os.write(writing, b"x")
+        while not stop():
+            time.sleep(0.01)
+        os._exit(75)
+    os.read(reading, 1)
+    (tmp_path / "1.pid").write_text("1")  # not a child of this process
+    (tmp_path / "2.pid").write_text("never a number")
+    folder.ask(tmp_path, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 75
+
+
+def test_the_launcher_ends_workers_whose_time_is_over(tmp_path: Path) -> None:
+    def launcher() -> None:
+        relay = Relay(tmp_path, grace=0.5)
+        relay.start()
+        worker = os.fork()
+        if worker == 0:  # it hangs
+            signal.alarm(60)
+            os.environ[folder.REPORT_DIR] = str(tmp_path)
+            folder.enter(0)
+            signal.pause()
+        while not (tmp_path / "0.pid").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        _, status = os.waitpid(worker, 0)
+        os._exit(10 + int(relay.late) if os.waitstatus_to_exitcode(status) == -signal.SIGKILL else 1)
+
+    assert child(launcher) == 11
+
+
+def test_a_signal_to_a_thread_that_was_there_before_the_relay_is_passed_on_too(tmp_path: Path) -> None:
+    def launcher() -> None:
+        library = threading.Thread(target=threading.Event().wait, args=(60,), daemon=True)
+        library.start()
+        relay = Relay(tmp_path, grace=60)
+        relay.start()
+        signal.pthread_kill(library.ident or 0, signal.SIGUSR1)
+        while relay.asked is None:
+            time.sleep(0.01)
+        os._exit(10 + int(relay.asked.signal == signal.SIGUSR1))
+
+    assert child(launcher) == 11
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_second_interrupt_of_the_launcher_ends_at_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], first: signal.Signals, saved: bool
+) -> None:
+    if saved:
+        (tmp_path / "0.json").write_text('{"code": 75, "text": "all is saved"}')
+
+    def launcher() -> None:
+        relay = Relay(tmp_path, grace=60)
+        relay.start()
+        os.kill(os.getpid(), first)
+        while relay.asked is None:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        while first is signal.SIGTERM and not relay._interrupts:  # a signal that is waited for is there once
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+
+    assert child(launcher) == (75 if saved else 130)
+    assert ("all is saved" if saved else "ended without saving") in capfd.readouterr().err
+
+
+def test_without_room_for_temporary_files_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path / "gone"))
+    folder.enter(0)  # the launcher is gone
+    monkeypatch.setenv(folder.LAUNCHER_PID, str(os.getppid()))
+    with pytest.raises(StorageError, match="no folder for temporary files: ") as caught:
+        folder.enter(0)
+    assert "TMPDIR" in caught.value.hint
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "gone"))
+    with pytest.raises(StorageError, match="no folder for temporary files: "):
+        run_workers(["run"], 2, 1)
+
+
+def test_the_agents_sigterm_before_anything_is_started_is_not_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path))
+    (tmp_path / "1.json").write_text('{"code": 69, "text": "it can\'t be started"}')
+
+    def work() -> None:
+        StopRequest().install(ExitCode.SAVED)
+        signal.raise_signal(signal.SIGTERM)
+
+    assert child(work) == 69 and capfd.readouterr().err == ""
+    assert verdict(folder.reports(tmp_path, 2), {0: 69, 1: 69}) == (69, "it can't be started")
+
+
+@pytest.mark.parametrize(
+    "reports, deaths, asked, expected",
+    [
+        # Before any worker was started.
+        ([], {}, True, (75, NOTHING_STARTED)),
+        # Before it could say so.
+        ([], {0: 75, 1: -15}, True, (69, "worker 1 was killed by SIGTERM")),
+        ([], {1: 75}, False, (75, NOTHING_STARTED)),
+        # One alone left before it met the others, who miss it.
+        ([Report(0, 69, "peers are gone"), Report(1, 75, NOTHING_STARTED)], {1: 75}, False, (75, NOTHING_STARTED)),
+        ([Report(0, 75, ""), Report(1, 75, "")], {1: 75}, True, (75, "")),
+        # One that was killed meanwhile could be the one that writes.
+        ([Report(1, 75, "")], {0: -9, 1: 75}, True, (69, "worker 0 was killed by SIGKILL")),
+        # No one asked: the agent stopped the others since one had ended.
+        (
+            [Report(0, 75, NOTHING_STARTED)],
+            {0: 75, 1: 70},
+            False,
+            (70, "worker 1 ended with exit code 70 and said nothing"),
+        ),
+        ([], {0: 75, 1: 65}, False, (65, "worker 1 ended with exit code 65 and said nothing")),
+        # Done before the signal came.
+        ([Report(0, 0, ""), Report(1, 0, "")], {}, True, (0, "")),
+    ],
+)
+def test_the_verdict_on_a_stop(
+    reports: list[Report], deaths: dict[int, int], asked: bool, expected: tuple[int, str]
+) -> None:
+    code, text = verdict(reports, deaths, asked)
+    assert code == expected[0] and text.startswith(expected[1])
