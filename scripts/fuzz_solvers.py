@@ -107,7 +107,7 @@ def _transpose(rng: random.Random, parts: list[str]) -> None:
 
 
 def _words(change: Callable[[random.Random, list[str]], None], pattern: re.Pattern[str] = _WORD) -> Mutation:
-    """Changes words that are no part of a comment, and leaves what stands between them."""
+    """Changes words outside of comments, and leaves what stands between them."""
 
     def mutation(rng: random.Random, text: str, other: str) -> str:
         comments = [m.span() for m in re.finditer(r"#[^\n]*", text)]

@@ -74,7 +74,7 @@ class PlannedStage:
 
     @property
     def id_stage(self) -> str:
-        """The stage's name in the ids of its snapshots: that which it had when it began."""
+        """The stage's name in the ids of its snapshots: the one that it started with."""
         own = self.like or (self.start if self.state is State.RESUME else None)
         return own.begun_as if own is not None else self.stage.name
 

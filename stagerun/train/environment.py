@@ -53,8 +53,8 @@ def environment_of(
 
 
 def promise(schedule: Schedule, planned: PlannedStage, now: dict[str, str]) -> Note | None:
-    """BIT-EXACT, or EQUIVALENT and why, on rank 0. A stage that starts has nothing to be exact to, and tells only that its
-    environment is not its parent's. Of a finished one whose evaluation was interrupted it is that which goes on."""
+    """BIT-EXACT, or EQUIVALENT and why, on rank 0. A stage that starts has nothing to be exact to: only an environment
+    unlike its parent's is reported. For a finished stage whose evaluation was interrupted, the evaluation is what goes on."""
     piece, tested = planned.until is not None, planned.state is State.DONE
     before = planned.like if piece else planned.end if tested else planned.start
     if before is None or (tested and schedule.data.val is None):

@@ -311,7 +311,7 @@ COMMENTS: dict[str, str] = {
     "Source.source": (
         "Folder of the LMDB. A relative path starts at the schedule's folder. Required. Caffe's (data_param).\n"
         "\n"
-        "The path is no part of what a snapshot depends on; the images are. Each snapshot records which set it was trained on: the number of\n"
+        "The path is not part of what a snapshot depends on; the images are. Each snapshot records which set it was trained on: the number of\n"
         "records, a digest of 32 of them (key and value, evenly spread, the first and the last among them) and, where the LMDB has a side file,\n"
         "the fingerprint in that, which covers every record. On another set a finished stage is stale, one in its midst goes on as EQUIVALENT,\n"
         "and a result of other `val` images is evaluated again. Without a side file a change elsewhere than in those 32 isn't seen:\n"

@@ -181,7 +181,7 @@ class Stroke:
 _DEAD = frozenset({-int(signal.SIGKILL)})
 _LOST = frozenset(
     {int(ExitCode.PEER), *_DEAD}
-)  # where the only worker is the command itself, it is that which was killed
+)  # where the only worker is the command itself, it is the one that was killed
 KILLS = (
     Stroke("rank 0", signal.SIGKILL, _LOST),
     Stroke("one worker", signal.SIGKILL, _LOST),

@@ -136,7 +136,7 @@ def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
 
 def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -> tuple[dict[str, Any], list[str]]:
     """An object for JSON, and the lines for people."""
-    from stagerun.engine.evaluate import Views as ViewsOf
+    from stagerun.engine import evaluate as evaluation
     from stagerun.train.evaluating import Wanted, score, use_schedule
     from stagerun.train.stored import open_snapshot
 
@@ -150,7 +150,9 @@ def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -
                 f"note: {stage} is evaluated as the schedule says now, not as in the run: {', '.join(changes)}; {SETS}"
             )
     val = stored.schedule.data.val
-    wanted = Wanted(views=ViewsOf(options.views), data=options.data, batch=options.device_batch, ema=options.ema)
+    wanted = Wanted(
+        views=evaluation.Views(options.views), data=options.data, batch=options.device_batch, ema=options.ema
+    )
     answers = Answers()
     answered = answers.add if options.per_class else None
     found = score(stored, wanted, device, lambda batches, n: _shown(batches, n, stored.ref.name), answered)

@@ -83,8 +83,8 @@ def predict_images(folder: Path, options: PredictOptions) -> None:
     paths, resize = _paths(options.images), options.resize.checked()
     import torch
 
+    from stagerun.engine import evaluate
     from stagerun.engine.device import choose_device
-    from stagerun.engine.evaluate import Views as ViewsOf
     from stagerun.system.world import World, default_threads
     from stagerun.train.evaluating import Wanted, classifier
     from stagerun.train.stored import open_snapshot
@@ -92,7 +92,7 @@ def predict_images(folder: Path, options: PredictOptions) -> None:
     torch.set_num_threads(options.threads or default_threads(1))
     stored = _not_rectangular(open_snapshot(folder))
     names = _class_names(stored, options.classes)
-    classify = classifier(stored, Wanted(views=ViewsOf(options.views), ema=options.ema), choose_device(World()))
+    classify = classifier(stored, Wanted(views=evaluate.Views(options.views), ema=options.ema), choose_device(World()))
     batch = options.device_batch or stored.stage.solver.test_batch_size
     found: list[Prediction] = []
     bad: list[str] = []
