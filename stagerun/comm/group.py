@@ -11,6 +11,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -33,9 +34,18 @@ GRADIENTS = "add up gradients"
 _AGAIN = "run the same command again: it goes on from the newest snapshot"
 
 
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of gradients that this rank has handed to the network, without what the network adds. A ring of W ranks sends each number
+    2 (W - 1) / W times; what all ranks get is counted once for each of the others."""
+
+    sent: int = 0
+
+
 class Comm(Protocol):
     rank: int
     size: int
+    traffic: Traffic
     pulse: Pulse  # this rank's signs of life
     spans: Spans | None  # where it is noted how long gradients are on their way; None: nowhere
 
@@ -85,6 +95,7 @@ class SoloComm:
     rank = 0
     size = 1
     pulse = Pulse()  # that no one reads
+    traffic = Traffic()  # stays 0
     spans: Spans | None = None
 
     def __init__(self, pulse: Pulse | None = None) -> None:
@@ -164,7 +175,7 @@ class TorchComm:
     ) -> None:
         """Joins the meeting point in MASTER_ADDR and MASTER_PORT. PeerError if the others don't come."""
         self.rank, self.size, self.device = world.rank, world.size, device
-        self.pulse, self.timeout = pulse or Pulse(), timeout
+        self.pulse, self.timeout, self.traffic = pulse or Pulse(), timeout, Traffic()
         self.spans: Spans | None = None
         self.group: dist.ProcessGroup | None = None  # the default group
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -187,6 +198,8 @@ class TorchComm:
     def all_reduce(self, tensor: Tensor, doing: str = GRADIENTS) -> Callable[[], None]:
         with _peers(doing):
             work = dist.all_reduce(tensor, group=self.group, async_op=True)
+        if doing == GRADIENTS:
+            self.traffic.sent += 2 * (self.size - 1) * tensor.nbytes // self.size
         return self._waiting([work], tensor.nbytes, doing)
 
     def exchange(
@@ -194,12 +207,14 @@ class TorchComm:
     ) -> Callable[[], None]:
         with _peers(GRADIENTS):
             work = dist.all_to_all_single(received, sent, list(received_sizes), list(sent_sizes), self.group, True)
+        self.traffic.sent += (sum(sent_sizes) - sent_sizes[self.rank]) * sent.element_size()
         return self._waiting([work], sent.nbytes)
 
     def complete(self, pieces: Sequence[Tensor]) -> Callable[[], None]:
         # All at once: gloo's all-gather, which copies what it gets once more, takes two to three times as long.
         with _peers(GRADIENTS):
             works = [dist.broadcast(piece, src, self.group, True) for src, piece in enumerate(pieces)]
+        self.traffic.sent += (self.size - 1) * pieces[self.rank].nbytes
         return self._waiting(works, sum(piece.nbytes for piece in pieces))
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from stagerun.base.errors import StorageError
 from stagerun.base.recipe import Solver
+from stagerun.comm.compressed import Residual
 from stagerun.engine.averages import Average, BatchStatistics
 from stagerun.engine.codec import Packed, digest, digest_and_look
 from stagerun.engine.device import dtype_of, synchronize
@@ -27,7 +28,8 @@ class TrainState:
     """Network, solver, BatchNorm statistics, and `iter`: the number of weight updates done in this stage. `average`: the
     averaged weights, of a stage with `ema_decay`. `plateau`: what lr_policy `plateau` remembers, the same on every rank. `skips`: how
     many of the last iterations, one after the other, `on_nan: SKIP` has passed over, and `skips_in_all` of all in the stage;
-    `rollbacks`: how often it has gone back.
+    `rollbacks`: how often it has gone back. `residual`: what this rank's compressed gradients lacked, of a stage that remembers it; the
+    one thing here that differs between ranks.
     """
 
     model: nn.Module
@@ -39,6 +41,7 @@ class TrainState:
     skips: int = 0
     skips_in_all: int = 0
     rollbacks: int = 0
+    residual: Residual | None = None
 
 
 def make_state(model: nn.Module, solver: Solver, device: torch.device) -> TrainState:
@@ -134,6 +137,17 @@ class Capture:
         pinned = any(t.device.type == "cuda" for t in weights(state).values())
         self.parts = {part: Packed(part(state), pinned) for part in PARTS}
         self.weights, self.momentum, self.average = (packed.tensors for packed in self.parts.values())
+        self.residual: Packed | None = None
+        if state.residual is not None:
+            one = state.residual.by_name(state.residual.empty)
+            every = range(state.residual.senders)
+            self.residual = Packed({f"{sender}/{name}": t for sender in every for name, t in one.items()}, pinned)
+
+    def take_residual(self, sender: int, parts: Mapping[str, Tensor]) -> None:
+        """Copies that of one sender in."""
+        assert self.residual is not None
+        for name, tensor in parts.items():
+            self.residual.tensors[f"{sender}/{name}"].copy_(tensor)
 
     @torch.no_grad()
     def take(self, state: TrainState, found: dict[str, int] | None = None) -> None:
@@ -161,10 +175,11 @@ class Capture:
         vectors = [v for part in (weights, momentum) for v in self.parts[part].vectors if v.is_floating_point()]
         return all(math.isfinite(float(v.sum())) or bool(torch.isfinite(v).all()) for v in vectors)
 
-    def files(self) -> tuple[memoryview, memoryview, memoryview | None]:
-        """The copy's own memory as .safetensors files: weights, momentum, and averaged weights where there are any."""
+    def files(self) -> tuple[memoryview, memoryview, memoryview | None, memoryview | None]:
+        """The copy's own memory as .safetensors files: weights, momentum, and averaged weights and residuals where there are any."""
         found = {part: packed.data for part, packed in self.parts.items()}
-        return found[weights], found[momentum], found[average] if self.average else None
+        residual = self.residual.data if self.residual is not None else None
+        return found[weights], found[momentum], found[average] if self.average else None, residual
 
 
 def _copy(copy: Tensor, live: Tensor) -> None:

@@ -67,7 +67,7 @@ def update(
     rank asks to stop: so it costs nothing, and an iteration that is not broken off has the bits that it ever had.
     """
     state.model.train()
-    reducer.begin()
+    reducer.begin(state.iter)
     statistics = state.statistics
     tail = torch.zeros(statistics.n + 2, dtype=torch.float64, device=how.normalise.device)
     for done, (worker, batch, last) in enumerate(pieces):
@@ -103,6 +103,7 @@ def update(
                 norm = global_norm(list(gradients.values()), torch.float64)
             clip(list(gradients.values()), how.clip_gradients, norm)
         state.solver.update(now)
+        reducer.accept()
         statistics.move(total[: statistics.n], how.logical_workers)
         state.iter += 1
         if state.average is not None:

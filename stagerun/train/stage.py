@@ -28,7 +28,8 @@ from stagerun.base.events import (
     TestDue,
 )
 from stagerun.base.recipe import OnNan
-from stagerun.comm import Reducer, make_reducer, runs_of
+from stagerun.comm import Reducer, runs_of
+from stagerun.engine.compression import reducer_of
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import TrainState, digests, finite
@@ -64,8 +65,7 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     state = restored(run)
     if run.rollbacks is None:
         _recall(run)
-    parameters = [p.tensor for p in state.solver.parameters]
-    reducer = make_reducer(run.worker.schedule.determinism, parameters, run.worker.comm, solver.logical_workers)
+    reducer = reducer_of(run.worker.schedule.determinism, state, solver, run.worker.comm)
     bits = environment_of(run.worker.schedule, run.stage, run.worker.device, run.worker.comm.size, run.worker.others)
     yield _started(run)
     if (same := promise(run.worker.schedule, planned, bits)) and (same.warning or run.rollbacks is None):
@@ -286,14 +286,21 @@ def _begin_snapshot(
                 # What the others look at is what rank 0 has, unless their states may differ.
                 return _agree(run, state.iter, notes, found, not run.worker.others or snapshotter.capture.finite())
 
+            def gather() -> None:
+                if state.residual is not None:
+                    state.residual.gather(run.worker.comm, snapshotter.capture.take_residual)
+
             agree = None if alone or run.worker.comm.size == 1 else agreeing
             try:
-                yield from snapshotter.start(state.iter, _progress(run, state), agree)
+                yield from snapshotter.start(state.iter, _progress(run, state), agree, gather)
             except StagerunError:
                 yield from snapshotter.wait()
                 raise
-        elif not _agree(run, state.iter, notes, *digests(state)):
-            raise ToldByAnother(ExitCode.DIVERGED)
+        else:
+            if state.residual is not None:
+                state.residual.gather(run.worker.comm, None)
+            if not _agree(run, state.iter, notes, *digests(state)):
+                raise ToldByAnother(ExitCode.DIVERGED)
     run.saved = state.iter  # not before: what a peer's death keeps from being compared is still to be saved
     yield from notes
 
@@ -340,9 +347,12 @@ def _save_what_is_trained(
     is applied. No rank waits for another here; what keeps the snapshot from being written is less than what went wrong before.
 
     Not the end of a stage (or a piece) that replaces bad records: that counts as finished, and must not before the ranks have
-    heard from each other what they met and found it few enough. RuntimeError is torch's, of a GPU.
+    heard from each other what they met and found it few enough. Nor where residuals belong to the snapshot, which the others have:
+    without them training would go on to other bits than from the snapshot before. RuntimeError is torch's, of a GPU.
     """
     if run.worker.images.replacing.met is not None and state.iter == run.planned.last:
+        return
+    if state.residual is not None and run.worker.comm.size > 1:
         return
     if snapshotter is None or run.saved == state.iter or state.iter == run.planned.iter:
         return

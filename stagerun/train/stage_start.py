@@ -1,6 +1,6 @@
 """Where a stage starts on one rank: its state from a snapshot or the seed, the same on every rank."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -10,7 +10,9 @@ from stagerun.base import order
 from stagerun.base.errors import Problem, RecipeError, ResumeRefused, Span
 from stagerun.base.recipe import Model, Solver, Stage, Transform
 from stagerun.comm import Comm
+from stagerun.comm.compressed import Residual
 from stagerun.engine.codec import decode
+from stagerun.engine.compression import residual_of
 from stagerun.engine.device import dtype_of
 from stagerun.engine.images import Normalise
 from stagerun.engine.mixing import Mixing
@@ -21,7 +23,7 @@ from stagerun.models import build
 from stagerun.plan import PlannedStage, State
 from stagerun.schedule.plateau import FRESH, PlateauState
 from stagerun.train.agreement import everyone, rank0
-from stagerun.train.progress import AVERAGE, MOMENTUM, WEIGHTS, progress_of
+from stagerun.train.progress import AVERAGE, MOMENTUM, RESIDUAL, WEIGHTS, progress_of
 from stagerun.train.worker import StageRun
 
 
@@ -64,6 +66,10 @@ def restored(run: StageRun) -> TrainState:
     hand_out(run.worker.comm, tensors)
     if run.planned.state is State.FRESH and state.average is not None:
         state.average.restart()
+    if run.planned.state in (State.FRESH, State.RESUME):
+        state.residual = residual_of(run.worker.schedule.determinism, state, solver, run.worker.comm)
+    if state.residual is not None and _carries_residual(run.planned):
+        _restore_residual(run, state.residual)
     if solver.lr_policy == "plateau" and run.planned.state is not State.FRESH:
         state.plateau = _plateau(run)
     if run.planned.state in (State.RESUME, State.DONE):
@@ -99,6 +105,48 @@ def hand_out(comm: Comm, tensors: Iterable[torch.Tensor]) -> None:
         whole = tensor.contiguous()  # a broadcast needs dense memory in the same order on both sides
         comm.broadcast(whole)
         tensor.copy_(whole)
+
+
+def _carries_residual(planned: PlannedStage) -> bool:
+    return planned.state is State.RESUME or (planned.start is not None and planned.stage.solver.carry_residual)
+
+
+def _restore_residual(run: StageRun, residual: Residual) -> None:
+    """From the snapshot. Another number of senders shares out evenly what all of them had left: the sum stays, and with it what the
+    weights are still to get. Collective. ResumeRefused if the snapshot has none, but for one from before `start_epoch`."""
+    saved: dict[str, torch.Tensor] = {}
+
+    def read() -> int:
+        assert run.step.files is not None
+        if RESIDUAL in run.step.files:
+            saved.update(decode(run.step.files[RESIDUAL]))
+        senders = {int(name.partition("/")[0]) for name in saved}
+        if senders != set(range(len(senders))):
+            raise ResumeRefused(f"the residuals in the snapshot of stage `{run.stage.name}` are not numbered from 0")
+        like = residual.by_name(residual.empty)
+        if wrong := [n for n, t in saved.items() if like.get(n.partition("/")[2], t).shape != t.shape]:
+            raise ResumeRefused(f"residual `{wrong[0]}` in the snapshot is of another shape than its parameter")
+        if not senders and run.planned.state is State.RESUME:
+            raise ResumeRefused(
+                f"the snapshot of stage `{run.stage.name}` has no residuals to go on from, and `compress_param` has memory",
+                "it was made without; take `--redo` for the stage, or another --out",
+            )
+        return len(senders)
+
+    senders = rank0(run.worker.comm, read)
+
+    def fill(sender: int, parts: Mapping[str, torch.Tensor]) -> None:
+        for name, part in parts.items():
+            if senders == residual.senders:
+                if (found := saved.get(f"{sender}/{name}")) is not None:
+                    part.copy_(found)
+                continue
+            for other in range(senders):
+                if (found := saved.get(f"{other}/{name}")) is not None:
+                    part.add_(found.to(part.device))
+            part.div_(residual.senders)
+
+    residual.hand_out(run.worker.comm, fill if run.worker.comm.rank == 0 else None)
 
 
 def _plateau(run: StageRun) -> PlateauState:

@@ -1,0 +1,372 @@
+"""Compressed gradients (`compress_param`): every sender's message goes to every rank, and all ranks add them up in the same order.
+
+A sender is a worker with `determinism: FIXED`, a logical worker with ELASTIC: so the sum has the same bits on every rank, and with
+ELASTIC for any number of workers. c = gradient + residual is compressed, and what its message lacks is the next residual. That takes
+the place of the old one only when the update is made (`accept`): an iteration that is broken off, or whose gradients are not
+finite, leaves residuals as they were.
+
+A thread compresses and sends one chunk after the other while backward goes on. Collectives start in the order of the chunks, whatever
+the timing: that order must be the same on all ranks.
+"""
+
+import copy
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from stagerun.base.errors import PeerError
+from stagerun.comm.compression import Draw, Operator
+from stagerun.comm.compression.operator import Steps
+from stagerun.comm.group import Comm
+from stagerun.comm.reduce import FlatReducer
+from stagerun.system.pulse import Pulse
+
+Parts = Mapping[str, Tensor]
+
+_SAME = "run the same stagerun on all hosts, and the same command again: it goes on from the newest snapshot"
+
+
+class Residual:
+    """What each sender of this rank has not sent yet: one vector per sender, with the last registered parameter first."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], runs: Sequence[range], rank: int) -> None:
+        """`parameters` are those that are trained, in model order; `runs[r]` the senders of rank r, contiguous."""
+        self.runs, self.own = runs, runs[rank]
+        self.parameters = dict(reversed(parameters.items()))
+        first = next(iter(parameters.values()))
+        self.empty = torch.empty(sum(p.numel() for p in parameters.values()), dtype=first.dtype, device=first.device)
+        self.vectors = [torch.zeros_like(self.empty) for _ in self.own]
+
+    @property
+    def senders(self) -> int:
+        """How many there are on all ranks."""
+        return self.runs[-1].stop
+
+    def by_name(self, vector: Tensor) -> dict[str, Tensor]:
+        """The parts of a sender's vector by parameter."""
+        return dict(zip(self.parameters, views_of(vector, list(self.parameters.values())), strict=True))
+
+    def gather(self, comm: Comm, take: Callable[[int, Parts], None] | None) -> None:
+        """Has rank 0's `take` see each sender's residual, by parameter, in their order. Collective."""
+        for rank, run in enumerate(self.runs):
+            for sender in run:
+                vector = self._room(sender)
+                comm.broadcast(vector, rank)
+                if take is not None:
+                    take(sender, self.by_name(vector))
+
+    def hand_out(self, comm: Comm, fill: Callable[[int, Parts], None] | None) -> None:
+        """Gives each sender what rank 0's `fill` puts into its residual. Collective."""
+        for sender in range(self.senders):
+            vector = self._room(sender)
+            if fill is not None:
+                fill(sender, self.by_name(vector.zero_()))
+            comm.broadcast(vector, 0)
+
+    def _room(self, sender: int) -> Tensor:
+        return self.vectors[sender - self.own.start] if sender in self.own else self.empty
+
+
+def views_of(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The parts of a vector that belong to the parameters, in their order, each in the memory format of its own."""
+    sizes = [p.numel() for p in parameters]
+    parts = zip(vector.split(sizes), parameters, strict=True)
+    return [part.as_strided(p.size(), p.stride()) for part, p in parts]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What one message is made of: a parameter, or all of them. `start` and `stop` cut it out of a vector."""
+
+    number: int  # the key of its random numbers
+    operator: Operator
+    start: int
+    stop: int
+
+
+class Line(Protocol):
+    """Does one job after the other."""
+
+    def put(self, job: Callable[[], None]) -> None:
+        """Does it now or later."""
+
+    def wait(self) -> None:
+        """Returns when all that was put is done, or raises the first error of a job; those after it are left out."""
+
+
+class Here:
+    """Does each job at once."""
+
+    def put(self, job: Callable[[], None]) -> None:
+        job()
+
+    def wait(self) -> None:
+        pass
+
+
+class Beside:
+    """Does the jobs in a thread, which ends with this object. The process doesn't wait for it: a peer may never answer."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        threading.Thread(target=_work, args=(self._jobs,), name="compress", daemon=True).start()
+        weakref.finalize(self, self._jobs.put, None)
+
+    def put(self, job: Callable[[], None]) -> None:
+        def careful() -> None:
+            if self._error is None:
+                try:
+                    job()
+                except BaseException as error:  # raised by `wait`, in the thread that trains
+                    self._error = error
+
+        self._jobs.put(careful)
+
+    def wait(self) -> None:
+        done = threading.Event()
+        self._jobs.put(done.set)
+        done.wait()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+@torch.no_grad()
+def _work(jobs: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # it holds what holds this thread's end
+
+
+class CompressedReducer(FlatReducer):
+    """`flat` is the sum. The gradients of each sender of this rank lie in a vector of its own, which becomes its next residual."""
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        operators: Sequence[Operator],
+        comm: Comm,
+        runs: Sequence[range],
+        seed: int,
+        *,
+        each: bool = False,
+        whole: int = 0,
+        residual: Residual | None = None,
+        line: Line | None = None,
+    ) -> None:
+        """`operators`: of each of the `parameters`, which are in model order. `runs[r]`: the senders of rank r; `each` says that they
+        are logical workers. `whole`: the last so many parameters make one message, by the operator of the last.
+        """
+        self.runs, self.own, self.each, self.whole = runs, runs[comm.rank], each, whole
+        self.operators = list(reversed(operators))
+        self.residual, self.seed, self.iter = residual, seed, 0
+        self.items: list[list[Item]] = []  # of each chunk
+        super().__init__(parameters, comm)
+        ordered = [p for p, _ in self.views]
+        self.sums = self.views
+        self.vectors = [torch.zeros_like(self.flat) for _ in self.own]
+        self.places = [_pairs(vector, ordered) for vector in self.vectors]
+        self.spare = [_pairs(vector, ordered) for vector in residual.vectors] if residual is not None else []
+        self.now = 0  # the sender whose gradients come
+        self.tails: list[Tensor] = []
+        self.total = torch.empty(0)
+        self.line = line or (Beside() if comm.size > 1 else Here())
+        # Waiting is the training thread's to report; what this one waits for lies behind `finish`.
+        self.beside = copy.copy(comm)
+        self.beside.pulse = Pulse()
+        self.left: _Sent | None = None
+        # What operators remember that is the same on all ranks, by item: after the last update, and after this one.
+        self.states: dict[int, Tensor] = {}
+        self.next_states: dict[int, Tensor] = {}
+
+    def _counts(self, ordered: list[nn.Parameter]) -> list[int]:
+        counts = super()._counts(ordered[self.whole :]) if self.whole < len(ordered) else []
+        counts = [self.whole, *counts] if self.whole else counts
+        start = index = 0
+        for count in counts:
+            members = ordered[index : index + count]
+            lengths = [sum(p.numel() for p in members)] if index < self.whole else [p.numel() for p in members]
+            items = []
+            for n, length in enumerate(lengths):
+                items.append(Item(index + n, self.operators[index + n], start, start + length))
+                start += length
+            self.items.append(items)
+            index += count
+        return counts
+
+    def begin(self, iter: int = 0) -> None:
+        super().begin(iter)
+        self.iter, self.tails, self.left, self.next_states = iter, [], None, {}
+
+    def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
+        self._take_up(logical_worker - self.own.start if self.each else 0, tail)
+        if last:
+            self._arm()
+        loss.backward()
+
+    def break_off(self, tail: Tensor) -> None:
+        # As `add` of the last logical worker: the tails first, then, in `finish`, all chunks in their order, whatever is in them.
+        self._take_up(len(self.own) - 1, tail)
+        self._arm()
+
+    def _take_up(self, sender: int, tail: Tensor) -> None:
+        """What comes now is of this rank's `sender`."""
+        if not self.tails:
+            self.tails, self.now = [torch.zeros_like(tail) for _ in self.own], -1
+        self.tails[sender].add_(tail)
+        while self.now < sender:
+            if self.now >= 0:
+                self._fill()
+            self.now += 1
+            self.views, self.placed = self.places[self.now], [False] * len(self.sums)
+            for p, _ in self.views:
+                p.grad = None
+
+    def _arm(self) -> None:
+        self.missing, self.sent, self.armed = list(self.sizes), 0, True
+        self.line.put(self._add_tails)
+
+    def _fill(self) -> None:
+        """The parameters that the losses of a sender don't reach."""
+        for index, (_, view) in enumerate(self.views):
+            if not self.placed[index]:
+                view.zero_()
+
+    def _send(self) -> None:
+        chunk = self.sent
+        self.line.put(lambda: self._compress(chunk))
+        self.sent += 1
+
+    def finish(self) -> Tensor:
+        self.armed = self.active = False
+        self._fill()
+        while self.sent < len(self.chunks):
+            self._send()
+        self.line.put(self._decode)
+        self.comm.pulse.wait()
+        try:
+            self.line.wait()
+        finally:
+            self.comm.pulse.go_on()
+        for p, view in self.sums:
+            p.grad = view
+        self.views = self.sums
+        return self.total
+
+    def accept(self) -> None:
+        self.states |= self.next_states
+        if self.residual is not None:
+            self.vectors, self.residual.vectors = self.residual.vectors, self.vectors
+            self.places, self.spare = self.spare, self.places
+
+    # -- in the line, in this order: tails, then each chunk; the answers to a chunk are decoded when the next one is on its way
+
+    def _add_tails(self) -> None:
+        size = self.tails[0].nbytes
+        received = self._share([[tail.view(torch.uint8) for tail in self.tails]], [size])()
+        self.total = received[0][0].clone().view(torch.float64)
+        for other in received[0][1:]:
+            self.total.add_(other.clone().view(torch.float64))
+
+    def _compress(self, chunk: int) -> None:
+        items = self.items[chunk]
+        rounds, messages = [], []
+        for item in items:
+            own = [vector[item.start : item.stop] for vector in self.vectors]
+            if self.residual is not None:
+                for vector, left in zip(own, self.residual.vectors, strict=True):
+                    vector.add_(left[item.start : item.stop])
+            draw = Draw(self.seed, self.iter, -1, item.number)
+            out = self.flat[item.start : item.stop].zero_()
+            rounds.append(item.operator.steps(own, self.own, draw, out, self.states.get(item.number)))
+            messages.append(next(rounds[-1]))
+        arrives = self._share(messages, self._sizes(items, 0))
+        self._decode()
+        self.left = _Sent(items, rounds, 0, arrives)
+
+    def _sizes(self, items: Sequence[Item], round: int) -> list[int | None]:
+        return [item.operator.sizes(item.stop - item.start, self.flat.element_size())[round] for item in items]
+
+    def _decode(self) -> None:
+        """Of the chunk before."""
+        sent, self.left = self.left, None
+        while sent is not None:
+            sent = self._decode_round(sent)
+
+    def _decode_round(self, sent: "_Sent") -> "_Sent | None":
+        """What is to be sent once more, of operators with another round."""
+        items, rounds, messages = [], [], []
+        for item, steps, received in zip(sent.items, sent.rounds, sent.arrives(), strict=True):
+            try:
+                messages.append(steps.send(received))
+                items.append(item)
+                rounds.append(steps)
+            except StopIteration as end:
+                if end.value is not None:
+                    self.next_states[item.number] = end.value
+                if self.residual is not None and not item.operator.residual:
+                    for vector in self.vectors:
+                        vector[item.start : item.stop].zero_()
+            except (ValueError, IndexError, RuntimeError) as error:
+                raise PeerError(f"another worker sent what is not a compressed gradient: {error}", _SAME) from error
+        if not items:
+            return None
+        round = sent.round + 1
+        return _Sent(items, rounds, round, self._share(messages, self._sizes(items, round)))
+
+    def _share(self, messages: list[list[Tensor]], sizes: Sequence[int | None]) -> Callable[[], list[list[Tensor]]]:
+        """Starts sending the messages, by item and own sender, to every rank. The answer waits, and has them by item and sender.
+
+        `sizes`: the bytes of each item's message, None where only the sender knows.
+        """
+        by_sender = list(zip(*messages, strict=True))
+        lengths = self._lengths(by_sender, sizes)
+        pieces = [self.flat.new_empty(sum(map(sum, table)), dtype=torch.uint8) for table in lengths]
+        pieces[self.comm.rank] = torch.cat([message for row in by_sender for message in row])
+        wait = self.beside.complete(pieces)
+
+        def arrived() -> list[list[Tensor]]:
+            wait()
+            found: list[list[Tensor]] = [[] for _ in sizes]
+            for piece, table in zip(pieces, lengths, strict=True):
+                parts = iter(piece.split([length for row in table for length in row]))
+                for _ in table:
+                    for messages_of_item in found:
+                        messages_of_item.append(next(parts))
+            return found
+
+        return arrived
+
+    def _lengths(self, messages: Sequence[Sequence[Tensor]], sizes: Sequence[int | None]) -> list[list[list[int]]]:
+        """By rank, sender and item. Known sizes are not sent."""
+        if None not in sizes:
+            return [[list(sizes) for _ in run] for run in self.runs]  # type: ignore[arg-type]
+        tables = [self.flat.new_empty((len(run), len(sizes)), dtype=torch.int64) for run in self.runs]
+        mine = torch.tensor([[message.numel() for message in row] for row in messages], dtype=torch.int64)
+        tables[self.comm.rank].copy_(mine)
+        self.beside.complete([table.view(-1) for table in tables])()
+        found = [table.tolist() for table in tables]
+        if not all(0 <= length <= self.flat.nbytes for table in found for row in table for length in row):
+            raise PeerError("another worker announces a compressed gradient of an impossible length", _SAME)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """What is on its way: items, where their operators stand, and the answers, by item and sender."""
+
+    items: list[Item]
+    rounds: list[Steps]
+    round: int
+    arrives: Callable[[], list[list[Tensor]]]
+
+
+def _pairs(vector: Tensor, ordered: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, Tensor]]:
+    return list(zip(ordered, views_of(vector, ordered), strict=True))
