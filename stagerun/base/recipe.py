@@ -107,6 +107,36 @@ class VarianceNorm(enum.Enum):
     AVERAGE = "AVERAGE"
 
 
+class Method(enum.Enum):
+    """What is sent in place of a gradient. `base.compression` has what is known of each."""
+
+    NONE = "NONE"
+    TOP_K = "TOP_K"
+    RANDOM_K = "RANDOM_K"
+    THRESHOLD = "THRESHOLD"
+    ADAPTIVE_THRESHOLD = "ADAPTIVE_THRESHOLD"
+    TERNGRAD = "TERNGRAD"
+    QSGD = "QSGD"
+    TWO_BIT = "TWO_BIT"
+    SIGN = "SIGN"
+    POWER_SGD = "POWER_SGD"
+    INT8 = "INT8"
+    BF16 = "BF16"
+    FP16 = "FP16"
+    LOSSLESS = "LOSSLESS"
+    AUTO = "AUTO"
+
+
+class Scope(enum.Enum):
+    LAYERWISE = "LAYERWISE"
+    ENTIRE_MODEL = "ENTIRE_MODEL"
+
+
+class Memory(enum.Enum):
+    NONE = "NONE"
+    RESIDUAL = "RESIDUAL"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filler:
     type: str = "constant"
@@ -238,6 +268,37 @@ class ParamRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionRule:
+    """The method for some parameters. A setting that the method reads and nothing states is None for `TWO_BIT` alone."""
+
+    name: str = "*"
+    kind: ParamKind = ParamKind.ANY
+    method: Method
+    ratio: float | None = None
+    threshold: float | None = None
+    qstates: int | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compression:
+    """CompressionParameter. `ratio`, `threshold`, `qstates` and `rank` are None where the method doesn't read them, and a threshold
+    of `TWO_BIT` or `AUTO` where none is written. `allow` is empty for all but `AUTO`."""
+
+    method: Method
+    ratio: float | None = None
+    threshold: float | None = None
+    qstates: int | None = None
+    rank: int | None = None
+    scope: Scope = Scope.LAYERWISE
+    memory: Memory
+    as_released: bool = False
+    start_iter: int = 0
+    allow: tuple[Method, ...] = ()
+    param: tuple[CompressionRule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Knot:
     iter: float  # of the policy; a knot that was written in epochs need not be a whole one
     factor: float
@@ -300,6 +361,8 @@ class Solver:
     param: tuple[ParamRule, ...] = ()
     carry_momentum: bool = False
     carry_data: bool = True
+    compress: Compression | None = None
+    carry_residual: bool = False
     transform: Transform = field(default_factory=Transform)
     test_transform: Transform = field(default_factory=Transform)
     mixup_alpha: float = 0.0

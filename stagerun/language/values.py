@@ -39,6 +39,7 @@ _RENAMED = {
     "color_jitter": "color_jitter_param",
     "rand_augment": "rand_augment_param",
     "crop_size_ramp": "crop_size_ramp_param",
+    "compress": "compress_param",
 }
 # Fields that the language has inside a message that the recipe doesn't have.
 _INSIDE = {
@@ -46,10 +47,15 @@ _INSIDE = {
     "eps": "batch_norm_param.eps",
     "carry_momentum": "carry.momentum",
     "carry_data": "carry.data",
+    "carry_residual": "carry.residual",
     "interp_mode": "resize_param.interp_mode",
 }
 # The language's words for false and true.
-_WORDS = {"carry_momentum": ("ZERO", "KEEP"), "carry_data": ("RESTART", "CONTINUE")}
+_WORDS = {
+    "carry_momentum": ("ZERO", "KEEP"),
+    "carry_data": ("RESTART", "CONTINUE"),
+    "carry_residual": ("ZERO", "KEEP"),
+}
 # Derived from others, or from where the folder lies: the language has no such field.
 _DERIVED = {"epoch_iter", "path"}
 # Not in the canonical text: where values came from, what was derived from the text as written, and what only `run` looks at.
@@ -61,7 +67,8 @@ _SAME_AS = {"max_size": "min_size", "test_batch_size": "device_batch_size"}
 @dataclasses.dataclass(frozen=True, slots=True)
 class Member:
     """A field of one of recipe's messages. `attribute` is its name there, `name` that in the canonical text, `path` the way to it in the
-    language. `kind` is the type of one value, and `default` MISSING where there is none."""
+    language. `kind` is the type of one value, and `default` MISSING where there is none. A `quiet` one is not in the canonical text at
+    its default."""
 
     attribute: str
     name: str
@@ -70,6 +77,7 @@ class Member:
     repeated: bool
     default: Any
     stored: bool
+    quiet: bool
 
     @property
     def is_message(self) -> bool:
@@ -83,24 +91,27 @@ def layout(kind: Any) -> tuple[Member, ...]:
     """The members of a message, in the recipe's order."""
     if kind not in _layouts:
         hints = get_type_hints(kind)
-        _layouts[kind] = tuple(_member(field, hints[field.name]) for field in dataclasses.fields(kind))
+        prefix = "solver." if kind is recipe.Solver else ""
+        _layouts[kind] = tuple(_member(field, hints[field.name], prefix) for field in dataclasses.fields(kind))
     return _layouts[kind]
 
 
-def _member(field: "dataclasses.Field[Any]", wanted: Any) -> Member:
+def _member(field: "dataclasses.Field[Any]", wanted: Any, prefix: str) -> Member:
     if get_origin(wanted) in (Union, types.UnionType):  # `X | None`
         (wanted,) = (part for part in get_args(wanted) if part is not types.NoneType)
     repeated = get_origin(wanted) is tuple
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     name = _RENAMED.get(field.name, field.name)
+    path = _INSIDE.get(field.name, name)
     return Member(
         attribute=field.name,
         name=name,
-        path=_INSIDE.get(field.name, name),
+        path=path,
         kind=get_args(wanted)[0] if repeated else wanted,
         repeated=repeated,
         default=default,
         stored=field.name not in _NOT_STORED,
+        quiet=bool(prefix) and quiet(prefix + path),
     )
 
 
@@ -124,6 +135,8 @@ def _setting(member: Member, view: View) -> Any:
         view = view.inside(message)
     if member.repeated and member.is_message:
         return tuple(build(member.kind, inner) for inner in view.views(name))
+    if member.repeated and issubclass(member.kind, enum.Enum):
+        return tuple(member.kind(text) for text in view.texts(name))
     if member.repeated:
         return view.numbers(name)
     if member.is_message:
@@ -216,6 +229,12 @@ def is_read(key: str, lr_policy: str) -> bool:
     return key != "solver.average_loss" or lr_policy == "plateau"
 
 
+def quiet(key: str) -> bool:
+    """Whether an identity lacks the field of that name at its default."""
+    field = _fields(key)[-1]
+    return field is not None and tree.quiet(field)
+
+
 def known(key: str) -> bool:
     """Whether the language has the field of that name."""
     return None not in _fields(key)
@@ -279,6 +298,8 @@ def _lines(message: Any) -> Iterator[str]:
         if not member.stored:
             continue
         held = getattr(message, member.attribute)
+        if member.quiet and held == member.default:
+            continue
         if member.attribute == "parent":
             held = held or ""
         for value in held if isinstance(held, tuple) else (held,):

@@ -52,6 +52,11 @@ class View:
         values = self.block.entries[name].values if self.has(name) else ()
         return tuple(v.value for v in values if isinstance(v.value, int | float))
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        """The values of a repeated field of texts, or of an enum."""
+        values = self.block.entries[name].values if self.has(name) else ()
+        return tuple(v.value for v in values if isinstance(v.value, str))
+
     def view(self, name: str) -> "View | None":
         block = self.block.block(name) if self.has(name) else None
         return View(block) if block else None

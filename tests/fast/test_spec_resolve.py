@@ -333,7 +333,7 @@ def test_help_explains_every_policy(field: str, policies: Iterable[str]) -> None
 def test_help_of_messages_enums_and_mistakes() -> None:
     assert "default: 0.5" in help_text("min_area_ratio")
     assert "transform_param" in help_text("Solver") and "TransformParameter" in help_text("")
-    assert "BF16" in help_text("Precision") and "KEEP" in help_text("Momentum")
+    assert "BF16" in help_text("Precision") and "KEEP" in help_text("Carry.Start")
     assert "Model.name" in help_text("name") and "StageEntry.name" in help_text("name")
     assert "makes no snapshot stale" in help_text("display") and "stale" not in help_text("momentum")
     for wrong, hint in (("base_ir", "base_lr"), ("Sollver", "Solver"), ("model.base_lr", ""), ("a.b.base_lr", "")):

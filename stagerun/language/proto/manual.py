@@ -522,6 +522,10 @@ COMMENTS: dict[str, str] = {
     "Solver.param": (
         "Multipliers for parameters by name; the first entry that fits a parameter counts. Caffe has them per layer."
     ),
+    "Solver.compress_param": (
+        "How each worker's gradient is made smaller before it is sent to the others: `compress_param { method: TOP_K }`. Default: all\n"
+        "of it is sent, 4 bytes a value. New in stagerun."
+    ),
     "Solver.carry": (
         "What is carried over from the stage it starts from."
     ),
@@ -689,6 +693,137 @@ COMMENTS: dict[str, str] = {
     "ParamKind.NORM": (
         "Scale and shift of BatchNorm (Caffe's Scale layer) and LayerNorm."
     ),
+    "CompressionParameter": (
+        "How gradients are compressed. c is what one sender has to send of one parameter, its gradient plus its residual, and n the number of\n"
+        "values in it. Each sender's c is replaced by the value that `method` states, which takes fewer bytes; those values are added up over\n"
+        "the senders and divided by their number. Senders are the workers, with `determinism: ELASTIC` the logical workers. New in stagerun."
+    ),
+    "CompressionParameter.method": (
+        "What is sent in place of c. Required."
+    ),
+    "CompressionParameter.ratio": (
+        "Share of the values that `TOP_K` and `RANDOM_K` send. Above 0, at most 1. Default: 0.01."
+    ),
+    "CompressionParameter.threshold": (
+        "`THRESHOLD` sends what is no smaller than this, `TWO_BIT` this number itself. In the unit of the mean gradient. Above 0.\n"
+        "Default: 0.001 of `THRESHOLD`, the mean of |c| of each parameter of `TWO_BIT` (MXNet's is 0.5)."
+    ),
+    "CompressionParameter.qstates": (
+        "Steps from 0 to the norm that `QSGD` knows. 1 to 32767. Default: 255, which takes about a quarter of the bytes."
+    ),
+    "CompressionParameter.rank": (
+        "Rank of the two factors that `POWER_SGD` sends. 1 or more; a parameter with no more rows or columns is sent as it is. Default: 4."
+    ),
+    "CompressionParameter.scope": (
+        "What c is a vector of. Default: LAYERWISE."
+    ),
+    "CompressionParameter.memory": (
+        "What becomes of the part of c that isn't sent. Default: RESIDUAL with `TOP_K`, `RANDOM_K`, `THRESHOLD`, `ADAPTIVE_THRESHOLD`,\n"
+        "`TWO_BIT`, `SIGN`, `POWER_SGD` and `AUTO`; NONE with the others, which are right on average or nearly exact, and with `as_released`."
+    ),
+    "CompressionParameter.as_released": (
+        "The operator as the code released with arXiv:1911.08250 has it, to repeat its results. `TOP_K` sends all that is no smaller than\n"
+        "the ceil(n * (1 - ratio))-th smallest |c|; of `RANDOM_K` each sender draws places of its own, and nothing is scaled; `TERNGRAD`\n"
+        "doesn't cut off; `QSGD` has one norm for all of c. Of those, `THRESHOLD` and `ADAPTIVE_THRESHOLD` alone; the last two are the same."
+    ),
+    "CompressionParameter.start_iter": (
+        "Iteration of the stage from which on gradients are compressed; before, they are sent as they are. 0 or more, below max_iter."
+    ),
+    "CompressionParameter.start_epoch": (
+        "The same in epochs."
+    ),
+    "CompressionParameter.allow": (
+        "What `AUTO` chooses among, besides sending c as it is. Default: `TOP_K`, `QSGD`, `INT8`, `BF16`, `LOSSLESS`."
+    ),
+    "CompressionParameter.param": (
+        "Other methods for some parameters; the first entry that fits a parameter counts. With `scope: ENTIRE_MODEL` the method of each is\n"
+        "`NONE`: those parameters are left out of the vector, and sent as they are."
+    ),
+    "CompressionParameter.Scope.LAYERWISE": (
+        "Of one parameter: each weight and bias is compressed by itself, and sent while backward goes on."
+    ),
+    "CompressionParameter.Scope.ENTIRE_MODEL": (
+        "Of all parameters, one after the other from the last to the first: compressed after backward."
+    ),
+    "CompressionParameter.Memory.NONE": (
+        "It is lost."
+    ),
+    "CompressionParameter.Memory.RESIDUAL": (
+        "The sender keeps it, and adds it to its next gradient (error feedback). It is part of a snapshot."
+    ),
+    "CompressionRule": (
+        "The method for some parameters: `param { name: \"fc*\" method: NONE }`. New in stagerun."
+    ),
+    "CompressionRule.name": (
+        "Pattern of the parameter's name, in which `*` stands for any characters: `layer4.*`, `fc.bias`."
+    ),
+    "CompressionRule.kind": (
+        "Kind of parameter. Default: ANY."
+    ),
+    "CompressionRule.method": (
+        "What is sent in place of c: any method but `AUTO` and `LOSSLESS`. Required."
+    ),
+    "CompressionRule.ratio": (
+        "That of CompressionParameter, for these parameters. Above 0, at most 1. Default: what is written there, else that of the method."
+    ),
+    "CompressionRule.threshold": (
+        "Likewise. Above 0."
+    ),
+    "CompressionRule.qstates": (
+        "Likewise. 1 to 32767."
+    ),
+    "CompressionRule.rank": (
+        "Likewise. 1 or more."
+    ),
+    "CompressionRule.Method.NONE": (
+        "c itself."
+    ),
+    "CompressionRule.Method.TOP_K": (
+        "The k = max(1, floor(n * ratio)) values of the largest |c|, of equal ones the first; 0 elsewhere. arXiv:1809.07599."
+    ),
+    "CompressionRule.Method.RANDOM_K": (
+        "The values at k places, drawn anew for each update and the same for all senders; 0 elsewhere. Without memory they are\n"
+        "multiplied by n / k, which makes the mean right. arXiv:1809.07599."
+    ),
+    "CompressionRule.Method.THRESHOLD": (
+        "c where |c| >= threshold; 0 elsewhere."
+    ),
+    "CompressionRule.Method.ADAPTIVE_THRESHOLD": (
+        "c where 2 * |c| >= max |c|; 0 elsewhere. arXiv:1911.08250."
+    ),
+    "CompressionRule.Method.TERNGRAD": (
+        "s * sign(c) with probability |c| / s, else 0; s = max |c|, after c is cut off at 2.5 standard deviations. arXiv:1705.07878."
+    ),
+    "CompressionRule.Method.QSGD": (
+        "r * sign(c) * floor(|c| / r * qstates + u) / qstates, with u drawn evenly from 0 to 1 and r the L2 norm of each 512 values.\n"
+        "arXiv:1610.02132."
+    ),
+    "CompressionRule.Method.TWO_BIT": (
+        "threshold * sign(c) where |c| >= threshold; 0 elsewhere. MXNet's."
+    ),
+    "CompressionRule.Method.SIGN": (
+        "sign(c) * mean |c|, with a sign of + for 0. arXiv:1901.09847."
+    ),
+    "CompressionRule.Method.POWER_SGD": (
+        "Of c as a matrix with a row for each output: P * transpose(Q), of `rank` columns each, from one step of a power iteration that\n"
+        "goes on from the update before. Vectors are sent as they are. arXiv:1905.13727."
+    ),
+    "CompressionRule.Method.INT8": (
+        "s * round(c / s), to even, with s = max |c| / 127."
+    ),
+    "CompressionRule.Method.BF16": (
+        "c rounded to the nearest bfloat16."
+    ),
+    "CompressionRule.Method.FP16": (
+        "c rounded to the nearest 16-bit float; what is above 65504 becomes infinite, and counts as not finite (`on_nan`)."
+    ),
+    "CompressionRule.Method.LOSSLESS": (
+        "c itself, coded in fewer bytes: training has the same bits as without."
+    ),
+    "CompressionRule.Method.AUTO": (
+        "One of `allow`, or c itself, for each parameter. It is chosen once, before the stage's first update, from the measured speed of the\n"
+        "links and of compressing, written to the output folder and kept. Two runs may choose differently, and then have other bits."
+    ),
     "Carry": (
         "What a stage takes over from the stage it starts from, besides weights and BatchNorm statistics. Resuming inside a stage\n"
         "carries everything. New in stagerun."
@@ -700,6 +835,10 @@ COMMENTS: dict[str, str] = {
     "Carry.data": (
         "CONTINUE: the images go on where the stage before stopped, in mid-epoch too. RESTART: from the first image of the first\n"
         "epoch again, as Caffe does. Default: CONTINUE."
+    ),
+    "Carry.residual": (
+        "Of stages whose `compress_param` has a memory. ZERO: residuals start at zero, and what the stage before had not yet sent is\n"
+        "lost. KEEP: they go on, whatever the methods; both stages then have `memory: RESIDUAL`. Default: ZERO."
     ),
     "TransformParameter": (
         "What is done to an image, in this order: pad, resize or cut out a rectangle, crop, mirror, colours (jitter, then RandAugment\n"
