@@ -107,6 +107,34 @@ class VarianceNorm(enum.Enum):
     AVERAGE = "AVERAGE"
 
 
+class Method(enum.Enum):
+    NONE = "NONE"
+    TOP_K = "TOP_K"
+    RANDOM_K = "RANDOM_K"
+    THRESHOLD = "THRESHOLD"
+    ADAPTIVE_THRESHOLD = "ADAPTIVE_THRESHOLD"
+    TERNGRAD = "TERNGRAD"
+    QSGD = "QSGD"
+    TWO_BIT = "TWO_BIT"
+    SIGN = "SIGN"
+    POWER_SGD = "POWER_SGD"
+    INT8 = "INT8"
+    BF16 = "BF16"
+    FP16 = "FP16"
+    LOSSLESS = "LOSSLESS"
+    AUTO = "AUTO"
+
+
+class Scope(enum.Enum):
+    LAYERWISE = "LAYERWISE"
+    ENTIRE_MODEL = "ENTIRE_MODEL"
+
+
+class Memory(enum.Enum):
+    NONE = "NONE"
+    RESIDUAL = "RESIDUAL"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filler:
     type: str = "constant"
