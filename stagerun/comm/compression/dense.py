@@ -1,0 +1,38 @@
+"""Methods that make every number shorter by itself."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stagerun.comm.compression.operator import Draw, Fixed, from_bytes, pieces, take, to_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Dense(Fixed):
+    """d = c: NONE, for parameters that a rule leaves as they are."""
+
+    residual: bool
+
+    def coded(self, n: int, element_size: int) -> int:
+        return n * element_size
+
+
+@dataclass(frozen=True, slots=True)
+class Half(Fixed):
+    """d = c rounded to bfloat16 or to float16, to nearest even; float64 is rounded to float32 first. What is above 65504 becomes
+    infinite in float16, and the run notices."""
+
+    residual: bool
+    dtype: torch.dtype
+
+    def coded(self, n: int, element_size: int) -> int:
+        return 2 * n
+
+    def encode_all(self, vector: Tensor, draw: Draw) -> Tensor:
+        return to_bytes(vector.float().to(self.dtype))
+
+    def decode_all(self, message: Tensor, out: Tensor, vector: Tensor | None) -> None:
+        values = from_bytes(message, self.dtype)
+        for p in pieces(out.numel(), out.device):
+            take(values[p].to(out.dtype), out[p], None if vector is None else vector[p])

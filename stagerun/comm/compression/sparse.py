@@ -1,0 +1,136 @@
+"""Methods that send some of the numbers: which, and their values."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stagerun.comm.compression.operator import Draw, OneRound, from_bytes, pieces, take, to_bytes
+from stagerun.comm.compression.pack import pack, unpack
+
+
+class Sparse(OneRound):
+    """A message is the values kept, in order, and where they were: as int32 [k] or as n bits, whichever is shorter. Where that
+    isn't below n numbers, all n go, with 0 in the place of those not kept. The length tells which, since it grows with k."""
+
+    def select(self, vector: Tensor, draw: Draw) -> Tensor:
+        """The places kept: int64 [k], growing."""
+        raise NotImplementedError
+
+    def size(self, n: int, element_size: int) -> int | None:
+        return None
+
+    def encode(self, vector: Tensor, draw: Draw) -> Tensor:
+        n, index = vector.numel(), self.select(vector, draw)
+        values, k, bits = vector[index], index.numel(), _bits(vector.numel())
+        if length(n, k, vector.element_size()) == n * vector.element_size():
+            return to_bytes(torch.zeros_like(vector).index_copy_(0, index, values))
+        if 4 * k <= bits:
+            return torch.cat((to_bytes(values), to_bytes(index.int())))
+        mask = torch.zeros(8 * bits, dtype=torch.uint8, device=vector.device)
+        mask[index] = 1
+        return torch.cat((to_bytes(values), pack(mask, 1)))
+
+    def add(self, message: Tensor, out: Tensor, draw: Draw, vector: Tensor | None = None) -> None:
+        n, width, size = out.numel(), out.element_size(), message.numel()
+        if size == n * width:
+            return take(from_bytes(message, out.dtype), out, vector)
+        bits = _bits(n)
+        k, rest = divmod(size, 4 + width)
+        if rest == 0 and 4 * k <= bits:
+            index = from_bytes(message[width * k :], torch.int32).long()
+        else:
+            k = (size - bits) // width
+            index = torch.nonzero(unpack(message[width * k :], 1, 8 * bits)).view(-1) if k >= 0 else torch.empty(0)
+        if size != length(n, k, width) or len(index) != k:
+            raise ValueError(f"a sender's message of {size} bytes is not one of {n} elements")
+        values = from_bytes(message[: width * k], out.dtype)
+        out[index] += values
+        if vector is not None:
+            vector[index] -= values
+
+
+def _bits(n: int) -> int:
+    return (n + 7) // 8
+
+
+def length(n: int, k: int, element_size: int) -> int:
+    """Bytes of a message with k of n values."""
+    return min(min(4 * k, _bits(n)) + k * element_size, n * element_size)
+
+
+@dataclass(frozen=True, slots=True)
+class TopK(Sparse):
+    """d = c where |c| is among the k largest, else 0; k = max(1, floor(n ratio)). Of equal ones the first are kept. NaN counts as the largest.
+    As released: d = g where not |g| < t, t the ceil(n (1 - ratio))-th smallest |g|, so that it keeps one more, and all equal to t. A ratio
+    of 1 keeps all; the released code fails there."""
+
+    residual: bool
+    ratio: float
+    as_released: bool
+
+    def size(self, n: int, element_size: int) -> int | None:
+        return None if self.as_released else length(n, self._k(n), element_size)
+
+    def _k(self, n: int) -> int:
+        if self.as_released:
+            return min(n - math.ceil(n * (1 - self.ratio)) + 1, n)
+        return max(1, math.floor(n * self.ratio))
+
+    def select(self, vector: Tensor, draw: Draw) -> Tensor:
+        return largest(vector, self._k(vector.numel()), self.as_released)
+
+
+def largest(vector: Tensor, k: int, ties: bool) -> Tensor:
+    """The places of the k largest |v|, growing; the first of equal ones or, with `ties`, all that equal the k-th."""
+    return _largest_numpy(vector, k, ties) if vector.device.type == "cpu" else _largest_torch(vector, k, ties)
+
+
+def _keys(vector: Tensor) -> Tensor:
+    """Integers in the order of |v|: the bits without the sign. NaN is above infinity."""
+    whole = torch.int32 if vector.dtype == torch.float32 else torch.int64
+    return vector.view(whole) & torch.iinfo(whole).max
+
+
+def _largest_torch(vector: Tensor, k: int, ties: bool) -> Tensor:
+    keys = _keys(vector)
+    least = torch.topk(keys, k).values[-1]
+    if ties:
+        return torch.nonzero(keys >= least).view(-1)
+    above = torch.nonzero(keys > least).view(-1)
+    equal = torch.nonzero(keys == least).view(-1)[: k - len(above)]
+    return torch.cat((above, equal)).sort().values
+
+
+_SAMPLE = 1 << 15
+
+
+def _largest_numpy(vector: Tensor, k: int, ties: bool) -> Tensor:
+    """Three times as fast as a partition of all: a sample tells a bound that about k elements pass, and only these are partitioned."""
+    n = vector.numel()
+    keys = _keys(vector[:: max(1, n // _SAMPLE) | 1]).numpy()
+    share = k / n * len(keys)
+    rank = int(share + 4 * math.sqrt(share) + 8)  # 4 standard deviations: hardly ever too few
+    bound = int(np.partition(keys, len(keys) - rank)[len(keys) - rank]) if rank < len(keys) else 0
+    places, passed = _not_below(vector, bound)
+    if len(places) < k:
+        places, passed = _not_below(vector, 0)
+    least = np.partition(passed, len(passed) - k)[len(passed) - k]
+    keep = passed >= least
+    if not ties:
+        equal = np.flatnonzero(passed == least)
+        keep[equal[k - np.count_nonzero(passed > least) :]] = False
+    return torch.from_numpy(places[keep])
+
+
+def _not_below(vector: Tensor, bound: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where the keys are at least `bound`, and these."""
+    places, passed = [], []
+    for p in pieces(vector.numel(), vector.device):
+        keys = _keys(vector[p]).numpy()
+        found = np.flatnonzero(keys >= bound)
+        passed.append(keys[found])
+        places.append(found + p.start)
+    return np.concatenate(places), np.concatenate(passed)
