@@ -6,10 +6,11 @@ from fnmatch import fnmatchcase
 
 from torch import Tensor
 
-from stagerun.base.recipe import Compression, Determinism, Method, ParamKind, Scope, Solver
+from stagerun.base.compression import settings_of
+from stagerun.base.recipe import Compression, Determinism, Memory, Method, ParamKind, Scope, Solver
 from stagerun.comm import Comm, Reducer, make_reducer, runs_of
 from stagerun.comm.compressed import CompressedReducer, Residual
-from stagerun.comm.compression import make
+from stagerun.comm.compression import Operator, make
 from stagerun.engine.parameters import kind_of
 from stagerun.engine.state import TrainState
 
@@ -18,8 +19,7 @@ def rule_of(name: str, kind: ParamKind, how: Compression) -> Compression:
     """How one parameter's gradient is compressed: by the first rule that fits, or as all are."""
     for rule in how.param:
         if fnmatchcase(name, rule.name) and rule.kind in (ParamKind.ANY, kind):
-            settings = {field: getattr(rule, field) for field in ("ratio", "threshold", "qstates", "rank")}
-            return replace(how, method=rule.method, **{k: v for k, v in settings.items() if v is not None})
+            return replace(how, method=rule.method, **settings_of(rule.method, rule, how))
     return how
 
 
@@ -30,6 +30,19 @@ def rules_of(state: TrainState, how: Compression) -> dict[str, Compression]:
     if how.scope is Scope.ENTIRE_MODEL:
         return dict(sorted(found.items(), key=lambda pair: pair[1] == how))
     return found
+
+
+def operator(how: Compression, shape: Sequence[int]) -> Operator:
+    return make(
+        how.method,
+        shape,
+        ratio=how.ratio,
+        threshold=how.threshold,
+        qstates=how.qstates,
+        rank=how.rank,
+        memory=how.memory,
+        as_released=how.as_released,
+    )
 
 
 def senders(determinism: Determinism, logical_workers: int, workers: int) -> list[range]:
@@ -44,7 +57,7 @@ def residual_of(determinism: Determinism, state: TrainState, solver: Solver, com
     if solver.compress is None:
         return None
     rules = rules_of(state, solver.compress)
-    if not any(make(rule).keeps for rule in rules.values()):
+    if not any(rule.memory is Memory.RESIDUAL and rule.method is not Method.NONE for rule in rules.values()):
         return None
     tensors = {p.name: p.tensor for p in state.solver.parameters}
     runs = senders(determinism, solver.logical_workers, comm.size)
@@ -62,14 +75,18 @@ def reducer_of(determinism: Determinism, state: TrainState, solver: Solver, comm
     if how is None or how.method is Method.NONE:
         return dense(comm)
     rules = rules_of(state, how)
+    together = sum(rule == how for rule in rules.values()) if how.scope is Scope.ENTIRE_MODEL else 0
+    everything = sum(tensors[name].numel() for name, rule in rules.items() if rule == how)
+    shapes = {name: (everything,) if together and rule == how else tensors[name].shape for name, rule in rules.items()}
+    operators = [operator(rule, shapes[name]) for name, rule in rules.items()]
     compressed = CompressedReducer(
         [tensors[name] for name in rules],
-        [make(rule) for rule in rules.values()],
+        operators,
         comm,
         senders(determinism, solver.logical_workers, comm.size),
         solver.random_seed,
         each=determinism is Determinism.ELASTIC,
-        whole=sum(rule == how for rule in rules.values()) if how.scope is Scope.ENTIRE_MODEL else 0,
+        whole=together,
         residual=state.residual,
     )
     return From(how.start_iter, dense(comm), compressed) if how.start_iter else compressed
