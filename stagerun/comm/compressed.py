@@ -181,7 +181,7 @@ class CompressedReducer(FlatReducer):
         # Waiting is the training thread's to report; what this one waits for lies behind `finish`.
         self.beside = copy.copy(comm)
         self.beside.pulse = Pulse()
-        self.left: _Sent | None = None
+        self.left: list[Callable[[], None]] = []
         # What operators remember that is the same on all ranks, by item: after the last update, and after this one.
         self.states: dict[int, Tensor] = {}
         self.next_states: dict[int, Tensor] = {}
@@ -203,7 +203,7 @@ class CompressedReducer(FlatReducer):
 
     def begin(self, iter: int = 0) -> None:
         super().begin(iter)
-        self.iter, self.tails, self.left, self.next_states = iter, [], None, {}
+        self.iter, self.tails, self.left, self.next_states = iter, [], [], {}
 
     def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
         self._take_up(logical_worker - self.own.start if self.each else 0, tail)
@@ -277,28 +277,75 @@ class CompressedReducer(FlatReducer):
 
     def _compress(self, chunk: int) -> None:
         items = self.items[chunk]
+        start, stop = items[0].start, items[-1].stop
+        if self.residual is not None:
+            for vector, left in zip(self.vectors, self.residual.vectors, strict=True):
+                vector[start:stop].add_(left[start:stop])
+        left = []
+        for dtype in dict.fromkeys(item.operator.wire(self.flat.dtype) for item in items):
+            chosen = [item for item in items if item.operator.wire(self.flat.dtype) is dtype]
+            left.append(self._gather(chosen) if dtype is None else self._sum(chosen, dtype))
+        self._decode()
+        self.left = left
+
+    def _decode(self) -> None:
+        """Of the chunk before."""
+        left, self.left = self.left, []
+        for finish in left:
+            finish()
+
+    def _sum(self, items: Sequence[Item], dtype: torch.dtype) -> Callable[[], None]:
+        """Of numbers that are only rounded, each rank adds up a slice for all, in the order of the senders, and hands the sum out: what
+        crosses the network grows with the number of senders of a rank, and not with that of ranks."""
+        size = self.comm.size
+        lengths = [item.stop - item.start for item in items]
+        width = -(-sum(lengths) // size)
+        sent = self.flat.new_zeros((len(self.own), size * width), dtype=dtype)
+        for row, vector in zip(sent, self.vectors, strict=True):
+            for item, part in zip(items, row[: sum(lengths)].split(lengths), strict=True):
+                c = vector[item.start : item.stop]
+                part.copy_(c)
+                if self.residual is not None:
+                    c.sub_(part) if item.operator.residual else c.zero_()
+        # By rank, then by sender.
+        sliced = sent.view(len(self.own), size, width).transpose(0, 1).contiguous().view(-1)
+        received = sliced.new_empty(self.runs[-1].stop * width)
+        rows = [len(run) * width for run in self.runs]
+        wait = self.beside.exchange(sliced, [len(self.own) * width] * size, received, rows)
+
+        def finish() -> None:
+            wait()
+            total = self.flat.new_zeros(width)
+            for row in received.split(width):
+                total.add_(row)
+            pieces = [total.to(dtype) if rank == self.comm.rank else sliced.new_empty(width) for rank in range(size)]
+            self.beside.complete(pieces)()
+            parts = torch.cat(pieces)[: sum(lengths)].split(lengths)
+            for item, part in zip(items, parts, strict=True):
+                self.flat[item.start : item.stop].copy_(part)
+
+        return finish
+
+    def _gather(self, items: Sequence[Item]) -> Callable[[], None]:
+        """Every rank gets every sender's message of each item."""
         rounds, messages = [], []
         for item in items:
             own = [vector[item.start : item.stop] for vector in self.vectors]
-            if self.residual is not None:
-                for vector, left in zip(own, self.residual.vectors, strict=True):
-                    vector.add_(left[item.start : item.stop])
             draw = Draw(self.seed, self.iter, -1, item.number)
             out = self.flat[item.start : item.stop].zero_()
             rounds.append(item.operator.steps(own, self.own, draw, out, self.states.get(item.number)))
             messages.append(next(rounds[-1]))
-        arrives = self._share(messages, self._sizes(items, 0))
-        self._decode()
-        self.left = _Sent(items, rounds, 0, arrives)
+        sent: _Sent | None = _Sent(items, rounds, 0, self._share(messages, self._sizes(items, 0)))
+
+        def finish() -> None:
+            nonlocal sent
+            while sent is not None:
+                sent = self._decode_round(sent)
+
+        return finish
 
     def _sizes(self, items: Sequence[Item], round: int) -> list[int | None]:
         return [item.operator.sizes(item.stop - item.start, self.flat.element_size())[round] for item in items]
-
-    def _decode(self) -> None:
-        """Of the chunk before."""
-        sent, self.left = self.left, None
-        while sent is not None:
-            sent = self._decode_round(sent)
 
     def _decode_round(self, sent: "_Sent") -> "_Sent | None":
         """What is to be sent once more, of operators with another round."""
@@ -362,7 +409,7 @@ class CompressedReducer(FlatReducer):
 class _Sent:
     """What is on its way: items, where their operators stand, and the answers, by item and sender."""
 
-    items: list[Item]
+    items: Sequence[Item]
     rounds: list[Steps]
     round: int
     arrives: Callable[[], list[list[Tensor]]]

@@ -14,6 +14,9 @@ class Dense(Fixed):
 
     residual: bool
 
+    def wire(self, dtype: torch.dtype) -> torch.dtype | None:
+        return dtype
+
     def coded(self, n: int, element_size: int) -> int:
         return n * element_size
 
@@ -25,6 +28,9 @@ class Half(Fixed):
 
     residual: bool
     dtype: torch.dtype
+
+    def wire(self, dtype: torch.dtype) -> torch.dtype | None:
+        return self.dtype
 
     def coded(self, n: int, element_size: int) -> int:
         return 2 * n

@@ -57,6 +57,13 @@ class Draw:
 
 
 class Operator(Protocol):
+    residual: bool
+    """Whether it turns what it compresses into what it left out."""
+
+    def wire(self, dtype: torch.dtype) -> torch.dtype | None:
+        """Of a method that only rounds each number, to which type those of a type are rounded: a reducer may then do that by itself, and
+        add up slices, rather than call `steps`."""
+
     def sizes(self, n: int, element_size: int) -> tuple[int | None, ...]:
         """Bytes of a sender's message in each round: as many as there are rounds. None: it varies, so lengths are sent first. Never more
         than the vector has, over all rounds."""
@@ -122,6 +129,9 @@ class OneRound:
     def add(self, message: Tensor, out: Tensor, draw: Draw, vector: Tensor | None = None) -> None:
         """out += decoded message, the same bits on every rank; and vector -= decoded, if given."""
         raise NotImplementedError
+
+    def wire(self, dtype: torch.dtype) -> torch.dtype | None:
+        return None
 
     def sizes(self, n: int, element_size: int) -> tuple[int | None, ...]:
         return (self.size(n, element_size),)
