@@ -34,9 +34,7 @@ def check_residual(stage: str, view: View, parent: str, before: View, problems: 
         if lacking:
             which = {stage: "and has no memory itself", parent: "which has no memory"}
             what = "and neither has a memory" if len(lacking) == 2 else which[lacking[0]]
-            hint = (
-                f"give {listing([f'`{name}`' for name in lacking], 'and')} a `compress_param` with `memory: RESIDUAL`"
-            )
+            hint = f"give {listing(lacking, 'and')} a `compress_param` with `memory: RESIDUAL`"
             place = (view.view("carry") or view).place("residual")
             message = f"stage `{stage}` keeps the residuals of `{parent}`, {what}"
             problems.add(place, message, f"write `carry {{ residual: ZERO }}`, or {hint}")
@@ -77,10 +75,10 @@ def _unread_settings(message: View, problems: Problems) -> None:
     for view, method in [(message, _method(message)), *_rules(message)]:
         for name in compression.SETTINGS:
             if name in view.block.entries and name not in compression.settings_read(method, allow):
-                readers = listing([f"`{m.value}`" for m, known in METHODS.items() if name in known.reads], "and")
+                readers = listing([m.value for m, known in METHODS.items() if name in known.reads], "or")
                 chosen = " with what it may choose here" if method is Method.AUTO else ""
                 text = f"method `{method.value}` does not read `{name}`{chosen}"
-                problems.add(view.place(name), text, f"remove it; {readers} would read it")
+                problems.add(view.place(name), text, f"remove it, or write method {readers}")
 
 
 def _allow(message: View, problems: Problems) -> None:
@@ -126,8 +124,9 @@ def _scope(message: View, problems: Problems) -> None:
     why = "with `scope: ENTIRE_MODEL`: a vector of all parameters is not a matrix"
     if method is Method.POWER_SGD:
         problems.add(message.place("method"), f"method `POWER_SGD` {why}", hint)
-    if method is Method.AUTO and Method.POWER_SGD in _allowed(message):
-        problems.add(message.place("allow"), f"`allow: POWER_SGD` {why}", hint)
+    for value in message.block.entries["allow"].values if message.has("allow") else ():
+        if value.value == "POWER_SGD":
+            problems.add(value.span, f"`allow: POWER_SGD` {why}", hint)
     for rule, own in _rules(message):
         if own is not Method.NONE:
             text = f"method `{own.value}` for some parameters with `scope: ENTIRE_MODEL`, which makes all of them one vector"
@@ -150,7 +149,7 @@ def _as_released(message: View, problems: Problems) -> None:
     if not message.flag("as_released"):
         return
     method, rules = _method(message), list(_rules(message))
-    hint = f"it has {listing([f'`{m.value}`' for m, known in METHODS.items() if known.released], 'and')}; remove `as_released`"
+    hint = f"it has {listing([m.value for m, known in METHODS.items() if known.released], 'and')}; remove `as_released`"
     if not METHODS[method].released and not (method is Method.NONE and rules):
         text = f"`as_released` with method `{method.value}`, which the released code doesn't have"
         problems.add(message.place("as_released"), text, hint)

@@ -83,6 +83,8 @@ def _sound_value(block: Block, entry: Entry, value: Value, problems: Problems) -
 _HINTS = {
     "Solver.clip_gradients": "leave it out for no clipping",
     "Solver.test_iter": "leave it out to evaluate every image",
+    "CompressionParameter.ratio": "0.01 sends one value in a hundred",
+    "CompressionRule.ratio": "0.01 sends one value in a hundred",
 }
 
 

@@ -1,7 +1,6 @@
 """How a stage's gradients are compressed, in a few words. Pure."""
 
 from stagerun.base.compression import settings_of
-from stagerun.base.errors import listing
 from stagerun.base.recipe import Compression, CompressionRule, Memory, Method, ParamKind, Scope, Solver
 from stagerun.base.units import epochs
 
@@ -10,9 +9,8 @@ def compression(compress: Compression, solver: Solver, images: int) -> str:
     """How the gradients are made smaller: `TOP_K 1 %, layer-wise, with a residual, from epoch 2`."""
     parts = [_method(compress.method, compress)]
     if compress.method is Method.AUTO:
-        parts = [
-            f"AUTO chooses among {listing([_method(m, compress) for m in compress.allow], 'and')} and dense for each layer"
-        ]
+        chosen = ", ".join(_method(method, compress) for method in compress.allow)
+        parts = [f"AUTO of {chosen} or dense"]
     if compress.method not in (Method.NONE, Method.LOSSLESS):
         parts.append("layer-wise" if compress.scope is Scope.LAYERWISE else "entire model")
     parts += ["with a residual"] if compress.memory is Memory.RESIDUAL else []
