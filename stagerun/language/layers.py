@@ -5,7 +5,7 @@ Layers are, from the lowest: `Schedule.solver`, `--set solver.FIELD=...`, the st
 thing in different units, the one in the higher layer replaces the other.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -41,9 +41,14 @@ LMDB = "LMDB"  # that of a value which was read from the LMDB itself
 PARTNER = dict(PAIRS) | {b: a for a, b in PAIRS}
 
 
+def durations(kind: Descriptor) -> tuple[tuple[str, str], ...]:
+    """(in iterations, in epochs) of a message."""
+    return DURATIONS if kind is SOLVER else INNER_DURATIONS.get(kind.name, ())
+
+
 def pairs(kind: Descriptor) -> tuple[tuple[str, str], ...]:
     """(field, the same in another unit) of a message."""
-    return PAIRS if kind is SOLVER else INNER_DURATIONS.get(kind.name, ())
+    return PAIRS if kind is SOLVER else durations(kind)
 
 
 def partner(field: FieldDescriptor) -> str:
@@ -138,7 +143,7 @@ def in_iterations(block: Block, images: int | None, problems: Problems) -> Block
         batch = View(block).whole("batch_size")
     except Doubtful:
         batch = None
-    converted = _durations_converted(block, DURATIONS, images, batch, problems)
+    converted = _durations_converted(block, images, batch, problems)
     entries, doubtful = dict(converted.entries), set(converted.doubtful)
     if "iter_size" in block.entries:
         del entries["iter_size"]
@@ -152,12 +157,10 @@ def in_iterations(block: Block, images: int | None, problems: Problems) -> Block
     )
 
 
-def _durations_converted(
-    block: Block, durations: Iterable[tuple[str, str]], images: int | None, batch: int | None, problems: Problems
-) -> Block:
+def _durations_converted(block: Block, images: int | None, batch: int | None, problems: Problems) -> Block:
     """The message with those of its durations that are in epochs in iterations, or doubtful."""
     entries, doubtful = dict(block.entries), set(block.doubtful)
-    for iterations, epochs in durations:
+    for iterations, epochs in durations(block.kind):
         entry = entries.pop(epochs, None)
         if entry is not None and (found := _convert(entry, iterations, images, batch, problems)):
             entries[iterations] = found
@@ -175,11 +178,10 @@ def _insides_in_iterations(block: Block, images: int | None, batch: int | None, 
     for name in INSIDE:
         inner = block.block(name)
         if inner is not None:
-            durations = pairs(inner.kind)
-            for first, second in durations:
+            for first, second in durations(inner.kind):
                 if first in inner.entries and second in inner.entries:
                     _same_thing(inner.entries[first], inner.entries[second], problems)
-            found = _durations_converted(inner, durations, images, batch, problems)
+            found = _durations_converted(inner, images, batch, problems)
             found = _knots_converted(found, images, batch, problems)
             value = replace(block.entries[name].values[0], value=found)
             block = replace(block, entries={**block.entries, name: replace(block.entries[name], values=(value,))})

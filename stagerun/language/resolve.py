@@ -12,6 +12,7 @@ from typing import TypeVar
 from stagerun.base import recipe
 from stagerun.base.errors import DataError, Problem, Problems, RecipeError, Span, StagerunError
 from stagerun.language import build, check, ensembles, layers, override, ranges, stages, tree, values
+from stagerun.language.check_compress import check_residual
 from stagerun.language.check_images import check_model, classes_problem
 from stagerun.language.override import Override
 from stagerun.language.parse import LARGEST, parse
@@ -74,7 +75,9 @@ def read(
     for node in found:
         if node.parent in settings:
             parent = View(settings[node.parent])
-            check.check_carry(node.name, View(settings[node.name]), node.parent, parent, problems)
+            own = View(settings[node.name])
+            check.check_carry(node.name, own, node.parent, parent, problems)
+            check_residual(node.name, own, node.parent, parent, problems)
     if problems:
         raise RecipeError(problems.all())
     names = dict.fromkeys([SCHEDULE_FILE, *(n.file for n in found if n.file is not None)])

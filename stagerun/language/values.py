@@ -17,14 +17,13 @@ from google.protobuf.descriptor import FieldDescriptor
 from stagerun.base import recipe
 from stagerun.base.units import epochs
 from stagerun.language import tree
-from stagerun.language.layers import DURATIONS, PARTNER
+from stagerun.language.layers import durations, partner
 from stagerun.language.tree import SCHEDULE, SOLVER, quoted
 from stagerun.language.view import View
 
 NONE = "none"
 # Rates that `base_lr_batch` is for.
 RATES = ("base_lr", "warmup_start_lr", "start_lr", "end_lr")
-ITERATIONS = frozenset(iterations for iterations, _ in DURATIONS)
 
 # Fields of recipe that have another name in the language, in the canonical text too.
 _RENAMED = {
@@ -111,7 +110,7 @@ def _member(field: "dataclasses.Field[Any]", wanted: Any, prefix: str) -> Member
         repeated=repeated,
         default=default,
         stored=field.name not in _NOT_STORED,
-        quiet=bool(prefix) and quiet(prefix + path),
+        quiet=bool(prefix and unsaid(prefix + path)),
     )
 
 
@@ -229,10 +228,13 @@ def is_read(key: str, lr_policy: str) -> bool:
     return key != "solver.average_loss" or lr_policy == "plateau"
 
 
-def quiet(key: str) -> bool:
-    """Whether an identity lacks the field of that name at its default."""
+def unsaid(key: str) -> str:
+    """The default of a field that identities and the canonical form leave out at its default; '' for another field."""
     field = _fields(key)[-1]
-    return field is not None and tree.quiet(field)
+    if field is None or not tree.quiet(field):
+        return ""
+    value = tree.default(field)
+    return NONE if value is None else tree.canonical(value, field)
 
 
 def known(key: str) -> bool:
@@ -260,10 +262,11 @@ def shown(key: str, value: str, stage: recipe.Stage, images: int) -> tuple[str, 
     """
     name = key.removeprefix("solver.")
     origin = stage.origins.get(key)
-    epochs_too = _in_epochs(name, stage.solver, images)
+    epochs_too = _in_epochs(key, value, stage.solver, images)
     if origin is None or origin.span is None:
         return value + epochs_too, ""
-    if name in PARTNER and origin.text.startswith(f"{PARTNER[name]}: "):
+    field = _fields(key)[-1]
+    if field is not None and (other := partner(field)) and origin.text.startswith(f"{other}: "):
         return value + epochs_too, origin.text
     batch = stage.origins.get("solver.base_lr_batch")
     if name in RATES and batch is not None and batch.span is not None:
@@ -271,16 +274,22 @@ def shown(key: str, value: str, stage: recipe.Stage, images: int) -> tuple[str, 
     return (value if origin.text.startswith(("{", "[{")) else origin.text) + epochs_too, ""
 
 
-def _in_epochs(name: str, solver: recipe.Solver, images: int) -> str:
+def _in_epochs(key: str, value: str, solver: recipe.Solver, images: int) -> str:
     """` = 24.94 epochs` for a number of iterations of a stage, the same of knots, '' for another field."""
+    name = key.removeprefix("solver.")
     if name == "knot" or name.endswith(".knot"):
         curve = getattr(solver, name.partition(".")[0]) if "." in name else solver
         places = [f"{knot.iter * solver.batch_size / images:.2f}" for knot in (curve.knot if curve else ())]
         return f" = at epochs {', '.join(places)}" if places else ""
-    value = getattr(solver, name) if name in ITERATIONS else None
-    if isinstance(value, int) and value:
-        return f" = {epochs(value, images, solver.batch_size):.2f} epochs"
-    return ""
+    field = _fields(key)[-1]
+    if (
+        field is None
+        or field.name not in dict(durations(field.containing_type))
+        or not value.isdecimal()
+        or value == "0"
+    ):
+        return ""
+    return f" = {epochs(int(value), images, solver.batch_size):.2f} epochs"
 
 
 # -- the canonical text

@@ -70,6 +70,16 @@ class View:
         self.has(name)
         return (View(b) for b in self.block.blocks(name))
 
+    def written(self, name: str) -> str:
+        """A duration as it was written: `max_epoch: 5`, or `max_iter: 780`."""
+        text = self.block.entries[name].values[0].text
+        return text if ":" in text else f"{name}: {text}"
+
+    def origin(self, name: str) -> str:
+        """The same, and where."""
+        place = self.block.entries[name].place
+        return f"`{self.written(name)}` in {place.path}:{place.line}"
+
     def place(self, name: str) -> Span:
         """The place of the value; if the field isn't written, that of its block."""
         entry = self.block.entries.get(name)

@@ -143,6 +143,7 @@ _SHOWN = (
     "transform_param",
     "test_",
     "carry",
+    "compress_param",
 )
 
 

@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 
-from stagerun.base.recipe import Determinism, Schedule, Solver, Stage
+from stagerun.base.recipe import Determinism, Memory, Schedule, Solver, Stage
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import columns, count
 from stagerun.base.units import epochs
+from stagerun.language.values import plain
 from stagerun.plan.described import augmentation, augmentation_changes, course, crop_size_ramp, described
+from stagerun.plan.gradients import compression
 from stagerun.plan.hazards import joints, notes, solver_changes
 from stagerun.plan.plan import Lost, Plan, PlannedStage, State
 from stagerun.plan.planned import label
@@ -114,6 +116,8 @@ def _details(plan: Plan, planned: PlannedStage) -> str:
         f"  batch {solver.batch_size} = {solver.logical_workers} x {solver.device_batch_size}, {described(solver)}, "
         f"{solver.lr_policy}" + (f" after {count(warm_up, 'iteration')} of warm-up" if warm_up else "")
     ]
+    if solver.compress is not None:
+        lines.append(f"  gradients: {compression(solver.compress, solver, plan.schedule.data.train.images)}")
     if growing := crop_size_ramp(solver):
         lines.append(f"  {growing}")
     if stage.parent is not None:
@@ -160,14 +164,11 @@ def _environment(schedule: Schedule, ref: SnapshotRef) -> str:
 def carried_over(planned: PlannedStage) -> str:
     """What the stage takes from its parent, in words."""
     solver = planned.stage.solver
-    return ", ".join(
-        [
-            "weights",
-            "BatchNorm statistics",
-            "momentum" if solver.carry_momentum else "momentum from zero",
-            f"data from image {planned.begins_at}" if solver.carry_data else "data from the start",
-        ]
-    )
+    parts = ["weights", "BatchNorm statistics", "momentum" if solver.carry_momentum else "momentum from zero"]
+    if solver.compress is not None and solver.compress.memory is Memory.RESIDUAL:
+        parts.append("residual kept" if solver.carry_residual else "residual from zero")
+    parts.append(f"data from image {planned.begins_at}" if solver.carry_data else "data from the start")
+    return ", ".join(parts)
 
 
 def moving_members(solver: Solver) -> dict[str, object]:
@@ -199,6 +200,7 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                 "momentum": solver.momentum,
                 "weight_decay": solver.weight_decay,
                 **moving_members(solver),
+                **({} if solver.compress is None else {"compress_param": plain(solver.compress)}),
                 "augmentation": augmentation(solver),
                 "carried_over": carried_over(planned) if stage.parent else None,
                 "position": planned.begins_at,
