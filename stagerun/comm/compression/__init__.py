@@ -23,7 +23,10 @@ A reducer makes one operator per tensor with `make` (ENTIRE_MODEL: one of shape 
 
 `operator.sizes(n, element_size)` has an entry for each round: the bytes of every sender's message, or None if they vary; lengths must
 be sent first then. A message is uint8 [bytes], on the vectors' device. It may have no bytes, is never longer than the vector, and needn't
-be aligned when it is received. A length that can't be raises ValueError.
+be aligned when it is received. It stays as it is after the generator has gone on. A length that can't be raises ValueError.
+
+Operators keep nothing between iterations and may be shared by tensors of the same shape. Work is done in the calling thread, on a CPU in
+pieces for which torch starts no threads of its own.
 
 What is NaN or infinite in a vector is not finite in `out` somewhere. Residuals and state are of no use then.
 """

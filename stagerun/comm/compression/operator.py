@@ -11,9 +11,9 @@ from torch import Tensor
 # Each message is the bytes of a vector of its own (uint8 [bytes]); a round has one per sender.
 Steps = Generator[list[Tensor], Sequence[Tensor], Tensor | None]
 
-# Elements that are worked on at a time on a CPU: small enough for the L2 cache, and for torch not to start threads, which
-# would take the cores of backward. All buckets divide it.
-PIECE = 32768
+# Elements that are worked on at a time on a CPU: small enough for the L2 cache, and for torch not to start threads (it does from 32768
+# on), which would take the cores of backward. A multiple of 512, the buckets of QSGD.
+PIECE = 63 * 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def pieces(n: int, device: torch.device) -> Iterator[slice]:
 
 
 def to_bytes(values: Tensor) -> Tensor:
-    return values.contiguous().view(torch.uint8)
+    return values.contiguous().view(-1).view(torch.uint8)
 
 
 def from_bytes(message: Tensor, dtype: torch.dtype) -> Tensor:
@@ -102,6 +102,21 @@ def largest_of(vector: Tensor) -> Tensor:
     for p in pieces(vector.numel(), vector.device):
         top = torch.maximum(top, vector[p].abs().amax())
     return top
+
+
+def mean_of(vector: Tensor) -> Tensor:
+    """[1]: the mean of |v|, added up in float64."""
+    total = vector.new_zeros(1, dtype=torch.float64)
+    for p in pieces(vector.numel(), vector.device):
+        total += torch.linalg.vector_norm(vector[p], 1, dtype=torch.float64)
+    return (total / vector.numel()).to(vector.dtype)
+
+
+def nonzero(mask: Tensor) -> Tensor:
+    """Where a vector of truth values is true: int64, growing."""
+    if mask.device.type != "cpu":
+        return torch.nonzero(mask).view(-1)
+    return torch.from_numpy(np.flatnonzero(mask.numpy()))  # eight times as fast
 
 
 def take(value: Tensor, out: Tensor, vector: Tensor | None) -> None:

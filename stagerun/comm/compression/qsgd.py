@@ -24,7 +24,7 @@ class Qsgd(OneRound):
 
     residual: bool
     qstates: int
-    as_released: bool
+    as_released: bool = False
 
     def size(self, n: int, element_size: int) -> int | None:
         return None
@@ -47,11 +47,11 @@ class Qsgd(OneRound):
             if whole is None:
                 norms[row] = norm
             codes = self._codes(block, norm, uniform(block.numel()).view(-1, BUCKET))
-            low[row] = codes.to(torch.uint8)
-            widths[row] = torch.bucketize(codes.amax(1), powers, right=True).to(torch.uint8)
+            low[row] = codes
+            widths[row] = torch.bucketize(codes.amax(1), powers, right=True)
             if high is not None:
-                high[row] = (codes >> 8).to(torch.uint8)
-            elif self.qstates > 127:
+                high[row] = codes >> 8
+            elif (widths[row] > 8).any():
                 upper.append(torch.nonzero(codes.view(-1) > 255).view(-1) + p.start)
         parts = [to_bytes(norms), widths, *_packed(low, widths.clamp(max=8), n)]
         if high is not None:
@@ -68,10 +68,11 @@ class Qsgd(OneRound):
     def _codes(self, block: Tensor, norm: Tensor, uniform: Tensor) -> Tensor:
         """int32 [rows, 512]"""
         level = block.abs().div_(torch.where(norm == 0, 1, norm).view(-1, 1)).mul_(self.qstates)
-        floor = level.clamp(max=self.qstates).nan_to_num_(0.0).floor_()
-        floor += uniform < level.sub_(floor)
-        whole = floor.copysign_(block).int()
-        return (whole + whole) ^ (whole >> 31)
+        level.add_(uniform).clamp_(max=self.qstates)
+        if not torch.isfinite(norm).all():
+            level.nan_to_num_(0.0)
+        whole = level.copysign_(block).int()  # cut off towards 0
+        return (whole >> 31).bitwise_xor_(whole.add_(whole))
 
     def add(self, message: Tensor, out: Tensor, draw: Draw, vector: Tensor | None = None) -> None:
         if message.numel() == out.numel() * out.element_size():
@@ -112,7 +113,9 @@ def _rows(piece: Tensor) -> Tensor:
 
 
 def _row_norms(block: Tensor) -> Tensor:
-    """[rows]. Divided by the largest beforehand, so that squares of tiny and huge numbers neither vanish nor overflow."""
+    """[rows]. Numbers of float64 are divided by the largest beforehand, so that the squares of tiny and huge ones neither vanish nor overflow."""
+    if block.dtype == torch.float32:
+        return torch.linalg.vector_norm(block, dim=1, dtype=torch.float64).float()
     top = block.abs().amax(1)
     shares = block / torch.where(top == 0, 1, top).view(-1, 1)
     return top * shares.square_().sum(1).sqrt_()

@@ -1,13 +1,25 @@
 """Methods that send some of the numbers: which, and their values."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stagerun.comm.compression.operator import Draw, OneRound, from_bytes, pieces, take, to_bytes
+from stagerun.comm.compression.operator import (
+    Draw,
+    OneRound,
+    Steps,
+    expect,
+    from_bytes,
+    largest_of,
+    nonzero,
+    pieces,
+    take,
+    to_bytes,
+)
 from stagerun.comm.compression.pack import pack, unpack
 
 
@@ -43,7 +55,7 @@ class Sparse(OneRound):
             index = from_bytes(message[width * k :], torch.int32).long()
         else:
             k = (size - bits) // width
-            index = torch.nonzero(unpack(message[width * k :], 1, 8 * bits)).view(-1) if k >= 0 else torch.empty(0)
+            index = nonzero(unpack(message[width * k :], 1, 8 * bits)) if k >= 0 else torch.empty(0)
         if size != length(n, k, width) or len(index) != k:
             raise ValueError(f"a sender's message of {size} bytes is not one of {n} elements")
         values = from_bytes(message[: width * k], out.dtype)
@@ -69,7 +81,7 @@ class TopK(Sparse):
 
     residual: bool
     ratio: float
-    as_released: bool
+    as_released: bool = False
 
     def size(self, n: int, element_size: int) -> int | None:
         return None if self.as_released else length(n, self._k(n), element_size)
@@ -81,6 +93,87 @@ class TopK(Sparse):
 
     def select(self, vector: Tensor, draw: Draw) -> Tensor:
         return largest(vector, self._k(vector.numel()), self.as_released)
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold(Sparse):
+    """d = c where |c| >= threshold, else 0. NaN is kept. The paper's code does the same."""
+
+    residual: bool
+    threshold: float
+
+    def select(self, vector: Tensor, draw: Draw) -> Tensor:
+        return _not_less(vector, self.threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveThreshold(Sparse):
+    """d = c where 2 |c| >= max |c|, else 0. NaN is kept, and everything beside it. The paper's code does the same."""
+
+    residual: bool
+
+    def select(self, vector: Tensor, draw: Draw) -> Tensor:
+        return _not_less(vector, largest_of(vector).item(), 2)
+
+
+def _not_less(vector: Tensor, bound: float, times: int = 1) -> Tensor:
+    """Where `times` |v| is not below the bound, and v isn't 0, which needn't be sent."""
+    found = []
+    for p in pieces(vector.numel(), vector.device):
+        sizes = vector[p].abs()
+        found.append(nonzero(~((sizes * times if times > 1 else sizes) < bound) & (sizes != 0)) + p.start)
+    return torch.cat(found)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomK:
+    """d = c at k = max(1, floor(n ratio)) random places, the same for all senders, else 0: only values are sent. Without a memory d is
+    multiplied by n/k, so that it is c on average (Stich et al., arXiv:1809.07599)."""
+
+    residual: bool
+    ratio: float
+
+    def sizes(self, n: int, element_size: int) -> tuple[int]:
+        return (max(1, math.floor(n * self.ratio)) * element_size,)
+
+    def steps(
+        self, vectors: Sequence[Tensor], senders: Sequence[int], draw: Draw, out: Tensor, state: Tensor | None = None
+    ) -> Steps:
+        n = out.numel()
+        k = max(1, math.floor(n * self.ratio))
+        # Drawn on the CPU: GPUs of different models draw different numbers.
+        index = largest(draw.of(-1).uniform(torch.device("cpu"))(n), k, False).to(out.device)
+        scale = 1.0 if self.residual else n / k
+        # What isn't finite at another place has to be noticed too.
+        bad = [not torch.isfinite(largest_of(v)) for v in vectors]
+        messages = yield [
+            to_bytes(v[index] * (torch.nan if is_bad else scale)) for v, is_bad in zip(vectors, bad, strict=True)
+        ]
+        total = out[index]
+        for message in messages:
+            expect(message, k * out.element_size())
+            total += from_bytes(message, out.dtype)
+        out[index] = total
+        for vector in vectors:
+            vector[index] = 0
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class RandomKReleased(Sparse):
+    """d = g where p < n ratio, else 0; p is a random permutation of 0 .. n-1, of each sender its own. Not rescaled."""
+
+    residual: bool
+    ratio: float
+
+    def size(self, n: int, element_size: int) -> int | None:
+        return length(n, min(math.ceil(n * self.ratio), n), element_size)
+
+    def select(self, vector: Tensor, draw: Draw) -> Tensor:
+        if not torch.isfinite(largest_of(vector)):  # so that it is sent, and noticed
+            return largest(vector, min(math.ceil(vector.numel() * self.ratio), vector.numel()), False)
+        order = torch.randperm(vector.numel(), generator=draw.generator(vector.device), device=vector.device)
+        return nonzero(order < vector.numel() * self.ratio)
 
 
 def largest(vector: Tensor, k: int, ties: bool) -> Tensor:
