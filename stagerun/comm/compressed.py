@@ -33,7 +33,8 @@ _SAME = "run the same stagerun on all hosts, and the same command again: it goes
 
 
 class Residual:
-    """What each sender of this rank has not sent yet: one vector per sender, with the last registered parameter first."""
+    """What each sender of this rank has not sent yet: one vector per sender, with the last registered parameter first. `bases`: what
+    operators remember that is the same on all ranks, by parameter (of ENTIRE_MODEL by its first)."""
 
     def __init__(self, parameters: Mapping[str, Tensor], runs: Sequence[range], rank: int) -> None:
         """`parameters` are those that are trained, in model order; `runs[r]` the senders of rank r, contiguous."""
@@ -42,6 +43,7 @@ class Residual:
         first = next(iter(parameters.values()))
         self.empty = torch.empty(sum(p.numel() for p in parameters.values()), dtype=first.dtype, device=first.device)
         self.vectors = [torch.zeros_like(self.empty) for _ in self.own]
+        self.bases: dict[str, Tensor] = {}
 
     @property
     def senders(self) -> int:
@@ -84,6 +86,7 @@ def views_of(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
 class Item:
     """What one message is made of: a parameter, or all of them. `start` and `stop` cut it out of a vector."""
 
+    name: str
     number: int  # the key of its random numbers
     operator: Operator
     start: int
@@ -150,7 +153,7 @@ class CompressedReducer(FlatReducer):
 
     def __init__(
         self,
-        parameters: Sequence[nn.Parameter],
+        parameters: Mapping[str, nn.Parameter],
         operators: Sequence[Operator],
         comm: Comm,
         runs: Sequence[range],
@@ -165,10 +168,10 @@ class CompressedReducer(FlatReducer):
         are logical workers. `whole`: the last so many parameters make one message, by the operator of the last.
         """
         self.runs, self.own, self.each, self.whole = runs, runs[comm.rank], each, whole
-        self.operators = list(reversed(operators))
+        self.names, self.operators = list(reversed(parameters)), list(reversed(operators))
         self.residual, self.seed, self.iter = residual, seed, 0
         self.items: list[list[Item]] = []  # of each chunk
-        super().__init__(parameters, comm)
+        super().__init__(list(parameters.values()), comm)
         ordered = [p for p, _ in self.views]
         self.sums = self.views
         self.vectors = [torch.zeros_like(self.flat) for _ in self.own]
@@ -182,9 +185,8 @@ class CompressedReducer(FlatReducer):
         self.beside = copy.copy(comm)
         self.beside.pulse = Pulse()
         self.left: list[Callable[[], None]] = []
-        # What operators remember that is the same on all ranks, by item: after the last update, and after this one.
-        self.states: dict[int, Tensor] = {}
-        self.next_states: dict[int, Tensor] = {}
+        self.bases = residual.bases if residual is not None else {}
+        self.next_bases: dict[str, Tensor] = {}  # once this update is made
 
     def _counts(self, ordered: list[nn.Parameter]) -> list[int]:
         counts = super()._counts(ordered[self.whole :]) if self.whole < len(ordered) else []
@@ -195,7 +197,7 @@ class CompressedReducer(FlatReducer):
             lengths = [sum(p.numel() for p in members)] if index < self.whole else [p.numel() for p in members]
             items = []
             for n, length in enumerate(lengths):
-                items.append(Item(index + n, self.operators[index + n], start, start + length))
+                items.append(Item(self.names[index + n], index + n, self.operators[index + n], start, start + length))
                 start += length
             self.items.append(items)
             index += count
@@ -203,7 +205,7 @@ class CompressedReducer(FlatReducer):
 
     def begin(self, iter: int = 0) -> None:
         super().begin(iter)
-        self.iter, self.tails, self.left, self.next_states = iter, [], [], {}
+        self.iter, self.tails, self.left, self.next_bases = iter, [], [], {}
 
     def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
         self._take_up(logical_worker - self.own.start if self.each else 0, tail)
@@ -261,7 +263,7 @@ class CompressedReducer(FlatReducer):
         return self.total
 
     def accept(self) -> None:
-        self.states |= self.next_states
+        self.bases |= self.next_bases
         if self.residual is not None:
             self.vectors, self.residual.vectors = self.residual.vectors, self.vectors
             self.places, self.spare = self.spare, self.places
@@ -333,7 +335,7 @@ class CompressedReducer(FlatReducer):
             own = [vector[item.start : item.stop] for vector in self.vectors]
             draw = Draw(self.seed, self.iter, -1, item.number)
             out = self.flat[item.start : item.stop].zero_()
-            rounds.append(item.operator.steps(own, self.own, draw, out, self.states.get(item.number)))
+            rounds.append(item.operator.steps(own, self.own, draw, out, self.bases.get(item.name)))
             messages.append(next(rounds[-1]))
         sent: _Sent | None = _Sent(items, rounds, 0, self._share(messages, self._sizes(items, 0)))
 
@@ -357,7 +359,7 @@ class CompressedReducer(FlatReducer):
                 rounds.append(steps)
             except StopIteration as end:
                 if end.value is not None:
-                    self.next_states[item.number] = end.value
+                    self.next_bases[item.name] = end.value
                 if self.residual is not None and not item.operator.residual:
                     for vector in self.vectors:
                         vector[item.start : item.stop].zero_()

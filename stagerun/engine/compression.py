@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 from torch import Tensor
 
-from stagerun.base.compression import settings_of
+from stagerun.base.compression import METHODS, settings_of
 from stagerun.base.recipe import Compression, Determinism, Memory, Method, ParamKind, Scope, Solver
 from stagerun.comm import Comm, Reducer, make_reducer, runs_of
 from stagerun.comm.compressed import CompressedReducer, Residual
@@ -57,11 +57,15 @@ def residual_of(determinism: Determinism, state: TrainState, solver: Solver, com
     if solver.compress is None:
         return None
     rules = rules_of(state, solver.compress)
-    if not any(rule.memory is Memory.RESIDUAL and rule.method is not Method.NONE for rule in rules.values()):
+    if not any(_remembers(rule) for rule in rules.values()):
         return None
     tensors = {p.name: p.tensor for p in state.solver.parameters}
     runs = senders(determinism, solver.logical_workers, comm.size)
     return Residual({name: tensors[name] for name in rules}, runs, comm.rank)
+
+
+def _remembers(rule: Compression) -> bool:
+    return rule.method is Method.POWER_SGD or (rule.memory is Memory.RESIDUAL and not METHODS[rule.method].exact)
 
 
 def reducer_of(determinism: Determinism, state: TrainState, solver: Solver, comm: Comm) -> Reducer:
@@ -80,7 +84,7 @@ def reducer_of(determinism: Determinism, state: TrainState, solver: Solver, comm
     shapes = {name: (everything,) if together and rule == how else tensors[name].shape for name, rule in rules.items()}
     operators = [operator(rule, shapes[name]) for name, rule in rules.items()]
     compressed = CompressedReducer(
-        [tensors[name] for name in rules],
+        {name: tensors[name] for name in rules},
         operators,
         comm,
         senders(determinism, solver.logical_workers, comm.size),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from stagerun.base.errors import StorageError
 from stagerun.base.recipe import Solver
+from stagerun.comm import Comm
 from stagerun.comm.compressed import Residual
 from stagerun.engine.averages import Average, BatchStatistics
 from stagerun.engine.codec import Packed, digest, digest_and_look
@@ -138,16 +139,24 @@ class Capture:
         self.parts = {part: Packed(part(state), pinned) for part in PARTS}
         self.weights, self.momentum, self.average = (packed.tensors for packed in self.parts.values())
         self.residual: Packed | None = None
-        if state.residual is not None:
-            one = state.residual.by_name(state.residual.empty)
-            every = range(state.residual.senders)
-            self.residual = Packed({f"{sender}/{name}": t for sender in every for name, t in one.items()}, pinned)
 
-    def take_residual(self, sender: int, parts: Mapping[str, Tensor]) -> None:
-        """Copies that of one sender in."""
-        assert self.residual is not None
-        for name, tensor in parts.items():
-            self.residual.tensors[f"{sender}/{name}"].copy_(tensor)
+    @torch.no_grad()
+    def take_residual(self, residual: Residual, comm: Comm) -> None:
+        """Copies those of all ranks in. Collective; the others call `residual.gather` with None."""
+        one = residual.by_name(residual.empty)
+        like = {f"{sender}/{name}": t for sender in range(residual.senders) for name, t in one.items()}
+        like |= {f"basis/{name}": t for name, t in residual.bases.items()}
+        if self.residual is None or self.residual.tensors.keys() != like.keys():  # bases come with the first update
+            self.residual = Packed(like)
+        tensors = self.residual.tensors
+
+        def take(sender: int, parts: Mapping[str, Tensor]) -> None:
+            for name, tensor in parts.items():
+                tensors[f"{sender}/{name}"].copy_(tensor)
+
+        for name, tensor in residual.bases.items():
+            tensors[f"basis/{name}"].copy_(tensor)
+        residual.gather(comm, take)
 
     @torch.no_grad()
     def take(self, state: TrainState, found: dict[str, int] | None = None) -> None:

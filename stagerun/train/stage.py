@@ -288,7 +288,7 @@ def _begin_snapshot(
 
             def gather() -> None:
                 if state.residual is not None:
-                    state.residual.gather(run.worker.comm, snapshotter.capture.take_residual)
+                    snapshotter.capture.take_residual(state.residual, run.worker.comm)
 
             agree = None if alone or run.worker.comm.size == 1 else agreeing
             try:

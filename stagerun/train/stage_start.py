@@ -115,25 +115,32 @@ def _restore_residual(run: StageRun, residual: Residual) -> None:
     """From the snapshot. Another number of senders shares out evenly what all of them had left: the sum stays, and with it what the
     weights are still to get. Collective. ResumeRefused if the snapshot has none, but for one from before `start_epoch`."""
     saved: dict[str, torch.Tensor] = {}
+    bases: dict[str, torch.Tensor] = {}
 
-    def read() -> int:
+    def read() -> tuple[int, dict[str, list[int]]]:
         assert run.step.files is not None
         if RESIDUAL in run.step.files:
             saved.update(decode(run.step.files[RESIDUAL]))
-        senders = {int(name.partition("/")[0]) for name in saved}
-        if senders != set(range(len(senders))):
+        bases.update({name.removeprefix("basis/"): t for name, t in saved.items() if name.startswith("basis/")})
+        senders = {name.partition("/")[0] for name in saved} - {"basis"}
+        if senders != set(map(str, range(len(senders)))):
             raise ResumeRefused(f"the residuals in the snapshot of stage `{run.stage.name}` are not numbered from 0")
         like = residual.by_name(residual.empty)
-        if wrong := [n for n, t in saved.items() if like.get(n.partition("/")[2], t).shape != t.shape]:
+        if wrong := [n for n, t in saved.items() if n[0] != "b" and like.get(n.partition("/")[2], t).shape != t.shape]:
             raise ResumeRefused(f"residual `{wrong[0]}` in the snapshot is of another shape than its parameter")
         if not senders and run.planned.state is State.RESUME:
             raise ResumeRefused(
                 f"the snapshot of stage `{run.stage.name}` has no residuals to go on from, and `compress_param` has memory",
                 "it was made without; take `--redo` for the stage, or another --out",
             )
-        return len(senders)
+        return len(senders), {name: list(t.shape) for name, t in bases.items()}
 
-    senders = rank0(run.worker.comm, read)
+    senders, shapes = rank0(run.worker.comm, read)
+    for name, shape in shapes.items():
+        residual.bases[name] = residual.empty.new_empty(shape)
+        if name in bases:
+            residual.bases[name].copy_(bases[name])
+    hand_out(run.worker.comm, residual.bases.values())
 
     def fill(sender: int, parts: Mapping[str, torch.Tensor]) -> None:
         for name, part in parts.items():

@@ -39,7 +39,7 @@ def most_bytes(model: recipe.Model, senders: int = 0) -> Mapping[str, int]:
         WEIGHTS: tensors,
         AVERAGE: tensors,
         MOMENTUM: SLOTS * WIDEST * numbers + SLACK,
-        RESIDUAL: senders * tensors,
+        RESIDUAL: (senders + 1) * tensors if senders else 0,
         STATE: MOST_STATE,
         RECIPE: MOST_RECIPE,
     }

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -56,22 +55,25 @@ class Draw:
         return following
 
 
-class Operator(Protocol):
+class Operator:
     residual: bool
     """Whether it turns what it compresses into what it left out."""
 
     def wire(self, dtype: torch.dtype) -> torch.dtype | None:
         """Of a method that only rounds each number, to which type those of a type are rounded: a reducer may then do that by itself, and
         add up slices, rather than call `steps`."""
+        return None
 
     def sizes(self, n: int, element_size: int) -> tuple[int | None, ...]:
         """Bytes of a sender's message in each round: as many as there are rounds. None: it varies, so lengths are sent first. Never more
         than the vector has, over all rounds."""
+        raise NotImplementedError
 
     def steps(
         self, vectors: Sequence[Tensor], senders: Sequence[int], draw: Draw, out: Tensor, state: Tensor | None = None
     ) -> Steps:
         """Compresses one tensor in one iteration; see `stagerun.comm.compression`."""
+        raise NotImplementedError
 
 
 def pieces(n: int, device: torch.device) -> Iterator[slice]:
@@ -126,13 +128,12 @@ def take(value: Tensor, out: Tensor, vector: Tensor | None) -> None:
         vector.sub_(value)
 
 
-class OneRound:
+class OneRound(Operator):
     """A method whose senders each send one message. A subclass gives `size`, `encode` and `add`; encoding never changes the vector.
 
     A message as long as the vector itself is the decoded vector: that is how a method that would save nothing goes.
     """
 
-    residual: bool  # a field of the subclass
 
     def size(self, n: int, element_size: int) -> int | None:
         raise NotImplementedError
@@ -144,9 +145,6 @@ class OneRound:
     def add(self, message: Tensor, out: Tensor, draw: Draw, vector: Tensor | None = None) -> None:
         """out += decoded message, the same bits on every rank; and vector -= decoded, if given."""
         raise NotImplementedError
-
-    def wire(self, dtype: torch.dtype) -> torch.dtype | None:
-        return None
 
     def sizes(self, n: int, element_size: int) -> tuple[int | None, ...]:
         return (self.size(n, element_size),)

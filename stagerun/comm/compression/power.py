@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stagerun.comm.compression.operator import PIECE, Draw, Steps, expect, from_bytes, to_bytes
+from stagerun.comm.compression.operator import PIECE, Draw, Operator, Steps, expect, from_bytes, to_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class PowerSgd:
+class PowerSgd(Operator):
     """D = P (sum Q_i)^T, where M_i is sender i's matrix [out, rest], Q [rest, rank] that of the update before, P = orthonormal(sum M_i Q) and
     Q_i = M_i^T P (Vogels et al., arXiv:1905.13727, algorithm 1). Two rounds: M_i Q, then Q_i. The state is sum Q_i, which the next update
     starts from; at first it is drawn.

@@ -11,6 +11,7 @@ from torch import Tensor
 from stagerun.comm.compression.operator import (
     Draw,
     OneRound,
+    Operator,
     Steps,
     expect,
     from_bytes,
@@ -126,7 +127,7 @@ def _not_less(vector: Tensor, bound: float, times: int = 1) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class RandomK:
+class RandomK(Operator):
     """d = c at k = max(1, floor(n ratio)) random places, the same for all senders, else 0: only values are sent. Without a memory d is
     multiplied by n/k, so that it is c on average (Stich et al., arXiv:1809.07599)."""
 
