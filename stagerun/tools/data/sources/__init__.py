@@ -7,7 +7,7 @@ content. Archives are read in place, by offset. Nothing here decodes an image, r
 import os
 
 from stagerun.base.errors import DataError, UsageError, listing, nearest
-from stagerun.tools.data.sources import cifar, folder, idx, imagenet, lists, recordio, tfrecord
+from stagerun.tools.data.sources import cifar, folder, idx, imagenet, lists, npz, recordio, tfrecord
 from stagerun.tools.data.sources.format import SPLITS, Format, Place, SourceOptions
 from stagerun.tools.data.sources.items import Item, Pixels, Source, can_not_open, regular
 
@@ -18,6 +18,7 @@ __all__ = ["FORMATS", "SPLITS", "Format", "Item", "Pixels", "Source", "SourceOpt
 FORMATS: tuple[Format, ...] = (
     cifar.FORMAT,
     idx.FORMAT,
+    npz.FORMAT,
     tfrecord.FORMAT,
     recordio.FORMAT,
     imagenet.FORMAT,
