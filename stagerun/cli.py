@@ -95,7 +95,7 @@ GROUPS: dict[str, tuple[str, Rows]] = {
             (
                 "import",
                 "stagerun.tools.data.importer:import_images",
-                "Makes an LMDB from folders, lists, archives, CIFAR, IDX, TFRecord or RecordIO.",
+                "Makes an LMDB from class folders, lists, ImageNet's archives, published sets.",
             ),
             ("index", "stagerun.tools.data.index:index", "Makes the side file of an LMDB that Caffe wrote."),
             ("info", "stagerun.tools.data.index:info", "Counts, sizes, classes, and how fast it can be read here."),

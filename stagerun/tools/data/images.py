@@ -2,7 +2,7 @@
 
 Encoded images keep their bytes where `odd` keeps them and nothing was asked that changes pixels. What must be encoded anew,
 because it is resized, stays what it was, JPEG (quality 95 unless given) or PNG; with `quality` given every picture is encoded
-as JPEG of that quality. Formats that hold pixels, CIFAR and IDX, are stored as pixels, as Caffe's own converters do.
+as JPEG of that quality. Formats that hold pixels are stored as pixels, as Caffe's own converters do.
 
 Sizes shrink with OpenCV's INTER_AREA, which looks at all pixels, and grow with INTER_LINEAR.
 """
@@ -28,7 +28,7 @@ from stagerun.language.proto import caffe_pb2
 from stagerun.tools.data import odd
 from stagerun.tools.data.engine import Made
 from stagerun.tools.data.partial import Note
-from stagerun.tools.data.sources import Item, Pixels, Source
+from stagerun.tools.data.sources import BY_NAME, Item, Pixels, Source
 from stagerun.tools.data.sources.folder import Files
 from stagerun.tools.data.sources.items import state_of
 
@@ -37,7 +37,6 @@ VERSION = 2
 DEFAULT_QUALITY = 95
 LONGEST_KEY = 511  # LMDB's limit, bytes
 _MOST = 10**8  # keys have eight digits
-_PIXEL_FORMATS = ("cifar", "idx")
 _LARGEST_SIDE = 65500  # of a JPEG, in libjpeg
 
 
@@ -60,12 +59,13 @@ class ImportWork:
             raise DataError(f"{path}: there are no images in it", "check the path")
         if len(source) >= _MOST:
             raise UsageError(f"{path}: {len(source)} images; keys of eight digits number fewer than 100 million")
-        if source.kind in _PIXEL_FORMATS and options.quality is not None:
+        pixels_alone = BY_NAME[source.kind].pixels
+        if pixels_alone and options.quality is not None:
             raise UsageError(
                 f"--quality is for encoded images; {source.kind} holds pixels, which are stored as they are",
                 "leave --quality out",
             )
-        if source.kind in _PIXEL_FORMATS and options.background is not None:
+        if pixels_alone and options.background is not None:
             raise UsageError(
                 f"--background is for transparent images; {source.kind} has none", "leave --background out"
             )

@@ -4,7 +4,7 @@ import os
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import click
 
@@ -22,26 +22,32 @@ from stagerun.tools.data.partial import REPORT
 from stagerun.tools.data.pictures import ResizeOptions
 from stagerun.tools.data.prepare import PrepareWork
 from stagerun.tools.data.report import ignored_text, transparency_of
-from stagerun.tools.data.sources import detect, open_source
-from stagerun.tools.data.sources.items import FORMATS, SPLITS, SourceOptions
+from stagerun.tools.data.sources import BY_NAME, SPLITS, SourceOptions, format_of, open_source, readers
 
 Restart = Annotated[bool, option("--restart", "Begin anew, whatever an interrupted command has made.")]
+
+
+def _of_some(usage: str, text: str, **settings: Any) -> Any:
+    """An option that only some formats read, whose names begin its line of help."""
+    return option(usage, f"{', '.join(readers(usage.split()[0][2:].replace('-', '_')))}: {text}", **settings)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceArguments:
     """What SOURCE itself doesn't show: `SourceOptions`."""
 
-    format: str | None = option("--format", "Of SOURCE.  [default: by its content]", type=click.Choice(FORMATS))
-    root: str | None = option("--root DIR", "list: where its paths begin.  [default: the list's folder]")
-    ground_truth: str | None = option("--ground-truth FILE", "imagenet: the labels of the validation images.")
-    synsets: str | None = option("--synsets FILE", "imagenet: the classes in the order of their labels.")
-    split: str | None = option(
-        "--split",
-        "cifar, idx, imagenet, tfrecord: which part, where SOURCE holds several.  [default: train]",
-        type=click.Choice(SPLITS),
+    format: str | None = option(
+        "--format",
+        f"Of SOURCE.  [default: by its content]  {'; '.join(f'{name}: {format.about}' for name, format in BY_NAME.items())}.",
+        type=click.Choice(list(BY_NAME)),
     )
-    labels: str | None = option("--labels FILE", "idx: the labels, where their name isn't that of the images.")
+    root: str | None = _of_some("--root DIR", "where its paths begin.  [default: the list's folder]")
+    ground_truth: str | None = _of_some("--ground-truth FILE", "the labels of the validation images.")
+    synsets: str | None = _of_some("--synsets FILE", "the classes in the order of their labels.")
+    split: str | None = _of_some(
+        "--split", "which part, where SOURCE holds several.  [default: train]", type=click.Choice(SPLITS)
+    )
+    labels: str | None = _of_some("--labels FILE", "the labels, where their name isn't that of the images.")
 
 
 @command("import")
@@ -73,10 +79,9 @@ def import_images(
 ) -> None:
     """Makes an LMDB of Caffe's Datum records from a set of labelled images.
 
-    SOURCE is a folder of class folders, a list of `path label` lines as of Caffe's convert_imageset, ImageNet's own archives
-    (never unpacked), CIFAR in its binary version, IDX files (MNIST), TFRecord shards or MXNet's RecordIO. OUT is a new folder,
-    which Caffe reads too: keys are as convert_imageset makes them, 00000000_RELATIVE/PATH.JPEG, numbered after one shuffle of
-    all images, so that every stretch of the LMDB holds a mixture of classes.
+    SOURCE is a folder of class folders, or of another format: --format lists them. OUT is a new folder, which Caffe reads too:
+    keys are as convert_imageset makes them, 00000000_RELATIVE/PATH.JPEG, numbered after one shuffle of all images, so that every
+    stretch of the LMDB holds a mixture of classes.
 
     In class folders, at any depth, files named .jpg .jpeg .jpe .jfif .png .ppm .bmp .pgm .tif .tiff .webp .gif are taken, in small
     or capital letters; others are counted and listed, but for hidden ones.
@@ -84,8 +89,8 @@ def import_images(
     JPEGs and PNGs of 8 bits keep their bytes unless they are resized. Resizing uses area interpolation to shrink and linear to
     grow. What is odd is taken by rule, counted, and listed in OUT/stagerun-import.txt: CMYK becomes JPEG in B, G, R; palettes,
     16 bits, alpha channels (composited on white, or --background), GIF, BMP, TIFF, WebP and PPM become PNG of 8 bits; EXIF rotation
-    is not applied, as in Caffe. What can't be used is left out: empty, cut off, damaged, not an image, above 100 million pixels. CIFAR and IDX are
-    stored as pixels.
+    is not applied, as in Caffe. What can't be used is left out: empty, cut off, damaged, not an image, above 100 million pixels.
+    What holds pixels, as CIFAR does, is stored as pixels.
 
     Interrupted, by whatever means, the same command goes on where it was, and the result is the same.
     """
@@ -112,7 +117,7 @@ def _require_outside(source: str, out: str, options: SourceOptions) -> None:
     folder = os.path.realpath(source)
     if not os.path.isdir(folder) or os.path.commonpath([folder, parent]) != folder:
         return
-    if (options.format or detect(source, options)) == "folder":
+    if format_of(source, options).name == "folder":
         raise UsageError(
             f"{out}: lies in {source}, whose folders are the classes, and would be taken for one",
             f"give a folder outside of {source}",

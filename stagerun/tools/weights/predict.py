@@ -20,8 +20,8 @@ from stagerun.data.records import ListRecords, LmdbSource, spread
 from stagerun.system.files import write_output
 from stagerun.tools.data.images import ImportOptions, ImportWork
 from stagerun.tools.data.pictures import ResizeOptions, class_names, classes_of
-from stagerun.tools.data.sources.folder import Files, files_below, is_image
-from stagerun.tools.data.sources.items import IMAGE_SUFFIXES, Names
+from stagerun.tools.data.sources.folder import Files, files_below
+from stagerun.tools.data.sources.items import IMAGE_SUFFIXES, Names, is_image
 from stagerun.tools.weights.selection import choose_snapshot
 
 _SAMPLES = 16  # records of an LMDB that say how large its images are

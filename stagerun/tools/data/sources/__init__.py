@@ -1,38 +1,36 @@
 """Sets of labelled images in the formats that people have them in, for `stagerun data import`: one way to ask them all.
 
-    folder      a folder per class, as torchvision's ImageFolder; or a tar of such folders
-    list        a text of `path label` lines, as Caffe's convert_imageset
-    imagenet    ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar or a folder of val with the ground truth; never unpacked
-    cifar       CIFAR-10 and CIFAR-100 in the binary version: the folder, or its .tar.gz
-    idx         MNIST, Fashion-MNIST, EMNIST and the like, gzipped or not
-    tfrecord    shards of tf.train.Example with ImageNet's keys
-    recordio    MXNet's .rec
-
-`open_source` knows which by the content. Archives are read in place, by offset. Nothing here decodes an image, runs
-anything, or follows a name out of an archive.
+A format is a module with a `Format`, and a row of `FORMATS`; all else is derived from these. `open_source` knows which it is by the
+content. Archives are read in place, by offset. Nothing here decodes an image, runs anything, or follows a name out of an archive.
 """
 
 import os
-from collections.abc import Callable
 
 from stagerun.base.errors import DataError, UsageError, listing, nearest
-from stagerun.tools.data.sources import cifar, folder, idx, recordio, tar, tfrecord
-from stagerun.tools.data.sources.items import (
-    FORMATS,
-    SPLITS,
-    Item,
-    Pixels,
-    Source,
-    SourceOptions,
-    can_not_open,
-    regular,
+from stagerun.tools.data.sources import cifar, folder, idx, imagenet, lists, npz, recordio, tfrecord
+from stagerun.tools.data.sources.format import SPLITS, Format, Place, SourceOptions
+from stagerun.tools.data.sources.items import Item, Pixels, Source, can_not_open, regular
+
+__all__ = ["FORMATS", "SPLITS", "Format", "Item", "Pixels", "Source", "SourceOptions", "format_of", "open_source"]
+
+# In the order in which they are looked for. Those with the most particular names and first bytes come first: next to them anything
+# may lie, and nearly any folder has folders.
+FORMATS: tuple[Format, ...] = (
+    cifar.FORMAT,
+    idx.FORMAT,
+    npz.FORMAT,
+    tfrecord.FORMAT,
+    recordio.FORMAT,
+    imagenet.FORMAT,
+    lists.FORMAT,
+    folder.FORMAT,
 )
+BY_NAME = {format.name: format for format in reversed(FORMATS)}  # as they are listed: what most people have first
 
-__all__ = ["FORMATS", "SPLITS", "Item", "Pixels", "Source", "SourceOptions", "open_source"]
 
-_TAR_MAGIC = 257
-_TEXT = (".txt", ".lst", ".csv", ".list")
-_IMAGENET_TARS = {"train": "ILSVRC2012_img_train.tar", "val": "ILSVRC2012_img_val.tar", "test": ""}
+def readers(option: str) -> tuple[str, ...]:
+    """The names of the formats for which a field of SourceOptions means something."""
+    return tuple(format.name for format in BY_NAME.values() if option in format.reads)
 
 
 def open_source(path: str, options: SourceOptions) -> Source:
@@ -42,127 +40,48 @@ def open_source(path: str, options: SourceOptions) -> Source:
     several things; DataError if it is none that is known, is damaged, or has no labels; RecipeError with places for
     mistakes in lists.
     """
-    if options.format is not None and options.format not in FORMATS:
-        raise UsageError(
-            f"`{options.format}` is not a format", nearest(options.format, FORMATS) or f"formats: {listing(FORMATS)}"
-        )
     if options.part not in SPLITS:
         raise UsageError(f"`{options.split}` is not a split", f"give {listing(SPLITS)}")
-    kind = options.format or detect(path, options)
-    _check_options(kind, options)
-    return _OPEN[kind](path, options)
+    format = format_of(path, options)
+    for option in dict.fromkeys(option for each in FORMATS for option in each.reads):
+        if getattr(options, option) is not None and option not in format.reads:
+            raise UsageError(
+                f"--{option.replace('_', '-')} means nothing for the format `{format.name}`",
+                f"it is for {listing(readers(option))}",
+            )
+    return format.open(path, options)
 
 
-def detect(path: str, options: SourceOptions) -> str:
-    """One of FORMATS. DataError, with what was looked for, if it can't be known."""
+def format_of(path: str, options: SourceOptions) -> Format:
+    """As it was given, or by the content. DataError, with what was looked for, if it can't be known; UsageError."""
+    if options.format is not None:
+        if found := BY_NAME.get(options.format):
+            return found
+        names = tuple(BY_NAME)
+        raise UsageError(
+            f"`{options.format}` is not a format", nearest(options.format, names) or f"formats: {listing(names)}"
+        )
     if not os.path.exists(path):
         if any(c in path for c in "*?["):
-            return "tfrecord"
+            return next(format for format in FORMATS if format.pattern)
         raise DataError(f"{path}: no such file or folder", "check the name")
-    return _of_folder(path, options) if os.path.isdir(path) else _of_file(path)
-
-
-def _of_folder(path: str, options: SourceOptions) -> str:
+    is_folder = os.path.isdir(path)
+    start = b""
     try:
-        names = sorted(os.listdir(path))
-        if cifar.is_cifar(names, path):
-            return "cifar"
-        if idx.is_idx(names):
-            return "idx"
-        if any(tfrecord.is_shard(name) for name in names):
-            return "tfrecord"
-        if "data.mdb" in names:
-            raise UsageError(f"{path}: this is an LMDB already", "`stagerun data index` makes what goes with it")
-        if not set(names).isdisjoint(_IMAGENET_TARS.values()) or options.ground_truth is not None:
-            return "imagenet"
-        if folder.has_folders(path):
-            return "folder"
+        if not is_folder:
+            with open(path, "rb", opener=regular) as stream:
+                start = stream.read(4096)
+        listed = sorted(os.listdir(path)) if is_folder else []
+        place = Place(path=path, names=listed, start=start, options=options)
+        signs = [(sign, format) for format in FORMATS if (sign := format.folder if is_folder else format.file)]
+        for sign, format in signs:
+            if sign.found(place):
+                return format
     except OSError as error:
         can_not_open(path, error)
-    if any(folder.is_image(name) for name in names):
-        raise DataError(
-            f"{path}: images without class folders",
-            "give a list with their labels, or --ground-truth if they are a validation set",
-        )
-    raise DataError(f"{path}: nothing in it that is known: {_KNOWN_FOLDERS}", _HINT)
-
-
-def _of_file(path: str) -> str:
-    try:
-        with open(path, "rb", opener=regular) as stream:
-            start = stream.read(4096)
-    except OSError as error:
-        can_not_open(path, error)
-    if start[_TAR_MAGIC : _TAR_MAGIC + 5] == b"ustar":
-        return "imagenet"
-    if start[:4] == recordio.MAGIC:
-        return "recordio"
-    if tfrecord.is_tfrecord(start):
-        return "tfrecord"
-    if start[:3] == b"\0\0\x08":
-        return "idx"
-    if start[:2] == b"\x1f\x8b":
-        names = cifar.archive_names(path)
-        if cifar.is_cifar(names):
-            return "cifar"
-        if names:
-            raise DataError(
-                f"{path}: a gzipped tar can't be read in place", "unpack it: gunzip, the tar itself may stay"
-            )
-        return "idx"
-    if start and b"\0" not in start:
-        if start[:1] in b"[{<%" or path.endswith((".json", ".xml", ".py")):
-            raise DataError(f"{path}: a text, but not a list of images", "a line of a list is `path label`")
-        return "list"
-    raise DataError(f"{path}: {'empty' if not start else 'of no format that is known'}: {_KNOWN_FILES}", _HINT)
-
-
-_KNOWN_FOLDERS = "class folders of images, ImageNet's tars, CIFAR's binary files, IDX files or TFRecord shards"
-_KNOWN_FILES = "a list of `path label`, a tar, CIFAR's .tar.gz, an IDX file, a TFRecord or a .rec were looked for"
-_HINT = "if it is one of them, name it with --format"
-
-
-def _check_options(kind: str, options: SourceOptions) -> None:
-    """UsageError for an option that would do nothing."""
-    for name, kinds in _OF_KINDS.items():
-        if getattr(options, name) is not None and kind not in kinds:
-            words = name.replace("_", "-")
-            raise UsageError(f"--{words} means nothing for the format `{kind}`", f"it is for {listing(kinds)}")
-
-
-_OF_KINDS = {
-    "root": ("list",),
-    "ground_truth": ("imagenet",),
-    "synsets": ("imagenet", "folder"),
-    "labels": ("idx",),
-    "split": ("cifar", "idx", "imagenet", "tfrecord"),
-}
-
-
-def _open_folder(path: str, options: SourceOptions) -> Source:
-    return folder.open_folder(path, options.synsets) if os.path.isdir(path) else tar.open_tar(path, options)
-
-
-def _open_imagenet(path: str, options: SourceOptions) -> Source:
-    if not os.path.isdir(path):
-        options.refuse_split(f"{path} is one archive")
-        return tar.open_tar(path, options)
-    names = os.listdir(path)
-    if set(names).isdisjoint(_IMAGENET_TARS.values()):
-        options.refuse_split(f"{path} holds none of ImageNet's archives")
-        return tar.open_val_folder(path, options)
-    name = _IMAGENET_TARS[options.part]
-    if name not in names:
-        raise DataError(f"{path}: no {name or 'archive with labels'} for the split `{options.part}`", "give another")
-    return tar.open_tar(os.path.join(path, name), options)
-
-
-_OPEN: dict[str, Callable[[str, SourceOptions], Source]] = {
-    "folder": _open_folder,
-    "list": lambda path, options: folder.open_list(path, options.root),
-    "imagenet": _open_imagenet,
-    "cifar": cifar.open_cifar,
-    "idx": idx.open_idx,
-    "tfrecord": tfrecord.open_tfrecords,
-    "recordio": lambda path, options: recordio.open_recordio(path),
-}
+    problem = "nothing in it that is known" if is_folder else "of no format that is known" if start else "empty"
+    *words, last = [sign.words for sign, _ in reversed(signs)]
+    raise DataError(
+        f"{path}: {problem}: {', '.join(words)} or {last} were looked for",
+        "if it is one of them, name it with --format",
+    )

@@ -16,18 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError, UsageError
-from stagerun.tools.data.sources.items import (
-    DAMAGED,
-    Item,
-    Pixels,
-    SourceOptions,
-    can_not_open,
-    read_whole,
-    regular,
-    signature,
-    unzipped,
-)
-from stagerun.tools.data.sources.tar import members
+from stagerun.tools.data.sources.format import Format, Sign, SourceOptions
+from stagerun.tools.data.sources.items import DAMAGED, Item, Pixels, can_not_open, read_whole, signature, unzipped
+from stagerun.tools.data.sources.tar import archive_names, members
 
 _SIDE = 32
 _PIXELS = 3 * _SIDE * _SIDE
@@ -84,7 +75,7 @@ class Cifar:
         return Pixels(np.ascontiguousarray(planes[::-1].transpose(1, 2, 0)))
 
 
-def is_cifar(names: list[str], folder: str | None = None) -> bool:
+def _is_cifar(names: list[str], folder: str | None = None) -> bool:
     """Whether the names of files and folders, in a folder or an archive, are those of CIFAR, of either version."""
     known = {name for version in _VERSIONS for name in (version.folder, *version.train, *version.test)}
     return _is_python(names, folder) or any(not known.isdisjoint(name.split("/")) for name in names)
@@ -102,22 +93,6 @@ def open_cifar(path: str, options: SourceOptions) -> Cifar:
         return _opened(path, os.listdir(path), options, lambda name: read_whole(os.path.join(path, name), _LARGEST))
     files = _unpacked(path)
     return _opened(path, list(files), options, lambda name: files[name])
-
-
-def archive_names(path: str) -> list[str]:
-    """The first names in a .tar.gz; [] if it is none. Unpacks a little of it."""
-    names: list[str] = []
-    try:
-        with open(path, "rb", opener=regular) as stream:
-            start = zlib.decompressobj(wbits=31).decompress(stream.read(1 << 16), 1 << 20)
-        names.extend(member.name for member in members(lambda at, length: start[at : at + length], 0, 1 << 62, path))
-    except DataError:  # where what was unpacked ends
-        pass
-    except zlib.error:
-        return []
-    except OSError as error:
-        can_not_open(path, error)
-    return names
 
 
 def _unpacked(path: str) -> dict[str, bytes]:
@@ -178,3 +153,14 @@ def _read(
         if len(classes) != version.classes:
             raise DataError(f"{Path(path) / version.names}: {len(classes)} names, not {version.classes}", DAMAGED)
     return Cifar(classes, wanted, tuple(np.cumsum([len(part) for part in parts]).tolist()), rows)
+
+
+FORMAT = Format(
+    name="cifar",
+    about="CIFAR-10 and CIFAR-100 in the binary version, the folder or its .tar.gz",
+    open=open_cifar,
+    reads=("split",),
+    folder=Sign("CIFAR's binary files", lambda place: _is_cifar(place.names, place.path)),
+    file=Sign("CIFAR's .tar.gz", lambda place: place.gzipped and _is_cifar(archive_names(place.path))),
+    pixels=True,
+)

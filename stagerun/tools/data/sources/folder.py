@@ -4,14 +4,10 @@ Class folders sorted by name are labels 0, 1, ...; within a class, folders sorte
 files and folders are left out. Links to files and folders are followed, but for those that lead back to where they are.
 What has an image's name and is not a folder is an item, also a link that leads nowhere, or a pipe: reading it says what it is.
 Files of other names are not items, nor is what lies beside the class folders; `Files.ignored` has them.
-
-Or a text of `path label` lines, as Caffe's convert_imageset reads it: the label is the last word, all before it the path, so file
-names may hold spaces. Paths are relative to a root folder; labels count from 0. Blank lines mean nothing.
 """
 
 import errno
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,20 +15,21 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.base.errors import DataError, UsageError
+from stagerun.base.errors import DataError
 from stagerun.base.text import count
+from stagerun.tools.data.sources.format import Format, Place, Sign, SourceOptions
 from stagerun.tools.data.sources.items import (
     IMAGE_SUFFIXES,
-    LARGEST_LABEL,
-    SPLITS,
     Item,
     Names,
+    Source,
     can_not_open,
-    read_text,
+    is_image,
     read_with_state,
     signature,
 )
-from stagerun.tools.data.sources.truth import Mistakes, lines, read_synsets, shown
+from stagerun.tools.data.sources.tar import open_tar
+from stagerun.tools.data.sources.truth import check_classes, classes_and_labels
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,10 +64,6 @@ class Files:
 
     def path(self, i: int) -> str:
         return os.path.join(self.root, self.names[i])
-
-
-def is_image(name: str) -> bool:
-    return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
 
 
 def open_folder(root: str, synsets: str | None = None) -> Files:
@@ -110,26 +103,6 @@ def open_folder(root: str, synsets: str | None = None) -> Files:
     return Files("folder", root, classes, Names(names), labels_of, (*beside, *ignored))
 
 
-def check_classes(root: str, classes: list[str]) -> None:
-    if not classes:
-        raise DataError(f"{root}: no class folders in it", "give a folder with one folder of images per class")
-    if {name.lower() for name in classes} <= {*SPLITS, "validation"}:
-        raise UsageError(
-            f"{root}: its folders are {', '.join(classes)}, which are not classes",
-            f"give one of them: {os.path.join(root, classes[0])}",
-        )
-
-
-def classes_and_labels(place: str, found: list[str], synsets: str | None) -> tuple[tuple[str, ...], list[int]]:
-    """(the classes, the label of each of the classes found): sorted, or as the synsets file has them."""
-    if synsets is None:
-        return tuple(found), list(range(len(found)))
-    known = read_synsets(synsets)
-    if strange := [name for name in found if name not in known.labels]:
-        raise DataError(f"{place}: the class {strange[0]} is not in {synsets}", "is it the file of another set?")
-    return known.classes, [known.labels[name] for name in found]
-
-
 def files_below(root: str, folder: str) -> Iterator[str]:
     """Paths relative to root, POSIX, of all that is not a folder and not hidden. OSError if a folder can't be read."""
     for place in sorted(_folders(root, folder, ())):
@@ -162,76 +135,25 @@ def _folders(root: str, folder: str, above: tuple[tuple[int, int], ...]) -> Iter
             yield from _folders(root, f"{folder}/{entry.name}", (*above, here))
 
 
-def flat_images(folder: str) -> list[str]:
-    """What has an image's name in a folder itself, sorted."""
-    try:
-        return sorted(entry.name for entry in os.scandir(folder) if is_image(entry.name) and not is_folder(entry))
-    except OSError as error:
-        can_not_open(folder, error)
+def _open(path: str, options: SourceOptions) -> Source:
+    return open_folder(path, options.synsets) if os.path.isdir(path) else open_tar(path, options)
 
 
-def has_folders(folder: str) -> bool:
-    return any(entry.is_dir() and not entry.name.startswith(".") for entry in Path(folder).iterdir())
-
-
-def open_list(path: str, root: str | None) -> Files:
-    """RecipeError with the first 20 mistakes in the list, each with its place; DataError if there is nothing in it,
-    or none of its files is there."""
-    text = read_text(path)
-    names: list[str] = []
-    labels: list[int] = []
-    mistakes = Mistakes(path)
-    for number, line in lines(text):
-        cut = max(line.rfind(" "), line.rfind("\t"))
-        name, label = line[: max(cut, 0)].strip(" \t"), line[cut + 1 :]
-        if not name:
-            mistakes.add(number, line, 0, "a line needs a path and a label", "`path label`")
-        elif problem := _mistake(label):
-            mistakes.add(number, line, cut + 1, *problem)
-        else:
-            names.append(name)
-            labels.append(int(label))
-    mistakes.stop()
-    if not names:
-        raise DataError(f"{path}: there are no images in it", "a line is `path label`")
-    folder = root if root is not None else str(Path(path).parent)
-    if not os.path.isdir(folder):
-        raise DataError(f"{folder}: no such folder", "give the folder that the list's paths start from (--root)")
-    _require_one(path, folder, names)
-    return Files("list", folder, (), Names(names), np.array(labels, np.int32))
-
-
-def _require_one(path: str, folder: str, names: list[str]) -> None:
-    """DataError if none of the files is there: then the folder is wrong. Asks for the first ones alone where it is right."""
-    if not all(_is_missing(os.path.join(folder, name)) for name in names):
-        return
-    first = os.path.join(folder, names[0])
-    hint = f"give the folder that the list's paths start from as --root DIR; now that is {folder}"
-    if os.path.isabs(names[0]):
-        hint = "its paths begin with `/`, where --root means nothing: leave the `/` out, and give their folder as --root DIR"
-    which = "its file isn't there" if len(names) == 1 else f"none of its {len(names)} files is there"
-    raise DataError(f"{path}: {which}: no {shown(first)}", hint)
-
-
-def _is_missing(path: str) -> bool:
-    """Not where it merely can't be read: that is said of each one."""
-    try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
+def _has_folders(place: Place) -> bool:
+    if any(entry.is_dir() and not entry.name.startswith(".") for entry in Path(place.path).iterdir()):
         return True
-    except OSError:
-        return False
+    if any(is_image(name) for name in place.names):
+        raise DataError(
+            f"{place.path}: images without class folders",
+            "give a list with their labels, or --ground-truth if they are a validation set",
+        )
     return False
 
 
-def _mistake(label: str) -> tuple[str, str] | None:
-    """Message and hint."""
-    if re.fullmatch(r"[0-9]+", label):
-        if len(label.lstrip("0")) <= len(str(LARGEST_LABEL)) and int(label) <= LARGEST_LABEL:
-            return None
-        return f"the label {shown(label)} is larger than {LARGEST_LABEL}", "labels count from 0"
-    if re.fullmatch(r"-[0-9]+", label):
-        return f"the label {shown(label)} is below 0", "labels count from 0"
-    if re.fullmatch(r"[0-9]*\.[0-9]*|[0-9]+e[0-9]+", label, re.IGNORECASE):
-        return f"the label {shown(label)} is not a whole number", "labels are 0, 1, 2, ..."
-    return f"`{shown(label)}` is not a label", "a line is `path label`, the label a number from 0"
+FORMAT = Format(
+    name="folder",
+    about="a folder per class, as torchvision's ImageFolder, or a tar of such folders",
+    open=_open,
+    reads=("synsets",),
+    folder=Sign("class folders of images", _has_folders),
+)

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from stagerun.base.errors import DataError, UsageError
 from stagerun.data.datum import raw_datum
 from stagerun.data.write import write_lmdb
-from stagerun.tools.data.sources.items import DAMAGED, Item, Pixels, SourceOptions, signature, unzipped
+from stagerun.tools.data.sources.format import Format, Place, Sign, SourceOptions
+from stagerun.tools.data.sources.items import DAMAGED, Item, Pixels, signature, unzipped
+from stagerun.tools.data.sources.tar import archive_names
 
 _UNSIGNED_BYTE = 0x08
 _MOST_DIMENSIONS = 3  # pictures; labels have one
@@ -98,8 +100,14 @@ class IdxPair:
         return Pixels(self.pictures[i][:, :, None])
 
 
-def is_idx(names: list[str]) -> bool:
-    return any(_IMAGES.fullmatch(name) for name in names)
+def _is_folder_of_it(place: Place) -> bool:
+    return any(_IMAGES.fullmatch(name) for name in place.names)
+
+
+def _is_file_of_it(place: Place) -> bool:
+    # The fourth byte is the number of dimensions. Where it is 0, this may be the length of a TFRecord's first record, 512 KiB.
+    plain = place.start[:3] == b"\0\0\x08" and place.start[3:4] != b"\0"
+    return plain or (place.gzipped and not archive_names(place.path))
 
 
 def open_idx(path: str, options: SourceOptions) -> IdxPair:
@@ -152,3 +160,14 @@ def import_idx(images: str, labels: str, out: str) -> int:
     pair = open_idx(images, SourceOptions(labels=labels))
     records = zip(pair.pictures, pair.labels.tolist(), strict=True)
     return write_lmdb(out, (raw_datum(image[:, :, None], label).SerializeToString() for image, label in records))
+
+
+FORMAT = Format(
+    name="idx",
+    about="MNIST, Fashion-MNIST, EMNIST and the like, gzipped or not",
+    open=open_idx,
+    reads=("split", "labels"),
+    folder=Sign("IDX files", _is_folder_of_it),
+    file=Sign("an IDX file", _is_file_of_it),
+    pixels=True,
+)

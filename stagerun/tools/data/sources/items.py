@@ -1,4 +1,4 @@
-"""What every source of images has in common: its items, its options, how it is asked; and reading, whole files or pieces of archives."""
+"""What every source of images has in common: its items, how it is asked; and reading, whole files or pieces of archives."""
 
 import errno
 import gzip
@@ -15,17 +15,18 @@ from typing import BinaryIO, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.base.errors import DataError, PermissionDenied, StorageError, UsageError
+from stagerun.base.errors import DataError, PermissionDenied, StorageError
 from stagerun.system.host import open_files
-
-FORMATS = ("folder", "list", "imagenet", "cifar", "idx", "tfrecord", "recordio")
-SPLITS = ("train", "val", "test")
 
 # In any case of letters. Beside ImageFolder's there are the other two names of JPEGs, and GIF.
 IMAGE_SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif",
 )  # fmt: skip
 LARGEST_LABEL = 2**31 - 1  # Datum.label is an int32
+
+
+def is_image(name: str) -> bool:
+    return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,34 +47,12 @@ class Pixels:
     array: NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceOptions:
-    """What can't be known from the path; None where the user didn't say."""
-
-    format: str | None = None  # one of FORMATS; known from the path's content if None
-    root: str | None = None  # list: the folder that its paths are relative to; the list's own folder if None
-    ground_truth: str | None = None  # imagenet: the labels of a validation set
-    synsets: str | None = None  # imagenet: the classes in the order of their labels; sorted synsets if None
-    split: str | None = None  # one of SPLITS, where one path holds several; `train` if None
-    labels: str | None = None  # idx: the file of labels, if its name isn't that of the images with `labels` in it
-
-    @property
-    def part(self) -> str:
-        """The split, where there are several."""
-        return self.split or "train"
-
-    def refuse_split(self, reason: str) -> None:
-        """UsageError if a split was asked for where there is only one: it would be taken for what it isn't."""
-        if self.split is not None:
-            raise UsageError(f"--split {self.split} means nothing here: {reason}", "leave it out")
-
-
 class Source(Protocol):
     """A set of labelled images. Immutable once it is open; every method may be called by many threads at once."""
 
     @property
     def kind(self) -> str:
-        """One of FORMATS."""
+        """The name of its format."""
 
     @property
     def classes(self) -> tuple[str, ...]:

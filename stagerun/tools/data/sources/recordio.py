@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from stagerun.base.errors import DataError
+from stagerun.tools.data.sources.format import Format, Sign, SourceOptions
 from stagerun.tools.data.sources.items import DAMAGED, LARGEST_FILE, LARGEST_LABEL, Archive, Archived, Names, read_text
 from stagerun.tools.data.sources.truth import Mistakes, lines
 
@@ -35,7 +36,7 @@ class RecordIo(Archived):
         return data[_IMAGE.size + 4 * flag :]
 
 
-def open_recordio(path: str) -> RecordIo:
+def open_recordio(path: str, _: SourceOptions) -> RecordIo:
     """DataError if the file is damaged, or a record has more than one label."""
     archive = Archive(path)
     places, labels, ids = [], [], []
@@ -152,3 +153,11 @@ def _read_names(path: str) -> dict[int, str]:
             names[int(words[0])] = words[-1].strip()
     mistakes.stop()
     return names
+
+
+FORMAT = Format(
+    name="recordio",
+    about="MXNet's .rec",
+    open=open_recordio,
+    file=Sign("a .rec", lambda place: place.start.startswith(MAGIC)),
+)

@@ -9,6 +9,7 @@ negative size keeps it busy for ever. Nothing is unpacked, so a name never becom
 all the same, since keys are made from them.
 """
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -16,9 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError, UsageError
-from stagerun.tools.data.sources.folder import Files, check_classes, classes_and_labels, flat_images, is_image
-from stagerun.tools.data.sources.items import DAMAGED, LARGEST_FILE, Archive, Archived, Names, SourceOptions
-from stagerun.tools.data.sources.truth import read_synsets, read_truth
+from stagerun.tools.data.sources.format import SourceOptions
+from stagerun.tools.data.sources.items import (
+    DAMAGED,
+    LARGEST_FILE,
+    Archive,
+    Archived,
+    Names,
+    can_not_open,
+    is_image,
+    regular,
+)
+from stagerun.tools.data.sources.truth import check_classes, classes_and_labels, read_synsets, read_truth
 
 BLOCK = 512
 _LONGEST_NAME = 1 << 16
@@ -140,6 +150,22 @@ def _safe(name: str, place: str) -> str:
     return "/".join(word for word in words if word not in ("", "."))
 
 
+def archive_names(path: str) -> list[str]:
+    """The first names in a .tar.gz; [] if it is none. Unpacks a little of it."""
+    names: list[str] = []
+    try:
+        with open(path, "rb", opener=regular) as stream:
+            start = zlib.decompressobj(wbits=31).decompress(stream.read(1 << 16), 1 << 20)
+        names.extend(member.name for member in members(lambda at, length: start[at : at + length], 0, 1 << 62, path))
+    except DataError:  # where what was unpacked ends
+        pass
+    except zlib.error:
+        return []
+    except OSError as error:
+        can_not_open(path, error)
+    return names
+
+
 def only_files(found: Iterator[Member], place: str) -> Iterator[Member]:
     """Those that hold bytes of their own. DataError for links: following them isn't safe, leaving them out isn't right."""
     for member in found:
@@ -178,24 +204,15 @@ def open_tar(path: str, options: SourceOptions) -> Archived:
         return _by_class("folder", archive, _folder_per_class(images, path), options)
     images.sort(key=lambda member: member.name)
     names = [member.name for member in images]
-    labels, classes = _truth(path, names, options)
+    labels, classes = by_truth(path, names, options)
     return Archived("imagenet", classes, archive, Names(names), labels, _places(images))
-
-
-def open_val_folder(path: str, options: SourceOptions) -> Files:
-    """A folder of images and nothing else, labelled by the ground truth."""
-    names = flat_images(path)
-    if not names:
-        raise DataError(f"{path}: no images in it", "give the folder of ILSVRC2012_val_00000001.JPEG and the others")
-    labels, classes = _truth(path, names, options)
-    return Files("imagenet", path, classes, Names(names), labels)
 
 
 def _contents(archive: Archive, start: int, end: int, place: str) -> Iterable[Member]:
     return only_files(members(archive.read, start, end, place), place)
 
 
-def _truth(path: str, names: list[str], options: SourceOptions) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+def by_truth(path: str, names: list[str], options: SourceOptions) -> tuple[NDArray[np.int32], tuple[str, ...]]:
     if options.ground_truth is None:
         raise DataError(f"{path}: {len(names)} images without classes", _NO_TRUTH)
     synsets = read_synsets(options.synsets) if options.synsets else None

@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError
 from stagerun.language.proto import tfexample_pb2
+from stagerun.tools.data.sources.format import Format, Sign, SourceOptions
 from stagerun.tools.data.sources.items import (
     DAMAGED,
     LARGEST_FILE,
     LARGEST_LABEL,
     Archive,
     Item,
-    SourceOptions,
     may_keep_open,
     signature,
 )
@@ -190,12 +190,12 @@ class _Record:
     place: str
 
 
-def is_tfrecord(start: bytes) -> bool:
+def _is_record(start: bytes) -> bool:
     """Whether a file's first 12 bytes are a record's."""
     return len(start) >= _HEAD and masked_crc(start[:8]) == int.from_bytes(start[8:12], "little")
 
 
-def is_shard(name: str) -> bool:
+def _is_shard(name: str) -> bool:
     return ".tfrecord" in name or bool(_SHARD.fullmatch(name))
 
 
@@ -222,7 +222,7 @@ def shards_of(path: str, options: SourceOptions) -> list[str]:
         options.refuse_split(f"{path} is one file")
         return [path]
     if os.path.isdir(path):
-        names = [name for name in os.listdir(path) if is_shard(name) and not name.startswith(".")]
+        names = [name for name in os.listdir(path) if _is_shard(name) and not name.startswith(".")]
         if any(_of_split(name, other) for name in names for other in _SPLITS):
             names = [name for name in names if _of_split(name, options.part)]
         else:
@@ -263,7 +263,7 @@ def _records(shard: Archive) -> list[tuple[int, int]]:
     at = 0
     while at < shard.size:
         head = shard.read(at, _HEAD, f"the record at byte {at}")
-        if not is_tfrecord(head):
+        if not _is_record(head):
             hint = "gzipped TFRecords are not read: unpack them" if at == 0 and head[:2] == b"\x1f\x8b" else DAMAGED
             raise DataError(f"{shard.path}: no record at byte {at}: its length has a wrong checksum", hint)
         (length,) = struct.unpack("<Q", head[:8])
@@ -302,3 +302,14 @@ def _integer(features: dict[str, tfexample_pb2.Feature], key: str, place: str) -
     if len(values) != 1:
         raise DataError(f"{place}: `{key}` holds {len(values)} integers, not one", "images with one label are read")
     return int(values[0])
+
+
+FORMAT = Format(
+    name="tfrecord",
+    about="shards of tf.train.Example with ImageNet's keys",
+    open=open_tfrecords,
+    reads=("split",),
+    folder=Sign("TFRecord shards", lambda place: any(_is_shard(name) for name in place.names)),
+    file=Sign("a TFRecord", lambda place: _is_record(place.start)),
+    pattern=True,
+)
