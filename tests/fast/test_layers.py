@@ -84,7 +84,7 @@ def imports(path: Path) -> tuple[Import, ...]:
 
 
 def folder(module: str) -> str:
-    """`plan`, or `tools.plot`; "" for the package itself, `tools`, `__main__`, and what is not ours."""
+    """`plan`, or `tools.report`; "" for the package itself, `tools`, `__main__`, and what is not ours."""
     ours, *words = module.split(".")
     if ours != "stagerun" or not words or words[0].startswith("__") or words == ["tools"]:
         return ""
