@@ -3,7 +3,7 @@
 `records` turns a folder, or a copy of it, into numbered records of bytes; `datum` bytes into a picture and its label; `transform` decides
 what is done to a picture, and `pixels` does it; `pictures` does all of this for a record, and keeps the decoded images of small
 sets. `loader` turns positions into batches, which threads make ahead in `stream`; `loaders` has those of training and of the kinds
-of evaluation. `jpeg/` has the ways to decode: a new one is a row in `jpeg/choice`.
+of evaluation, and `preflight` looks at some of their images before a run. `jpeg/` has the ways to decode: a new one is a row in `jpeg/choice`.
 
 `index` is the side file of an LMDB, `indexing` makes it, `lmdb_offsets` says where the records lie. `scratch/` copies LMDBs to fast
 disk. `write` makes small LMDBs. What is done to image sets beside a run, `stagerun data import` first of all, is in

@@ -18,7 +18,7 @@ from stagerun.data.scratch.layout import PARTIAL, held_now, home_of, look, surve
 from stagerun.data.scratch.room import free_bytes, idle_now, missing
 from stagerun.language import canonical, load
 from stagerun.system import machine
-from stagerun.system.files import LOCAL, mounted
+from stagerun.system.files import LOCAL, mounted, writing
 from stagerun.system.host import host_name, lines, meminfo
 from stagerun.system.lmdb_file import Glance, glance
 
@@ -70,13 +70,13 @@ def place(path: Path) -> Place:
     return Place(path=str(path), there=path.is_dir(), kind=kind or "unknown", source=source, free=free)
 
 
-def require_writable(path: Path) -> None:
+def require_out(path: Path) -> None:
     """StorageError, PermissionDenied if rank 0 couldn't make the output folder, or write to the one that is there."""
     near = _nearest(path)
     if not near.is_dir():
         raise StorageError(f"{near}: is a file, and no folder", "give another --out")
     if not os.access(near, os.W_OK | os.X_OK):
-        raise PermissionDenied(f"{path}: may not be written", "give an --out that you may write to")
+        raise PermissionDenied(f"may not write {path}", "give an --out that you may write to")
     if near == path.absolute():
         _probe(near, "give another --out, or make room there")
 
@@ -97,15 +97,10 @@ def require_temporary() -> None:
 
 
 def _probe(folder: Path, hint: str) -> None:
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"x" * 4096)  # a block, so that a full disk shows
-            file.flush()
-            os.fsync(file.fileno())
-    except PermissionError:
-        raise PermissionDenied(f"{folder}: may not be written", hint) from None
-    except OSError as error:
-        raise StorageError(f"{folder}: can't be written: {error.strerror}", hint) from None
+    with writing(folder, hint), tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"x" * 4096)  # a block, so that a full disk shows
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def scratch_room(data: Data) -> ScratchRoom:
@@ -259,7 +254,7 @@ def _of_schedule(found: Facts, schedule: Schedule, out: str | None, writes: bool
         if room is not None:
             _tried(troubles, lambda: require_room(room))
     if writes:
-        _tried(troubles, lambda: require_writable(folder))
+        _tried(troubles, lambda: require_out(folder))
     return replace(
         with_settings(found, schedule), images=images, scratch=room, out=_tried(troubles, lambda: place(folder))
     )

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 from stagerun.base.errors import DataError, Problem, RecipeError, UsageError, listing
 from stagerun.base.recipe import Schedule, Stage
@@ -9,6 +10,7 @@ from stagerun.base.text import count
 from stagerun.launch.sharing import default_workers
 from stagerun.system import signals
 from stagerun.system.cores import read
+from stagerun.system.host import nvidia_gpus
 
 
 def devices(schedule: Schedule | None = None) -> int:
@@ -17,10 +19,7 @@ def devices(schedule: Schedule | None = None) -> int:
     one, which spares importing torch; batch systems name GPUs for a torch that was built without them, too.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    try:
-        listed = len(os.listdir("/proc/driver/nvidia/gpus"))
-    except OSError:
-        listed = 0
+    listed = len(nvidia_gpus(Path("/proc")))
     named = listed if visible is None else len([n for n in visible.split(",") if n.strip() not in ("", "-1")])
     found = named
     if named > 1:

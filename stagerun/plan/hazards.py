@@ -184,13 +184,13 @@ def _shift(stage: Stage) -> int:
     return solver.policy_start_iter - (solver.warmup_iter if solver.decay_from is DecayFrom.WARMUP_END else 0)
 
 
-def _end(stage: Stage) -> int:
+def policy_end(stage: Stage) -> int:
     """The first of the policy's own iterations that the stage doesn't read."""
     return stage.solver.max_iter + _shift(stage)
 
 
 def _poly_cyc(stage: Stage) -> list[str]:
-    solver, end, where = stage.solver, _end(stage), place(stage, "solver.lr_iter")
+    solver, end, where = stage.solver, policy_end(stage), place(stage, "solver.lr_iter")
     assert solver.lr_iter is not None
     if solver.lr_iter > end:
         return [
@@ -202,7 +202,7 @@ def _poly_cyc(stage: Stage) -> list[str]:
 def _poly(stage: Stage) -> list[str]:
     """It is read up to its end by any stage that begins at its start, and beyond it only by one that begins later."""
     solver = stage.solver
-    own_end = _end(stage) - solver.policy_start_iter
+    own_end = policy_end(stage) - solver.policy_start_iter
     where = place(stage, "solver.policy_start_iter")
     return _rises(stage, own_end, where) if solver.policy_start_iter > 1 and solver.power else []
 
@@ -224,17 +224,19 @@ def _beyond_end(stage: Stage) -> list[str]:
 
 
 def _multistep(stage: Stage) -> list[str]:
-    late = [v for v in stage.solver.stepvalue if v >= _end(stage)]
+    late = [v for v in stage.solver.stepvalue if v >= policy_end(stage)]
     return _never(stage, f"stepvalue {late[0]}", "solver.stepvalue") if late else []
 
 
 def _step(stage: Stage) -> list[str]:
     size = stage.solver.stepsize
-    return _never(stage, f"stepsize {size}", "solver.stepsize") if size is not None and size >= _end(stage) else []
+    return (
+        _never(stage, f"stepsize {size}", "solver.stepsize") if size is not None and size >= policy_end(stage) else []
+    )
 
 
 def _knots(stage: Stage) -> list[str]:
-    end = _end(stage)
+    end = policy_end(stage)
     late = [k for k in stage.solver.knot if k.iter > end]
     return _never(stage, f"the knot at iteration {late[0].iter:g}", "solver.knot") if late else []
 
@@ -245,7 +247,7 @@ def _plateau(stage: Stage) -> list[str]:
 
 
 def _never(stage: Stage, what: str, field: str) -> list[str]:
-    end = _end(stage)
+    end = policy_end(stage)
     whose = "the stage" if end == stage.solver.max_iter else "lr_policy"
     return [f"{what} is never reached: {whose} ends at {end}{place(stage, field)}"]
 

@@ -44,7 +44,7 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
         require_progress(DISK, out, standing(DISK, out, schedule, found))
     check_workers(schedule, size)
     with signals.held():
-        from stagerun.train.images import preflight
+        from stagerun.data.preflight import preflight
 
     preflight(schedule)
     together = ensembles_text(results.planned_ensembles(plan, out))

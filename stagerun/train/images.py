@@ -4,27 +4,23 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from copy import copy
-from dataclasses import replace
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from stagerun.base.errors import DataError, Problem, RecipeError, StagerunError
 from stagerun.base.events import Note
 from stagerun.base.recipe import Cache, Data, OnBadRecord, Schedule, Stage, Transform
 from stagerun.comm import Comm, gather_json
 from stagerun.data.bad_records import Bad, BadRecords, allowed, check, listed
-from stagerun.data.loader import Loader, together
+from stagerun.data.loader import Loader
 from stagerun.data.loaders import evaluation_loader, evenly, training_loader
 from stagerun.data.pictures import Decoded, make_memory
-from stagerun.data.records import LmdbSource, Records
-from stagerun.data.scratch import copies_of
+from stagerun.data.preflight import opened, require_usable
+from stagerun.data.records import Records
 from stagerun.data.synthetic import write_synthetic
 from stagerun.engine.augment import make_augment
 from stagerun.engine.feed import Resident
-from stagerun.language.check_images import classes_problem
 from stagerun.plan.rehearsal import synthetic_images, with_sources
 from stagerun.system.world import World
 from stagerun.train.agreement import everyone, rank0
@@ -155,9 +151,7 @@ class Images:
             self.train, *val = self._copying.records()
             self.val = val[0] if val else None
             return
-        self.train = LmdbSource(data.train.path, data.train.images)
-        if data.val is not None:
-            self.val = LmdbSource(data.val.path, data.val.images)
+        self.train, self.val = opened(data)
 
     def copied(self, comm: Comm, all_nodes: bool = False) -> Iterator[Note]:
         """What became of the copies in scratch since the last call: on rank 0's node, or, collectively, on all of them."""
@@ -216,79 +210,9 @@ class Images:
         return evaluation_loader(self.val, self.schedule, stage.solver, threads=self._threads)
 
     def preflight(self) -> None:
-        """Looks at some records of each LMDB as each stage would. RecipeError where `num_classes` is wrong and nothing else is, DataError
-        with all that is wrong."""
-        mistakes: list[DataError] = []
-        if (other := _other_classes(self.train, self.val)) is not None:
-            mistakes.append(other)
-        looking, problem = self, self._wrong_number()
-        if problem is not None:  # that each label is out of range then needs no saying
-            looking = copy(self)
-            model = replace(self.schedule.model, num_classes=len(self._classes()[1]))
-            looking.schedule = replace(self.schedule, model=model)
-        for stage in self.schedule.stages:
-            for make in (looking.loader, looking.test_loader):
-                try:
-                    mistakes += loader.mistakes() if (loader := make(stage)) is not None else []
-                except DataError as error:
-                    mistakes.append(error)
-        if problem is not None and not mistakes:
-            raise RecipeError([problem])
-        if problem is not None:
-            mistakes.insert(0, DataError(replace(problem, hint="").render(), problem.hint))
-        if mistakes:
-            raise together(mistakes)
-
-    def _classes(self) -> tuple[str, tuple[str, ...]]:
-        """(LMDB, its classes) of the one that names most."""
-        known = [(r.name, r.index.facts.classes if r.index else ()) for r in (self.train, self.val) if r is not None]
-        return max(known, key=lambda pair: len(pair[1]))
-
-    def _wrong_number(self) -> Problem | None:
-        return classes_problem(self.schedule, *self._classes())
-
-
-def preflight(schedule: Schedule) -> None:
-    """Opens the LMDBs where they are and looks at some records: what can be known before anything is started.
-
-    Not whether `cache: DEVICE` has room: the device is the workers' matter, who look at it first thing.
-    """
-    cache = Cache.DISK if schedule.data.cache is Cache.DEVICE else schedule.data.cache
-    images = Images(replace(schedule, data=replace(schedule.data, scratch=None, cache=cache)))
-    try:
-        images.open_here()
-    except DataError as error:
-        raise DataError(error.message, _copies_left(schedule.data) or error.hint) from None
-    images.preflight()
-
-
-def _other_classes(train: Records | None, val: Records | None) -> DataError | None:
-    """Where the side files name the classes, and one label means two things: accuracy would be that of a wrong answer."""
-    if train is None or val is None or train.index is None or val.index is None:
-        return None
-    pairs = zip(train.index.facts.classes, val.index.facts.classes, strict=False)
-    for label, (trained, tested) in enumerate(pairs):
-        if trained != tested:
-            return DataError(
-                f"label {label} is `{trained}` in {train.name}, and `{tested}` in {val.name}",
-                "labels count the class folders in the order of their names: import both from the same folders, or from lists "
-                "that state the labels",
-            )
-    return None
-
-
-def _copies_left(data: Data) -> str:
-    """A hint at the copies of LMDBs that are gone themselves."""
-    sources = [data.train, *([data.val] if data.val else [])]
-    found = []
-    for source in sources:
-        if data.scratch is not None and not os.path.exists(source.path):
-            with suppress(StagerunError):
-                found += [(source.path, one) for one in copies_of(data.scratch, source.path)]
-    return "; ".join(
-        f"a copy of {path}, made {one.manifest.made}, is in {one.folder}: it can be given as `source`"
-        for path, one in found
-    )
+        """Looks at some records of each LMDB as each stage would. DataError, RecipeError."""
+        assert self.train is not None
+        require_usable(self.schedule, self.train, self.val, self.memory, self.replacing.met)
 
 
 @contextmanager

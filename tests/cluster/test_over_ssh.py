@@ -209,8 +209,8 @@ def test_schedule_and_package_are_copied(
     code, said = job.end()
     assert code == 0 and processes.ends(job.out) == elastic, said
     for host in hosts.hosts:
-        copied = host.run("sh", "-c", f"ls /tmp/copy/{schedule.name} /tmp/copy/.stagerun-code-*/stagerun/cli")
-        assert "collapse.prototxt" in copied.stdout and "hosting.py" in copied.stdout, copied.stderr
+        copied = host.run("sh", "-c", f"ls /tmp/copy/{schedule.name} /tmp/copy/.stagerun-code-*/stagerun/launch")
+        assert "collapse.prototxt" in copied.stdout and "hosts.py" in copied.stdout, copied.stderr
 
 
 def test_names_that_mislead(schedule: Path, elastic: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -38,8 +38,8 @@ NOT_FROM_ENGINE = {"language", "plan", "store", "data", "launch", "train"}
 # Who may import torch: anywhere, or inside functions that start workers, which want it by then.
 TORCH = {"models", "comm", "engine", "train", "tools.bench", "tools.rehearse", "tools.weights", "tools.preflight"}
 TORCH_INSIDE_FUNCTIONS = {"launch", "tools.plan"}
-# What click loads for one line of help or a mistake in the arguments; and everything outside TORCH besides.
-COMMANDS = ("command", "commands")
+# What click loads for one line of help or a mistake in the arguments, and `run` for one in DIR; and everything outside TORCH besides.
+COMMANDS = ("command", "first_look")
 
 
 class Import(NamedTuple):
@@ -84,7 +84,7 @@ def imports(path: Path) -> tuple[Import, ...]:
 
 
 def folder(module: str) -> str:
-    """`plan`, or `tools.plot`; "" for the package itself, `tools`, `__main__`, and what is not ours."""
+    """`plan`, or `tools.report`; "" for the package itself, `tools`, `__main__`, and what is not ours."""
     ours, *words = module.split(".")
     if ours != "stagerun" or not words or words[0].startswith("__") or words == ["tools"]:
         return ""

@@ -33,6 +33,9 @@ LARGE = LARGE.replace("device_batch_size: 10", "device_batch_size: 32")
 NO_DECAY = LARGE.replace("momentum: 0.9", "momentum: 0.9 param { kind: NORM decay_mult: 0 }")
 LARGE_A = A.replace("0.1", "1.6").replace("base_lr", "warmup_iter: 2 base_lr", 1)
 LARGE_B = B.replace("0.05", "0.8")
+# One line of steps for both stages.
+STEPS = SCHEDULE.replace("snapshot: 10", "snapshot: 10 stepvalue: [40, 100] gamma: 0.5")
+FALLS = 'base_lr: 0.1 lr_policy: "multistep" max_iter: 50'
 
 
 def read(schedule: str = SCHEDULE, a: str = A, b: str = B, changes: tuple[str, ...] = (), **more: str) -> Schedule:
@@ -72,6 +75,13 @@ FIRES = {
         ({"a": A.replace("200", "100").replace("power: 1", "power: 2"), "b": B + "warmup_iter: 5"}, "b.prototxt:1:10"),
         ({"a": 'base_lr: 0.1 lr_policy: "cosine" max_iter: 100'}, "b.prototxt:1:10"),
         ({"a": 'base_lr: 0 lr_policy: "fixed" max_iter: 1'}, "b.prototxt:1:10"),
+    ],
+    "never-reached": [
+        ({"b": 'base_lr: 0.05 max_iter: 50\nlr_policy: "multistep" stepvalue: [20, 60] gamma: 0.1'}, "b.prototxt:2:36"),
+        ({"b": 'base_lr: 0.05 max_iter: 50\nlr_policy: "multistep" stepvalue: 50 gamma: 0.1'}, "b.prototxt:2:35"),
+        ({"b": 'base_lr: 0.05 max_iter: 50 warmup_iter: 5 decay_from: WARMUP_END\nlr_policy: "step" stepsize: 45 gamma: 0.1'}, "b.prototxt:2:29"),
+        ({"b": f"base_lr: 0.05 max_iter: 80\n{KNOTS} knot {{ epoch: 10 factor: 0 }}"}, "b.prototxt:2:31"),
+        ({"schedule": STEPS, "a": FALLS, "b": FALLS}, "schedule.prototxt:5:99"),
     ],
     "lr-batch": [
         ({"schedule": NO_DECAY, "a": LARGE_A.replace("1.6", "16"), "b": LARGE_B}, "a.prototxt:1:25"),
@@ -146,6 +156,15 @@ PASSES = {
             "b": B.replace("0.05", "0.01"),
         },
         {"a": A.replace("poly_cyc", "multistep") + "gamma: 1e-2 stepvalue: 90", "b": B.replace("0.05", "0.001")},
+    ],
+    "never-reached": [
+        {"b": 'base_lr: 0.05 max_iter: 50 lr_policy: "multistep" stepvalue: [20, 49] gamma: 0.1'},
+        {"b": 'base_lr: 0.05 max_iter: 50 policy_start_iter: 11 lr_policy: "multistep" stepvalue: 60 gamma: 0.1'},
+        {"b": 'base_lr: 0.05 max_iter: 50 lr_policy: "step" stepsize: 49 gamma: 0.1'},
+        {"b": f"base_lr: 0.05 max_iter: 80 {KNOTS} knot {{ epoch: 8.04 factor: 0 }}"},
+        {"a": A.replace("200", "1000")},  # a cycle that is cut is what poly_cyc is for
+        {"schedule": STEPS, "a": FALLS, "b": FALLS + " policy_start_iter: 51"},  # each has its part of one line
+        {"b": B + "stepvalue: 60"},  # not read
     ],
     "lr-batch": [
         {"a": A.replace("0.1", "16"), "b": B.replace("0.05", "8")},  # batch 100

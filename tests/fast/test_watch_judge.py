@@ -1,9 +1,11 @@
 """Who is to blame when a job hangs, and who is slow: over tables of what is known of each rank."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from stagerun.launch.watch import process
 from stagerun.launch.watch.judge import SLOW, WINDOW, Compared, Seen, judge, quiet, stragglers, tick
 from stagerun.launch.watch.process import shortened
 from stagerun.system.pulse import Limits, Section
@@ -166,6 +168,11 @@ FAULTHANDLER = """Thread 0x00007f26a57fa6c0 [loader] (most recent call first):
 Current thread 0x00007f27d1d0f080 [python] (most recent call first):
   File "/x/group.py", line 12 in wait
   File "/x/loop.py", line 60 in train
+  File "/x/stagerun/launch/start.py", line 124 in _watched
+  File "/x/click/core.py", line 911 in invoke
+
+Thread 0x00007f26a57fb6c0 (most recent call first):
+  File "/x/stagerun/launch/watch/worker.py", line 166 in _listen
 """
 
 
@@ -180,6 +187,11 @@ def test_a_stack_begins_with_the_thread_that_trains() -> None:
     assert 20 < len(shortened(FAULTHANDLER * 20 + long, 7).splitlines()) <= 32
     assert shortened(FAULTHANDLER * 20 + long, 7).splitlines()[20] == "and 480 more"
     assert shortened("", 7) == "" and shortened("nonsense\n", 7) == ""
+
+
+def test_the_calls_that_every_worker_has_are_those_of_modules_that_are_there() -> None:
+    code = Path(__file__).parents[2]
+    assert "def work(job" in (code / process._STARTS).read_text() and "_listen" in (code / process._LISTENS).read_text()
 
 
 # -- stragglers

@@ -48,3 +48,11 @@ def test_only_light_modules_are_loaded(arguments: list[str], tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout.splitlines()[-1])) <= ALLOWED
+
+
+def test_run_finds_missing_images_without_torch(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "run", SCHEDULE], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert done.returncode == 65 and "ilsvrc12_train_lmdb: no such folder" in done.stderr
+    assert "torch" not in json.loads(done.stdout.splitlines()[-1])

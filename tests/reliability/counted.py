@@ -88,7 +88,7 @@ NOT_SHOWN = """## What this does not show
 - Real NFS or Lustre: their known ways (an answer that is lost, names that are seen late) are tried on disks that behave so.
 - GPUs and NCCL; more than one machine; more than 8 workers (in `world`; 4 in all others). All of this ran on the few cores named above, under other load, too.
 - Two runs that want one output folder, a folder that is taken from a run that still lives, and that a snapshot is read back before the one
-  before it is deleted: no row counts these; tests show them (tests/fast/test_store_lease.py, tests/process/test_store_lock.py, tests/fast/test_store_damage.py).
+  before it is deleted: no row counts these; tests show them (tests/fast/test_store_lease.py, tests/process/test_store_processes.py, tests/fast/test_store_damage.py).
 - Authenticity: whoever may write the output folder may also write a snapshot with the right digests.
 """
 

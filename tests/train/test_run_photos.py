@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 
 from stagerun.base.errors import DataError, RecipeError
 from stagerun.cli import main
+from stagerun.data.preflight import preflight
 from stagerun.language import canonical, load
-from stagerun.train.images import preflight
 
 SCHEDULE = """
 name: "photos"

@@ -20,13 +20,13 @@ from stagerun.base.errors import DataError, PeerError, StagerunError, StorageErr
 from stagerun.base.events import Event, Iterated, Note, RunFinished, Stopped
 from stagerun.base.recipe import Data
 from stagerun.comm import SoloComm
+from stagerun.data.preflight import preflight
 from stagerun.data.scratch import look, unstage
 from stagerun.language import load
 from stagerun.system.pulse import Pulse
 from stagerun.system.world import World
 from stagerun.train.agreement import ToldByAnother
 from stagerun.train.copying import Copying, Outcome, Status, as_notes, progress_text
-from stagerun.train.images import preflight
 from stagerun.train.keeper import Keeper
 from stagerun.train.walk import run
 

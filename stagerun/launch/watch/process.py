@@ -21,8 +21,8 @@ _LISTENS = "stagerun/launch/watch/worker.py"
 _STACK_S, _QUIET_S = 0.4, 0.04
 # Lines of it that are reported: of the thread that trains, of each of the others, in all.
 _OWN_LINES, _OTHERS_LINES, _STACK_LINES = 20, 3, 32
-# The first calls, which are always the same: those of the command, and a thread's.
-_COMMAND = "/stagerun/cli/"
+# The first calls, which are always the same: those up to the worker's job, and a thread's.
+_STARTS = "stagerun/launch/start.py"
 _BOOTSTRAP = ("in _bootstrap", "in _bootstrap_inner")
 
 
@@ -174,7 +174,7 @@ def shortened(text: str, trains: int) -> str:
     threads.sort(key=lambda thread: f"Thread {trains:#018x}".lower() not in thread[0].replace("Current t", "T").lower())
     lines: list[str] = []
     for number, (_, *frames) in enumerate(threads):
-        own = [frame.strip() for frame in takewhile(lambda frame: _COMMAND not in frame, frames)]
+        own = [frame.strip() for frame in takewhile(lambda frame: _STARTS not in frame, frames)]
         own = [frame for frame in own if not frame.endswith(_BOOTSTRAP)]
         most = _OTHERS_LINES if number else _OWN_LINES
         more = [f"and {len(own) - most} more"] if len(own) > most else []

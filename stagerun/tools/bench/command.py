@@ -100,7 +100,7 @@ def _start(options: ScalingOptions, job: Job) -> int:
     most = max(options.workers)
     if not options.synthetic:
         with signals.held():
-            from stagerun.train.images import preflight
+            from stagerun.data.preflight import preflight
 
         preflight(schedule)
     return start(job, options.orders, most)

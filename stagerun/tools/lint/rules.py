@@ -15,6 +15,7 @@ from stagerun.drawing.picture import steps_at_corners
 from stagerun.language.layers import DURATIONS
 from stagerun.language.networks import NETWORKS
 from stagerun.plan.described import unread_fields
+from stagerun.plan.hazards import policy_end
 from stagerun.schedule import learning_rate, own_fields, warm_up_end
 from stagerun.tools.lint.finding import ID, Finding, Rule, comments_of, place_of
 
@@ -254,6 +255,38 @@ def zero_parent(schedule: Schedule) -> Iterator[Finding]:
         yield Finding("zero-parent", text, place_of(stage, "base_lr"), hint)
 
 
+def never_reached(schedule: Schedule) -> Iterator[Finding]:
+    """A step of the rate, or a knot, that no stage which reads its line gets to: `max_iter` was cut or the batch enlarged, and the
+    steps stayed where they were. One drop by ten less leaves the weights at ten times the rate that was meant; Goyal et al.
+    (arXiv:1706.02677) give the places in epochs, 30, 60 and 80 of 90. The end of a `poly_cyc` is meant to lie beyond the stage's.
+    """
+    readers: dict[Span, list[tuple[Stage, str, list[float]]]] = {}
+    for stage in schedule.stages:
+        if turns := _turns(stage.solver):
+            readers.setdefault(place_of(stage, turns[0]), []).append((stage, *turns))
+    for span, found in readers.items():
+        # A knot at the end, or within rounding of it, is the last of a line that was followed.
+        ends = [policy_end(stage) + (field == "knot") for stage, field, _ in found]
+        late = [
+            {n for n, at in enumerate(places) if at >= end} for end, (_, _, places) in zip(ends, found, strict=True)
+        ]
+        if common := set.intersection(*late):
+            stage, field, places = found[0]
+            text = f"`{field}` {places[min(common)]:g} is never reached: the policy of stage `{stage.name}` ends at {policy_end(stage)}"
+            yield Finding("never-reached", text, span, "were `max_iter` or `batch_size` changed without it?")
+
+
+def _turns(solver: Solver) -> tuple[str, list[float]] | None:
+    """The field that says where the policy changes its course, and at which of its own iterations."""
+    if solver.lr_policy == "multistep":
+        return "stepvalue", list(solver.stepvalue)
+    if solver.lr_policy == "step" and solver.stepsize is not None:
+        return "stepsize", [solver.stepsize]
+    if solver.lr_policy == "piecewise_linear":
+        return "knot", [knot.iter for knot in solver.knot]
+    return None
+
+
 def rate_before(schedule: Schedule, stage: Stage) -> float:
     """The rate of the parent's last update before the stage."""
     assert stage.parent is not None
@@ -398,6 +431,7 @@ RULES: dict[str, Rule] = {
     ),
     "warmup-start": Rule(warmup_start, "a warm-up starts above base_lr"),
     "zero-parent": Rule(zero_parent, "a stage goes up again from a parent whose rate has come down to zero"),
+    "never-reached": Rule(never_reached, "a step or a knot of the learning rate lies beyond the stage's end"),
     "lr-batch": Rule(lr_batch, "a large batch whose learning rate is far from those of published runs"),
     "decay-on-norm": Rule(decay_on_norm, "a large batch with weight decay on BatchNorm"),
     "batch-images": Rule(batch_images, "an update of more images than there are"),

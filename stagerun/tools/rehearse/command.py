@@ -109,7 +109,7 @@ def _start(options: RehearseOptions, job: Job) -> int:
     _check(options, schedule, nproc)
     if not options.synthetic:
         with signals.held():
-            from stagerun.train.images import preflight
+            from stagerun.data.preflight import preflight
 
         preflight(schedule)
     return start(job, options.orders, nproc)

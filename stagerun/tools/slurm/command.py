@@ -195,7 +195,7 @@ def _look_at_images(schedule: Schedule) -> None:
         tell(f"warning: {named} {are} not here; unless the nodes see {them}, the job ends with 65")
         return
     with signals.held():
-        from stagerun.train.images import preflight
+        from stagerun.data.preflight import preflight
 
     preflight(schedule)
 

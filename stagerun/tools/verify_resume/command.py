@@ -128,7 +128,7 @@ def _check(options: VerifyOptions, schedule: Schedule, nproc: int) -> None:
     check_short(schedule, max(nproc, then or 1), options.device_batch, options.synthetic, "verifies")
     if not options.synthetic:
         with signals.held():
-            from stagerun.train.images import preflight
+            from stagerun.data.preflight import preflight
 
         preflight(schedule)
 
