@@ -39,7 +39,7 @@ class Residual:
     def __init__(self, parameters: Mapping[str, Tensor], runs: Sequence[range], rank: int) -> None:
         """`parameters` are those that are trained, in model order; `runs[r]` the senders of rank r, contiguous."""
         self.runs, self.own = runs, runs[rank]
-        self.parameters = dict(reversed(parameters.items()))
+        self.parameters = dict(reversed(list(parameters.items())))
         first = next(iter(parameters.values()))
         self.empty = torch.empty(sum(p.numel() for p in parameters.values()), dtype=first.dtype, device=first.device)
         self.vectors = [torch.zeros_like(self.empty) for _ in self.own]
@@ -168,7 +168,7 @@ class CompressedReducer(FlatReducer):
         are logical workers. `whole`: the last so many parameters make one message, by the operator of the last.
         """
         self.runs, self.own, self.each, self.whole = runs, runs[comm.rank], each, whole
-        self.names, self.operators = list(reversed(parameters)), list(reversed(operators))
+        self.names, self.operators = list(reversed(list(parameters))), list(reversed(operators))
         self.residual, self.seed, self.iter = residual, seed, 0
         self.items: list[list[Item]] = []  # of each chunk
         super().__init__(list(parameters.values()), comm)
@@ -283,12 +283,12 @@ class CompressedReducer(FlatReducer):
         if self.residual is not None:
             for vector, left in zip(self.vectors, self.residual.vectors, strict=True):
                 vector[start:stop].add_(left[start:stop])
-        left = []
+        waiting = []
         for dtype in dict.fromkeys(item.operator.wire(self.flat.dtype) for item in items):
             chosen = [item for item in items if item.operator.wire(self.flat.dtype) is dtype]
-            left.append(self._gather(chosen) if dtype is None else self._sum(chosen, dtype))
+            waiting.append(self._gather(chosen) if dtype is None else self._sum(chosen, dtype))
         self._decode()
-        self.left = left
+        self.left = waiting
 
     def _decode(self) -> None:
         """Of the chunk before."""

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 from torch import Tensor
 
-from stagerun.base.compression import METHODS, settings_of
+from stagerun.base.compression import METHODS
 from stagerun.base.recipe import Compression, Determinism, Memory, Method, ParamKind, Scope, Solver
 from stagerun.comm import Comm, Reducer, make_reducer, runs_of
 from stagerun.comm.compressed import CompressedReducer, Residual
@@ -19,7 +19,14 @@ def rule_of(name: str, kind: ParamKind, how: Compression) -> Compression:
     """How one parameter's gradient is compressed: by the first rule that fits, or as all are."""
     for rule in how.param:
         if fnmatchcase(name, rule.name) and rule.kind in (ParamKind.ANY, kind):
-            return replace(how, method=rule.method, **settings_of(rule.method, rule, how))
+            return replace(
+                how,
+                method=rule.method,
+                ratio=rule.ratio,
+                threshold=rule.threshold,
+                qstates=rule.qstates,
+                rank=rule.rank,
+            )
     return how
 
 

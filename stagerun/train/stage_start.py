@@ -1,6 +1,6 @@
 """Where a stage starts on one rank: its state from a snapshot or the seed, the same on every rank."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 
 from stagerun.base import order
 from stagerun.base.errors import Problem, RecipeError, ResumeRefused, Span
-from stagerun.base.recipe import Model, Solver, Stage, Transform
+from stagerun.base.recipe import CompressionRule, Model, ParamRule, Solver, Stage, Transform
 from stagerun.comm import Comm
 from stagerun.comm.compressed import Residual
 from stagerun.engine.codec import decode
@@ -227,15 +227,15 @@ def _saved_momentum(run: StageRun, state: TrainState, data: bytes) -> dict[str, 
 
 
 def _refuse_idle_rules(stage: Stage, model: torch.nn.Module) -> None:
-    origin = stage.origins.get("solver.param")
-    span = origin.span if origin and origin.span else Span(stage.name, 1, 1)
-    problems = [
-        Problem(
-            f"`param` with name `{rule.name}` and kind {rule.kind.value} fits no parameter of the model",
-            span,
-            hint=hint,
-        )
-        for rule, hint in idle_rules(model, stage.solver.param)
-    ]
+    problems = []
+    rules_by_place: dict[str, Sequence[ParamRule | CompressionRule]] = {"param": stage.solver.param}
+    if stage.solver.compress is not None:
+        rules_by_place["compress_param.param"] = stage.solver.compress.param
+    for place, rules in rules_by_place.items():
+        origin = stage.origins.get(f"solver.{place}")
+        span = origin.span if origin and origin.span else Span(stage.name, 1, 1)
+        for rule, hint in idle_rules(model, rules):
+            text = f"`{place}` with name `{rule.name}` and kind {rule.kind.value} fits no parameter of the model"
+            problems.append(Problem(text, span, hint=hint))
     if problems:
         raise RecipeError(problems)

@@ -134,7 +134,6 @@ class OneRound(Operator):
     A message as long as the vector itself is the decoded vector: that is how a method that would save nothing goes.
     """
 
-
     def size(self, n: int, element_size: int) -> int | None:
         raise NotImplementedError
 
