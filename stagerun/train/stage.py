@@ -28,6 +28,7 @@ from stagerun.base.events import (
     TestDue,
 )
 from stagerun.base.recipe import OnNan
+from stagerun.base.text import count
 from stagerun.comm import Reducer, runs_of
 from stagerun.engine.compression import reducer_of
 from stagerun.engine.images import Batch
@@ -68,6 +69,9 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     reducer = reducer_of(run.worker.schedule.determinism, state, solver, run.worker.comm)
     bits = environment_of(run.worker.schedule, run.stage, run.worker.device, run.worker.comm.size, run.worker.others)
     yield _started(run)
+    if state.residual is not None and (before := state.residual.shared_from):
+        text = f"the residuals of {count(before, 'sender')} are shared out evenly over {state.residual.senders}"
+        yield Note(text=text)
     if (same := promise(run.worker.schedule, planned, bits)) and (same.warning or run.rollbacks is None):
         yield same
     if planned.state is State.RESUME:

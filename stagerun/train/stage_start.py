@@ -154,6 +154,7 @@ def _restore_residual(run: StageRun, residual: Residual) -> None:
             part.div_(residual.senders)
 
     residual.hand_out(run.worker.comm, fill if run.worker.comm.rank == 0 else None)
+    residual.shared_from = senders if senders != residual.senders else 0
 
 
 def _plateau(run: StageRun) -> PlateauState:
