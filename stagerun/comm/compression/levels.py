@@ -1,6 +1,7 @@
 """Methods that send each number as one of a few levels of a scale."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -62,14 +63,18 @@ class Levels(Fixed):
     def decode_all(self, message: Tensor, out: Tensor, vector: Tensor | None) -> None:
         start = out.element_size() if self.scaled() else 0
         scale = from_bytes(message[:start], out.dtype) if start else self.scale(out)
-        per = 8 // self.width
-        # Each byte at once: the numbers that its codes stand for.
-        shifts = torch.arange(per, device=out.device) * self.width
-        table = self.values(scale)[(torch.arange(256, device=out.device)[:, None] >> shifts) & (2**self.width - 1)]
+        per, table = 8 // self.width, self.values(scale)[_codes_of_bytes(self.width, out.device)]
         for p in pieces(out.numel(), out.device):
             part = message[start + p.start // per : start + -(-p.stop // per)]
             value = table.index_select(0, part.int()).view(-1)[: p.stop - p.start]
             take(value, out[p], None if vector is None else vector[p])
+
+
+@cache
+def _codes_of_bytes(width: int, device: torch.device) -> Tensor:
+    """The codes in each byte that there is: [256, 8 // width]. A byte is decoded at once."""
+    shifts = torch.arange(0, 8, width, device=device)
+    return (torch.arange(256, device=device)[:, None] >> shifts) & (2**width - 1)
 
 
 @dataclass(frozen=True, slots=True)

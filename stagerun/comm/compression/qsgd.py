@@ -5,7 +5,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stagerun.comm.compression.operator import Draw, OneRound, expect, from_bytes, largest_of, pieces, take, to_bytes
+from stagerun.comm.compression.operator import (
+    Draw,
+    OneRound,
+    expect,
+    from_bytes,
+    largest_of,
+    nonzero,
+    pieces,
+    take,
+    to_bytes,
+)
 from stagerun.comm.compression.pack import pack, unpack
 
 BUCKET = 512
@@ -38,7 +48,6 @@ class Qsgd(OneRound):
         whole = _norm(vector) if self.as_released else None
         norms = vector.new_empty(rows) if whole is None else whole
         widths = torch.empty(rows, dtype=torch.uint8, device=device)
-        powers = torch.tensor([1 << w for w in range(16)], dtype=torch.int32, device=device)
         upper = []
         for p in pieces(n, device):
             row = slice(p.start // BUCKET, -(-p.stop // BUCKET))
@@ -48,11 +57,11 @@ class Qsgd(OneRound):
                 norms[row] = norm
             codes = self._codes(block, norm, uniform(block.numel()).view(-1, BUCKET))
             low[row] = codes
-            widths[row] = torch.bucketize(codes.amax(1), powers, right=True)
+            widths[row] = torch.frexp(codes.amax(1).float()).exponent.to(torch.uint8)
             if high is not None:
                 high[row] = codes >> 8
             elif (widths[row] > 8).any():
-                upper.append(torch.nonzero(codes.view(-1) > 255).view(-1) + p.start)
+                upper.append(nonzero(codes.view(-1) > 255) + p.start)
         parts = [to_bytes(norms), widths, *_packed(low, widths.clamp(max=8), n)]
         if high is not None:
             parts += _packed(high, widths.clamp(min=8) - 8, n)
@@ -134,9 +143,9 @@ def _lengths(widths: Tensor, n: int) -> list[tuple[int, Tensor, int]]:
     """(width, its rows, bytes) of each width above 0 that there is. Of the last row of all only the codes of numbers go, but whole eights."""
     last, missing = len(widths) - 1, (-n % BUCKET) // 8
     found = []
-    for width in range(1, 9):
-        rows = torch.nonzero(widths == width).view(-1)
-        if len(rows):
+    for width in widths.unique().tolist():
+        if width:
+            rows = nonzero(widths == width)
             cut = missing if int(rows[-1]) == last else 0
             found.append((width, rows, (len(rows) * (BUCKET // 8) - cut) * width))
     return found
