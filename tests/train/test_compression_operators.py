@@ -159,6 +159,13 @@ def test_qsgd_of_long_vectors(c: np.ndarray, s: int) -> None:
     check_qsgd(c, s)
 
 
+@pytest.mark.parametrize("s", [1, 255, 32767])
+def test_qsgd_of_one_number_per_bucket_is_that_number(s: int) -> None:
+    c = np.zeros(512 * 4000, "f4")
+    c[100::512] = numbers(4000)
+    np.testing.assert_allclose(one(Method.QSGD, c, qstates=s), c, rtol=2e-7)
+
+
 def check_qsgd(c: np.ndarray, s: int) -> None:
     wide, u = c.astype("f8"), uniform(len(c))
     for released in (False, True):

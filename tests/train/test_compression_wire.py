@@ -73,6 +73,13 @@ def test_what_is_not_finite_is_noticed(method: Method, released: bool, bad: floa
     assert np.isfinite(drive(operator, [numbers(n)] * 2)[0]).all()
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_fixed_threshold_sends_no_infinity_as_itself(bad: float) -> None:
+    c = numbers(700)
+    c[300] = bad
+    assert np.isnan(drive(make(Method.TWO_BIT, c.shape, threshold=0.01), [c])[0][300])
+
+
 @kinds()
 @pytest.mark.parametrize("n", [1, 2, 513, 40_000])
 def test_zeros_stay_zeros(method: Method, released: bool, n: int) -> None:
@@ -194,6 +201,7 @@ def test_bytes_on_the_wire() -> None:
         assert share(Method.TERNGRAD, vectors_) <= 0.065
         assert share(Method.TWO_BIT, vectors_) <= 0.065
         assert share(Method.QSGD, vectors_, qstates=255) <= 0.26
+    assert share(Method.QSGD, [numbers(600)]) <= 0.26 and share(Method.QSGD, [numbers(10)]) <= 0.7
 
 
 @pytest.mark.parametrize("freedom", [1.0, 1.5, 2.0, 3.0])
