@@ -39,7 +39,7 @@ class Levels(Fixed):
         raise NotImplementedError
 
     def codes(self, vector: Tensor, scale: Tensor, uniform: Tensor | None) -> Tensor:
-        """Of a piece of the vector: bool or uint8, of its length."""
+        """A code for each number of a piece of the vector: bool or uint8."""
         raise NotImplementedError
 
     def coded(self, n: int, element_size: int) -> int:

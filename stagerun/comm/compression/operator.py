@@ -131,7 +131,7 @@ class OneRound:
         raise NotImplementedError
 
     def encode(self, vector: Tensor, draw: Draw) -> Tensor:
-        """Of a contiguous vector of float32 or float64 (the draw has its sender), the message: uint8 [bytes], same device."""
+        """The message: uint8 [bytes], on the device of the vector, which is contiguous, float32 or float64. `draw` has the sender."""
         raise NotImplementedError
 
     def add(self, message: Tensor, out: Tensor, draw: Draw, vector: Tensor | None = None) -> None:

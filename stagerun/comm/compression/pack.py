@@ -13,7 +13,7 @@ _HIGH = (-0x00FF00FF00FF0100, -0x0000FFFF00010000, -0x0000000100000000)
 
 
 def pack(codes: Tensor, width: int) -> Tensor:
-    """Of uint8 [8 m], each below 2**width, uint8 [m width]. A width of 0 gives nothing."""
+    """uint8 [m width] from codes uint8 [8 m], each below 2**width. A width of 0 gives nothing."""
     if width == 8:
         return codes
     words = codes.view(torch.int64)
