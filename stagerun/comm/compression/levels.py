@@ -18,6 +18,7 @@ from stagerun.comm.compression.operator import (
     to_bytes,
 )
 from stagerun.comm.compression.pack import pack
+from stagerun.comm.compression.places import joined
 
 
 class Levels(Fixed):
@@ -165,7 +166,7 @@ class Int8(Fixed):
         for p in pieces(vector.numel(), vector.device):
             share = (vector[p] / divisor).mul_(127).round_()
             codes[p] = share if finite else 1
-        return torch.cat((to_bytes(top), to_bytes(codes)))
+        return joined((to_bytes(top), to_bytes(codes)))
 
     def decode_all(self, message: Tensor, out: Tensor, vector: Tensor | None) -> None:
         width = out.element_size()
