@@ -10,12 +10,13 @@ import torch
 from compressing import DRAW, drive, heavy, numbers, same
 
 from stagerun.base.recipe import Memory, Method
-from stagerun.comm.compression import METHODS, Draw, make, sparse
+from stagerun.comm.compression import BUILT, Draw, make, sparse
 from stagerun.comm.compression import operator as base
+from stagerun.comm.compression.methods import RELEASED as RELEASED_OPERATORS
 
-ALL = list(METHODS)
+ALL = list(BUILT)
 VECTORS = [m for m in ALL if m is not Method.POWER_SGD]
-RELEASED = [m for m in ALL if METHODS[m].released]
+RELEASED = list(RELEASED_OPERATORS)
 
 
 def kinds(methods: Sequence[Method] = ALL) -> Callable:
