@@ -41,6 +41,7 @@ class CodedComm:
 
     def __init__(self, comm: Comm) -> None:
         self.comm, self.rank, self.size, self.pulse = comm, comm.rank, comm.size, comm.pulse
+        self.traffic = comm.traffic
         self._line = _Line(comm)
         self._owed: HandOut | None = None  # the second half of the last sum
         # The thread knows the line only: it ends when this is no longer in use.

@@ -11,6 +11,7 @@ from stagerun.base.recipe import Compression, Determinism, Memory, Method, Param
 from stagerun.comm import Comm, Reducer, make_reducer, runs_of
 from stagerun.comm.compressed import CompressedReducer, Residual
 from stagerun.comm.compression import Operator, make
+from stagerun.comm.lossless import coded
 from stagerun.engine.parameters import kind_of
 from stagerun.engine.state import TrainState
 
@@ -85,6 +86,9 @@ def reducer_of(determinism: Determinism, state: TrainState, solver: Solver, comm
 
     if how is None or how.method is Method.NONE:
         return dense(comm)
+    if how.method is Method.LOSSLESS:
+        after = dense(coded(comm))
+        return From(how.start_iter, dense(comm), after) if how.start_iter else after
     rules = rules_of(state, how)
     together = sum(rule == how for rule in rules.values()) if how.scope is Scope.ENTIRE_MODEL else 0
     everything = sum(tensors[name].numel() for name, rule in rules.items() if rule == how)
