@@ -278,6 +278,7 @@ class CompressionRule:
     threshold: float | None = None
     qstates: int | None = None
     rank: int | None = None
+    memory: Memory = Memory.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

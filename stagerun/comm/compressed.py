@@ -24,63 +24,11 @@ from stagerun.base.errors import PeerError
 from stagerun.comm.compression import Draw, Operator
 from stagerun.comm.compression.operator import Steps
 from stagerun.comm.group import Comm
-from stagerun.comm.reduce import FlatReducer
+from stagerun.comm.reduce import FlatReducer, views_of
+from stagerun.comm.residual import Residual
 from stagerun.system.pulse import Pulse
 
-Parts = Mapping[str, Tensor]
-
 _SAME = "run the same stagerun on all hosts, and the same command again: it goes on from the newest snapshot"
-
-
-class Residual:
-    """What each sender of this rank has not sent yet: one vector per sender, with the last registered parameter first. `bases`: what
-    operators remember that is the same on all ranks, by parameter (of ENTIRE_MODEL by its first)."""
-
-    def __init__(self, parameters: Mapping[str, Tensor], runs: Sequence[range], rank: int) -> None:
-        """`parameters` are those that are trained, in model order; `runs[r]` the senders of rank r, contiguous."""
-        self.runs, self.own = runs, runs[rank]
-        self.parameters = dict(reversed(list(parameters.items())))
-        first = next(iter(parameters.values()))
-        self.empty = torch.empty(sum(p.numel() for p in parameters.values()), dtype=first.dtype, device=first.device)
-        self.vectors = [torch.zeros_like(self.empty) for _ in self.own]
-        self.bases: dict[str, Tensor] = {}
-        self.shared_from = 0  # so many senders' residuals were shared out evenly over these; 0: each has its own
-
-    @property
-    def senders(self) -> int:
-        """How many there are on all ranks."""
-        return self.runs[-1].stop
-
-    def by_name(self, vector: Tensor) -> dict[str, Tensor]:
-        """The parts of a sender's vector by parameter."""
-        return dict(zip(self.parameters, views_of(vector, list(self.parameters.values())), strict=True))
-
-    def gather(self, comm: Comm, take: Callable[[int, Parts], None] | None) -> None:
-        """Has rank 0's `take` see each sender's residual, by parameter, in their order. Collective."""
-        for rank, run in enumerate(self.runs):
-            for sender in run:
-                vector = self._room(sender)
-                comm.broadcast(vector, rank)
-                if take is not None:
-                    take(sender, self.by_name(vector))
-
-    def hand_out(self, comm: Comm, fill: Callable[[int, Parts], None] | None) -> None:
-        """Gives each sender what rank 0's `fill` puts into its residual. Collective."""
-        for sender in range(self.senders):
-            vector = self._room(sender)
-            if fill is not None:
-                fill(sender, self.by_name(vector.zero_()))
-            comm.broadcast(vector, 0)
-
-    def _room(self, sender: int) -> Tensor:
-        return self.vectors[sender - self.own.start] if sender in self.own else self.empty
-
-
-def views_of(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """The parts of a vector that belong to the parameters, in their order, each in the memory format of its own."""
-    sizes = [p.numel() for p in parameters]
-    parts = zip(vector.split(sizes), parameters, strict=True)
-    return [part.as_strided(p.size(), p.stride()) for part, p in parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +52,7 @@ class Line(Protocol):
         """Returns when all that was put is done, or raises the first error of a job; those after it are left out."""
 
 
-class Here:
+class Inline:
     """Does each job at once."""
 
     def put(self, job: Callable[[], None]) -> None:
@@ -114,7 +62,7 @@ class Here:
         pass
 
 
-class Beside:
+class Background:
     """Does the jobs in a thread, which ends with this object. The process doesn't wait for it: a peer may never answer."""
 
     def __init__(self) -> None:
@@ -181,7 +129,7 @@ class CompressedReducer(FlatReducer):
         self.now = 0  # the sender whose gradients come
         self.tails: list[Tensor] = []
         self.total = torch.empty(0)
-        self.line = line or (Beside() if comm.size > 1 else Here())
+        self.line = line or (Background() if comm.size > 1 else Inline())
         # Waiting is the training thread's to report; what this one waits for lies behind `finish`.
         self.beside = copy.copy(comm)
         self.beside.pulse = Pulse()
@@ -206,6 +154,7 @@ class CompressedReducer(FlatReducer):
 
     def begin(self, iter: int = 0) -> None:
         super().begin(iter)
+        self.beside.spans = self.comm.spans  # a profile comes and goes
         self.iter, self.tails, self.left, self.next_bases = iter, [], [], {}
 
     def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
@@ -336,7 +285,7 @@ class CompressedReducer(FlatReducer):
             own = [vector[item.start : item.stop] for vector in self.vectors]
             draw = Draw(self.seed, self.iter, -1, item.number)
             out = self.flat[item.start : item.stop].zero_()
-            rounds.append(item.operator.steps(own, self.own, draw, out, self.bases.get(item.name)))
+            rounds.append(item.operator.steps(own, self.own, draw, out, self._basis(item)))
             messages.append(next(rounds[-1]))
         sent: _Sent | None = _Sent(items, rounds, 0, self._share(messages, self._sizes(items, 0)))
 
@@ -346,6 +295,11 @@ class CompressedReducer(FlatReducer):
                 sent = self._decode_round(sent)
 
         return finish
+
+    def _basis(self, item: Item) -> Tensor | None:
+        """None before the first update."""
+        basis = self.bases.get(item.name)
+        return basis if basis is not None and bool(basis.any()) else None
 
     def _sizes(self, items: Sequence[Item], round: int) -> list[int | None]:
         return [item.operator.sizes(item.stop - item.start, self.flat.element_size())[round] for item in items]
@@ -364,7 +318,7 @@ class CompressedReducer(FlatReducer):
                 if self.residual is not None and not item.operator.residual:
                     for vector in self.vectors:
                         vector[item.start : item.stop].zero_()
-            except (ValueError, IndexError, RuntimeError) as error:
+            except (ValueError, IndexError) as error:
                 raise PeerError(f"another worker sent what is not a compressed gradient: {error}", _SAME) from error
         if not items:
             return None

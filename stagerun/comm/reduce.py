@@ -86,6 +86,12 @@ def chunks_of(elements: Sequence[int], element_size: int) -> list[int]:
     return [*counts, count] if count else counts
 
 
+def views_of(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The parts of a vector that belong to the parameters, in their order, each in the memory format of its own."""
+    parts = zip(vector.split([p.numel() for p in parameters]), parameters, strict=True)
+    return [part.as_strided(p.size(), p.stride()) for part, p in parts]
+
+
 class FlatReducer:
     """Each worker adds up its own logical workers; the workers are added by ring all-reduce, chunk by chunk.
 
@@ -115,11 +121,7 @@ class FlatReducer:
         self._cut(ordered)
 
     def _cut(self, ordered: list[nn.Parameter]) -> None:
-        offset = 0
-        for p in ordered:
-            view = self.flat[offset : offset + p.numel()].as_strided(p.size(), p.stride())
-            self.views.append((p, view))
-            offset += p.numel()
+        self.views = list(zip(ordered, views_of(self.flat, ordered), strict=True))
         start = index = 0
         for count in self._counts(ordered):
             members = ordered[index : index + count]

@@ -9,9 +9,10 @@ from torch import Tensor
 from stagerun.base.compression import METHODS
 from stagerun.base.recipe import Compression, Determinism, Memory, Method, ParamKind, Scope, Solver
 from stagerun.comm import Comm, Reducer, make_reducer, runs_of
-from stagerun.comm.compressed import CompressedReducer, Residual
+from stagerun.comm.compressed import CompressedReducer
 from stagerun.comm.compression import Operator, make
 from stagerun.comm.lossless import coded
+from stagerun.comm.residual import Residual
 from stagerun.engine.parameters import kind_of
 from stagerun.engine.state import TrainState
 
@@ -27,6 +28,7 @@ def rule_of(name: str, kind: ParamKind, how: Compression) -> Compression:
                 threshold=rule.threshold,
                 qstates=rule.qstates,
                 rank=rule.rank,
+                memory=rule.memory,
             )
     return how
 
@@ -40,12 +42,13 @@ def rules_of(state: TrainState, how: Compression) -> dict[str, Compression]:
     return found
 
 
-def operator(how: Compression, shape: Sequence[int]) -> Operator:
+def operator(how: Compression, shape: Sequence[int], senders: int) -> Operator:
+    """For gradients that are divided by the number of senders already, as losses are: so is a threshold."""
     return make(
         how.method,
         shape,
         ratio=how.ratio,
-        threshold=how.threshold,
+        threshold=None if how.threshold is None else how.threshold / senders,
         qstates=how.qstates,
         rank=how.rank,
         memory=how.memory,
@@ -69,7 +72,11 @@ def residual_of(determinism: Determinism, state: TrainState, solver: Solver, com
         return None
     tensors = {p.name: p.tensor for p in state.solver.parameters}
     runs = senders(determinism, solver.logical_workers, comm.size)
-    return Residual({name: tensors[name] for name in rules}, runs, comm.rank)
+    bases = {}
+    for name, rule in rules.items():
+        if rule.method is Method.POWER_SGD and (shape := operator(rule, tensors[name].shape, 1).basis()):
+            bases[name] = shape
+    return Residual({name: tensors[name] for name in rules}, runs, comm.rank, bases)
 
 
 def _remembers(rule: Compression) -> bool:
@@ -84,21 +91,24 @@ def reducer_of(determinism: Determinism, state: TrainState, solver: Solver, comm
     def dense(comm: Comm) -> Reducer:
         return make_reducer(determinism, list(tensors.values()), comm, solver.logical_workers)
 
-    if how is None or how.method is Method.NONE:
+    if how is None:
         return dense(comm)
     if how.method is Method.LOSSLESS:
         after = dense(coded(comm))
         return From(how.start_iter, dense(comm), after) if how.start_iter else after
     rules = rules_of(state, how)
+    if all(rule.method is Method.NONE for rule in rules.values()):
+        return dense(comm)
     together = sum(rule == how for rule in rules.values()) if how.scope is Scope.ENTIRE_MODEL else 0
     everything = sum(tensors[name].numel() for name, rule in rules.items() if rule == how)
     shapes = {name: (everything,) if together and rule == how else tensors[name].shape for name, rule in rules.items()}
-    operators = [operator(rule, shapes[name]) for name, rule in rules.items()]
+    runs = senders(determinism, solver.logical_workers, comm.size)
+    operators = [operator(rule, shapes[name], runs[-1].stop) for name, rule in rules.items()]
     compressed = CompressedReducer(
         {name: tensors[name] for name in rules},
         operators,
         comm,
-        senders(determinism, solver.logical_workers, comm.size),
+        runs,
         solver.random_seed,
         each=determinism is Determinism.ELASTIC,
         whole=together,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stagerun.base.errors import StorageError
 from stagerun.base.recipe import Solver
 from stagerun.comm import Comm
-from stagerun.comm.compressed import Residual
+from stagerun.comm.residual import BASIS, Residual
 from stagerun.engine.averages import Average, BatchStatistics
 from stagerun.engine.codec import Packed, digest, digest_and_look
 from stagerun.engine.device import dtype_of, synchronize
@@ -138,24 +138,20 @@ class Capture:
         pinned = any(t.device.type == "cuda" for t in weights(state).values())
         self.parts = {part: Packed(part(state), pinned) for part in PARTS}
         self.weights, self.momentum, self.average = (packed.tensors for packed in self.parts.values())
-        self.residual: Packed | None = None
+        self.residual = Packed(state.residual.like(), pinned) if state.residual is not None else None
 
     @torch.no_grad()
     def take_residual(self, residual: Residual, comm: Comm) -> None:
         """Copies those of all ranks in. Collective; the others call `residual.gather` with None."""
-        one = residual.by_name(residual.empty)
-        like = {f"{sender}/{name}": t for sender in range(residual.senders) for name, t in one.items()}
-        like |= {f"basis/{name}": t for name, t in residual.bases.items()}
-        if self.residual is None or self.residual.tensors.keys() != like.keys():  # bases come with the first update
-            self.residual = Packed(like)
+        assert self.residual is not None
         tensors = self.residual.tensors
 
         def take(sender: int, parts: Mapping[str, Tensor]) -> None:
             for name, tensor in parts.items():
-                tensors[f"{sender}/{name}"].copy_(tensor)
+                tensors[name][sender].copy_(tensor)
 
-        for name, tensor in residual.bases.items():
-            tensors[f"basis/{name}"].copy_(tensor)
+        for name, basis in residual.bases.items():
+            tensors[f"{BASIS}{name}"].copy_(basis)
         residual.gather(comm, take)
 
     @torch.no_grad()

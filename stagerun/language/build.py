@@ -86,14 +86,17 @@ def _compression(view: View) -> recipe.Compression:
         **settings,
         memory=recipe.Memory(memory) if memory else compression.default_memory(method, written.as_released),
         allow=allow,
-        param=tuple(_rule(rule, written) for rule in view.views("param")),
+        param=tuple(_rule(rule, written, memory) for rule in view.views("param")),
     )
 
 
-def _rule(view: View, around: recipe.Compression) -> recipe.CompressionRule:
+def _rule(view: View, around: recipe.Compression, memory: str | None) -> recipe.CompressionRule:
+    """`memory`: what is written for all parameters."""
     rule = values.build(recipe.CompressionRule, view)
     settings: dict[str, Any] = compression.settings_of(rule.method, rule, around)
-    return replace(rule, **settings)
+    written = view.text("memory") or memory
+    kept = recipe.Memory(written) if written else compression.default_memory(rule.method, around.as_released)
+    return replace(rule, **settings, memory=kept)
 
 
 # The fields of Solver that a learning rate depends on, besides those of `_for_the_batch`.

@@ -44,8 +44,12 @@ def _remembers(view: View) -> bool:
     message = view.view("compress_param")
     if message is None:
         return False
-    written = message.text("memory")
-    return (written or compression.default_memory(_method(message), message.flag("as_released")).value) == "RESIDUAL"
+    released = message.flag("as_released")
+    return any(
+        (view.text("memory") or message.text("memory") or compression.default_memory(method, released).value)
+        == "RESIDUAL"
+        for view, method in [(message, _method(message)), *_rules(message)]
+    )
 
 
 def _method(view: View) -> Method:
@@ -139,6 +143,11 @@ def _memory(message: View, problems: Problems) -> None:
     """Something must be lost for a residual to be left."""
     method = _method(message)
     lossy = any(not METHODS[own].exact for _, own in _rules(message))
+    for rule, own in _rules(message):
+        if rule.text("memory") == "RESIDUAL" and METHODS[own].exact:
+            problems.add(
+                rule.place("memory"), f"`memory: RESIDUAL` with method `{own.value}`, which loses nothing", "remove it"
+            )
     if message.text("memory") == "RESIDUAL" and METHODS[method].exact and not lossy:
         text = f"`memory: RESIDUAL` with method `{method.value}`, which loses nothing"
         problems.add(message.place("memory"), text, "remove it")

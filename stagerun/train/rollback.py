@@ -123,7 +123,8 @@ def _choose(
                 "train the stage before it again, or write `on_nan: SKIP`",
             )
         ref = own[0] if own else start
-        most = most_bytes(run.worker.schedule.model, most_senders(run.worker.schedule))
+        going_on = replace(planned, state=State.RESUME if own else State.FRESH)
+        most = most_bytes(run.worker.schedule.model, most_senders(run.worker.schedule, going_on))
         files = keeper.read(ref, most) if ref is not None else None
         if ref is None or files is not None:
             return ref, files, bool(own)

@@ -356,9 +356,12 @@ def _save_what_is_trained(
     """
     if run.worker.images.replacing.met is not None and state.iter == run.planned.last:
         return
-    if state.residual is not None and run.worker.comm.size > 1:
-        return
     if snapshotter is None or run.saved == state.iter or state.iter == run.planned.iter:
+        return
+    if state.residual is not None and run.worker.comm.size > 1:
+        at = max(run.saved, run.planned.iter)
+        text = f"what was trained since iteration {at} is not saved: it needs the residuals of all workers"
+        yield Note(text=text, warning=True)
         return
     with suppress(StagerunError, RuntimeError), run.worker.comm.pulse.section(Section.SAVE):
         yield from _begin_snapshot(run, state, snapshotter, alone=True)

@@ -10,7 +10,7 @@ from stagerun.base import order
 from stagerun.base.errors import Problem, RecipeError, ResumeRefused, Span
 from stagerun.base.recipe import CompressionRule, Model, ParamRule, Solver, Stage, Transform
 from stagerun.comm import Comm
-from stagerun.comm.compressed import Residual
+from stagerun.comm.residual import BASIS, Residual
 from stagerun.engine.codec import decode
 from stagerun.engine.compression import residual_of
 from stagerun.engine.device import dtype_of
@@ -113,49 +113,60 @@ def _carries_residual(planned: PlannedStage) -> bool:
 
 
 def _restore_residual(run: StageRun, residual: Residual) -> None:
-    """From the snapshot. Another number of senders shares out evenly what all of them had left: the sum stays, and with it what the
-    weights are still to get. Collective. ResumeRefused if the snapshot has none, but for one from before `start_epoch`."""
+    """From the snapshot. Where there were other senders, what all of them had left is shared out evenly: the sum stays, and with it what
+    the weights are still to get. A stage that starts takes over what it has parameters for. Collective; ResumeRefused for residuals
+    of another network or method, where the stage goes on.
+    """
     saved: dict[str, torch.Tensor] = {}
-    bases: dict[str, torch.Tensor] = {}
 
-    def read() -> tuple[int, dict[str, list[int]]]:
+    def read() -> int:
         assert run.step.files is not None
-        if RESIDUAL in run.step.files:
-            saved.update(decode(run.step.files[RESIDUAL]))
-        bases.update({name.removeprefix("basis/"): t for name, t in saved.items() if name.startswith("basis/")})
-        senders = {name.partition("/")[0] for name in saved} - {"basis"}
-        if senders != set(map(str, range(len(senders)))):
-            raise ResumeRefused(f"the residuals in the snapshot of stage `{run.stage.name}` are not numbered from 0")
-        like = residual.by_name(residual.empty)
-        if wrong := [n for n, t in saved.items() if n[0] != "b" and like.get(n.partition("/")[2], t).shape != t.shape]:
-            raise ResumeRefused(f"residual `{wrong[0]}` in the snapshot is of another shape than its parameter")
-        if not senders and run.planned.state is State.RESUME:
+        try:
+            saved.update(decode(run.step.files[RESIDUAL]) if RESIDUAL in run.step.files else {})
+            return _senders_of(saved, residual, exactly=run.planned.state is State.RESUME)
+        except ValueError as error:
             raise ResumeRefused(
-                f"the snapshot of stage `{run.stage.name}` has no residuals to go on from, and `compress_param` has memory",
-                "it was made without; take `--redo` for the stage, or another --out",
-            )
-        return len(senders), {name: list(t.shape) for name, t in bases.items()}
+                f"the residuals in the snapshot of stage `{run.stage.name}` do not fit: {error}",
+                "they are of another `compress_param`; take `--redo` for the stage, or another --out",
+            ) from error
 
-    senders, shapes = rank0(run.worker.comm, read)
-    for name, shape in shapes.items():
-        residual.bases[name] = residual.empty.new_empty(shape)
-        if name in bases:
-            residual.bases[name].copy_(bases[name])
-    hand_out(run.worker.comm, residual.bases.values())
+    senders = rank0(run.worker.comm, read)
+    shares: dict[str, torch.Tensor] = {}
 
     def fill(sender: int, parts: Mapping[str, torch.Tensor]) -> None:
         for name, part in parts.items():
-            if senders == residual.senders:
-                if (found := saved.get(f"{sender}/{name}")) is not None:
-                    part.copy_(found)
-                continue
-            for other in range(senders):
-                if (found := saved.get(f"{other}/{name}")) is not None:
-                    part.add_(found.to(part.device))
-            part.div_(residual.senders)
+            if name in saved and senders == residual.senders:
+                part.copy_(saved[name][sender])
+            elif name in saved:
+                if name not in shares:
+                    shares[name] = saved[name].sum(0) / residual.senders
+                part.copy_(shares[name])
 
+    for name, basis in residual.bases.items():
+        if f"{BASIS}{name}" in saved:
+            basis.copy_(saved[f"{BASIS}{name}"])
     residual.hand_out(run.worker.comm, fill if run.worker.comm.rank == 0 else None)
-    residual.shared_from = senders if senders != residual.senders else 0
+    residual.shared_from = senders if senders not in (0, residual.senders) else 0
+
+
+def _senders_of(saved: dict[str, torch.Tensor], residual: Residual, exactly: bool) -> int:
+    """How many senders the tensors of a snapshot's file are of. ValueError if they don't fit; unless `exactly`, what doesn't is taken out."""
+    like = residual.like()
+    numbers = {len(tensor) for name, tensor in saved.items() if not name.startswith(BASIS) and tensor.dim()}
+    senders = numbers.pop() if len(numbers) == 1 else 0
+    for name in sorted(like.keys() | saved.keys()):
+        there, wanted = saved.get(name), like.get(name)
+        if there is None or wanted is None or not there.is_floating_point() or not bool(torch.isfinite(there).all()):
+            fits = False
+        else:
+            fits = there.shape == wanted.shape if name.startswith(BASIS) else there.shape[1:] == wanted.shape[1:]
+        if not fits and exactly:
+            raise ValueError(f"`{name}` is missing, or not as this stage has it")
+        if not fits:
+            saved.pop(name, None)
+    if exactly and not senders:
+        raise ValueError("they are not all of the same senders")
+    return senders
 
 
 def _plateau(run: StageRun) -> PlateauState:

@@ -21,6 +21,7 @@ from stagerun.engine.device import dtype_of
 from stagerun.engine.state import restore
 from stagerun.language.stored import read_foreign
 from stagerun.models import build
+from stagerun.plan import PlannedStage, State
 from stagerun.system.host import available_memory
 from stagerun.train.progress import AVERAGE, MOMENTUM, MOST_RECIPE, MOST_STATE, RECIPE, RESIDUAL, STATE, WEIGHTS
 
@@ -31,7 +32,7 @@ SLACK = 16_000_000
 
 
 def most_bytes(model: recipe.Model, senders: int = 0) -> Mapping[str, int]:
-    """Bytes by file, as `store.read` takes it: no more than the network makes them, with residuals of so many senders. So a file of 100 GB, which costs its maker nothing
+    """Bytes by file, as `store.read` takes it: no more than the network makes them. Residuals of so many senders; of 0 none is read. So a file of 100 GB, which costs its maker nothing
     where the file system keeps holes, is refused by its size, and a recipe of an endless network before it is built."""
     numbers = elements(model)
     tensors = WIDEST * numbers + SLACK
@@ -45,9 +46,15 @@ def most_bytes(model: recipe.Model, senders: int = 0) -> Mapping[str, int]:
     }
 
 
-def most_senders(schedule: Schedule) -> int:
-    """How many residuals a snapshot of the schedule may have at most: one per logical worker."""
-    return max((s.solver.logical_workers for s in schedule.stages if s.solver.compress is not None), default=0)
+def most_senders(schedule: Schedule, planned: PlannedStage) -> int:
+    """Of how many senders the residuals may be that a stage goes on from: one per logical worker of it, or of its parent. 0 where it
+    has no use for them."""
+    solver = planned.stage.solver
+    if solver.compress is None or not (planned.state is State.RESUME or solver.carry_residual):
+        return 0
+    return max(
+        s.solver.logical_workers for s in schedule.stages if s.name in (planned.stage.name, planned.stage.parent)
+    )
 
 
 @lru_cache(maxsize=4)
@@ -78,11 +85,11 @@ def _count(network: nn.Module) -> int:
     return sum(tensor.numel() for tensor in network.state_dict().values())
 
 
-def require_buildable(name: str, model: recipe.Model, senders: int = 0) -> Mapping[str, int]:
+def require_buildable(name: str, model: recipe.Model) -> Mapping[str, int]:
     """`most_bytes` of the network that a snapshot's own recipe names. ResumeRefused for one that stagerun doesn't know, or that
     doesn't fit into the memory that is free: whoever wrote the recipe may have meant harm."""
     try:
-        most = most_bytes(model, senders)
+        most = most_bytes(model)
     except (KeyError, ValueError, TypeError, RuntimeError, IndexError, ZeroDivisionError) as error:
         raise ResumeRefused(
             f"the recipe in snapshot {name} names a network that can't be made: {type(error).__name__}: {error}",
@@ -126,7 +133,7 @@ def open_snapshot(folder: Path) -> Stored:
     ref, text = store.read_file_of(disk, folder, RECIPE, MOST_RECIPE)
     try:
         schedule = read_foreign(text.decode())
-        most = require_buildable(folder.name, schedule.model, most_senders(schedule))
+        most = require_buildable(folder.name, schedule.model)
         ref, files = store.read_folder(disk, folder, most)
         require_large_enough(ref.name, schedule.model, files[WEIGHTS])
         return Stored(ref, files, schedule, schedule.stage(ref.stage))

@@ -83,9 +83,9 @@ def test_rules_have_what_is_written_around_them_then_the_default_of_their_method
         'param { name: "fc*" kind: BIAS method: RANDOM_K } param { method: TOP_K ratio: 0.5 } param { method: TWO_BIT }'
     )
     assert compression(f"method: TOP_K ratio: 0.25 {rules}").param == (
-        CompressionRule(name="fc*", kind=ParamKind.BIAS, method=Method.RANDOM_K, ratio=0.25),
-        CompressionRule(method=Method.TOP_K, ratio=0.5),
-        CompressionRule(method=Method.TWO_BIT),
+        CompressionRule(name="fc*", kind=ParamKind.BIAS, method=Method.RANDOM_K, ratio=0.25, memory=Memory.RESIDUAL),
+        CompressionRule(method=Method.TOP_K, ratio=0.5, memory=Memory.RESIDUAL),
+        CompressionRule(method=Method.TWO_BIT, memory=Memory.RESIDUAL),
     )
     (rule,) = compression("method: THRESHOLD param { method: TWO_BIT }").param
     assert rule.threshold is None  # the default of THRESHOLD is not one of TWO_BIT

@@ -11,10 +11,12 @@ from stagerun.base import compression
 from stagerun.base.errors import PeerError
 from stagerun.base.recipe import Compression, CompressionRule, Determinism, Memory, Method, Scope, Solver
 from stagerun.comm import Comm, SoloComm, runs_of
-from stagerun.comm.compressed import Beside, CompressedReducer, Here, Residual
+from stagerun.comm.compressed import Background, CompressedReducer, Inline
+from stagerun.comm.residual import Residual
 from stagerun.engine.compression import From, reducer_of, residual_of
 from stagerun.engine.state import Capture, TrainState, make_state
 from stagerun.engine.update import update
+from stagerun.train.stage_start import _senders_of
 
 FIXED, ELASTIC = Determinism.FIXED, Determinism.ELASTIC
 LOGICAL = 4
@@ -156,7 +158,7 @@ def test_a_run_that_goes_on_from_its_residuals_has_the_bits_of_one_that_never_st
             half.residual.gather(comm, lambda s, parts: saved.update({s: {k: v.clone() for k, v in parts.items()}}))
             fill = lambda s, parts: [part.copy_(saved[s][name]) for name, part in parts.items()]  # noqa: E731
             again.residual.hand_out(comm, fill if comm.rank == 0 else None)
-            again.residual.bases |= half.residual.bases
+            again.residual.bases |= half.residual.bases  # that of every rank is the same
         return everything(train(compress, determinism, comm, range(2, 4), again), comm)
 
     for one, other in zip(Threads(2).run(straight), Threads(2).run(halved), strict=True):
@@ -235,7 +237,7 @@ def test_parameters_by_pattern() -> None:
 def test_the_thread_beside_gives_the_bits_of_none() -> None:
     compress, comm = how(Method.TOP_K), SoloComm()
 
-    def trained(line: Here | Beside) -> dict[str, torch.Tensor]:
+    def trained(line: Inline | Background) -> dict[str, torch.Tensor]:
         state = started(compress, FIXED, comm)
         reducer = reducer_of(FIXED, state, solver_of(compress), comm)
         assert isinstance(reducer, CompressedReducer)
@@ -247,11 +249,11 @@ def test_the_thread_beside_gives_the_bits_of_none() -> None:
             update(state, pieces, KNOBS, reducer, arithmetic(solver), lambda: False)
         return everything(state, comm)
 
-    assert_same(trained(Here()), trained(Beside()))
+    assert_same(trained(Inline()), trained(Background()))
 
 
 def test_an_error_beside_is_raised_where_training_waits() -> None:
-    line = Beside()
+    line = Background()
 
     def fails() -> None:
         raise PeerError("gone")
@@ -312,3 +314,38 @@ def test_residuals_of_another_memory_format_are_the_same_by_name() -> None:
 def test_before_and_after_are_two_reducers() -> None:
     state = started(how(Method.TOP_K, start_iter=3), FIXED, SoloComm())
     assert isinstance(reducer_of(FIXED, state, solver_of(how(Method.TOP_K, start_iter=3)), SoloComm()), From)
+
+
+def test_dense_where_every_parameter_is() -> None:
+    state = started(None, FIXED, SoloComm())
+    none = how(Method.TOP_K, param=(CompressionRule(method=Method.NONE),))
+    assert not isinstance(reducer_of(FIXED, state, solver_of(none), SoloComm()), CompressedReducer)
+    some = Compression(method=Method.NONE, memory=Memory.NONE, param=(CompressionRule(name="fc*", method=Method.SIGN),))
+    assert isinstance(reducer_of(FIXED, state, solver_of(some), SoloComm()), CompressedReducer)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_threshold_means_the_same_for_any_number_of_workers(workers: int) -> None:
+    """All workers have the same gradient: each sends what is above the threshold of the mean, and so does one alone."""
+    compress = how(Method.THRESHOLD, threshold=0.02)
+
+    def work(comm: Comm) -> dict[str, torch.Tensor]:
+        state, solver = started(compress, FIXED, comm), solver_of(compress)
+        reducer, run = reducer_of(FIXED, state, solver, comm), runs_of(LOGICAL, comm.size)[comm.rank]
+        same = dataset(2, seed=1)
+        pieces = ((k, same, k == run[-1]) for k in run)
+        update(state, pieces, KNOBS, reducer, arithmetic(solver), lambda: False)
+        return tensors(state)
+
+    for found in Threads(workers).run(work):
+        assert_same(found, Threads(1).run(work)[0], 1e-9)
+
+
+def test_of_another_rank_of_the_factors_nothing_is_taken_over() -> None:
+    two, four = (started(how(Method.POWER_SGD, rank=rank), FIXED, SoloComm()) for rank in (2, 1))
+    assert two.residual is not None and four.residual is not None
+    saved = {name: tensor.clone() for name, tensor in two.residual.like().items()}
+    with pytest.raises(ValueError, match="basis/conv"):
+        _senders_of(dict(saved), four.residual, exactly=True)
+    assert _senders_of(saved, four.residual, exactly=False) == 1
+    assert "conv1.weight" in saved and not any(name.startswith("basis/") for name in saved)

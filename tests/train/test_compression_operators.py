@@ -1,6 +1,7 @@
 """Every operator of compressed gradients against its formula, written once more with numpy."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ LONG = [numbers(200_001), numbers(70_000, "f8"), heavy(65_536), np.repeat(number
 
 
 def top_k(c: np.ndarray, ratio: float) -> np.ndarray:
-    keep = np.argsort(-np.abs(c), kind="stable")[: max(1, math.floor(len(c) * ratio))]
+    keep = np.argsort(-np.abs(c), kind="stable")[: max(1, math.floor(len(c) * Fraction(repr(ratio))))]
     d = np.zeros_like(c)
     d[keep] = c[keep]
     return d
@@ -95,7 +96,7 @@ def test_thresholds_of_long_vectors(c: np.ndarray) -> None:
 @settings(deadline=None)
 def test_random_k(c: np.ndarray, ratio: float) -> None:
     n = len(c)
-    k = max(1, math.floor(n * ratio))
+    k = max(1, math.floor(n * Fraction(repr(ratio))))
     places = one(Method.RANDOM_K, np.ones(n, c.dtype), ratio=ratio, memory=Memory.RESIDUAL) == 1
     assert places.sum() == k
     assert same(one(Method.RANDOM_K, c, ratio=ratio, memory=Memory.RESIDUAL), np.where(places, c, 0).astype(c.dtype))

@@ -24,13 +24,15 @@ class Dense(Fixed):
 @dataclass(frozen=True, slots=True)
 class Half(Fixed):
     """d = c rounded to bfloat16 or to float16, to nearest even; float64 is rounded to float32 first. What is above 65504 becomes
-    infinite in float16, and the run notices."""
+    infinite in float16, and the run notices. Without a memory slices are added up by one rank each, which hands out the sum rounded once
+    more: so the bytes fall to a half for any number of workers, and not for a few alone. A residual would not have that second error,
+    so with a memory every sender's d goes to all."""
 
     residual: bool
     dtype: torch.dtype
 
     def wire(self, dtype: torch.dtype) -> torch.dtype | None:
-        return self.dtype
+        return None if self.residual else self.dtype
 
     def coded(self, n: int, element_size: int) -> int:
         return 2 * n

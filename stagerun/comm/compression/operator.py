@@ -62,8 +62,12 @@ class Operator:
     """Whether it turns what it compresses into what it left out."""
 
     def wire(self, dtype: torch.dtype) -> torch.dtype | None:
-        """Of a method that only rounds each number, to which type those of a type are rounded: a reducer may then do that by itself, and
-        add up slices, rather than call `steps`."""
+        """To which type each number, and then each sum, is rounded, of a method that does no more: a reducer then adds up slices rather than
+        call `steps`. None of every other."""
+        return None
+
+    def basis(self) -> tuple[int, int] | None:
+        """The shape of what `steps` returns, where it returns something."""
         return None
 
     def sizes(self, n: int, element_size: int) -> tuple[int | None, ...]:

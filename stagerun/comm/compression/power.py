@@ -26,6 +26,9 @@ class PowerSgd(Operator):
     rank: int
     shape: tuple[int, int]
 
+    def basis(self) -> tuple[int, int]:
+        return (self.shape[1], self.rank)
+
     def sizes(self, n: int, element_size: int) -> tuple[int, ...]:
         return (self.shape[0] * self.rank * element_size, self.shape[1] * self.rank * element_size)
 

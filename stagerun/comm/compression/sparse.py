@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -76,6 +77,15 @@ def length(n: int, k: int, element_size: int) -> int:
     return min(min(4 * k, _bits(n)) + k * element_size, n * element_size)
 
 
+def kept(n: int, ratio: float) -> int:
+    """floor(n ratio), of the ratio as it is written.
+
+    >>> kept(100, 0.29), math.floor(100 * 0.29)
+    (29, 28)
+    """
+    return math.floor(n * Fraction(repr(ratio)))
+
+
 @dataclass(frozen=True, slots=True)
 class TopK(Sparse):
     """d = c where |c| is among the k largest, else 0; k = max(1, floor(n ratio)). Of equal ones the first are kept. NaN counts as the largest.
@@ -92,7 +102,7 @@ class TopK(Sparse):
     def _k(self, n: int) -> int:
         if self.as_released:
             return min(n - math.ceil(n * (1 - self.ratio)) + 1, n)
-        return max(1, math.floor(n * self.ratio))
+        return max(1, kept(n, self.ratio))
 
     def select(self, vector: Tensor, draw: Draw) -> Tensor:
         return largest(vector, self._k(vector.numel()), self.as_released)
@@ -137,13 +147,13 @@ class RandomK(Operator):
     ratio: float
 
     def sizes(self, n: int, element_size: int) -> tuple[int]:
-        return (max(1, math.floor(n * self.ratio)) * element_size,)
+        return (max(1, kept(n, self.ratio)) * element_size,)
 
     def steps(
         self, vectors: Sequence[Tensor], senders: Sequence[int], draw: Draw, out: Tensor, state: Tensor | None = None
     ) -> Steps:
         n = out.numel()
-        k = max(1, math.floor(n * self.ratio))
+        k = max(1, kept(n, self.ratio))
         # Drawn on the CPU: GPUs of different models draw different numbers.
         index = largest(draw.of(-1).uniform(torch.device("cpu"))(n), k, False).to(out.device)
         scale = 1.0 if self.residual else n / k

@@ -705,7 +705,8 @@ COMMENTS: dict[str, str] = {
         "Share of the values that `TOP_K` and `RANDOM_K` send. Above 0, at most 1. Default: 0.01."
     ),
     "CompressionParameter.threshold": (
-        "`THRESHOLD` sends what is no smaller than this, `TWO_BIT` this number itself. In the unit of the mean gradient. Above 0.\n"
+        "`THRESHOLD` sends what is no smaller than this, `TWO_BIT` this number itself. In the unit of a sender's own mean gradient, however\n"
+        "many senders there are. Above 0.\n"
         "Default: 0.001 of `THRESHOLD`, the mean of |c| of each parameter of `TWO_BIT` (MXNet's is 0.5)."
     ),
     "CompressionParameter.qstates": (
@@ -774,6 +775,10 @@ COMMENTS: dict[str, str] = {
     ),
     "CompressionRule.rank": (
         "Likewise. 1 or more."
+    ),
+    "CompressionRule.memory": (
+        "What becomes of the part of c that isn't sent, for these parameters. Default: what is written in CompressionParameter, else that\n"
+        "of the method."
     ),
     "CompressionRule.Method.NONE": (
         "c itself."

@@ -490,7 +490,7 @@ class CompressionParameter(_message.Message):
     def __init__(self, method: _Optional[_Union[CompressionRule.Method, str]] = ..., ratio: _Optional[float] = ..., threshold: _Optional[float] = ..., qstates: _Optional[int] = ..., rank: _Optional[int] = ..., scope: _Optional[_Union[CompressionParameter.Scope, str]] = ..., memory: _Optional[_Union[CompressionParameter.Memory, str]] = ..., as_released: bool = ..., start_iter: _Optional[int] = ..., start_epoch: _Optional[float] = ..., allow: _Optional[_Iterable[_Union[CompressionRule.Method, str]]] = ..., param: _Optional[_Iterable[_Union[CompressionRule, _Mapping]]] = ...) -> None: ...
 
 class CompressionRule(_message.Message):
-    __slots__ = ("name", "kind", "method", "ratio", "threshold", "qstates", "rank")
+    __slots__ = ("name", "kind", "method", "ratio", "threshold", "qstates", "rank", "memory")
     class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NONE: _ClassVar[CompressionRule.Method]
@@ -530,6 +530,7 @@ class CompressionRule(_message.Message):
     THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     QSTATES_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: ParamKind
     method: CompressionRule.Method
@@ -537,7 +538,8 @@ class CompressionRule(_message.Message):
     threshold: float
     qstates: int
     rank: int
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[ParamKind, str]] = ..., method: _Optional[_Union[CompressionRule.Method, str]] = ..., ratio: _Optional[float] = ..., threshold: _Optional[float] = ..., qstates: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
+    memory: CompressionParameter.Memory
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[ParamKind, str]] = ..., method: _Optional[_Union[CompressionRule.Method, str]] = ..., ratio: _Optional[float] = ..., threshold: _Optional[float] = ..., qstates: _Optional[int] = ..., rank: _Optional[int] = ..., memory: _Optional[_Union[CompressionParameter.Memory, str]] = ...) -> None: ...
 
 class Carry(_message.Message):
     __slots__ = ("momentum", "data", "residual")
