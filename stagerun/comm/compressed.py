@@ -167,8 +167,8 @@ class CompressedReducer(FlatReducer):
         kept: Kept | None = None,
     ) -> None:
         """`operators`: of each of the `parameters`, which are in model order. `runs[r]`: the senders of rank r; `each` says that they
-        are logical workers. `whole`: the last so many parameters make one message, by the operator of the last. `kept` is of this
-        rank's first sender.
+        are logical workers. `whole`: the last so many parameters make one message, by the operator of the last. `kept` is for
+        rank 0.
         """
         self.runs, self.own, self.each, self.whole = runs, runs[comm.rank], each, whole
         self.names, self.operators = list(reversed(list(parameters))), list(reversed(operators))
@@ -344,8 +344,7 @@ class CompressedReducer(FlatReducer):
             rounds.append(item.operator.steps(own, self.own, draw, out, self.bases.get(item.name)))
             messages.append(next(rounds[-1]))
             if self.kept.due:
-                sent_by = draw.of(self.own.start)
-                self.kept.encoded(item.number, self._called(item), own[0], item.operator, messages[-1][0], sent_by)
+                self.kept.encoded(item.number, self._called(item), own[0], item.operator, messages[-1][0], draw)
         sent: _Sent | None = _Sent(items, rounds, 0, self._share(messages, self._sizes(items, 0)))
 
         def finish() -> None:

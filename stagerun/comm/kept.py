@@ -1,16 +1,17 @@
 """What messages keep of the gradients that they are made from, looked at from beside: no bit depends on it."""
 
 import math
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from stagerun.base.events import CompressedItem
-from stagerun.comm.compression.operator import Draw, OneRound, Operator, pieces
+from stagerun.comm.compression.operator import Draw, Operator, pieces
 
 
 class Kept:
-    """Of one sender, in every `every`-th iteration; 0: in none. A reducer calls all but `take`."""
+    """Of sender 0, in every `every`-th iteration; 0: in none. A reducer calls all but `take`."""
 
     def __init__(self, every: int = 0) -> None:
         self.every, self.due = every, False
@@ -25,12 +26,16 @@ class Kept:
         self._found[number] = _Item(name, _norm(c), _norm(c - c.to(dtype).to(c.dtype)), c.numel() * dtype.itemsize)
 
     def encoded(self, number: int, name: str, c: Tensor, operator: Operator, message: Tensor, draw: Draw) -> None:
-        """The message of the first round. What it lacks is known now where it is the only one."""
+        """The message of the first round of sender 0. What it lacks is the residual (`left`); without one it is found by decoding the message
+        by itself, which of a method with more rounds says nothing."""
         lacks = None
-        if isinstance(operator, OneRound):
-            rest = c.clone()
-            operator.add(message, torch.zeros_like(c), draw, rest)
-            lacks = _norm(rest)
+        if not operator.residual and len(operator.sizes(c.numel(), c.element_size())) == 1:
+            out, alone = torch.zeros_like(c), c.clone()
+            steps = operator.steps([alone], [0], draw, out)
+            next(steps)
+            with suppress(StopIteration):
+                steps.send([message])
+            lacks = _norm(c - out)
         self._found[number] = _Item(name, _norm(c), lacks, message.numel())
 
     def one_more(self, number: int, message: Tensor) -> None:
@@ -56,8 +61,14 @@ class _Item:
         self.name, self.norm, self.lacks, self.bytes = name, norm, lacks, bytes
 
     def value(self) -> CompressedItem:
-        kept = None if self.lacks is None else 1 - (self.lacks / self.norm) ** 2 if self.norm else 1.0
-        return CompressedItem(name=self.name, norm=self.norm, residual_norm=self.lacks, kept=kept, bytes=self.bytes)
+        kept = None if self.lacks is None else _short(1 - (self.lacks / self.norm) ** 2) if self.norm else 1.0
+        lacks = None if self.lacks is None else _short(self.lacks)
+        return CompressedItem(name=self.name, norm=_short(self.norm), residual_norm=lacks, kept=kept, bytes=self.bytes)
+
+
+def _short(value: float) -> float:
+    """With six digits: a log has many of them."""
+    return float(f"{value:.6g}")
 
 
 def _norm(vector: Tensor) -> float:

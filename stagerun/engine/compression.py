@@ -83,9 +83,7 @@ def dense_bytes_of(determinism: Determinism, state: TrainState, solver: Solver, 
         return 0
     tensors = [p.tensor for p in state.solver.parameters]
     elements, tail = sum(t.numel() for t in tensors), state.statistics.n + TAIL
-    return dense_bytes(
-        determinism, elements, tensors[0].element_size(), comm.size, solver.logical_workers, tail
-    )
+    return dense_bytes(determinism, elements, tensors[0].element_size(), comm.size, solver.logical_workers, tail)
 
 
 def compresses(solver: Solver) -> bool:

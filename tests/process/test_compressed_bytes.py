@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def alexnet_bn() -> list[tuple[int, ...]]:
 
 def _network(channels: Sequence[int], last: tuple[int, int]) -> list[tuple[int, ...]]:
     found: list[tuple[int, ...]] = []
-    for before, after in zip(channels, channels[1:], strict=False):
+    for before, after in pairwise(channels):
         found += [(after, before, 3, 3), (after,), (after,)]
     return [*found, last[::-1]]
 
@@ -175,7 +176,9 @@ def test_what_is_counted_as_sent_is_what_crosses_the_socket(counted: list[Counte
 # 2.21 %: indices and values are 2.00 %, the statistics of 1152 BatchNorm channels, which dense sends too, 0.20 %, headers the rest.
 ABOVE = pytest.mark.xfail(strict=True, reason="an index takes 32 bits, of which 20 would do")
 CELLS = [
-    pytest.param(network, method, id=f"{network}-{method.value}", marks=[ABOVE] * (cell == ("AlexNet-BN", Method.TOP_K)))
+    pytest.param(
+        network, method, id=f"{network}-{method.value}", marks=[ABOVE] * (cell == ("AlexNet-BN", Method.TOP_K))
+    )
     for cell in ((n, m) for n in NETWORKS for m in MOST)
     for network, method in [cell]
 ]
