@@ -45,9 +45,7 @@ class StageStarted:
     carried_over: str = ""  # from the stage it starts from, in words
     iterations_left: int = 0  # of all stages, this one among them; rank 0 knows
     train_seconds: float = 0.0  # spent on the stage's iterations before, over all process lives; rank 0 knows
-    dense_bytes: int = (
-        0  # that rank 0 would send in an iteration without `compress_param`; 0 where nothing is compressed
-    )
+    dense_bytes: int = 0  # that rank 0 would send in an iteration uncompressed; 0 where nothing is compressed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
