@@ -10,6 +10,7 @@ from stagerun.base.compression import METHODS
 from stagerun.base.recipe import Compression, Determinism, Memory, Method, ParamKind, Scope, Solver
 from stagerun.comm import Comm, Reducer, make_reducer, runs_of
 from stagerun.comm.compressed import CompressedReducer, Residual
+from stagerun.comm.compression import METHODS as OPERATORS
 from stagerun.comm.compression import Operator, make
 from stagerun.engine.parameters import kind_of
 from stagerun.engine.state import TrainState
@@ -28,6 +29,11 @@ def rule_of(name: str, kind: ParamKind, how: Compression) -> Compression:
                 rank=rule.rank,
             )
     return how
+
+
+def can_try(method: Method) -> bool:
+    """Whether AUTO may have it: where a reducer carries it out."""
+    return method in OPERATORS  # LOSSLESS, where one codes dense gradients
 
 
 def rules_of(state: TrainState, how: Compression) -> dict[str, Compression]:
@@ -83,9 +89,11 @@ def reducer_of(determinism: Determinism, state: TrainState, solver: Solver, comm
     def dense(comm: Comm) -> Reducer:
         return make_reducer(determinism, list(tensors.values()), comm, solver.logical_workers)
 
-    if how is None or how.method is Method.NONE:
+    if how is None:
         return dense(comm)
     rules = rules_of(state, how)
+    if all(rule.method is Method.NONE for rule in rules.values()):
+        return dense(comm)
     together = sum(rule == how for rule in rules.values()) if how.scope is Scope.ENTIRE_MODEL else 0
     everything = sum(tensors[name].numel() for name, rule in rules.items() if rule == how)
     shapes = {name: (everything,) if together and rule == how else tensors[name].shape for name, rule in rules.items()}

@@ -27,7 +27,7 @@ from stagerun.base.events import (
     Stopped,
     TestDue,
 )
-from stagerun.base.recipe import OnNan
+from stagerun.base.recipe import Method, OnNan
 from stagerun.comm import Reducer, runs_of
 from stagerun.engine.compression import reducer_of
 from stagerun.engine.images import Batch
@@ -38,6 +38,7 @@ from stagerun.plan.render import carried_over
 from stagerun.schedule import make_knobs
 from stagerun.system.pulse import Section, beating
 from stagerun.train.agreement import ToldByAnother, compare, rank0
+from stagerun.train.choosing import resolved
 from stagerun.train.environment import environment_of, promise
 from stagerun.train.finish import finish_stage, test
 from stagerun.train.keeper import Lineage
@@ -45,7 +46,7 @@ from stagerun.train.progress import Progress, progress_of
 from stagerun.train.resident import keep, training_batches
 from stagerun.train.rollback import gone_back, keys_of
 from stagerun.train.snapshotter import Snapshotter
-from stagerun.train.stage_start import arithmetic_of, parent_id, restored
+from stagerun.train.stage_start import arithmetic_of, parent_id, restored, take_up_residual
 from stagerun.train.worker import StageRun
 
 
@@ -65,11 +66,16 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     state = restored(run)
     if run.rollbacks is None:
         _recall(run)
-    reducer = reducer_of(run.worker.schedule.determinism, state, solver, run.worker.comm)
     bits = environment_of(run.worker.schedule, run.stage, run.worker.device, run.worker.comm.size, run.worker.others)
     yield _started(run)
     if (same := promise(run.worker.schedule, planned, bits)) and (same.warning or run.rollbacks is None):
         yield same
+    compress = yield from resolved(run, state)
+    if compress is not None and compress.method is Method.AUTO:
+        return None  # asked to stop
+    resolving = replace(solver, compress=compress)
+    take_up_residual(run, state, resolving)
+    reducer = reducer_of(run.worker.schedule.determinism, state, resolving, run.worker.comm)
     if planned.state is State.RESUME:
         run.saved = state.iter  # a stop before the first update has nothing to write
     snapshotter = None
@@ -335,6 +341,7 @@ def _progress(run: StageRun, state: TrainState) -> Progress:
         skips=state.skips,
         skips_in_all=state.skips_in_all,
         rollbacks=state.rollbacks,
+        choice=dict(run.choice),
     )
 
 

@@ -2,7 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 
-from stagerun.base.events import EnsembleTested, NotFinite, PieceStarted, RunFinished, RunStarted, StageFinished
+from stagerun.base.events import (
+    CompressionChosen,
+    EnsembleTested,
+    NotFinite,
+    PieceStarted,
+    RunFinished,
+    RunStarted,
+    StageFinished,
+)
 from stagerun.base.recipe import OnNan
 from stagerun.base.text import columns, count, duration
 
@@ -160,3 +168,18 @@ def ensemble_line(event: EnsembleTested) -> str:
         f"({100 * event.gain:+.2f} against {event.best}), top-5 {100 * event.top5:.2f} %{loss} on {event.images} images in "
         f"{duration(event.seconds)}"
     )
+
+
+def choice_text(event: CompressionChosen) -> str:
+    """How a stage's gradients are compressed: a line, and a table where they aren't all the same way or anything was tried."""
+    names = ["dense" if method == "NONE" else method for method, *_ in event.methods]
+    head = f"{event.stage}: gradients {' and '.join(names)}: {event.why}"
+    if len(names) == 1 and not event.tried:
+        return head
+    rows: list[Sequence[str]] = [("method", "tensors", "numbers", "which")]
+    rows += [(n, str(t), str(size), which) for n, (_, t, size, which) in zip(names, event.methods, strict=True)]
+    tried: list[Sequence[str]] = [
+        ("tried", "ms per iteration"),
+        *((name, f"{1000 * s:.1f}") for name, s in event.tried),
+    ]
+    return "\n".join([head, "", *columns(rows, 2), "", *(columns(tried, 2) if event.tried else []), ""])
