@@ -44,6 +44,7 @@ class Residual:
         self.empty = torch.empty(sum(p.numel() for p in parameters.values()), dtype=first.dtype, device=first.device)
         self.vectors = [torch.zeros_like(self.empty) for _ in self.own]
         self.bases: dict[str, Tensor] = {}
+        self.shared_from = 0  # so many senders' residuals were shared out evenly over these; 0: each has its own
 
     @property
     def senders(self) -> int:

@@ -31,7 +31,7 @@ TIMEOUT = timedelta(minutes=30)
 # suspended over a weekend goes on. Also where the user wants no time-outs. Below what milliseconds in 32 bits can hold.
 PATIENT = timedelta(days=7)
 GRADIENTS = "add up gradients"
-_AGAIN = "run the same command again: it goes on from the newest snapshot"
+AGAIN = "run the same command again: it goes on from the newest snapshot"
 
 
 @dataclass(slots=True)
@@ -52,6 +52,10 @@ class Comm(Protocol):
     def first(self, size: int) -> "Comm | None":
         """The first `size` ranks as a job of their own, on these; None on the others. Collective over all. Only `close` of the
         whole ends it."""
+
+    def twin(self) -> "Comm":
+        """The same ranks again, for tensors on the CPU, with an order of collectives of its own: another thread may call them there while
+        this one calls them here. Collective; always the same one. Only `close` of the whole ends it."""
 
     def all_reduce(self, tensor: Tensor, doing: str = GRADIENTS) -> Callable[[], None]:
         """Starts summing `tensor` over the ranks in place; the answer waits for it. The sum has the same bits on each rank.
@@ -105,6 +109,9 @@ class SoloComm:
     def first(self, size: int) -> "SoloComm":
         return self
 
+    def twin(self) -> "SoloComm":
+        return self
+
     def all_reduce(self, tensor: Tensor, doing: str = GRADIENTS) -> Callable[[], None]:
         return lambda: None
 
@@ -150,7 +157,7 @@ def serve(address: str, port: int) -> dist.TCPStore:
     except (OSError, RuntimeError) as error:
         number = getattr(error, "errno", None)
         why = os.strerror(number) if number else _first_words(error)
-        raise PeerError(f"the workers can't meet at {address}, port {port}: {why}", _AGAIN) from error
+        raise PeerError(f"the workers can't meet at {address}, port {port}: {why}", AGAIN) from error
 
 
 def _served(world: World) -> dist.TCPStore | None:
@@ -178,6 +185,7 @@ class TorchComm:
         self.pulse, self.timeout, self.traffic = pulse or Pulse(), timeout, Traffic()
         self.spans: Spans | None = None
         self.group: dist.ProcessGroup | None = None  # the default group
+        self._twin: TorchComm | None = None  # as soon as it is asked for
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         with _peers("meet the other workers", self.pulse):
             self._served = _served(world)
@@ -192,8 +200,20 @@ class TorchComm:
         if size == 1:
             return SoloComm(self.pulse)
         part = copy.copy(self)
-        part.size, part.group = size, group
+        part.size, part.group, part._twin = size, group, None
         return part
+
+    def twin(self) -> "TorchComm":
+        if self._twin is None:
+            twin = copy.copy(self)
+            # Only its members call this, which need not be all ranks of the job.
+            with _peers("meet the other workers once more", self.pulse):
+                twin.group = dist.new_group(
+                    range(self.size), timeout=self.timeout, backend="gloo", use_local_synchronization=True
+                )
+            twin.device, twin.pulse, twin.spans = torch.device("cpu"), Pulse(), None
+            self._twin = twin
+        return self._twin
 
     def all_reduce(self, tensor: Tensor, doing: str = GRADIENTS) -> Callable[[], None]:
         with _peers(doing):
@@ -295,5 +315,5 @@ class _peers:
         if isinstance(error, RuntimeError):
             raise PeerError(
                 f"lost the other workers while trying to {self.doing}: {_first_words(error)}",
-                _AGAIN,
+                AGAIN,
             ) from error

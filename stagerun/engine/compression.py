@@ -10,8 +10,8 @@ from stagerun.base.compression import METHODS
 from stagerun.base.recipe import Compression, Determinism, Memory, Method, ParamKind, Scope, Solver
 from stagerun.comm import Comm, Reducer, make_reducer, runs_of
 from stagerun.comm.compressed import CompressedReducer, Residual
-from stagerun.comm.compression import METHODS as OPERATORS
 from stagerun.comm.compression import Operator, make
+from stagerun.comm.lossless import coded
 from stagerun.engine.parameters import kind_of
 from stagerun.engine.state import TrainState
 
@@ -29,11 +29,6 @@ def rule_of(name: str, kind: ParamKind, how: Compression) -> Compression:
                 rank=rule.rank,
             )
     return how
-
-
-def can_try(method: Method) -> bool:
-    """Whether AUTO may have it: where a reducer carries it out."""
-    return method in OPERATORS  # LOSSLESS, where one codes dense gradients
 
 
 def rules_of(state: TrainState, how: Compression) -> dict[str, Compression]:
@@ -91,6 +86,9 @@ def reducer_of(determinism: Determinism, state: TrainState, solver: Solver, comm
 
     if how is None:
         return dense(comm)
+    if how.method is Method.LOSSLESS:
+        after = dense(coded(comm))
+        return From(how.start_iter, dense(comm), after) if how.start_iter else after
     rules = rules_of(state, how)
     if all(rule.method is Method.NONE for rule in rules.values()):
         return dense(comm)

@@ -3,13 +3,14 @@
 Steps are those of training, on a copy of the state and with a learning rate of 0: what they leave behind is thrown away.
 """
 
-import copy
+import importlib.util
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +18,7 @@ from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import Compression, Determinism, Solver
 from stagerun.comm import Comm, Reducer, gather_json
 from stagerun.comm.compression import Draw, Operator
-from stagerun.comm.group import Traffic
+from stagerun.comm.planes import Codec, most_bytes
 from stagerun.comm.reduce import CHUNK_BYTES, SoloReducer
 from stagerun.engine.compression import reducer_of, residual_of
 from stagerun.engine.device import synchronize
@@ -39,11 +40,15 @@ class Measured:
     bandwidth: float
 
 
-def unseen(comm: Comm) -> Comm:
-    """The same workers; what is sent counts for no traffic, and shows in no profile."""
-    quiet = copy.copy(comm)
-    quiet.traffic, quiet.spans = Traffic(), None
-    return quiet
+@contextmanager
+def unseen(comm: Comm) -> Iterator[None]:
+    """What is sent within counts for no traffic, and shows in no profile."""
+    sent, spans = comm.traffic.sent, comm.spans
+    comm.spans = None
+    try:
+        yield
+    finally:
+        comm.traffic.sent, comm.spans = sent, spans
 
 
 def measure_link(comm: Comm, device: torch.device) -> tuple[Measured, Measured]:
@@ -103,6 +108,27 @@ def cost_of(operator: Operator, gradient: Tensor) -> tuple[list[int], float, flo
             messages = steps.send(messages)
         except StopIteration:
             return sizes, encoding, _now(gradient) - began
+
+
+_SAMPLE = 1 << 20  # numbers of each tensor, at most, that the lossless code is measured with
+
+
+def lossless_cost(gradients: Iterable[Tensor]) -> tuple[float, float, float] | None:
+    """Seconds per number to code and to decode without loss, and its bytes; None without zstandard, and of other numbers than float32."""
+    parts = [g[:_SAMPLE].cpu().numpy() for g in gradients if g.dtype == torch.float32]
+    if importlib.util.find_spec("zstandard") is None or not parts:
+        return None
+    codec, taken = Codec(), [0.0, 0.0, 0.0]
+    for values in parts:
+        room, out = np.empty(most_bytes(len(values)), np.uint8), np.empty_like(values)
+        began = time.perf_counter()
+        size = codec.encode(values, room)
+        coded = time.perf_counter()
+        codec.decode(room[:size], out)
+        spent = (coded - began, time.perf_counter() - coded, float(size))
+        taken = [a + b for a, b in zip(taken, spent, strict=True)]
+    encode, decode, length = (each / sum(map(len, parts)) for each in taken)
+    return encode, decode, length
 
 
 def _now(like: Tensor) -> float:

@@ -105,6 +105,22 @@ def dense_step(sizes: Sequence[float], workers: int, speeds: Speeds, computing: 
     return computing + exposed(times, one_pass)
 
 
+def lossless_step(
+    sizes: Sequence[float],
+    share: float,
+    seconds: float,
+    workers: int,
+    speeds: Speeds,
+    computing: float,
+    one_pass: float,
+) -> float:
+    """Seconds of an iteration that sends the same chunks in a `share` of the bytes. `seconds` to code and to decode a byte of them: each
+    worker does as it sends, 2 (W-1)/W times. A sum is two collectives, and lengths go before each."""
+    link = Link(speeds.ring.bandwidth)
+    times = [ring(share * size, workers, link) + 4 * speeds.messages.latency for size in sizes]
+    return computing + seconds * dense_bytes(sum(sizes), workers) + exposed(times, one_pass)
+
+
 def cheapest(codings: Mapping[str, Coding], who: Senders, speeds: Speeds) -> str:
     """The method of one tensor that takes the least time on the wire and to compress; the first of several."""
 

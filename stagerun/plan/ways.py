@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stagerun.base.recipe import Method
-from stagerun.plan.link import Coding, Senders, Speeds, cheapest, compressed_step, dense_step
+from stagerun.plan.link import Coding, Senders, Speeds, cheapest, compressed_step, dense_step, lossless_step
 
 DENSE = Method.NONE.value
 MIXED = "by tensor"
@@ -62,6 +62,13 @@ def ways(chunks: Sequence[Mapping[str, Mapping[str, Coding]]], job: Job, mixed: 
         return compressed_step(found, job.who, job.speeds, job.computing, job.one_pass)
 
     return sorted((Way(name, choice, predicted(choice)) for name, choice in choices.items()), key=lambda w: w.predicted)
+
+
+def with_lossless(found: Sequence[Way], job: Job, share: float, seconds: float) -> list[Way]:
+    """And dense gradients in a `share` of the bytes; `seconds` to code and to decode one."""
+    name = Method.LOSSLESS.value
+    predicted = lossless_step(job.dense, share, seconds, job.who.workers, job.speeds, job.computing, job.one_pass)
+    return sorted([*found, Way(name, {"*": name}, predicted)], key=lambda way: way.predicted)
 
 
 def worth_trying(found: Sequence[Way], most: int) -> list[Way]:

@@ -28,6 +28,7 @@ from stagerun.base.events import (
     TestDue,
 )
 from stagerun.base.recipe import Method, OnNan
+from stagerun.base.text import count
 from stagerun.comm import Reducer, runs_of
 from stagerun.engine.compression import reducer_of
 from stagerun.engine.images import Batch
@@ -68,14 +69,17 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
         _recall(run)
     bits = environment_of(run.worker.schedule, run.stage, run.worker.device, run.worker.comm.size, run.worker.others)
     yield _started(run)
-    if (same := promise(run.worker.schedule, planned, bits)) and (same.warning or run.rollbacks is None):
-        yield same
     compress = yield from resolved(run, state)
     if compress is not None and compress.method is Method.AUTO:
         return None  # asked to stop
     resolving = replace(solver, compress=compress)
     take_up_residual(run, state, resolving)
     reducer = reducer_of(run.worker.schedule.determinism, state, resolving, run.worker.comm)
+    if state.residual is not None and (before := state.residual.shared_from):
+        text = f"the residuals of {count(before, 'sender')} are shared out evenly over {state.residual.senders}"
+        yield Note(text=text)
+    if (same := promise(run.worker.schedule, planned, bits)) and (same.warning or run.rollbacks is None):
+        yield same
     if planned.state is State.RESUME:
         run.saved = state.iter  # a stop before the first update has nothing to write
     snapshotter = None

@@ -111,7 +111,8 @@ def hand_out(comm: Comm, tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _carries_residual(planned: PlannedStage) -> bool:
-    return planned.state is State.RESUME or (planned.start is not None and planned.stage.solver.carry_residual)
+    # By what all ranks know: which snapshot it is, rank 0 alone does.
+    return planned.state is State.RESUME or (planned.stage.parent is not None and planned.stage.solver.carry_residual)
 
 
 def _restore_residual(run: StageRun, residual: Residual) -> None:
@@ -157,6 +158,7 @@ def _restore_residual(run: StageRun, residual: Residual) -> None:
             part.div_(residual.senders)
 
     residual.hand_out(run.worker.comm, fill if run.worker.comm.rank == 0 else None)
+    residual.shared_from = senders if senders != residual.senders else 0
 
 
 def _plateau(run: StageRun) -> PlateauState:

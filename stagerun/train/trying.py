@@ -17,11 +17,11 @@ from stagerun.base.text import listed
 from stagerun.comm import Comm, gather_json
 from stagerun.comm.compression import Operator
 from stagerun.comm.reduce import chunks_of
-from stagerun.engine.compression import can_try, operator, rules_of, senders
-from stagerun.engine.trials import Trial, cost_of, measure_link, unseen, vectors
+from stagerun.engine.compression import operator, rules_of, senders
+from stagerun.engine.trials import Trial, cost_of, lossless_cost, measure_link, unseen, vectors
 from stagerun.plan.link import Coding, Senders, Speeds
 from stagerun.plan.prediction import Link
-from stagerun.plan.ways import DENSE, Job, Way, decided, enough, still_tried, ways, worth_trying
+from stagerun.plan.ways import DENSE, Job, Way, decided, enough, still_tried, ways, with_lossless, worth_trying
 
 # Seconds that measuring may take and still be done a second time.
 _SHORT = 3.0
@@ -45,9 +45,15 @@ def find(
 ) -> Generator[str, None, Found | None]:
     """What to take; yields what it is doing, in words. `most`: ways that are tried besides dense gradients. Collective; None if any
     rank's `stop` says so."""
-    comm, device = unseen(comm), trial.how.normalise.device
+    with unseen(comm):
+        return (yield from _find(comm, trial, how, stop, most))
+
+
+def _find(
+    comm: Comm, trial: Trial, how: Compression, stop: Callable[[], bool], most: int
+) -> Generator[str, None, Found | None]:
     yield f"choosing how gradients are sent, dense or by {listed([m.value for m in how.allow])}: measuring the link"
-    speeds = _speeds(comm, device)
+    speeds = _speeds(comm, trial.how.normalise.device)
     yield f"{_link(speeds)} between {comm.size} workers; measuring each method on the network's tensors"
     found, rates = _ways(comm, trial, how, speeds)
     tried = worth_trying(found, most)
@@ -137,7 +143,14 @@ def _ways(comm: Comm, trial: Trial, how: Compression, speeds: Speeds) -> tuple[l
         dense=[element * sum(part) for part in _cut(sizes, chunks_of(sizes, element))],
     )
     by_chunk = [{item.name: next(cut) for item in chunk} for chunk in chunks]
-    return ways(by_chunk, job, how.scope is Scope.LAYERWISE), _rates(items, codings)
+    found, rates = ways(by_chunk, job, how.scope is Scope.LAYERWISE), _rates(items, codings)
+    coded = gather_json(comm, lossless_cost(item.vector for item in items))
+    # It codes all that is sent; a rule for some tensors leaves no room for it.
+    if Method.LOSSLESS in how.allow and not how.param and None not in coded:
+        encode, decode, size = map(max, zip(*coded, strict=True))
+        found = with_lossless(found, job, size / element, (encode + decode) / element)
+        rates[Method.LOSSLESS.value] = [encode, decode, size]
+    return found, rates
 
 
 def _items(trial: Trial, how: Compression) -> list[list[_Item]]:
@@ -145,7 +158,7 @@ def _items(trial: Trial, how: Compression) -> list[list[_Item]]:
     rules, gradients = rules_of(trial.state, how), vectors(trial.gradients())
     shapes = {p.name: p.tensor.shape for p in trial.state.solver.parameters}
     names = list(reversed(rules))
-    methods = [Method.NONE, *(method for method in how.allow if can_try(method))]
+    methods = [Method.NONE, *(method for method in how.allow if method is not Method.LOSSLESS)]
     chosen = {method.value: applied(how, {"*": method.value}) for method in methods}
 
     def item(name: str, vector: torch.Tensor, shape: Sequence[int]) -> _Item:

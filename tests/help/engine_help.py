@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import Determinism, Precision, Solver, Transform
 from stagerun.comm import Comm, make_reducer, runs_of
+from stagerun.comm.group import Traffic
 from stagerun.engine.images import Normalise
 from stagerun.engine.mixing import Mixing
 from stagerun.engine.state import TrainState, make_state, momentum
 from stagerun.engine.update import Arithmetic, Outcome, update
 from stagerun.models import BatchNorm2d
+from stagerun.system.pulse import Pulse
 
 CPU = torch.device("cpu")
 T = TypeVar("T")
@@ -188,6 +190,7 @@ class ThreadComm:
 
     def __init__(self, rank: int, together: Threads) -> None:
         self.rank, self.size, self.together = rank, together.size, together
+        self.pulse, self.traffic = Pulse(), Traffic()
         self.count = 0
 
     def _collective(self, mine: T, carry_out: Callable[[dict[int, T]], None]) -> Callable[[], None]:

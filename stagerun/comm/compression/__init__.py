@@ -31,7 +31,7 @@ pieces for which torch starts no threads of its own.
 What is NaN or infinite in a vector is not finite in `out` somewhere. Residuals and state are of no use then.
 """
 
-from stagerun.comm.compression.methods import METHODS, make
+from stagerun.comm.compression.methods import BUILT, make
 from stagerun.comm.compression.operator import Draw, Operator
 
-__all__ = ["METHODS", "Draw", "Operator", "make"]
+__all__ = ["BUILT", "Draw", "Operator", "make"]

@@ -36,7 +36,10 @@ class Half(Fixed):
         return 2 * n
 
     def encode_all(self, vector: Tensor, draw: Draw) -> Tensor:
-        return to_bytes(vector.float().to(self.dtype))
+        message = torch.empty_like(vector, dtype=self.dtype)
+        for p in pieces(vector.numel(), vector.device):
+            message[p] = vector[p].float()
+        return to_bytes(message)
 
     def decode_all(self, message: Tensor, out: Tensor, vector: Tensor | None) -> None:
         values = from_bytes(message, self.dtype)

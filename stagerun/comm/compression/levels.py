@@ -1,6 +1,7 @@
 """Methods that send each number as one of a few levels of a scale."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from stagerun.comm.compression.operator import (
     to_bytes,
 )
 from stagerun.comm.compression.pack import pack
+from stagerun.comm.compression.places import joined
 
 
 class Levels(Fixed):
@@ -38,7 +40,7 @@ class Levels(Fixed):
         raise NotImplementedError
 
     def codes(self, vector: Tensor, scale: Tensor, uniform: Tensor | None) -> Tensor:
-        """Of a piece of the vector: bool or uint8, of its length."""
+        """A code for each number of a piece of the vector: bool or uint8."""
         raise NotImplementedError
 
     def coded(self, n: int, element_size: int) -> int:
@@ -62,14 +64,18 @@ class Levels(Fixed):
     def decode_all(self, message: Tensor, out: Tensor, vector: Tensor | None) -> None:
         start = out.element_size() if self.scaled() else 0
         scale = from_bytes(message[:start], out.dtype) if start else self.scale(out)
-        per = 8 // self.width
-        # Each byte at once: the numbers that its codes stand for.
-        shifts = torch.arange(per, device=out.device) * self.width
-        table = self.values(scale)[(torch.arange(256, device=out.device)[:, None] >> shifts) & (2**self.width - 1)]
+        per, table = 8 // self.width, self.values(scale)[_codes_of_bytes(self.width, out.device)]
         for p in pieces(out.numel(), out.device):
             part = message[start + p.start // per : start + -(-p.stop // per)]
             value = table.index_select(0, part.int()).view(-1)[: p.stop - p.start]
             take(value, out[p], None if vector is None else vector[p])
+
+
+@cache
+def _codes_of_bytes(width: int, device: torch.device) -> Tensor:
+    """The codes in each byte that there is: [256, 8 // width]. A byte is decoded at once."""
+    shifts = torch.arange(0, 8, width, device=device)
+    return (torch.arange(256, device=device)[:, None] >> shifts) & (2**width - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +166,7 @@ class Int8(Fixed):
         for p in pieces(vector.numel(), vector.device):
             share = (vector[p] / divisor).mul_(127).round_()
             codes[p] = share if finite else 1
-        return torch.cat((to_bytes(top), to_bytes(codes)))
+        return joined((to_bytes(top), to_bytes(codes)))
 
     def decode_all(self, message: Tensor, out: Tensor, vector: Tensor | None) -> None:
         width = out.element_size()

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stagerun.comm.compression.places import joined
+
 # Each message is the bytes of a vector of its own (uint8 [bytes]); a round has one per sender.
 Steps = Generator[list[Tensor], Sequence[Tensor], Tensor | None]
 
@@ -83,11 +85,15 @@ def pieces(n: int, device: torch.device) -> Iterator[slice]:
 
 
 def to_bytes(values: Tensor) -> Tensor:
+    if not values.numel():  # what came from numpy then has a stride of 0, which torch refuses to view
+        return values.new_empty(0, dtype=torch.uint8)
     return values.contiguous().view(-1).view(torch.uint8)
 
 
 def from_bytes(message: Tensor, dtype: torch.dtype) -> Tensor:
     """The numbers that the bytes are; a copy if they don't lie where such numbers may."""
+    if not message.numel():
+        return message.new_empty(0, dtype=dtype)
     if message.storage_offset() % dtype.itemsize or message.data_ptr() % dtype.itemsize:
         message = message.clone()
     return message.view(dtype)
@@ -114,18 +120,12 @@ def mean_of(vector: Tensor) -> Tensor:
     return (total / vector.numel()).to(vector.dtype)
 
 
-def nonzero(mask: Tensor) -> Tensor:
-    """Where a vector of truth values is true: int64, growing."""
-    if mask.device.type != "cpu":
-        return torch.nonzero(mask).view(-1)
-    return torch.from_numpy(np.flatnonzero(mask.numpy()))  # eight times as fast
-
-
 def take(value: Tensor, out: Tensor, vector: Tensor | None) -> None:
     """Adds a decoded piece to the sum and, where the sender is this rank's own, takes it from what was to be sent."""
-    out.add_(value)
-    if vector is not None:
-        vector.sub_(value)
+    for p in pieces(out.numel(), out.device):
+        out[p].add_(value[p])
+        if vector is not None:
+            vector[p].sub_(value[p])
 
 
 class OneRound(Operator):
@@ -138,7 +138,7 @@ class OneRound(Operator):
         raise NotImplementedError
 
     def encode(self, vector: Tensor, draw: Draw) -> Tensor:
-        """Of a contiguous vector of float32 or float64 (the draw has its sender), the message: uint8 [bytes], same device."""
+        """The message: uint8 [bytes], on the device of the vector, which is contiguous, float32 or float64. `draw` has the sender."""
         raise NotImplementedError
 
     def add(self, message: Tensor, out: Tensor, draw: Draw, vector: Tensor | None = None) -> None:
@@ -176,7 +176,8 @@ class Fixed(OneRound):
 
     def encode(self, vector: Tensor, draw: Draw) -> Tensor:
         n, width = vector.numel(), vector.element_size()
-        return self.encode_all(vector, draw) if self.coded(n, width) < n * width else to_bytes(vector.clone())
+        # A copy in any case: the vector becomes a residual while its message is still sent.
+        return self.encode_all(vector, draw) if self.coded(n, width) < n * width else joined([to_bytes(vector)])
 
     def add(self, message: Tensor, out: Tensor, draw: Draw, vector: Tensor | None = None) -> None:
         expect(message, self.size(out.numel(), out.element_size()))

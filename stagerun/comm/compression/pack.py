@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from stagerun.comm.compression.operator import pieces
+from stagerun.comm.compression.places import zeros
 
 _LOW = (0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF, 0x00000000FFFFFFFF)
 _HIGH = (-0x00FF00FF00FF0100, -0x0000FFFF00010000, -0x0000000100000000)
 
 
 def pack(codes: Tensor, width: int) -> Tensor:
-    """Of uint8 [8 m], each below 2**width, uint8 [m width]. A width of 0 gives nothing."""
+    """uint8 [m width] from codes uint8 [8 m], each below 2**width. A width of 0 gives nothing."""
     if width == 8:
         return codes
     words = codes.view(torch.int64)
@@ -30,7 +31,7 @@ def unpack(packed: Tensor, width: int, count: int) -> Tensor:
     """The codes again: uint8 [count], a multiple of 8."""
     if width == 8:
         return packed
-    codes = torch.zeros(count, dtype=torch.uint8, device=packed.device)
+    codes = zeros((count,), packed, torch.uint8)
     words, rows = codes.view(torch.int64), packed.view(-1, width) if width else packed
     for p in pieces(len(words) if width else 0, packed.device):
         word = words[p]

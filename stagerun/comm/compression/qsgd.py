@@ -2,11 +2,22 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from stagerun.comm.compression.operator import Draw, OneRound, expect, from_bytes, largest_of, pieces, take, to_bytes
+from stagerun.comm.compression.operator import (
+    Draw,
+    OneRound,
+    expect,
+    from_bytes,
+    largest_of,
+    pieces,
+    take,
+    to_bytes,
+)
 from stagerun.comm.compression.pack import pack, unpack
+from stagerun.comm.compression.places import joined, nonzero, picked, put, zeros
 
 BUCKET = 512
 
@@ -33,12 +44,11 @@ class Qsgd(OneRound):
         n, device = vector.numel(), vector.device
         rows = -(-n // BUCKET)
         uniform = draw.uniform(device)
-        low = torch.zeros(rows, BUCKET, dtype=torch.uint8, device=device)
-        high = torch.zeros_like(low) if self.qstates > 255 else None
+        low = zeros((rows, BUCKET), vector, torch.uint8)
+        high = zeros((rows, BUCKET), vector, torch.uint8) if self.qstates > 255 else None
         whole = _norm(vector) if self.as_released else None
         norms = vector.new_empty(rows) if whole is None else whole
         widths = torch.empty(rows, dtype=torch.uint8, device=device)
-        powers = torch.tensor([1 << w for w in range(16)], dtype=torch.int32, device=device)
         upper = []
         for p in pieces(n, device):
             row = slice(p.start // BUCKET, -(-p.stop // BUCKET))
@@ -48,17 +58,17 @@ class Qsgd(OneRound):
                 norms[row] = norm
             codes = self._codes(block, norm, uniform(block.numel()).view(-1, BUCKET))
             low[row] = codes
-            widths[row] = torch.bucketize(codes.amax(1), powers, right=True)
+            widths[row] = torch.frexp(codes.amax(1).float()).exponent.to(torch.uint8)
             if high is not None:
                 high[row] = codes >> 8
             elif (widths[row] > 8).any():
-                upper.append(torch.nonzero(codes.view(-1) > 255).view(-1) + p.start)
+                upper.append(nonzero(codes.view(-1) > 255) + p.start)
         parts = [to_bytes(norms), widths, *_packed(low, widths.clamp(max=8), n)]
         if high is not None:
             parts += _packed(high, widths.clamp(min=8) - 8, n)
         elif upper:
-            parts.append(to_bytes(torch.cat(upper).int()))
-        message = torch.cat(parts)
+            parts.append(to_bytes(joined(upper).int()))
+        message = joined(parts)
         if message.numel() < n * vector.element_size():
             return message
         decoded = torch.zeros_like(vector)
@@ -94,8 +104,8 @@ class Qsgd(OneRound):
             at = message.numel()
         expect(message, at)
         if upper is not None:
-            high = torch.zeros_like(low)
-            high.view(-1)[upper] = 1
+            high = zeros((rows, BUCKET), low, torch.uint8)
+            put(high.view(-1), upper, 1)
         for p in pieces(n, device):
             row = slice(p.start // BUCKET, -(-p.stop // BUCKET))
             codes = low[row].int()
@@ -134,25 +144,25 @@ def _lengths(widths: Tensor, n: int) -> list[tuple[int, Tensor, int]]:
     """(width, its rows, bytes) of each width above 0 that there is. Of the last row of all only the codes of numbers go, but whole eights."""
     last, missing = len(widths) - 1, (-n % BUCKET) // 8
     found = []
-    for width in range(1, 9):
-        rows = torch.nonzero(widths == width).view(-1)
-        if len(rows):
+    for width in np.unique(widths.cpu().numpy()).tolist():
+        if width:
+            rows = nonzero(widths == width)
             cut = missing if int(rows[-1]) == last else 0
             found.append((width, rows, (len(rows) * (BUCKET // 8) - cut) * width))
     return found
 
 
 def _packed(codes: Tensor, widths: Tensor, n: int) -> list[Tensor]:
-    return [pack(codes[rows].view(-1), width)[:size] for width, rows, size in _lengths(widths, n)]
+    return [pack(picked(codes, rows).view(-1), width)[:size] for width, rows, size in _lengths(widths, n)]
 
 
 def _unpacked(message: Tensor, at: int, widths: Tensor, n: int) -> tuple[Tensor, int]:
     """Codes [rows, 512] and where in the message the next part begins."""
-    codes = torch.zeros(len(widths), BUCKET, dtype=torch.uint8, device=message.device)
+    codes = zeros((len(widths), BUCKET), message, torch.uint8)
     for width, rows, size in _lengths(widths, n):
         part, count = message[at : at + size], len(rows) * BUCKET
         expect(part, size)
-        part = torch.nn.functional.pad(part, (0, count // 8 * width - size))
-        codes[rows] = unpack(part, width, count).view(-1, BUCKET)
+        whole = joined((part, zeros((count // 8 * width - size,), part, torch.uint8)))
+        put(codes, rows, unpack(whole, width, count).view(-1, BUCKET))
         at += size
     return codes, at

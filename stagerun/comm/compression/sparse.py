@@ -16,12 +16,12 @@ from stagerun.comm.compression.operator import (
     expect,
     from_bytes,
     largest_of,
-    nonzero,
     pieces,
     take,
     to_bytes,
 )
 from stagerun.comm.compression.pack import pack, unpack
+from stagerun.comm.compression.places import joined, nonzero, picked, put, zeros
 
 
 class Sparse(OneRound):
@@ -37,14 +37,16 @@ class Sparse(OneRound):
 
     def encode(self, vector: Tensor, draw: Draw) -> Tensor:
         n, index = vector.numel(), self.select(vector, draw)
-        values, k, bits = vector[index], index.numel(), _bits(vector.numel())
+        values, k, bits = picked(vector, index), index.numel(), _bits(vector.numel())
         if length(n, k, vector.element_size()) == n * vector.element_size():
-            return to_bytes(torch.zeros_like(vector).index_copy_(0, index, values))
+            whole = zeros((n,), vector, vector.dtype)
+            put(whole, index, values)
+            return to_bytes(whole)
         if 4 * k <= bits:
-            return torch.cat((to_bytes(values), to_bytes(index.int())))
-        mask = torch.zeros(8 * bits, dtype=torch.uint8, device=vector.device)
-        mask[index] = 1
-        return torch.cat((to_bytes(values), pack(mask, 1)))
+            return joined((to_bytes(values), to_bytes(index.int())))
+        mask = zeros((8 * bits,), vector, torch.uint8)
+        put(mask, index, 1)
+        return joined((to_bytes(values), pack(mask, 1)))
 
     def add(self, message: Tensor, out: Tensor, draw: Draw, vector: Tensor | None = None) -> None:
         n, width, size = out.numel(), out.element_size(), message.numel()
@@ -60,9 +62,9 @@ class Sparse(OneRound):
         if size != length(n, k, width) or len(index) != k:
             raise ValueError(f"a sender's message of {size} bytes is not one of {n} elements")
         values = from_bytes(message[: width * k], out.dtype)
-        out[index] += values
+        put(out, index, picked(out, index).add_(values))
         if vector is not None:
-            vector[index] -= values
+            put(vector, index, picked(vector, index).sub_(values))
 
 
 def _bits(n: int) -> int:
@@ -123,7 +125,7 @@ def _not_less(vector: Tensor, bound: float, times: int = 1) -> Tensor:
     for p in pieces(vector.numel(), vector.device):
         sizes = vector[p].abs()
         found.append(nonzero(~((sizes * times if times > 1 else sizes) < bound) & (sizes != 0)) + p.start)
-    return torch.cat(found)
+    return joined(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +150,16 @@ class RandomK(Operator):
         # What isn't finite at another place has to be noticed too.
         bad = [not torch.isfinite(largest_of(v)) for v in vectors]
         messages = yield [
-            to_bytes(v[index] * (torch.nan if is_bad else scale)) for v, is_bad in zip(vectors, bad, strict=True)
+            to_bytes(picked(v, index) * (torch.nan if is_bad else scale))
+            for v, is_bad in zip(vectors, bad, strict=True)
         ]
-        total = out[index]
+        total = picked(out, index)
         for message in messages:
             expect(message, k * out.element_size())
             total += from_bytes(message, out.dtype)
-        out[index] = total
+        put(out, index, total)
         for vector in vectors:
-            vector[index] = 0
+            put(vector, index, 0)
         return None
 
 
@@ -202,15 +205,18 @@ _SAMPLE = 1 << 15
 
 
 def _largest_numpy(vector: Tensor, k: int, ties: bool) -> Tensor:
-    """Three times as fast as a partition of all: a sample tells a bound that about k elements pass, and only these are partitioned."""
+    """In a long vector a sample tells a bound that little more than k elements pass, and only these are partitioned."""
     n = vector.numel()
-    keys = _keys(vector[:: max(1, n // _SAMPLE) | 1]).numpy()
-    share = k / n * len(keys)
-    rank = int(share + 4 * math.sqrt(share) + 8)  # 4 standard deviations: hardly ever too few
-    bound = int(np.partition(keys, len(keys) - rank)[len(keys) - rank]) if rank < len(keys) else 0
-    places, passed = _not_below(vector, bound)
-    if len(places) < k:
-        places, passed = _not_below(vector, 0)
+    if n <= 4 * _SAMPLE:
+        places, passed = np.arange(n), _keys(vector).numpy()
+    else:
+        keys = _keys(vector[:: n // _SAMPLE | 1]).numpy()
+        share = k / n * len(keys)
+        rank = int(share + 4 * math.sqrt(share) + 8)  # 4 standard deviations: hardly ever too few
+        bound = int(np.partition(keys, len(keys) - rank)[len(keys) - rank]) if rank < len(keys) else 0
+        places, passed = _not_below(vector, bound)
+        if len(places) < k:
+            places, passed = _not_below(vector, 0)
     least = np.partition(passed, len(passed) - k)[len(passed) - k]
     keep = passed >= least
     if not ties:
