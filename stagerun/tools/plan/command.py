@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -29,6 +29,7 @@ from stagerun.command.shared import (
 from stagerun.language import load, look_at_classes
 from stagerun.language.layers import LMDB
 from stagerun.plan import Plan, State, make_plan
+from stagerun.plan.coding import Sending, render_sending, sending_record
 from stagerun.plan.counting import other_set
 from stagerun.plan.estimate import snapshots_on_disk
 from stagerun.plan.prediction import Job, Link
@@ -39,7 +40,7 @@ from stagerun.system.files import writing
 from stagerun.system.lmdb_file import with_sets
 from stagerun.tools.plan.check import missing_data
 from stagerun.train import results
-from stagerun.train.hours import beside
+from stagerun.train.hours import Beside, beside
 from stagerun.train.results import read_figures
 
 # Options of the plan as text, which --watch doesn't show.
@@ -58,7 +59,8 @@ class PlanOptions(PlannedOptions):
     workers: int | None = option("--workers N", "Predict the speed of N workers over --link.", least=1)
     link: float | None = option(
         "--link RATE",
-        "With --workers: what an all-reduce reaches on each host's link, about 0.8 of its nominal rate: 8Gbit/s, say.",
+        "What an all-reduce reaches on each host's link, about 0.8 of its nominal rate: 8Gbit/s, say. Of stages that compress: what "
+        "they send, of 2 workers without --workers.",
         type=Bandwidth(),
     )
     latency: float | None = option(
@@ -108,7 +110,8 @@ def plan(options: PlanOptions) -> None:
     if found.snapshots:  # else there is nothing to compare the images with
         schedule = with_sets(schedule)
     planned = make_plan(schedule, found, options.redo, options.keep, options.only, options.until)
-    job = job_of(planned, target, options)
+    sent = sent_of(planned, target, options)
+    job = job_of(planned, target, options) if not sent or speed_known(target, options) else None
     if options.csv_file is not None:
         with writing(options.csv_file), open(options.csv_file, "w", encoding="utf-8") as file:
             file.writelines(csv_rows(planned))
@@ -118,6 +121,8 @@ def plan(options: PlanOptions) -> None:
         *place_remark(target, several_hosts=options.link is not None),
     ]
     more = beside(planned, target, options.images_per_second, options.allocation, job)
+    if sent:
+        more = with_sendings(more, sent, options)
     text = render_json(planned, notes, more.record) if options.as_json else render_text(planned, notes, more.blocks)
     show(text)
     if picture is not None:
@@ -179,6 +184,34 @@ def place_remark(out: Path, several_hosts: bool, environment: Mapping[str, str] 
 
 
 # -- plan --workers N --link RATE
+
+
+# Where stages compress and --workers is not given: the fewest that send anything.
+_FEWEST = 2
+
+
+def sent_of(plan: Plan, out: Path, options: PlanOptions) -> list[Sending]:
+    """What stages that compress send over --link; none where no one asked. RecipeError for more workers than there is work for."""
+    from stagerun.tools.plan.gradients import compresses, sendings
+
+    if options.link is None or options.workers == 1 or not any(map(compresses, plan.schedule.stages)):
+        return []
+    from stagerun.launch.worker_count import check_workers
+
+    workers = options.workers or _FEWEST
+    check_workers(plan.schedule, workers)
+    return sendings(plan.schedule, out, workers, Link(options.link, options.latency or 0.0))
+
+
+def speed_known(out: Path, options: PlanOptions) -> bool:
+    """Whether there is a prediction of speed, too: with --workers, where one worker's is known."""
+    return options.workers is not None and (options.images_per_second is not None or read_figures(out) is not None)
+
+
+def with_sendings(more: Beside, sent: list[Sending], options: PlanOptions) -> Beside:
+    assert options.link is not None
+    text = render_sending(sent, options.workers or _FEWEST, Link(options.link, options.latency or 0.0))
+    return replace(more, blocks=(text, *more.blocks), record={**more.record, "gradients": sending_record(sent)})
 
 
 def job_of(plan: Plan, out: Path, options: PlanOptions) -> Job | None:
