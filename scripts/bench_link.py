@@ -30,7 +30,7 @@ from stagerun.engine.trials import Trial
 from stagerun.engine.update import Arithmetic
 from stagerun.models import build
 from stagerun.system.world import World
-from stagerun.train.choices import in_words
+from stagerun.train.choices import of_choice
 from stagerun.train.trying import find
 
 NET, PORT = "10.98.0", "29477"
@@ -85,7 +85,7 @@ def worker(options: argparse.Namespace) -> None:
             except StopIteration as end:
                 found = end.value
                 break
-        say(f"  AUTO: {in_words(found.choice)}: {found.why}; {time.monotonic() - began:.0f} s", flush=True)
+        say(f"  AUTO: {of_choice(found.choice)}: {found.why}; {time.monotonic() - began:.0f} s", flush=True)
         say("  AUTO: tried " + ", ".join(f"{way} {1e3 * s:.0f} ms" for way, s in found.seconds.items()), flush=True)
         ways["AUTO"] = applied(AUTO, found.choice)
     measure(options, comm, trial, ways, say)

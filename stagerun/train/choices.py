@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from stagerun.store.layout import choices_folder
 from stagerun.system.typed import json_object, read_as
 
 DENSE = Method.NONE.value
-MIXED = "by layer"
+_RATES = 3
 _MOST = 16_000_000  # bytes of a file; of hundreds of layers it has some 10 kB
 
 
@@ -54,6 +54,9 @@ def read_chosen(out: Path, stage: Stage) -> Chosen | None:
         found = read_as(Chosen, json_object(data))
     except (OSError, ValueError):
         return None
+    known = {method.value for method in Method}
+    if not known.issuperset(found.rates) or any(len(rate) != _RATES for rate in found.rates.values()):
+        return None
     return found if found.identity == identity_of(stage) else None
 
 
@@ -62,8 +65,17 @@ def write_chosen(disk: store.Disk, out: Path, chosen: Chosen) -> None:
     store.write_atomic(disk, path_of(out, chosen.stage), json.dumps(asdict(chosen)).encode())
 
 
-def in_words(choice: Choice) -> str:
-    """`dense`, `TOP_K`, or `dense, TOP_K for 12 tensors`."""
+def in_words(methods: Iterable[tuple[str, int]]) -> str:
+    """Of methods and how many tensors have each: `dense`, `TOP_K`, `dense for 34 tensors, TOP_K for 16`."""
+    found = [("dense" if method == DENSE else method, tensors) for method, tensors in methods]
+    if len(found) == 1:
+        return found[0][0]
+    first, *rest = (f"{method} for {tensors}" for method, tensors in found)
+    return ", ".join([f"{first} tensor{'s' * (found[0][1] != 1)}", *rest])
+
+
+def of_choice(choice: Choice) -> str:
+    """The same where the network's tensors aren't known: `dense, TOP_K for 16 tensors`."""
     rest, named = choice["*"], [method for name, method in choice.items() if name != "*"]
     base = "dense" if rest == DENSE else rest
     return ", ".join([base, *(f"{m} for {count(named.count(m), 'tensor')}" for m in dict.fromkeys(named))])

@@ -191,6 +191,7 @@ class ThreadComm:
     def __init__(self, rank: int, together: Threads) -> None:
         self.rank, self.size, self.together = rank, together.size, together
         self.pulse, self.traffic = Pulse(), Traffic()
+        self.spans = None
         self.count = 0
 
     def _collective(self, mine: T, carry_out: Callable[[dict[int, T]], None]) -> Callable[[], None]:

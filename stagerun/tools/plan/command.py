@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from stagerun.base.errors import UsageError, listing
-from stagerun.base.recipe import Determinism, Schedule
+from stagerun.base.recipe import Determinism, Method, Schedule, Stage
 from stagerun.base.snapshots import passed_over
-from stagerun.base.text import size
+from stagerun.base.text import count, size
 from stagerun.command.ending import show
 from stagerun.command.options import command, flag, given, option
 from stagerun.command.shared import (
@@ -40,6 +40,7 @@ from stagerun.system.files import writing
 from stagerun.system.lmdb_file import with_sets
 from stagerun.tools.plan.check import missing_data
 from stagerun.train import results
+from stagerun.train.choices import of_choice, read_chosen
 from stagerun.train.hours import Beside, beside
 from stagerun.train.results import read_figures
 
@@ -118,6 +119,7 @@ def plan(options: PlanOptions) -> None:
     notes = [
         *remarks(planned, found.damaged, found.forbidden),
         *results_remark(planned, target),
+        *choices_remark(planned, target),
         *place_remark(target, several_hosts=options.link is not None),
     ]
     more = beside(planned, target, options.images_per_second, options.allocation, job)
@@ -171,6 +173,18 @@ def results_remark(plan: Plan, out: Path) -> list[str]:
             f"data.val: the images are not those that {listing(other, 'and')} {were} evaluated on; `run` evaluates again"
         )
     return remarks
+
+
+def choices_remark(plan: Plan, out: Path) -> list[str]:
+    """What `method: AUTO` of `compress_param` has chosen, of stages that have started."""
+    found = [read_chosen(out, s.stage) for s in plan.stages if s.state is not State.DISABLED and _auto(s.stage)]
+    return [
+        f"`{one.stage}`: AUTO chose for {count(one.workers, 'worker')}: {of_choice(one.choice)}" for one in found if one
+    ]
+
+
+def _auto(stage: Stage) -> bool:
+    return stage.solver.compress is not None and stage.solver.compress.method is Method.AUTO
 
 
 def place_remark(out: Path, several_hosts: bool, environment: Mapping[str, str] = os.environ) -> list[str]:

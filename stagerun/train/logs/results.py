@@ -13,6 +13,7 @@ from stagerun.base.events import (
 )
 from stagerun.base.recipe import OnNan
 from stagerun.base.text import columns, count, duration
+from stagerun.train.choices import DENSE, in_words
 
 HEADER = (
     "stage",
@@ -172,10 +173,12 @@ def ensemble_line(event: EnsembleTested) -> str:
 
 def choice_text(event: CompressionChosen) -> str:
     """How a stage's gradients are compressed: a line, and a table where they aren't all the same way or anything was tried."""
-    names = ["dense" if method == "NONE" else method for method, *_ in event.methods]
-    head = f"{event.stage}: gradients {' and '.join(names)}: {event.why}"
-    if len(names) == 1 and not event.tried:
+    head = (
+        f"{event.stage}: gradients {in_words((method, tensors) for method, tensors, *_ in event.methods)}: {event.why}"
+    )
+    if len(event.methods) == 1 and not event.tried:
         return head
+    names = ["dense" if method == DENSE else method for method, *_ in event.methods]
     rows: list[Sequence[str]] = [("method", "tensors", "numbers", "which")]
     rows += [(n, str(t), str(size), which) for n, (_, t, size, which) in zip(names, event.methods, strict=True)]
     tried: list[Sequence[str]] = [
