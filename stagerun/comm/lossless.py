@@ -32,7 +32,7 @@ THREAD = "coded gradients"
 
 
 def coded(comm: Comm) -> Comm:
-    """`comm`, with gradients coded. Collective. UsageError if zstandard is missing."""
+    """`comm`, with gradients coded. Collective. ImportError if zstandard is missing."""
     return comm if comm.size == 1 else CodedComm(comm)
 
 

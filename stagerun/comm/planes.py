@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.base.errors import UsageError
-
 Bytes = NDArray[np.uint8]
 # Of n values, each [n]: the exponents; the upper 7 mantissa bits and, lowest, the sign; the next 8 mantissa bits; the last 8.
 Planes = Sequence[Bytes]
@@ -32,25 +30,18 @@ SAMPLE = 4096
 STRIP = 1 << 16
 
 
-def zstandard() -> Any:
-    """The package. UsageError if it is missing."""
-    try:
-        import zstandard
-    except ImportError:
-        raise UsageError("`method: LOSSLESS` needs the package zstandard", "pip install 'stagerun[lossless]'") from None
-    return zstandard
-
-
 def most_bytes(elements: int) -> int:
     """Of a coded piece of so many elements."""
     return 1 + 4 * elements
 
 
 class Codec:
-    """For one thread at a time. UsageError if zstandard is missing."""
+    """For one thread at a time. ImportError if zstandard is missing, which `train.first_look` finds before."""
 
     def __init__(self) -> None:
-        self.zstd = zstandard()
+        import zstandard
+
+        self.zstd: Any = zstandard
         settings = self.zstd.ZstdCompressionParameters(
             strategy=self.zstd.STRATEGY_FAST,
             window_log=BLOCK_LOG,

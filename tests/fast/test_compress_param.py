@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stagerun import language
 from stagerun.base.compression import METHODS, settings_of
-from stagerun.base.errors import RecipeError
+from stagerun.base.errors import RecipeError, UsageError
 from stagerun.base.recipe import Compression, CompressionRule, Memory, Method, ParamKind, Schedule, Scope
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.cli import main
@@ -20,6 +20,7 @@ from stagerun.language.stored import read_recipe
 from stagerun.manual.fields import help_text
 from stagerun.plan import make_plan
 from stagerun.plan.render import render_json, render_text
+from stagerun.train import first_look
 
 SCHEDULE = """name: "made_up" model { name: "resnet_small" num_classes: 10 }
 data { train { source: "/data" images: 100 } } stage { name: "a" } stage { name: "b" }
@@ -263,3 +264,11 @@ def test_check_explain_diff_and_help(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "start_iter" in help_text("compress_param.start_epoch") and "arXiv" in help_text("CompressionRule.Method")
     for method in Method:
         assert f"    {method.value}\n" in help_text("compress_param.method")
+
+
+def test_without_zstandard_a_run_says_so_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_look, "find_spec", lambda name: None)
+    first_look.require_packages(read("compress_param { method: SIGN }"))
+    with pytest.raises(UsageError, match="needs the package zstandard") as caught:
+        first_look.require_packages(read(b="compress_param { method: LOSSLESS }"))
+    assert "stagerun[lossless]" in caught.value.hint

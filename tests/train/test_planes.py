@@ -1,14 +1,12 @@
 """Coded vectors: every bit comes back, they are never larger than what they code, and a damaged one is an error."""
 
 import contextlib
-import sys
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagerun.base.errors import UsageError
 from stagerun.comm import planes
 from stagerun.comm.planes import PLANES, RAW, Codec, most_bytes
 
@@ -133,10 +131,3 @@ def test_a_frame_that_says_it_is_huge_is_refused_before_room_is_made():
     piece = np.concatenate([np.array([PLANES], np.uint8), lengths, np.frombuffer(huge, np.uint8)])
     with pytest.raises(ValueError, match=f"{1 << 28} bytes where 1000 are expected"):
         decoded(piece, 1000)
-
-
-def test_without_zstandard(monkeypatch):
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(UsageError, match="needs the package zstandard") as caught:
-        Codec()
-    assert "stagerun[lossless]" in caught.value.hint
