@@ -4,7 +4,8 @@ A method is a row here, and an operator in `comm.compression`. Pure, stdlib only
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from stagerun.base.recipe import Compression, CompressionRule, Memory, Method
 
@@ -73,3 +74,27 @@ def settings_of(
         values = (getattr(one, name) for one in stated)
         found[name] = next((value for value in values if value is not None), default)
     return found
+
+
+# By parameter, and "*" for all others, what AUTO chose: as snapshots and OUT/choices have it.
+Choice = Mapping[str, str]
+
+
+def applied(how: Compression, choice: Choice) -> Compression:
+    """AUTO with what it chose in its place; what `param` says of some parameters stays before it. ValueError for what is not a choice
+    that `how` allows."""
+    methods = {name: Method(value) for name, value in choice.items()}
+    if "*" not in methods or not set(methods.values()) <= {Method.NONE, *how.allow}:
+        raise ValueError("not a choice among the methods that `compress_param` allows")
+    rules = [
+        CompressionRule(name=name, method=method, **_settings(method, how))
+        for name, method in methods.items()
+        if name != "*"
+    ]
+    rest = methods["*"]
+    unset: dict[str, Any] = dict.fromkeys(SETTINGS)
+    return replace(how, method=rest, allow=(), param=(*how.param, *rules), **unset | _settings(rest, how))
+
+
+def _settings(method: Method, how: Compression) -> dict[str, Any]:
+    return settings_of(method, how)

@@ -49,6 +49,18 @@ class StageStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionChosen:
+    """How a stage's gradients are compressed (`method: AUTO`): now, or as it was chosen before, which has nothing of what was tried."""
+
+    stage: str
+    methods: tuple[tuple[str, int, int, str], ...]  # method; tensors and numbers that have it; which, in words
+    why: str  # in words
+    tried: tuple[tuple[str, float], ...] = ()  # way; seconds of an iteration, the median
+    bandwidth: float = 0.0  # bytes per second that a worker sends; 0: not measured
+    latency: float = 0.0  # seconds of a collective that carries next to nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Iterated:
     """One weight update was done. `iter` counts it; lr, momentum and weight_decay are those it was done with."""
 
@@ -292,6 +304,7 @@ Event = (
     | Renamed
     | Note
     | StageStarted
+    | CompressionChosen
     | Iterated
     | NotFinite
     | PieceStarted

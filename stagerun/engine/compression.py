@@ -96,7 +96,7 @@ def dense_bytes_of(determinism: Determinism, state: TrainState, solver: Solver, 
 
 def compresses(solver: Solver) -> bool:
     how = solver.compress
-    return how is not None and any(each.method is not Method.NONE for each in (how, *how.param))
+    return how is not None and {how.method, *(rule.method for rule in how.param)} != {Method.NONE}
 
 
 def reducer_of(

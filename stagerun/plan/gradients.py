@@ -7,16 +7,16 @@ from stagerun.base.units import epochs
 
 def compression(compress: Compression, solver: Solver, images: int) -> str:
     """How the gradients are made smaller: `TOP_K 1 %, layer-wise, with a residual, from epoch 2`."""
-    parts = [_method(compress.method, compress)]
+    parts = [method_text(compress.method, compress)]
     if compress.method is Method.AUTO:
-        chosen = ", ".join(_method(method, compress) for method in compress.allow)
+        chosen = ", ".join(method_text(method, compress) for method in compress.allow)
         parts = [f"AUTO of {chosen} or dense"]
     if compress.method not in (Method.NONE, Method.LOSSLESS):
         parts.append("layer-wise" if compress.scope is Scope.LAYERWISE else "entire model")
     parts += ["with a residual"] if compress.memory is Memory.RESIDUAL else []
     parts += ["as released"] if compress.as_released else []
     parts += [f"from epoch {epochs(compress.start_iter, images, solver.batch_size):g}"] if compress.start_iter else []
-    parts += [f"{_pattern(rule)}: {_method(rule.method, rule)}" for rule in compress.param]
+    parts += [f"{_pattern(rule)}: {method_text(rule.method, rule)}" for rule in compress.param]
     parts += ["two runs may choose differently"] if compress.method is Method.AUTO else []
     return ", ".join(parts)
 
@@ -34,7 +34,7 @@ _SETTINGS = {
 }
 
 
-def _method(method: Method, stated: Compression | CompressionRule) -> str:
+def method_text(method: Method, stated: Compression | CompressionRule) -> str:
     """A method with its settings; `NONE` as people say it."""
     if method is Method.NONE:
         return "dense"

@@ -28,7 +28,7 @@ from stagerun.base.events import (
     Stopped,
     TestDue,
 )
-from stagerun.base.recipe import OnNan
+from stagerun.base.recipe import Method, OnNan
 from stagerun.base.text import count
 from stagerun.comm import Reducer, runs_of
 from stagerun.comm.group import Traffic
@@ -42,6 +42,7 @@ from stagerun.plan.render import carried_over
 from stagerun.schedule import make_knobs
 from stagerun.system.pulse import Section, beating
 from stagerun.train.agreement import ToldByAnother, compare, rank0
+from stagerun.train.choosing import resolved
 from stagerun.train.environment import environment_of, promise
 from stagerun.train.finish import finish_stage, test
 from stagerun.train.keeper import Lineage
@@ -49,7 +50,7 @@ from stagerun.train.progress import Progress, progress_of
 from stagerun.train.resident import keep, training_batches
 from stagerun.train.rollback import gone_back, keys_of
 from stagerun.train.snapshotter import Snapshotter
-from stagerun.train.stage_start import arithmetic_of, parent_id, restored
+from stagerun.train.stage_start import arithmetic_of, parent_id, restored, take_up_residual
 from stagerun.train.worker import StageRun
 
 
@@ -69,11 +70,15 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     state = restored(run)
     if run.rollbacks is None:
         _recall(run)
-    how = run.worker.schedule.determinism, state, solver, run.worker.comm
-    kept = Kept(solver.display if run.worker.comm.rank == 0 else 0)
-    reducer = reducer_of(*how, kept)
     bits = environment_of(run.worker.schedule, run.stage, run.worker.device, run.worker.comm.size, run.worker.others)
-    yield _started(run, dense_bytes_of(*how))
+    yield _started(run, dense_bytes_of(run.worker.schedule.determinism, state, solver, run.worker.comm))
+    compress = yield from resolved(run, state)
+    if compress is not None and compress.method is Method.AUTO:
+        return None  # asked to stop
+    resolving = replace(solver, compress=compress)
+    take_up_residual(run, state, resolving)
+    kept = Kept(solver.display if run.worker.comm.rank == 0 else 0)
+    reducer = reducer_of(run.worker.schedule.determinism, state, resolving, run.worker.comm, kept)
     if state.residual is not None and (before := state.residual.shared_from):
         text = f"the residuals of {count(before, 'sender')} are shared out evenly over {state.residual.senders}"
         yield Note(text=text)
@@ -362,6 +367,7 @@ def _progress(run: StageRun, state: TrainState) -> Progress:
         skips=state.skips,
         skips_in_all=state.skips_in_all,
         rollbacks=state.rollbacks,
+        choice=dict(run.choice),
     )
 
 

@@ -66,10 +66,6 @@ def restored(run: StageRun) -> TrainState:
     hand_out(run.worker.comm, tensors)
     if run.planned.state is State.FRESH and state.average is not None:
         state.average.restart()
-    if run.planned.state in (State.FRESH, State.RESUME):
-        state.residual = residual_of(run.worker.schedule.determinism, state, solver, run.worker.comm)
-    if state.residual is not None and _carries_residual(run.planned):
-        _restore_residual(run, state.residual)
     if solver.lr_policy == "plateau" and run.planned.state is not State.FRESH:
         state.plateau = _plateau(run)
     if run.planned.state in (State.RESUME, State.DONE):
@@ -77,6 +73,13 @@ def restored(run: StageRun) -> TrainState:
     if run.rollbacks is not None:
         state.rollbacks = run.rollbacks
     return state
+
+
+def take_up_residual(run: StageRun, state: TrainState, solver: Solver) -> None:
+    """What compressed gradients lacked so far, where `solver` remembers it: from the snapshot, or zeros. Collective."""
+    state.residual = residual_of(run.worker.schedule.determinism, state, solver, run.worker.comm)
+    if state.residual is not None and _carries_residual(run.planned):
+        _restore_residual(run, state.residual)
 
 
 def _failures(run: StageRun) -> tuple[int, int, int]:

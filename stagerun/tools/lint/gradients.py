@@ -1,0 +1,86 @@
+"""Rules about compressed gradients (`compress_param`). Pure."""
+
+from collections.abc import Iterator
+
+from stagerun.base.recipe import Compression, Determinism, Memory, Method, Schedule, Stage
+from stagerun.tools.lint.finding import Finding, place_of
+
+# Bytes of a message, as a share of those of the vector in float32: of methods for which that follows from the settings. TOP_K sends an
+# index of four bytes with each number.
+_SHARES = {
+    Method.TOP_K: lambda how: 2 * how.ratio,
+    Method.RANDOM_K: lambda how: how.ratio,
+    Method.INT8: lambda how: 1 / 4,
+    Method.TERNGRAD: lambda how: 1 / 16,
+    Method.TWO_BIT: lambda how: 1 / 16,
+    Method.SIGN: lambda how: 1 / 32,
+}
+# With `determinism: ELASTIC`, how many times more must be sent: dense sums need more than a ring's bytes where numbers are not powers of 2.
+_SURELY = 2.0
+
+
+def _compressing(schedule: Schedule) -> Iterator[tuple[Stage, Compression]]:
+    for stage in schedule.stages:
+        how = stage.solver.compress
+        if how is not None and how.method is not Method.NONE:
+            yield stage, how
+
+
+def compress_alone(schedule: Schedule) -> Iterator[Finding]:
+    """Compression in a stage whose update is one device batch: no second worker can take part, and nothing is ever sent. What the
+    compression leaves out is left out all the same."""
+    for stage, _ in _compressing(schedule):
+        if stage.solver.logical_workers == 1:
+            text = f"stage `{stage.name}` compresses gradients, and its update is one device batch: one worker sends nothing"
+            hint = "a smaller `device_batch_size` gives more workers something to do; or remove `compress_param`"
+            yield Finding("compress-alone", text, place_of(stage, "compress_param.method"), hint)
+
+
+def compress_more(schedule: Schedule) -> Iterator[Finding]:
+    """Messages that are not smaller, in all, than dense gradients, on any number of workers. Each sender's message goes to each worker:
+    a share s of the vector, s (W-1) of it where every worker sends one, and a dense sum takes 2 (W-1)/W. That is least favourable
+    to dense gradients with two workers. With `determinism: ELASTIC` each logical worker is a sender: s L/W (W-1). What is `as_released`
+    repeats a paper that saved no byte.
+    """
+    for stage, how in _compressing(schedule):
+        senders = stage.solver.logical_workers
+        if how.method not in _SHARES or how.as_released or senders == 1:
+            continue
+        share = _SHARES[how.method](how)
+        elastic = schedule.determinism is Determinism.ELASTIC
+        times = share * (senders if elastic else 2) / 2
+        if times < (_SURELY if elastic else 1.0):
+            continue
+        text = f"{how.method.value} of stage `{stage.name}` sends {times:.3g} times what dense gradients would, on any number of workers"
+        why = (
+            f"each of {senders} logical workers sends a message of its own"
+            if elastic
+            else "an index goes with each number"
+        )
+        if not elastic and how.method is not Method.TOP_K:
+            why = "nothing is left out"
+        hint = (
+            f"{why}; a larger `device_batch_size` or `determinism: FIXED`" if elastic else f"{why}; a smaller `ratio`"
+        )
+        yield Finding("compress-more", text, place_of(stage, "compress_param.ratio", "compress_param.method"), hint)
+
+
+# Methods that leave out or distort the same part of the gradient again and again where nothing remembers it, and who shows it.
+_FORGETFUL = {
+    Method.TOP_K: "arXiv:1809.07599",
+    Method.THRESHOLD: "arXiv:1809.07599",
+    Method.ADAPTIVE_THRESHOLD: "arXiv:1809.07599",
+    Method.TWO_BIT: "arXiv:1901.09847",
+    Method.SIGN: "arXiv:1901.09847",
+    Method.POWER_SGD: "arXiv:1905.13727",
+}
+
+
+def no_memory(schedule: Schedule) -> Iterator[Finding]:
+    """A biased method without memory: what it leaves out is lost in every update, and training may not converge, or to worse weights.
+    The results of `as_released` are what they are."""
+    for stage, how in _compressing(schedule):
+        if how.method in _FORGETFUL and how.memory is Memory.NONE and not how.as_released:
+            text = f"{how.method.value} of stage `{stage.name}` has no memory: what it leaves out of a gradient is lost"
+            hint = f"write `memory: RESIDUAL`, which costs no bytes; {_FORGETFUL[how.method]} shows why"
+            yield Finding("no-memory", text, place_of(stage, "compress_param.memory", "compress_param.method"), hint)
