@@ -82,7 +82,7 @@ Choice = Mapping[str, str]
 
 def applied(how: Compression, choice: Choice) -> Compression:
     """AUTO with what it chose in its place; what `param` says of some parameters stays before it. ValueError for what is not a choice
-    that `how` allows."""
+    that `how` allows. Each method has its own default memory, unless `how` has none: with a residual QSGD may diverge."""
     methods = {name: Method(value) for name, value in choice.items()}
     if "*" not in methods or not set(methods.values()) <= {Method.NONE, *how.allow}:
         raise ValueError("not a choice among the methods that `compress_param` allows")
@@ -97,4 +97,5 @@ def applied(how: Compression, choice: Choice) -> Compression:
 
 
 def _settings(method: Method, how: Compression) -> dict[str, Any]:
-    return settings_of(method, how)
+    memory = default_memory(method, how.as_released) if how.memory is Memory.RESIDUAL else Memory.NONE
+    return {**settings_of(method, how), "memory": memory}

@@ -720,7 +720,8 @@ COMMENTS: dict[str, str] = {
     ),
     "CompressionParameter.memory": (
         "What becomes of the part of c that isn't sent. Default: RESIDUAL with `TOP_K`, `RANDOM_K`, `THRESHOLD`, `ADAPTIVE_THRESHOLD`,\n"
-        "`TWO_BIT`, `SIGN`, `POWER_SGD` and `AUTO`; NONE with the others, which are right on average or nearly exact, and with `as_released`."
+        "`TWO_BIT`, `SIGN`, `POWER_SGD` and `AUTO`; NONE with the others, which are right on average or nearly exact, and with `as_released`.\n"
+        "What `AUTO` chooses has the default of its method, unless NONE is written."
     ),
     "CompressionParameter.as_released": (
         "The operator as the code released with arXiv:1911.08250 has it, to repeat its results. `TOP_K` sends all that is no smaller than\n"
