@@ -128,10 +128,10 @@ FIRES = {
         ({"schedule": SCHEDULE.replace("momentum: 0.9", "momentum: 0.9 compress_param { method: AUTO }"), "b": B + "device_batch_size: 100"}, "schedule.prototxt:5:80"),
     ],
     "compress-more": [
-        ({"b": B + "compress_param { method: TOP_K ratio: 0.5 }"}, "b.prototxt:5:39"),
+        ({"b": B + "compress_param { method: TOP_K ratio: 0.97 }"}, "b.prototxt:5:39"),
         ({"b": B + "compress_param { method: RANDOM_K ratio: 1 }"}, "b.prototxt:5:42"),
         ({"schedule": ELASTIC.replace("device_batch_size: 10", "device_batch_size: 5"), "b": B + "compress_param { method: INT8 }"}, "b.prototxt:5:26"),
-        ({"schedule": ELASTIC, "b": B + "compress_param { method: TOP_K ratio: 0.2 }"}, "b.prototxt:5:39"),
+        ({"schedule": ELASTIC, "b": B + "compress_param { method: TOP_K ratio: 0.4 }"}, "b.prototxt:5:39"),
     ],
     "no-memory": [
         ({"b": B + "compress_param { method: TOP_K memory: NONE }"}, "b.prototxt:5:40"),
@@ -220,8 +220,8 @@ PASSES = {
     ],
     "compress-alone": [{"b": B + "compress_param { method: SIGN }"}, {"b": B + "device_batch_size: 100"}],
     "compress-more": [
-        {"b": B + "compress_param { method: TOP_K ratio: 0.49 }"},
-        {"b": B + "compress_param { method: TOP_K ratio: 0.5 as_released: true }"},
+        {"b": B + "compress_param { method: TOP_K ratio: 0.96 }"},
+        {"b": B + "compress_param { method: TOP_K ratio: 1 as_released: true }"},
         {"b": B + "compress_param { method: RANDOM_K ratio: 0.9 }"},
         {"schedule": ELASTIC, "b": B + "compress_param { method: INT8 }"},
         {"schedule": ELASTIC, "b": B + "compress_param { method: QSGD }"},

@@ -1,8 +1,10 @@
 """`compress_param` in whole runs: stopped, killed, and by other numbers of workers."""
 
+import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import processes
 import pytest
@@ -76,3 +78,31 @@ def test_without_residuals_in_the_snapshot_there_is_nothing_to_go_on_from(schedu
     """The stage that carries them from one that has none starts from zero."""
     done = small.run(schedule, tmp_path / "out", "--set", "cyc1.compress_param={method: SIGN}", nproc=1)
     assert done.returncode == 64 and "residual" in done.stderr
+
+
+def choices(out: Path) -> dict[str, Any]:
+    return {path.stem: json.loads(path.read_text())["choice"] for path in (out / "choices").glob("*.json")}
+
+
+def test_what_auto_chose_before_it_was_killed_is_kept(schedule: Path, tmp_path: Path) -> None:
+    """Killed right after the choice, before any update: two workers then train by it, whatever the link is like by then."""
+    how, out = compressing("method: AUTO ratio: 0.1 allow: TOP_K"), tmp_path / "out"
+    run = small.start(schedule, out, *how, *small.ENDLESS, nproc=2)
+    path = out / "choices" / "init.json"
+    small.wait_for(path, run)
+    os.kill(run.process.pid, signal.SIGKILL)
+    run.wait()
+    assert run.gone(30)
+    record = json.loads(path.read_text())
+    assert record["workers"] == 2 and record["bandwidth"] > 0 and record["seconds"]
+    first = not list((out / "snapshots").glob("init-*"))
+    if first:
+        path.write_text(json.dumps({**record, "choice": {"*": "TOP_K"}}))
+    text = whole(schedule, out, *how, *small.AGAIN, nproc=2)
+    chosen = {"*": "TOP_K"} if first else record["choice"]
+    assert "as chosen before, in OUT/choices" in text or not first
+    ends = list((out / "snapshots").glob("init-00000006-*"))
+    assert [json.loads((end / "state.json").read_text())["choice"] for end in ends] == [chosen]
+    assert choices(out).keys() == set(small.STAGES) and choices(out)["init"] == chosen
+    shown = small.stagerun("plan", schedule, "--out", out, *how).stdout
+    assert "`init`: AUTO chose for 2 workers: TOP_K" in shown or not first

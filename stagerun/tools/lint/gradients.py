@@ -1,15 +1,15 @@
 """Rules about compressed gradients (`compress_param`). Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from stagerun.base.recipe import Compression, Determinism, Memory, Method, Schedule, Stage
 from stagerun.tools.lint.finding import Finding, place_of
 
-# Bytes of a message, as a share of those of the vector in float32: of methods for which that follows from the settings. TOP_K sends an
-# index of four bytes with each number.
-_SHARES = {
-    Method.TOP_K: lambda how: 2 * how.ratio,
-    Method.RANDOM_K: lambda how: how.ratio,
+# Bytes of a message, as a share of those of the vector in float32: of methods for which that follows from the settings. TOP_K says which
+# numbers it sends by an index of four bytes each or by a bit for every number.
+_SHARES: dict[Method, Callable[[Compression], float]] = {
+    Method.TOP_K: lambda how: (how.ratio or 0.0) + min(how.ratio or 0.0, 1 / 32),
+    Method.RANDOM_K: lambda how: how.ratio or 0.0,
     Method.INT8: lambda how: 1 / 4,
     Method.TERNGRAD: lambda how: 1 / 16,
     Method.TWO_BIT: lambda how: 1 / 16,
@@ -37,10 +37,9 @@ def compress_alone(schedule: Schedule) -> Iterator[Finding]:
 
 
 def compress_more(schedule: Schedule) -> Iterator[Finding]:
-    """Messages that are not smaller, in all, than dense gradients, on any number of workers. Each sender's message goes to each worker:
-    a share s of the vector, s (W-1) of it where every worker sends one, and a dense sum takes 2 (W-1)/W. That is least favourable
-    to dense gradients with two workers. With `determinism: ELASTIC` each logical worker is a sender: s L/W (W-1). What is `as_released`
-    repeats a paper that saved no byte.
+    """Messages that take no fewer bytes, in all, than dense gradients. A message, a share s of the vector, goes to each of the other
+    workers: s (W-1), where a dense sum takes 2 (W-1)/W. So s = 1 is too much for two workers already, and less for more. With
+    `determinism: ELASTIC` each logical worker sends one: s (W-1) L/W. What is `as_released` repeats a paper that saved no byte.
     """
     for stage, how in _compressing(schedule):
         senders = stage.solver.logical_workers
@@ -51,17 +50,11 @@ def compress_more(schedule: Schedule) -> Iterator[Finding]:
         times = share * (senders if elastic else 2) / 2
         if times < (_SURELY if elastic else 1.0):
             continue
-        text = f"{how.method.value} of stage `{stage.name}` sends {times:.3g} times what dense gradients would, on any number of workers"
-        why = (
-            f"each of {senders} logical workers sends a message of its own"
-            if elastic
-            else "an index goes with each number"
-        )
-        if not elastic and how.method is not Method.TOP_K:
-            why = "nothing is left out"
-        hint = (
-            f"{why}; a larger `device_batch_size` or `determinism: FIXED`" if elastic else f"{why}; a smaller `ratio`"
-        )
+        about = "about " * elastic
+        text = f"{how.method.value} of stage `{stage.name}` sends {about}{times:.3g} times the bytes of dense gradients, or more"
+        hint = "a smaller `ratio`, or remove `compress_param`"
+        if elastic:
+            hint = f"each of {senders} logical workers sends a message of its own: a larger `device_batch_size` makes fewer"
         yield Finding("compress-more", text, place_of(stage, "compress_param.ratio", "compress_param.method"), hint)
 
 
