@@ -83,6 +83,8 @@ def reducer_of(determinism: Determinism, state: TrainState, solver: Solver, comm
     def dense(comm: Comm) -> Reducer:
         return make_reducer(determinism, list(tensors.values()), comm, solver.logical_workers)
 
+    if state.replicas is not None:
+        return state.replicas.around(lambda: dense(comm), state.iter)
     if how is None or how.method is Method.NONE:
         return dense(comm)
     rules = rules_of(state, how)

@@ -280,6 +280,8 @@ def _begin_snapshot(
     """Collective, unless `alone`: then the other ranks may be gone, and nothing is compared with theirs."""
     notes: list[Note] = []
     with run.worker.comm.pulse.section(Section.SAVE):
+        if state.replicas is not None:
+            state.replicas.show()
         if snapshotter is not None:
 
             def agreeing(found: Mapping[str, int]) -> bool:
@@ -289,6 +291,8 @@ def _begin_snapshot(
             def gather() -> None:
                 if state.residual is not None:
                     snapshotter.capture.take_residual(state.residual, run.worker.comm)
+                if state.replicas is not None:
+                    snapshotter.capture.take_replicas(state.replicas, state.iter)
 
             agree = None if alone or run.worker.comm.size == 1 else agreeing
             try:
@@ -299,6 +303,8 @@ def _begin_snapshot(
         else:
             if state.residual is not None:
                 state.residual.gather(run.worker.comm, None)
+            if state.replicas is not None and state.replicas.differ(state.iter):
+                state.replicas.gather(None)
             if not _agree(run, state.iter, notes, *digests(state)):
                 raise ToldByAnother(ExitCode.DIVERGED)
     run.saved = state.iter  # not before: what a peer's death keeps from being compared is still to be saved
@@ -347,12 +353,13 @@ def _save_what_is_trained(
     is applied. No rank waits for another here; what keeps the snapshot from being written is less than what went wrong before.
 
     Not the end of a stage (or a piece) that replaces bad records: that counts as finished, and must not before the ranks have
-    heard from each other what they met and found it few enough. Nor where residuals belong to the snapshot, which the others have:
-    without them training would go on to other bits than from the snapshot before. RuntimeError is torch's, of a GPU.
+    heard from each other what they met and found it few enough. Nor where residuals or replicas belong to the snapshot, which the others
+    have: without them training would go on to other bits than from the snapshot before. RuntimeError is torch's, of a GPU.
     """
     if run.worker.images.replacing.met is not None and state.iter == run.planned.last:
         return
-    if state.residual is not None and run.worker.comm.size > 1:
+    parted = state.replicas is not None and state.replicas.parted
+    if (state.residual is not None or parted) and run.worker.comm.size > 1:
         return
     if snapshotter is None or run.saved == state.iter or state.iter == run.planned.iter:
         return

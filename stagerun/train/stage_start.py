@@ -17,13 +17,14 @@ from stagerun.engine.device import dtype_of
 from stagerun.engine.images import Normalise
 from stagerun.engine.mixing import Mixing
 from stagerun.engine.parameters import idle_rules
-from stagerun.engine.state import TrainState, average, make_state, momentum, restore, slots, weights
+from stagerun.engine.replicas import Replicas
+from stagerun.engine.state import TrainState, average, make_state, momentum, replicas_of, restore, slots, weights
 from stagerun.engine.update import Arithmetic
 from stagerun.models import build
 from stagerun.plan import PlannedStage, State
 from stagerun.schedule.plateau import FRESH, PlateauState
 from stagerun.train.agreement import everyone, rank0
-from stagerun.train.progress import AVERAGE, MOMENTUM, RESIDUAL, WEIGHTS, progress_of
+from stagerun.train.progress import AVERAGE, MOMENTUM, REPLICAS, RESIDUAL, WEIGHTS, progress_of
 from stagerun.train.worker import StageRun
 
 
@@ -68,6 +69,10 @@ def restored(run: StageRun) -> TrainState:
         state.average.restart()
     if run.planned.state in (State.FRESH, State.RESUME):
         state.residual = residual_of(run.worker.schedule.determinism, state, solver, run.worker.comm)
+        if solver.sync is not None:
+            state.replicas = replicas_of(run.worker.schedule.determinism, state, solver, run.worker.comm)
+            if state.iter > state.replicas.start:
+                _restore_replicas(run, state.replicas)
     if state.residual is not None and _carries_residual(run.planned):
         _restore_residual(run, state.residual)
     if solver.lr_policy == "plateau" and run.planned.state is not State.FRESH:
@@ -154,6 +159,30 @@ def _restore_residual(run: StageRun, residual: Residual) -> None:
             part.div_(residual.senders)
 
     residual.hand_out(run.worker.comm, fill if run.worker.comm.rank == 0 else None)
+
+
+def _restore_replicas(run: StageRun, replicas: Replicas) -> None:
+    """From the snapshot, each as it was. Collective. ResumeRefused if the snapshot has other ones."""
+    saved: dict[str, torch.Tensor] = {}
+
+    def read() -> None:
+        assert run.step.files is not None
+        if REPLICAS not in run.step.files:
+            raise ResumeRefused(
+                f"the snapshot of stage `{run.stage.name}` has no replicas to go on from, and the stage has `sync_param`",
+                "it was made without; take `--redo` for the stage, or another --out",
+            )
+        saved.update(decode(run.step.files[REPLICAS]))
+        like = replicas.names()
+        if wrong := sorted(
+            n for n in like.keys() | saved.keys() if n not in like or n not in saved or like[n].shape != saved[n].shape
+        ):
+            raise ResumeRefused(
+                f"`{wrong[0]}` of the replicas in the snapshot of stage `{run.stage.name}` is not as the stage has it"
+            )
+
+    rank0(run.worker.comm, read)
+    replicas.hand_out(saved if run.worker.comm.rank == 0 else None)
 
 
 def _plateau(run: StageRun) -> PlateauState:

@@ -22,7 +22,17 @@ from stagerun.engine.state import restore
 from stagerun.language.stored import read_foreign
 from stagerun.models import build
 from stagerun.system.host import available_memory
-from stagerun.train.progress import AVERAGE, MOMENTUM, MOST_RECIPE, MOST_STATE, RECIPE, RESIDUAL, STATE, WEIGHTS
+from stagerun.train.progress import (
+    AVERAGE,
+    MOMENTUM,
+    MOST_RECIPE,
+    MOST_STATE,
+    RECIPE,
+    REPLICAS,
+    RESIDUAL,
+    STATE,
+    WEIGHTS,
+)
 
 # Bytes of a number in a tensor: precision FP64, and less than any. What a solver remembers of a parameter: two tensors at most (Adam's).
 NARROWEST, WIDEST, SLOTS = 2, 8, 2
@@ -30,8 +40,8 @@ NARROWEST, WIDEST, SLOTS = 2, 8, 2
 SLACK = 16_000_000
 
 
-def most_bytes(model: recipe.Model, senders: int = 0) -> Mapping[str, int]:
-    """Bytes by file, as `store.read` takes it: no more than the network makes them, with residuals of so many senders. So a file of 100 GB, which costs its maker nothing
+def most_bytes(model: recipe.Model, senders: int = 0, replicas: int = 0) -> Mapping[str, int]:
+    """Bytes by file, as `store.read` takes it: no more than the network makes them, with residuals of so many senders, and so many replicas. So a file of 100 GB, which costs its maker nothing
     where the file system keeps holes, is refused by its size, and a recipe of an endless network before it is built."""
     numbers = elements(model)
     tensors = WIDEST * numbers + SLACK
@@ -40,14 +50,18 @@ def most_bytes(model: recipe.Model, senders: int = 0) -> Mapping[str, int]:
         AVERAGE: tensors,
         MOMENTUM: SLOTS * WIDEST * numbers + SLACK,
         RESIDUAL: (senders + 1) * tensors if senders else 0,
+        # Of each its weights and what is remembered of them; and twice the weights for the outer update.
+        REPLICAS: ((1 + SLOTS) * replicas + 2) * tensors if replicas else 0,
         STATE: MOST_STATE,
         RECIPE: MOST_RECIPE,
     }
 
 
-def most_senders(schedule: Schedule) -> int:
-    """How many residuals a snapshot of the schedule may have at most: one per logical worker."""
-    return max((s.solver.logical_workers for s in schedule.stages if s.solver.compress is not None), default=0)
+def most_of(schedule: Schedule) -> Mapping[str, int]:
+    """`most_bytes` of any snapshot of the schedule: with a residual per logical worker, and the most replicas of a stage."""
+    solvers = [stage.solver for stage in schedule.stages]
+    senders = max((s.logical_workers for s in solvers if s.compress is not None), default=0)
+    return most_bytes(schedule.model, senders, max((s.sync.replicas for s in solvers if s.sync is not None), default=0))
 
 
 @lru_cache(maxsize=4)
@@ -78,11 +92,11 @@ def _count(network: nn.Module) -> int:
     return sum(tensor.numel() for tensor in network.state_dict().values())
 
 
-def require_buildable(name: str, model: recipe.Model, senders: int = 0) -> Mapping[str, int]:
-    """`most_bytes` of the network that a snapshot's own recipe names. ResumeRefused for one that stagerun doesn't know, or that
+def require_buildable(name: str, model: recipe.Model, schedule: Schedule | None = None) -> Mapping[str, int]:
+    """`most_bytes` of the network that a snapshot's own recipe names, `most_of` it where that is known. ResumeRefused for one that stagerun doesn't know, or that
     doesn't fit into the memory that is free: whoever wrote the recipe may have meant harm."""
     try:
-        most = most_bytes(model, senders)
+        most = most_bytes(model) if schedule is None else most_of(schedule)
     except (KeyError, ValueError, TypeError, RuntimeError, IndexError, ZeroDivisionError) as error:
         raise ResumeRefused(
             f"the recipe in snapshot {name} names a network that can't be made: {type(error).__name__}: {error}",
@@ -126,7 +140,7 @@ def open_snapshot(folder: Path) -> Stored:
     ref, text = store.read_file_of(disk, folder, RECIPE, MOST_RECIPE)
     try:
         schedule = read_foreign(text.decode())
-        most = require_buildable(folder.name, schedule.model, most_senders(schedule))
+        most = require_buildable(folder.name, schedule.model, schedule)
         ref, files = store.read_folder(disk, folder, most)
         require_large_enough(ref.name, schedule.model, files[WEIGHTS])
         return Stored(ref, files, schedule, schedule.stage(ref.stage))
