@@ -14,7 +14,7 @@ from stagerun.engine.replicas import Replicas
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import BROKEN_OFF, Arithmetic, Outcome, Summed, apply, not_finite, summed, too_fast
 
-_WHAT = ("", "the loss is not finite", "a gradient is not finite", "BatchNorm's statistics are not finite")
+_WHAT = ("", "the loss of replica {} is", "a gradient of replica {} is", "BatchNorm's statistics of replica {} are")
 
 
 def update_replicas(
@@ -85,7 +85,7 @@ def _told(
     said = said.to(device)
     replicas.comm.all_reduce(said)()
     losses, codes = said[: replicas.count].tolist(), said[replicas.count : -1].tolist()
-    wrong = next((f"of replica {r} {_WHAT[int(code)]}" for r, code in enumerate(codes) if code), "")
+    wrong = next((f"{_WHAT[int(code)].format(r)} not finite" for r, code in enumerate(codes) if code), "")
     return losses, wrong, float(said[-1])
 
 

@@ -36,5 +36,9 @@ class OuterUpdate:
 
     def remembered(self) -> dict[str, Tensor]:
         """What a snapshot holds of it, by name: the live tensors."""
-        common = {f"common/{name}": t for name, t in self.common.items()}
-        return common | {f"velocity/{name}": t for name, t in self.velocity.items()}
+        return remembered(self.common, self.velocity)
+
+
+def remembered(common: Mapping[str, Tensor], velocity: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Both by the names that they have in a snapshot."""
+    return {f"common/{n}": t for n, t in common.items()} | {f"velocity/{n}": t for n, t in velocity.items()}

@@ -13,7 +13,8 @@ from torch import Tensor
 from stagerun.base.recipe import Determinism, Solver, SyncMomentum
 from stagerun.comm import Comm, Reducer, make_reducer, runs_of
 from stagerun.comm.average import average
-from stagerun.engine.outer import OuterUpdate
+from stagerun.engine.codec import digest
+from stagerun.engine.outer import OuterUpdate, remembered
 from stagerun.schedule import parting, synchronisations
 
 Tensors = dict[str, Tensor]
@@ -80,6 +81,7 @@ class Replicas:
         self.held: int | None = None  # the replica that the network has now
         self.kept: dict[int, Tensors] = {}  # of the others, and of that one as it was
         self.outer: OuterUpdate | None = None
+        self.digests: dict[str, int] = {}
 
     def _shares(self, run: range) -> dict[int, range]:
         """The replicas that a run of logical workers touches, and with which of theirs."""
@@ -171,16 +173,19 @@ class Replicas:
     def names(self) -> Tensors:
         """What `gather` hands over, by name, as tensors of the same shapes."""
         found = {f"{r}/{name}": t for r in range(self.count) for name, t in self.apart.items()}
-        return found | (self.outer.remembered() if self.outer is not None else {})
+        return found | (remembered(self.trained, self.trained) if self.sync.outer is not None else {})
 
     @torch.no_grad()
     def gather(self, take: Callable[[str, Tensor], None] | None) -> None:
-        """Has rank 0's `take` see each tensor of each replica by its name, and those that all have in common. Collective."""
+        """Has rank 0's `take` see each tensor of each replica by its name, and those that all have in common. Collective. `digests` are
+        then those of each replica, as this rank has it, or has just heard of it: the same on all ranks that compute right."""
         self._keep()
         for r in range(self.count):
             mine = self.kept[r] if r in self.own else self.apart
             vector = torch.cat([mine[name].reshape(-1) for name in self.apart])
+            own = digest(vector) if r in self.own else None
             self.comm.broadcast(vector, self.holders[r])
+            self.digests[f"replica {r}"] = digest(vector) if own is None else own
             if take is not None:
                 for name, part in self._split(vector).items():
                     take(f"{r}/{name}", part)

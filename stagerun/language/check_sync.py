@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable
 
 from stagerun.base.errors import Problems, listing
+from stagerun.base.text import count
 from stagerun.language.view import Doubtful, View
 
 # The method that reads a field which the other does not.
@@ -46,7 +47,9 @@ def _replicas(stage: str, view: View, message: View, problems: Problems) -> None
         return
     logical = batch // device_batch
     if logical % replicas:
-        text = f"{replicas} replicas don't share out the {logical} device batches of a batch evenly"
+        text = (
+            f"{count(replicas, 'replica')} can't share out a batch evenly: batch_size / device_batch_size is {logical}"
+        )
         fits = [str(n) for n in range(2, logical + 1) if logical % n == 0]
         hint = f"`replicas` can be {listing(fits, 'or')}" if fits else "make device_batch_size smaller"
         problems.add(message.place("replicas"), text, f"{hint} (batch_size {batch}, device_batch_size {device_batch})")

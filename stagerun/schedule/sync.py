@@ -1,10 +1,13 @@
 """When the replicas of a stage meet (`sync_param`): all learning rates are known beforehand, and so is every synchronisation. Pure."""
 
-import math
+from fractions import Fraction
 from functools import lru_cache
+from math import floor
 
 from stagerun.base.recipe import Solver, Sync, SyncRule, SyncStart
 from stagerun.schedule.rates import learning_rate, warm_up_end
+
+FOR_EVER = 1 << 62  # iterations
 
 
 def parting(solver: Solver) -> int:
@@ -36,14 +39,14 @@ def qsr(sync: Sync, lr: float) -> int:
     Huang, A Quadratic Synchronization Rule for Distributed Deep Learning (arXiv:2310.14423), algorithm 2. `lr` is that of the next
     update.
 
+    On the decimal numbers: 0.3 / 0.1 is 3.
+
     >>> from stagerun.base.recipe import SyncMethod
-    >>> how = Sync(method=SyncMethod.LOCAL, replicas=4, rule=SyncRule.QSR, period=4, alpha=0.2)
-    >>> [qsr(how, lr) for lr in (0.1, 0.06, 0.01)]
-    [4, 11, 400]
+    >>> how = Sync(method=SyncMethod.LOCAL, replicas=4, rule=SyncRule.QSR, period=4, alpha=0.3)
+    >>> [qsr(how, lr) for lr in (0.3, 0.1, 0.07)]
+    [4, 9, 18]
     """
     assert sync.alpha is not None
-    try:
-        grown = (sync.alpha / lr) ** 2
-    except (ZeroDivisionError, OverflowError):
-        grown = math.inf
-    return max(sync.period, math.floor(min(grown, 1 << 62)))
+    if lr == 0:
+        return FOR_EVER
+    return max(sync.period, min(FOR_EVER, floor((Fraction(repr(sync.alpha)) / Fraction(repr(lr))) ** 2)))

@@ -286,7 +286,13 @@ def _begin_snapshot(
 
             def agreeing(found: Mapping[str, int]) -> bool:
                 # What the others look at is what rank 0 has, unless their states may differ.
-                return _agree(run, state.iter, notes, found, not run.worker.others or snapshotter.capture.finite())
+                return _agree(
+                    run,
+                    state.iter,
+                    notes,
+                    {**found, **_of_replicas(state)},
+                    not run.worker.others or snapshotter.capture.finite(),
+                )
 
             def gather() -> None:
                 if state.residual is not None:
@@ -305,10 +311,15 @@ def _begin_snapshot(
                 state.residual.gather(run.worker.comm, None)
             if state.replicas is not None and state.replicas.differ(state.iter):
                 state.replicas.gather(None)
-            if not _agree(run, state.iter, notes, *digests(state)):
+            found, good = digests(state)
+            if not _agree(run, state.iter, notes, {**found, **_of_replicas(state)}, good):
                 raise ToldByAnother(ExitCode.DIVERGED)
     run.saved = state.iter  # not before: what a peer's death keeps from being compared is still to be saved
     yield from notes
+
+
+def _of_replicas(state: TrainState) -> dict[str, int]:
+    return state.replicas.digests if state.replicas is not None and state.replicas.differ(state.iter) else {}
 
 
 def _agree(run: StageRun, iter: int, notes: list[Note], found: Mapping[str, int], finite: bool = True) -> bool:

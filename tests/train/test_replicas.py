@@ -1,0 +1,222 @@
+"""Stages with `sync_param`: what replicas come to, for any number of workers, and over interruptions."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine_help import CPU, SOLVER, ConvNet, Linear, Threads, arithmetic, assert_same, cut, dataset, tensors
+from nan_help import lives, make_data, make_schedule
+from safetensors.numpy import load_file
+
+from stagerun.base.events import Iterated, NotFinite
+from stagerun.base.recipe import Determinism, Outer, Solver, Sync, SyncMethod, SyncMomentum, SyncStart
+from stagerun.comm import SoloComm, make_reducer, runs_of
+from stagerun.engine.apart import update_replicas
+from stagerun.engine.compression import reducer_of
+from stagerun.engine.state import TrainState, make_state, replicas_of
+from stagerun.engine.update import update
+from stagerun.schedule import make_knobs
+
+ELASTIC, FIXED = Determinism.ELASTIC, Determinism.FIXED
+LOCAL = Sync(method=SyncMethod.LOCAL, replicas=4, period=1, start=SyncStart.STAGE_START)
+PLAIN_SGD = replace(SOLVER, momentum=0.0)
+
+
+def trained(solver: Solver, model: torch.nn.Module, iterations: int, comm=None, determinism=ELASTIC) -> TrainState:
+    comm = comm or SoloComm()
+    state = make_state(model, solver, CPU)
+    if solver.sync is not None:
+        state.replicas = replicas_of(determinism, state, solver, comm)
+    reducer = reducer_of(determinism, state, solver, comm)
+    run, knobs, size = runs_of(solver.logical_workers, comm.size)[comm.rank], make_knobs(solver), 2
+    for i in range(iterations):
+        whole = dataset(8, seed=i)
+        pieces = ((k, cut(whole, k * size, (k + 1) * size), k == run[-1]) for k in run)
+        move = update_replicas if state.replicas is not None and state.replicas.begin(i) else update
+        assert not move(state, pieces, knobs(i), reducer, arithmetic(solver), lambda: False).wrong
+    if state.replicas is not None:
+        state.replicas.show()
+    return state
+
+
+# -- algebra
+
+
+def test_meeting_after_every_plain_update_is_averaging_gradients():
+    """The mean of w - r*g_i is w - r * (mean of g_i), and weight decay is linear too."""
+    local = trained(replace(PLAIN_SGD, sync=LOCAL), Linear(), 5)
+    assert_same(tensors(local), tensors(trained(PLAIN_SGD, Linear(), 5)), 1e-12)
+    apart = trained(replace(PLAIN_SGD, sync=replace(LOCAL, period=5)), Linear(), 5)
+    assert (tensors(apart)["fc.weight"] - tensors(local)["fc.weight"]).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("determinism", Determinism)
+def test_one_replica_is_training_without_replicas(determinism):
+    one = replace(SOLVER, sync=replace(LOCAL, replicas=1, period=2))
+    plain = tensors(trained(SOLVER, ConvNet(), 4, determinism=determinism))
+    assert_same(tensors(trained(one, ConvNet(), 4, determinism=determinism)), plain)
+
+
+def test_between_synchronisations_each_replica_trains_on_its_own_images():
+    """Against replicas that are trained one by one, each as a whole job on its part of the batch."""
+    solver = replace(SOLVER, sync=replace(LOCAL, replicas=2, period=5))
+    together = trained(solver, ConvNet(), 3)
+    alone = []
+    for r in range(2):
+        part = replace(SOLVER, batch_size=4)
+        state = make_state(ConvNet(), part, CPU)
+        reducer = make_reducer(ELASTIC, [p.tensor for p in state.solver.parameters], SoloComm(), 2)
+        for i in range(3):
+            whole = dataset(8, seed=i)
+            pieces = ((k, cut(whole, 4 * r + 2 * k, 4 * r + 2 * k + 2), k == 1) for k in range(2))
+            update(state, pieces, make_knobs(part)(i), reducer, arithmetic(part), lambda: False)
+        alone.append(tensors(state))
+    expected = {name: (alone[0][name] + alone[1][name]) / 2 for name in alone[0]}
+    counts = {name: t for name, t in alone[0].items() if not t.is_floating_point()}
+    assert_same(tensors(together), expected | counts, 1e-15)
+    for r, kept in together.replicas.kept.items():  # which show has left as they were
+        assert_same({name: kept[name.removeprefix("V ")] for name in alone[r]}, alone[r])
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Nesterov"])
+def test_the_outer_update_is_its_formula(kind):
+    outer, period = Outer(type=kind, base_lr=0.7, momentum=0.9), 2
+    sync = replace(LOCAL, method=SyncMethod.DILOCO, period=period, outer=outer)
+    state = trained(replace(PLAIN_SGD, sync=sync), Linear(), 4)
+
+    # The mean of the replicas before each synchronisation, in numpy, from what an update without meeting makes of the weights.
+    a = Linear().double().state_dict()["fc.weight"].numpy().copy()
+    b = Linear().double().state_dict()["fc.bias"].numpy().copy()
+    common, velocity = {"w": a, "b": b}, {"w": np.zeros_like(a), "b": np.zeros_like(b)}
+    for first in range(0, 4, period):
+        replicas = []
+        for r in range(4):
+            w, bias = common["w"].copy(), common["b"].copy()
+            for i in range(first, first + period):
+                images = cut(dataset(8, seed=i), 2 * r, 2 * r + 2)
+                x = (images.images.reshape(2, -1).astype(float) - 100) * 0.01
+                logits = x @ w.T + bias
+                p = np.exp(logits - logits.max(1, keepdims=True))
+                p /= p.sum(1, keepdims=True)
+                p[np.arange(2), images.labels] -= 1
+                w = w - 0.1 * (p.T @ x / 2 + 0.01 * w)
+                bias = bias - 0.1 * (p.mean(0) + 0.01 * bias)
+            replicas.append({"w": w, "b": bias})
+        for name in common:
+            d = common[name] - np.mean([one[name] for one in replicas], 0)
+            velocity[name] = 0.9 * velocity[name] + d
+            common[name] = common[name] - 0.7 * (velocity[name] if kind == "SGD" else d + 0.9 * velocity[name])
+    assert np.allclose(state.model.fc.weight.detach().numpy(), common["w"], rtol=0, atol=1e-12)
+    assert np.allclose(state.model.fc.bias.detach().numpy(), common["b"], rtol=0, atol=1e-12)
+
+
+# -- any number of workers
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_the_number_of_workers_changes_no_bit_with_elastic(replicas, workers):
+    """Of 4 logical workers; with 3 workers a rank may have parts of two replicas, or the whole of two."""
+    sync = replace(LOCAL, replicas=replicas, period=3, momentum=SyncMomentum.AVERAGE)
+    solver = replace(SOLVER, sync=sync, clip_gradients=0.5)
+    expected = tensors(trained(solver, ConvNet(), 5))
+    for state in Threads(workers).run(lambda comm: trained(solver, ConvNet(), 5, comm)):
+        assert_same(tensors(state), expected)
+
+
+# -- whole runs
+
+
+def snapshots(out: Path) -> dict[tuple[str, str], dict[str, bytes]]:
+    """The bytes of all tensors by snapshot and file, whatever attempt it was."""
+    return {
+        (folder.name.rpartition("-")[0], file.name): {n: t.tobytes() for n, t in load_file(file).items()}
+        for folder in sorted((out / "snapshots").iterdir())
+        for file in sorted(folder.glob("*.safetensors"))
+    }
+
+
+SYNCS = {
+    "local": "method: LOCAL replicas: 2 period: 4",
+    "averaged": "method: LOCAL replicas: 4 period: 3 momentum: AVERAGE start: STAGE_START",
+    "qsr": "method: LOCAL replicas: 2 rule: QSR period: 2 alpha: 0.1",
+    "diloco": "method: DILOCO replicas: 4 period: 4",
+}
+STAGES = {"main": "max_iter: 10 warmup_iter: 2 snapshot: 1", "after": "max_iter: 2 carry { momentum: KEEP }"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("data") / "lmdb")
+
+
+def schedule(tmp_path: Path, data: Path, sync: str, **changes: str) -> Path:
+    shared = f"determinism: {changes.pop('determinism', 'ELASTIC')} keep_snapshots: 100"
+    return make_schedule(
+        tmp_path / "s",
+        data,
+        f"sync_param {{ {sync} }} " + changes.pop("solver", ""),
+        shared=shared,
+        **(changes or STAGES),
+    )
+
+
+@pytest.mark.parametrize("sync", SYNCS)
+def test_a_run_that_is_stopped_and_killed_between_synchronisations_ends_in_the_same_bits(tmp_path, data, sync):
+    folder = schedule(tmp_path, data, SYNCS[sync])
+    whole = lives(folder, tmp_path / "whole")
+    lives(folder, tmp_path / "parts", 2, stop_after=3)
+    lives(folder, tmp_path / "parts", 4, kill_after=4)
+    lives(folder, tmp_path / "parts", 3)
+    assert len([e for e in whole if isinstance(e, Iterated)]) == 12
+    a, b = snapshots(tmp_path / "whole"), snapshots(tmp_path / "parts")
+    assert a == b
+    files = {place for place, file in a if file == "replicas.safetensors"}
+    first = 1 if sync == "averaged" else 3
+    assert files == {f"main-{i:08}" for i in range(first, 10)}
+
+
+def test_a_snapshot_holds_the_replicas_and_their_average(tmp_path, data):
+    lives(schedule(tmp_path, data, SYNCS["local"]), tmp_path / "out")
+    found = {folder.name.rpartition("-")[0]: folder for folder in (tmp_path / "out" / "snapshots").iterdir()}
+    between, met = found["main-00000005"], found["main-00000006"]
+    model, own = load_file(between / "model.safetensors"), load_file(between / "replicas.safetensors")
+    for name in ("fc.weight", "bn1.running_mean"):
+        name = name if name in model else next(n for n in model if n.endswith(name.rpartition(".")[2]))
+        assert not np.array_equal(own[f"0/{name}"], own[f"1/{name}"])
+        assert np.array_equal(
+            model[name], ((own[f"0/{name}"].astype(np.float64) + own[f"1/{name}"]) / 2).astype(np.float32)
+        )
+    own = load_file(met / "replicas.safetensors")
+    slot = next(n.partition("/")[2] for n in own if n.startswith("0/") and n.count("/") == 2)
+    weight = slot.partition("/")[2]
+    assert np.array_equal(own[f"0/{weight}"], own[f"1/{weight}"])  # they have met, but
+    assert not np.array_equal(own[f"0/{slot}"], own[f"1/{slot}"])  # each keeps its momentum
+
+
+def test_a_stage_that_branches_off_changes_no_bit_of_the_one_it_starts_from(tmp_path, data):
+    folder = schedule(tmp_path, data, SYNCS["local"], main="max_iter: 10 snapshot: 5")
+    lives(folder, tmp_path / "alone")
+    text = (folder / "schedule.prototxt").read_text() + 'stage { name: "branch" from: "main@3" }'
+    (folder / "schedule.prototxt").write_text(text)
+    (folder / "branch.prototxt").write_text("max_iter: 2")
+    lives(folder, tmp_path / "both")
+    a, b = snapshots(tmp_path / "alone"), snapshots(tmp_path / "both")
+    assert a.items() <= b.items() and ("main-00000003", "replicas.safetensors") in b
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("on_nan", ["SKIP", "ROLLBACK"])
+def test_where_one_replica_fails_all_are_left_as_they_were(tmp_path, workers, on_nan):
+    data = make_data(tmp_path / "lmdb", 8 * 5 + 1)
+    folder = schedule(tmp_path, data, SYNCS["local"], solver=f"on_nan: {on_nan}", main="max_iter: 10 snapshot: 2")
+    failed = [e for e in lives(folder, tmp_path / "out", workers) if isinstance(e, NotFinite)]
+    assert [(e.iter, e.done) for e in failed] == [(5, on_nan)] and "of replica 0 " in failed[0].what
+    kept = snapshots(tmp_path / "out")
+    if on_nan == "SKIP":
+        lives(folder, tmp_path / "stopped", 3 - workers, stop_after=6)
+        lives(folder, tmp_path / "stopped", workers)
+        stopped = snapshots(tmp_path / "stopped")
+        assert kept[("main-00000010", "model.safetensors")] == stopped[("main-00000010", "model.safetensors")]
