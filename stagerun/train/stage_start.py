@@ -71,7 +71,7 @@ def restored(run: StageRun) -> TrainState:
         state.residual = residual_of(run.worker.schedule.determinism, state, solver, run.worker.comm)
         if solver.sync is not None:
             state.replicas = replicas_of(run.worker.schedule.determinism, state, solver, run.worker.comm)
-            if state.iter > state.replicas.start:
+            if state.replicas.start < state.iter < solver.max_iter:  # at its end all are the average
                 _restore_replicas(run, state.replicas)
     if state.residual is not None and _carries_residual(run.planned):
         _restore_residual(run, state.residual)

@@ -9,13 +9,17 @@ import torch
 from engine_help import CPU, SOLVER, ConvNet, Linear, Threads, arithmetic, assert_same, cut, dataset, tensors
 from nan_help import lives, make_data, make_schedule
 from safetensors.numpy import load_file
+from test_engine_loop import device_batches, stage_loop
 
 from stagerun.base.events import Iterated, NotFinite
 from stagerun.base.recipe import Determinism, Outer, Solver, Sync, SyncMethod, SyncMomentum, SyncStart
+from stagerun.base.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT, Spans
 from stagerun.comm import SoloComm, make_reducer, runs_of
 from stagerun.engine.apart import update_replicas
 from stagerun.engine.compression import reducer_of
+from stagerun.engine.loop import train
 from stagerun.engine.state import TrainState, make_state, replicas_of
+from stagerun.engine.timed import timed_train
 from stagerun.engine.update import update
 from stagerun.schedule import make_knobs
 
@@ -112,6 +116,21 @@ def test_the_outer_update_is_its_formula(kind):
     assert np.allclose(state.model.fc.bias.detach().numpy(), common["b"], rtol=0, atol=1e-12)
 
 
+def test_a_loop_that_is_looked_at_trains_replicas_to_the_same_bits() -> None:
+    solver = replace(SOLVER, sync=replace(LOCAL, replicas=2, period=4))
+    found, states = Spans(iter(range(10_000)).__next__), []
+    for timed in (False, True):
+        state, loop = make_state(ConvNet(), solver, CPU), stage_loop()
+        state.replicas = replicas_of(FIXED, state, solver, SoloComm())
+        given = (loop, state, device_batches(loop), reducer_of(FIXED, state, solver, SoloComm()), lambda: False)
+        list(timed_train(*given, lambda: None, found, CPU) if timed else train(*given))
+        state.replicas.show()
+        states.append(tensors(state))
+    assert_same(*states)
+    one = [s.name for s in found.found if s.iter == 4]
+    assert one == [*[DATA, FORWARD, BACKWARD, DATA, FORWARD, BACKWARD, WAIT] * 2, UPDATE]
+
+
 # -- any number of workers
 
 
@@ -124,6 +143,34 @@ def test_the_number_of_workers_changes_no_bit_with_elastic(replicas, workers):
     expected = tensors(trained(solver, ConvNet(), 5))
     for state in Threads(workers).run(lambda comm: trained(solver, ConvNet(), 5, comm)):
         assert_same(tensors(state), expected)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_an_iteration_that_one_rank_breaks_off_leaves_all_replicas_as_they_were(workers):
+    solver = replace(SOLVER, sync=replace(LOCAL, replicas=2, period=4))
+
+    def work(comm):
+        state = make_state(ConvNet(), solver, CPU)
+        state.replicas = replicas_of(ELASTIC, state, solver, comm)
+        reducer, run = reducer_of(ELASTIC, state, solver, comm), runs_of(4, comm.size)[comm.rank]
+        for i in (0, 1, 1, 2):  # the second is broken off by the last rank before its last device batch
+            whole = dataset(8, seed=i)
+            pieces = ((k, cut(whole, 2 * k, 2 * k + 2), k == run[-1]) for k in run)
+            late = state.iter == 1 and len(outcomes[comm.rank]) == 1 and comm.rank == comm.size - 1
+            assert state.replicas.begin(state.iter)
+            outcome = update_replicas(
+                state, pieces, make_knobs(solver)(i), reducer, arithmetic(solver), lambda: False,
+                lambda done, late=late: late and done == len(run) - 1,
+            )  # fmt: skip
+            outcomes[comm.rank].append((outcome.broken_off, outcome.stop, state.iter))
+        state.replicas.show()
+        return tensors(state)
+
+    outcomes = [[] for _ in range(workers)]
+    expected = tensors(trained(solver, ConvNet(), 3))
+    for found in Threads(workers).run(work) if workers > 1 else [work(SoloComm())]:
+        assert_same(found, expected)
+    assert outcomes == [[(False, False, 1), (True, True, 1), (False, False, 2), (False, False, 3)]] * workers
 
 
 # -- whole runs
