@@ -11,10 +11,12 @@ from nan_help import lives, make_data, make_schedule
 from safetensors.numpy import load_file
 from test_engine_loop import device_batches, stage_loop
 
-from stagerun.base.events import Iterated, NotFinite
+from stagerun.base.events import Iterated, NotFinite, Tested
 from stagerun.base.recipe import Determinism, Outer, Solver, Sync, SyncMethod, SyncMomentum, SyncStart
 from stagerun.base.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT, Spans
 from stagerun.comm import SoloComm, make_reducer, runs_of
+from stagerun.comm import average as average_module
+from stagerun.comm.average import average
 from stagerun.engine.apart import update_replicas
 from stagerun.engine.compression import reducer_of
 from stagerun.engine.loop import train
@@ -134,6 +136,29 @@ def test_a_loop_that_is_looked_at_trains_replicas_to_the_same_bits() -> None:
 # -- any number of workers
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("replicas", [3, 5, 6])
+def test_the_average_of_equal_vectors_is_that_vector_and_of_others_is_rounded_once(replicas, workers, monkeypatch):
+    monkeypatch.setattr(average_module, "CHUNK_BYTES", 200)
+    torch.manual_seed(1)
+    tensors = [torch.randn(7, 5), torch.randn(()), torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)]
+    vectors = [[t * (1 + r) for t in tensors] for r in range(replicas)]
+    holders = [r * workers // replicas for r in range(replicas)]
+
+    def work(comm):
+        found = []
+        for of in ([tensors] * replicas, vectors):
+            out = [torch.empty_like(t) for t in tensors]
+            average(comm, holders, [of[r] for r in range(replicas) if holders[r] == comm.rank], out)
+            found.append(out)
+        return found
+
+    exact = [torch.stack([v[n].double() for v in vectors]).sum(0).div(replicas).float() for n in range(len(tensors))]
+    for same, mean in Threads(workers).run(work) if workers > 1 else [work(SoloComm())]:
+        assert all(torch.equal(a, b) for a, b in zip(same, tensors, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(mean, exact, strict=True))
+
+
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 def test_the_number_of_workers_changes_no_bit_with_elastic(replicas, workers):
@@ -145,22 +170,24 @@ def test_the_number_of_workers_changes_no_bit_with_elastic(replicas, workers):
         assert_same(tensors(state), expected)
 
 
+@pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
-def test_an_iteration_that_one_rank_breaks_off_leaves_all_replicas_as_they_were(workers):
+def test_an_iteration_that_one_rank_breaks_off_leaves_all_replicas_as_they_were(workers, last):
+    """Before its first device batch, or its last."""
     solver = replace(SOLVER, sync=replace(LOCAL, replicas=2, period=4))
 
     def work(comm):
         state = make_state(ConvNet(), solver, CPU)
         state.replicas = replicas_of(ELASTIC, state, solver, comm)
         reducer, run = reducer_of(ELASTIC, state, solver, comm), runs_of(4, comm.size)[comm.rank]
-        for i in (0, 1, 1, 2):  # the second is broken off by the last rank before its last device batch
+        for i in (0, 1, 1, 2):  # the second is broken off by the last rank
             whole = dataset(8, seed=i)
             pieces = ((k, cut(whole, 2 * k, 2 * k + 2), k == run[-1]) for k in run)
             late = state.iter == 1 and len(outcomes[comm.rank]) == 1 and comm.rank == comm.size - 1
             assert state.replicas.begin(state.iter)
             outcome = update_replicas(
                 state, pieces, make_knobs(solver)(i), reducer, arithmetic(solver), lambda: False,
-                lambda done, late=late: late and done == len(run) - 1,
+                lambda done, late=late: late and done == (len(run) - 1) * last,
             )  # fmt: skip
             outcomes[comm.rank].append((outcome.broken_off, outcome.stop, state.iter))
         state.replicas.show()
@@ -252,6 +279,28 @@ def test_a_stage_that_branches_off_changes_no_bit_of_the_one_it_starts_from(tmp_
     lives(folder, tmp_path / "both")
     a, b = snapshots(tmp_path / "alone"), snapshots(tmp_path / "both")
     assert a.items() <= b.items() and ("main-00000003", "replicas.safetensors") in b
+
+
+def test_an_evaluation_is_of_the_average_and_changes_no_replica(tmp_path, data):
+    """Whoever holds what, and whether a snapshot has made the average before."""
+
+    def tested(name: str, workers: int, changes: str) -> list[tuple[int, float]]:
+        folder = schedule(tmp_path / name, data, SYNCS["local"], main=f"max_iter: 8 {changes}")
+        text = (folder / "schedule.prototxt").read_text()
+        val = f'val {{ source: "{data}" images: 64 }} shuffle: false'
+        (folder / "schedule.prototxt").write_text(text.replace("shuffle: false", val))
+        events = lives(folder, tmp_path / name / "out", workers)
+        return [(e.iter, e.loss) for e in events if isinstance(e, Tested)]
+
+    one = tested("one", 1, "test_interval: 3 snapshot: 0")
+    assert [iter for iter, _ in one] == [3, 6, 8]
+    assert one == tested("two", 2, "test_interval: 3 snapshot: 0")
+    assert one == tested("saved", 4, "test_interval: 3 snapshot: 3")
+    tested("never", 2, "snapshot: 0")
+    last = {
+        name: snapshots(tmp_path / name / "out")[("main-00000008", "model.safetensors")] for name in ("one", "never")
+    }
+    assert last["one"] == last["never"]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
