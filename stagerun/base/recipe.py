@@ -137,6 +137,26 @@ class Memory(enum.Enum):
     RESIDUAL = "RESIDUAL"
 
 
+class SyncMethod(enum.Enum):
+    LOCAL = "LOCAL"
+    DILOCO = "DILOCO"
+
+
+class SyncRule(enum.Enum):
+    CONSTANT = "CONSTANT"
+    QSR = "QSR"
+
+
+class SyncStart(enum.Enum):
+    WARMUP_END = "WARMUP_END"
+    STAGE_START = "STAGE_START"
+
+
+class SyncMomentum(enum.Enum):
+    KEEP = "KEEP"
+    AVERAGE = "AVERAGE"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filler:
     type: str = "constant"
@@ -300,6 +320,29 @@ class Compression:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    """OuterParameter."""
+
+    type: str = "Nesterov"
+    base_lr: float = 0.7
+    momentum: float = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sync:
+    """SyncParameter. `alpha` is None but with `QSR`, and `outer` but with `DILOCO`."""
+
+    method: SyncMethod
+    replicas: int
+    rule: SyncRule = SyncRule.CONSTANT
+    period: int
+    alpha: float | None = None
+    start: SyncStart = SyncStart.WARMUP_END
+    momentum: SyncMomentum = SyncMomentum.KEEP
+    outer: Outer | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Knot:
     iter: float  # of the policy; a knot that was written in epochs need not be a whole one
     factor: float
@@ -364,6 +407,7 @@ class Solver:
     carry_data: bool = True
     compress: Compression | None = None
     carry_residual: bool = False
+    sync: Sync | None = None
     transform: Transform = field(default_factory=Transform)
     test_transform: Transform = field(default_factory=Transform)
     mixup_alpha: float = 0.0

@@ -28,12 +28,17 @@ __all__ = [
 
 
 def make_reducer(
-    determinism: Determinism, parameters: Sequence[nn.Parameter], comm: Comm, logical_workers: int
+    determinism: Determinism,
+    parameters: Sequence[nn.Parameter],
+    comm: Comm,
+    logical_workers: int,
+    runs: Sequence[range] | None = None,
 ) -> Reducer:
-    """The way to add gradients up that the schedule asks for. `parameters` are those that are trained, in model order."""
+    """The way to add gradients up that the schedule asks for. `parameters` are those that are trained, in model order; `runs[r]` the
+    logical workers of rank r, if they are not `runs_of` all."""
     kind = _kind(determinism, comm.size)
     if kind is TreeReducer:
-        return TreeReducer(parameters, comm, runs_of(logical_workers, comm.size))
+        return TreeReducer(parameters, comm, runs or runs_of(logical_workers, comm.size))
     return SoloReducer(parameters) if kind is SoloReducer else FlatReducer(parameters, comm)
 
 

@@ -57,6 +57,9 @@ class Comm(Protocol):
         """The same ranks again, for tensors on the CPU, with an order of collectives of its own: another thread may call them there while
         this one calls them here. Collective; always the same one. Only `close` of the whole ends it."""
 
+    def part(self, ranks: Sequence[int]) -> "Comm | None":
+        """The same of any `ranks`, in growing order."""
+
     def all_reduce(self, tensor: Tensor, doing: str = GRADIENTS) -> Callable[[], None]:
         """Starts summing `tensor` over the ranks in place; the answer waits for it. The sum has the same bits on each rank.
 
@@ -110,6 +113,9 @@ class SoloComm:
         return self
 
     def twin(self) -> "SoloComm":
+        return self
+
+    def part(self, ranks: Sequence[int]) -> "SoloComm":
         return self
 
     def all_reduce(self, tensor: Tensor, doing: str = GRADIENTS) -> Callable[[], None]:
@@ -186,21 +192,33 @@ class TorchComm:
         self.spans: Spans | None = None
         self.group: dist.ProcessGroup | None = None  # the default group
         self._twin: TorchComm | None = None  # as soon as it is asked for
+
+        self.ranks: Sequence[int] = range(world.size)  # of the default group, by rank of this one
+        self._parts: dict[tuple[int, ...], dist.ProcessGroup] = {}
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         with _peers("meet the other workers", self.pulse):
             self._served = _served(world)
             dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=timeout)
 
     def first(self, size: int) -> "TorchComm | SoloComm | None":
-        if size == self.size:
+        return self.part(range(size))
+
+    def part(self, ranks: Sequence[int]) -> "TorchComm | SoloComm | None":
+        # Of the whole job alone: a part has no parts.
+        key = tuple(ranks)
+        if key == tuple(range(self.size)):
             return self
-        group = dist.new_group(range(size), timeout=self.timeout)
-        if self.rank >= size:
+        if (
+            len(key) > 1 and key not in self._parts
+        ):  # a group is never given back: a stage that starts again takes the same
+            self._parts[key] = dist.new_group(list(key), timeout=self.timeout)
+        if self.rank not in key:
             return None
-        if size == 1:
+        if len(key) == 1:
             return SoloComm(self.pulse)
         part = copy.copy(self)
-        part.size, part.group, part._twin = size, group, None
+        part.rank, part.size, part.group, part.ranks = key.index(self.rank), len(key), self._parts[key], key
+        part._twin = None
         return part
 
     def twin(self) -> "TorchComm":
@@ -233,13 +251,13 @@ class TorchComm:
     def complete(self, pieces: Sequence[Tensor]) -> Callable[[], None]:
         # All at once: gloo's all-gather, which copies what it gets once more, takes two to three times as long.
         with _peers(GRADIENTS):
-            works = [dist.broadcast(piece, src, self.group, True) for src, piece in enumerate(pieces)]
+            works = [dist.broadcast(piece, self.ranks[r], self.group, True) for r, piece in enumerate(pieces)]
         self.traffic.sent += (self.size - 1) * pieces[self.rank].nbytes
         return self._waiting(works, sum(piece.nbytes for piece in pieces))
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         with _peers("hand out a tensor", self.pulse):
-            dist.broadcast(tensor, src, self.group)
+            dist.broadcast(tensor, self.ranks[src], self.group)
             self._settle()
 
     def broadcast_bytes(self, data: bytes | None, src: int = 0) -> bytes:

@@ -84,8 +84,11 @@ class CodedComm:
         return self.comm.twin()
 
     def first(self, size: int) -> Comm | None:
+        return self.part(range(size))
+
+    def part(self, ranks: Sequence[int]) -> Comm | None:
         self._idle()
-        part = self.comm.first(size)
+        part = self.comm.part(ranks)
         if part is None or part is self.comm:
             return None if part is None else self
         return coded(part)

@@ -109,6 +109,8 @@ def reducer_of(
     def dense(comm: Comm) -> Reducer:
         return make_reducer(determinism, list(tensors.values()), comm, solver.logical_workers)
 
+    if state.replicas is not None:
+        return state.replicas.around(lambda: dense(comm), state.iter)
     if how is None:
         return dense(comm)
     if how.method is Method.LOSSLESS:

@@ -72,7 +72,16 @@ def solver(view: View, seed: int, images: int) -> recipe.Solver:
         test_transform=evaluation_transform(view),
         random_seed=seed if own_seed is None else own_seed,
         compress=_compression(compressed) if compressed is not None else None,
+        sync=_sync(met) if (met := view.view("sync_param")) is not None else None,
     )
+
+
+def _sync(view: View) -> recipe.Sync:
+    """With the outer update that `DILOCO` has though none is written."""
+    outer = None
+    if view.text("method") == recipe.SyncMethod.DILOCO.value:
+        outer = values.build(recipe.Outer, view.inside("outer"))
+    return values.build(recipe.Sync, view, outer=outer)
 
 
 def _compression(view: View) -> recipe.Compression:

@@ -45,6 +45,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "Solver.type": tuple(SOLVER_TYPES),
     "Solver.regularization_type": ("L2", "L1"),
     "FillerParameter.type": tuple(FILLER_FIELDS),
+    "OuterParameter.type": ("Nesterov", "SGD"),
 }
 
 _SCHEDULE_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9_.-]+", re.ASCII)

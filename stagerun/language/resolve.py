@@ -277,6 +277,8 @@ def _stage(node: Node, block: Block, seed: int, images: int, shared: Sequence[bu
     }
     if solver.compress is not None:
         derived |= values.leaves(solver.compress, "solver.compress_param")
+    if solver.sync is not None:
+        derived |= values.leaves(solver.sync, "solver.sync_param")
     for field, transform in (("transform_param", solver.transform), ("test_transform_param", solver.test_transform)):
         derived[f"solver.{field}.mean_value"] = "[0.0]"
         derived[f"solver.{field}.std_value"] = "[1.0]"

@@ -39,6 +39,7 @@ _RENAMED = {
     "rand_augment": "rand_augment_param",
     "crop_size_ramp": "crop_size_ramp_param",
     "compress": "compress_param",
+    "sync": "sync_param",
 }
 # Fields that the language has inside a message that the recipe doesn't have.
 _INSIDE = {

@@ -144,6 +144,7 @@ _SHOWN = (
     "test_",
     "carry",
     "compress_param",
+    "sync_param",
 )
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 
-from stagerun.base.recipe import Determinism, Memory, Schedule, Solver, Stage
+from stagerun.base.recipe import Determinism, Memory, Schedule, Solver, Stage, Sync
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import columns, count
 from stagerun.base.units import epochs
@@ -14,9 +14,10 @@ from stagerun.language.values import plain
 from stagerun.plan.described import augmentation, augmentation_changes, course, crop_size_ramp, described
 from stagerun.plan.gradients import compression
 from stagerun.plan.hazards import joints, notes, solver_changes
+from stagerun.plan.meeting import replicas, starts_between
 from stagerun.plan.plan import Lost, Plan, PlannedStage, State
 from stagerun.plan.planned import label
-from stagerun.schedule import learning_rate, make_knobs, warm_up_end
+from stagerun.schedule import learning_rate, make_knobs, synchronisations, warm_up_end
 
 CSV_COLUMNS = ("stage", "iter", "epoch", "lr", "momentum", "weight_decay")
 
@@ -118,10 +119,14 @@ def _details(plan: Plan, planned: PlannedStage) -> str:
     ]
     if solver.compress is not None:
         lines.append(f"  gradients: {compression(solver.compress, solver, plan.schedule.data.train.images)}")
+    if solver.sync is not None:
+        lines.append(f"  replicas: {replicas(solver)}")
     if growing := crop_size_ramp(solver):
         lines.append(f"  {growing}")
     if stage.parent is not None:
         lines.append(f"  carried over from {starts_from(stage)}: {carried_over(planned)}")
+        if between := starts_between(plan.schedule, stage):
+            lines.append(f"  {between}")
         if update := solver_changes(plan.schedule.stage(stage.parent), stage):
             lines.append("  update: " + ", ".join(update))
         changes = augmentation_changes(plan.schedule.stage(stage.parent).solver.transform, solver.transform)
@@ -178,6 +183,10 @@ def moving_members(solver: Solver) -> dict[str, object]:
     return {f"{end}_{name}": getattr(knobs, name) for name in moving for end, knobs in ends}
 
 
+def _meeting(sync: Sync, solver: Solver) -> dict[str, object]:
+    return {"sync_param": plain(sync), "synchronisations": synchronisations(solver)}
+
+
 def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, object] | None = None) -> str:
     """One object; numbers at full precision. `beside` are further members of it."""
     schedule = plan.schedule
@@ -201,6 +210,7 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                 "weight_decay": solver.weight_decay,
                 **moving_members(solver),
                 **({} if solver.compress is None else {"compress_param": plain(solver.compress)}),
+                **({} if solver.sync is None else _meeting(solver.sync, solver)),
                 "augmentation": augmentation(solver),
                 "carried_over": carried_over(planned) if stage.parent else None,
                 "position": planned.begins_at,

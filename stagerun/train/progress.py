@@ -7,7 +7,7 @@ from stagerun.schedule.plateau import PlateauState
 from stagerun.system.typed import json_object, read_as
 
 WEIGHTS, MOMENTUM, AVERAGE = "model.safetensors", "optim.safetensors", "ema.safetensors"
-RESIDUAL = "residual.safetensors"
+RESIDUAL, REPLICAS = "residual.safetensors", "replicas.safetensors"
 STATE, RECIPE = "state.json", "recipe.prototxt"
 
 # What these two may be at most. Of a thousand bad records state.json has some 100 kB, of hundreds of stages the recipe 1 MB.

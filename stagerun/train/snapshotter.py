@@ -12,7 +12,7 @@ from stagerun.base.snapshots import SnapshotRef
 from stagerun.engine.state import Capture, TrainState
 from stagerun.system.binding import step_aside
 from stagerun.train.keeper import Keeper, Lineage
-from stagerun.train.progress import AVERAGE, MOMENTUM, RESIDUAL, WEIGHTS, Progress
+from stagerun.train.progress import AVERAGE, MOMENTUM, REPLICAS, RESIDUAL, WEIGHTS, Progress
 
 # Snapshots that may fail one after the other before training stops: more would train what no one can keep.
 FAILURES_IN_A_ROW = 3
@@ -46,7 +46,7 @@ class Snapshotter:
     ) -> list[SnapshotWritten | SnapshotFailed | Note]:
         """Copies the state and starts writing it. What became of the snapshot before, if it was still under way.
 
-        `gather` copies the other ranks' residuals in.
+        `gather` copies the other ranks' residuals or replicas in.
 
         `agree` is asked with the digests of the copy, where there are other ranks: it raises if they hold another state, and says
         whether it is finite. Diverged if a weight is not finite; StorageError after FAILURES_IN_A_ROW. Then `wait` says what became of it.
@@ -100,7 +100,7 @@ class Snapshotter:
         step_aside()
         began = time.monotonic()
         try:
-            made = zip((WEIGHTS, MOMENTUM, AVERAGE, RESIDUAL), self.capture.files(), strict=True)
+            made = zip((WEIGHTS, MOMENTUM, AVERAGE, RESIDUAL, REPLICAS), self.capture.files(), strict=True)
             files = {name: data for name, data in made if data is not None}
             ref = self._commit(iter, files, progress)
         except StagerunError as error:

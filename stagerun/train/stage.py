@@ -312,15 +312,25 @@ def _begin_snapshot(
     """Collective, unless `alone`: then the other ranks may be gone, and nothing is compared with theirs."""
     notes: list[Note] = []
     with run.worker.comm.pulse.section(Section.SAVE):
+        if state.replicas is not None:
+            state.replicas.show()
         if snapshotter is not None:
 
             def agreeing(found: Mapping[str, int]) -> bool:
                 # What the others look at is what rank 0 has, unless their states may differ.
-                return _agree(run, state.iter, notes, found, not run.worker.others or snapshotter.capture.finite())
+                return _agree(
+                    run,
+                    state.iter,
+                    notes,
+                    {**found, **_of_replicas(state)},
+                    not run.worker.others or snapshotter.capture.finite(),
+                )
 
             def gather() -> None:
                 if state.residual is not None:
                     snapshotter.capture.take_residual(state.residual, run.worker.comm)
+                if state.replicas is not None:
+                    snapshotter.capture.take_replicas(state.replicas, state.iter)
 
             agree = None if alone or run.worker.comm.size == 1 else agreeing
             try:
@@ -331,10 +341,17 @@ def _begin_snapshot(
         else:
             if state.residual is not None:
                 state.residual.gather(run.worker.comm, None)
-            if not _agree(run, state.iter, notes, *digests(state)):
+            if state.replicas is not None and state.replicas.differ(state.iter):
+                state.replicas.gather(None)
+            found, good = digests(state)
+            if not _agree(run, state.iter, notes, {**found, **_of_replicas(state)}, good):
                 raise ToldByAnother(ExitCode.DIVERGED)
     run.saved = state.iter  # not before: what a peer's death keeps from being compared is still to be saved
     yield from notes
+
+
+def _of_replicas(state: TrainState) -> dict[str, int]:
+    return state.replicas.digests if state.replicas is not None and state.replicas.differ(state.iter) else {}
 
 
 def _agree(run: StageRun, iter: int, notes: list[Note], found: Mapping[str, int], finite: bool = True) -> bool:
@@ -380,16 +397,17 @@ def _save_what_is_trained(
     is applied. No rank waits for another here; what keeps the snapshot from being written is less than what went wrong before.
 
     Not the end of a stage (or a piece) that replaces bad records: that counts as finished, and must not before the ranks have
-    heard from each other what they met and found it few enough. Nor where residuals belong to the snapshot, which the others have:
-    without them training would go on to other bits than from the snapshot before. RuntimeError is torch's, of a GPU.
+    heard from each other what they met and found it few enough. Nor where residuals or replicas belong to the snapshot, which the others
+    have: without them training would go on to other bits than from the snapshot before. RuntimeError is torch's, of a GPU.
     """
     if run.worker.images.replacing.met is not None and state.iter == run.planned.last:
         return
     if snapshotter is None or run.saved == state.iter or state.iter == run.planned.iter:
         return
-    if state.residual is not None and run.worker.comm.size > 1:
+    parted = state.replicas is not None and state.replicas.parted
+    if (state.residual is not None or parted) and run.worker.comm.size > 1:
         at = max(run.saved, run.planned.iter)
-        text = f"what was trained since iteration {at} is not saved: it needs the residuals of all workers"
+        text = f"what was trained since iteration {at} is not saved: it needs the residuals or replicas of all workers"
         yield Note(text=text, warning=True)
         return
     with suppress(StagerunError, RuntimeError), run.worker.comm.pulse.section(Section.SAVE):

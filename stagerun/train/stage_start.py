@@ -17,13 +17,14 @@ from stagerun.engine.device import dtype_of
 from stagerun.engine.images import Normalise
 from stagerun.engine.mixing import Mixing
 from stagerun.engine.parameters import idle_rules
-from stagerun.engine.state import TrainState, average, make_state, momentum, restore, slots, weights
+from stagerun.engine.replicas import Replicas
+from stagerun.engine.state import TrainState, average, make_state, momentum, replicas_of, restore, slots, weights
 from stagerun.engine.update import Arithmetic
 from stagerun.models import build
 from stagerun.plan import PlannedStage, State
 from stagerun.schedule.plateau import FRESH, PlateauState
 from stagerun.train.agreement import everyone, rank0
-from stagerun.train.progress import AVERAGE, MOMENTUM, RESIDUAL, WEIGHTS, progress_of
+from stagerun.train.progress import AVERAGE, MOMENTUM, REPLICAS, RESIDUAL, WEIGHTS, progress_of
 from stagerun.train.worker import StageRun
 
 
@@ -66,6 +67,10 @@ def restored(run: StageRun) -> TrainState:
     hand_out(run.worker.comm, tensors)
     if run.planned.state is State.FRESH and state.average is not None:
         state.average.restart()
+    if run.planned.state in (State.FRESH, State.RESUME) and solver.sync is not None:
+        state.replicas = replicas_of(run.worker.schedule.determinism, state, solver, run.worker.comm)
+        if state.replicas.start < state.iter < solver.max_iter:  # at its end all are the average
+            _restore_replicas(run, state.replicas)
     if solver.lr_policy == "plateau" and run.planned.state is not State.FRESH:
         state.plateau = _plateau(run)
     if run.planned.state in (State.RESUME, State.DONE):
@@ -170,6 +175,30 @@ def _senders_of(saved: dict[str, torch.Tensor], residual: Residual, exactly: boo
     if exactly and not senders:
         raise ValueError("they are not all of the same senders")
     return senders
+
+
+def _restore_replicas(run: StageRun, replicas: Replicas) -> None:
+    """From the snapshot, each as it was. Collective. ResumeRefused if the snapshot has other ones."""
+    saved: dict[str, torch.Tensor] = {}
+
+    def read() -> None:
+        assert run.step.files is not None
+        if REPLICAS not in run.step.files:
+            raise ResumeRefused(
+                f"the snapshot of stage `{run.stage.name}` has no replicas to go on from, and the stage has `sync_param`",
+                "it was made without; take `--redo` for the stage, or another --out",
+            )
+        saved.update(decode(run.step.files[REPLICAS]))
+        like = replicas.names()
+        if wrong := sorted(
+            n for n in like.keys() | saved.keys() if n not in like or n not in saved or like[n].shape != saved[n].shape
+        ):
+            raise ResumeRefused(
+                f"`{wrong[0]}` of the replicas in the snapshot of stage `{run.stage.name}` is not as the stage has it"
+            )
+
+    rank0(run.worker.comm, read)
+    replicas.hand_out(saved if run.worker.comm.rank == 0 else None)
 
 
 def _plateau(run: StageRun) -> PlateauState:

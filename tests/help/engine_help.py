@@ -1,5 +1,6 @@
 """What the tests of engine and comm share: batches, small nets, and a job of several workers inside one process."""
 
+import copy
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -149,9 +150,10 @@ class Threads:
     So torch's global random state is each worker's own between two collectives, as in processes.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, turn: Any = None) -> None:
         self.size = size
-        self.turn = threading.Lock()
+        self.turn = turn or threading.Lock()
+        self.parts: dict[tuple[int, ...], Threads] = {}
         self.met = threading.Barrier(size)
         self.calls: dict[int, dict[int, Any]] = {}
 
@@ -166,7 +168,8 @@ class Threads:
                     answers[rank] = work(ThreadComm(rank, self))
                 except BaseException as error:
                     errors.append(error)
-                    self.met.abort()
+                    for group in (self, *self.parts.values()):
+                        group.met.abort()
 
         threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.size)]
         for thread in threads:
@@ -206,6 +209,21 @@ class ThreadComm:
             self.together.meet()
 
         return wait
+
+    def part(self, ranks: Sequence[int]) -> "ThreadComm | None":
+        key = tuple(ranks)
+        if self.rank not in key:
+            return None
+        if key not in self.together.parts:
+            self.together.parts[key] = Threads(len(key), self.together.turn)
+        found = copy.copy(self)
+        found.rank, found.size, found.together, found.count = (
+            key.index(self.rank),
+            len(key),
+            self.together.parts[key],
+            0,
+        )
+        return found
 
     def all_reduce(self, tensor: Tensor, doing: str = "") -> Callable[[], None]:
         def add_up(parts: dict[int, Tensor]) -> None:

@@ -526,6 +526,10 @@ COMMENTS: dict[str, str] = {
         "How each worker's gradient is made smaller before it is sent to the others: `compress_param { method: TOP_K }`. Default: all\n"
         "of it is sent, 4 bytes a value. New in stagerun."
     ),
+    "Solver.sync_param": (
+        "Lets parts of the batch train networks of their own, which meet only now and then: `sync_param { method: LOCAL replicas: 4 period: 8 }`.\n"
+        "Default: gradients are averaged at every iteration. Not with compress_param, nor with ema_decay. New in stagerun."
+    ),
     "Solver.carry": (
         "What is carried over from the stage it starts from."
     ),
@@ -829,6 +833,77 @@ COMMENTS: dict[str, str] = {
     "CompressionRule.Method.AUTO": (
         "One of `allow`, or c itself, for each parameter. It is chosen once, before the stage's first update, from the measured speed of the\n"
         "links and of compressing, written to the output folder and kept. Two runs may choose differently, and then have other bits."
+    ),
+    "SyncParameter": (
+        "When replicas of the network meet. Each trains on a part of every batch, always the same device batches of it, with weights, BatchNorm\n"
+        "statistics and memory of updates of its own; clip_gradients is for the gradient of one replica. At a synchronisation their weights\n"
+        "and statistics are averaged, and all go on from that. The last one is at the stage's end. An evaluation inside the stage, a snapshot\n"
+        "and a stage that starts from one have the average of that iteration, which doesn't change the replicas: they go on from their\n"
+        "own. A loss in the log is the mean over all replicas, and `on_nan` is for all of them: none is moved where one is not finite.\n"
+        "New in stagerun."
+    ),
+    "SyncParameter.method": (
+        "How they meet. Required."
+    ),
+    "SyncParameter.replicas": (
+        "How many replicas there are. It is part of the recipe, and the number of workers is not. The device batches of a batch\n"
+        "(batch_size / device_batch_size) must be a multiple of it. 1 or more. Required."
+    ),
+    "SyncParameter.rule": (
+        "How the time between two synchronisations is found. Of `LOCAL`. Default: CONSTANT."
+    ),
+    "SyncParameter.period": (
+        "Iterations between two synchronisations; with QSR the least. 1 or more. Required."
+    ),
+    "SyncParameter.alpha": (
+        "Of `QSR`, which needs it: the larger, the fewer synchronisations. The paper has 0.2 to 0.3 for SGD with momentum 0.9, and 0.0175 for\n"
+        "AdamW. Above 0."
+    ),
+    "SyncParameter.start": (
+        "From when on replicas go their own ways; before, gradients are averaged at every iteration. Default: WARMUP_END."
+    ),
+    "SyncParameter.momentum": (
+        "What becomes of momentum, and of all else that a solver type remembers, at a synchronisation. Of `LOCAL`. Default: KEEP."
+    ),
+    "SyncParameter.outer": (
+        "How the replicas' changes are applied to the weights that they had in common. Of `DILOCO`."
+    ),
+    "SyncParameter.Method.LOCAL": (
+        "Local SGD: the replicas' weights are averaged. MXNet's `local` and `dist_sync`, in contrast, meet at every iteration."
+    ),
+    "SyncParameter.Method.DILOCO": (
+        "The average of the replicas' changes is the gradient of an outer update. Each replica keeps its momentum. arXiv:2311.08105."
+    ),
+    "SyncParameter.Rule.CONSTANT": (
+        "Always `period` iterations."
+    ),
+    "SyncParameter.Rule.QSR": (
+        "max(period, floor((alpha / lr) ^ 2)), with the learning rate of the iteration that comes next. arXiv:2310.14423."
+    ),
+    "SyncParameter.Start.WARMUP_END": (
+        "The end of the stage's warm-up; without one, its start."
+    ),
+    "SyncParameter.Start.STAGE_START": (
+        "The first iteration of the stage."
+    ),
+    "SyncParameter.Momentum.KEEP": (
+        "Each replica keeps its own."
+    ),
+    "SyncParameter.Momentum.AVERAGE": (
+        "It is averaged, too."
+    ),
+    "OuterParameter": (
+        "The outer update of `DILOCO`, with d = the weights that the replicas had in common - the average of what they have now. New in\n"
+        "stagerun."
+    ),
+    "OuterParameter.type": (
+        "`Nesterov`: V = momentum * V + d, w -= base_lr * (d + momentum * V). `SGD`: V = momentum * V + d, w -= base_lr * V. V is zero at first."
+    ),
+    "OuterParameter.base_lr": (
+        "Above 0."
+    ),
+    "OuterParameter.momentum": (
+        "0 or more, below 1."
     ),
     "Carry": (
         "What a stage takes over from the stage it starts from, besides weights and BatchNorm statistics. Resuming inside a stage\n"
