@@ -24,6 +24,7 @@ from stagerun.base.errors import PeerError
 from stagerun.comm.compression import Draw, Operator
 from stagerun.comm.compression.operator import Steps
 from stagerun.comm.group import Comm
+from stagerun.comm.kept import Kept
 from stagerun.comm.reduce import FlatReducer
 from stagerun.system.pulse import Pulse
 
@@ -163,13 +164,15 @@ class CompressedReducer(FlatReducer):
         whole: int = 0,
         residual: Residual | None = None,
         line: Line | None = None,
+        kept: Kept | None = None,
     ) -> None:
         """`operators`: of each of the `parameters`, which are in model order. `runs[r]`: the senders of rank r; `each` says that they
-        are logical workers. `whole`: the last so many parameters make one message, by the operator of the last.
+        are logical workers. `whole`: the last so many parameters make one message, by the operator of the last. `kept` is for
+        rank 0.
         """
         self.runs, self.own, self.each, self.whole = runs, runs[comm.rank], each, whole
         self.names, self.operators = list(reversed(list(parameters))), list(reversed(operators))
-        self.residual, self.seed, self.iter = residual, seed, 0
+        self.residual, self.seed, self.iter, self.kept = residual, seed, 0, kept or Kept()
         self.items: list[list[Item]] = []  # of each chunk
         super().__init__(list(parameters.values()), comm)
         ordered = [p for p, _ in self.views]
@@ -206,6 +209,7 @@ class CompressedReducer(FlatReducer):
     def begin(self, iter: int = 0) -> None:
         super().begin(iter)
         self.iter, self.tails, self.left, self.next_bases = iter, [], [], {}
+        self.kept.begin(iter)
 
     def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
         self._take_up(logical_worker - self.own.start if self.each else 0, tail)
@@ -303,9 +307,11 @@ class CompressedReducer(FlatReducer):
         lengths = [item.stop - item.start for item in items]
         width = -(-sum(lengths) // size)
         sent = self.flat.new_zeros((len(self.own), size * width), dtype=dtype)
-        for row, vector in zip(sent, self.vectors, strict=True):
+        for sender, (row, vector) in enumerate(zip(sent, self.vectors, strict=True)):
             for item, part in zip(items, row[: sum(lengths)].split(lengths), strict=True):
                 c = vector[item.start : item.stop]
+                if self.kept.due and sender == 0:
+                    self.kept.rounded(item.number, self._called(item), c, dtype)
                 part.copy_(c)
                 if self.residual is not None:
                     c.sub_(part) if item.operator.residual else c.zero_()
@@ -337,6 +343,8 @@ class CompressedReducer(FlatReducer):
             out = self.flat[item.start : item.stop].zero_()
             rounds.append(item.operator.steps(own, self.own, draw, out, self.bases.get(item.name)))
             messages.append(next(rounds[-1]))
+            if self.kept.due:
+                self.kept.encoded(item.number, self._called(item), own[0], item.operator, messages[-1][0], draw)
         sent: _Sent | None = _Sent(items, rounds, 0, self._share(messages, self._sizes(items, 0)))
 
         def finish() -> None:
@@ -345,6 +353,9 @@ class CompressedReducer(FlatReducer):
                 sent = self._decode_round(sent)
 
         return finish
+
+    def _called(self, item: Item) -> str:
+        return "entire model" if item.number < self.whole else item.name
 
     def _sizes(self, items: Sequence[Item], round: int) -> list[int | None]:
         return [item.operator.sizes(item.stop - item.start, self.flat.element_size())[round] for item in items]
@@ -357,9 +368,13 @@ class CompressedReducer(FlatReducer):
                 messages.append(steps.send(received))
                 items.append(item)
                 rounds.append(steps)
+                if self.kept.due:
+                    self.kept.one_more(item.number, messages[-1][0])
             except StopIteration as end:
                 if end.value is not None:
                     self.next_bases[item.name] = end.value
+                if self.kept.due and item.operator.residual:
+                    self.kept.left(item.number, self.vectors[0][item.start : item.stop])
                 if self.residual is not None and not item.operator.residual:
                     for vector in self.vectors:
                         vector[item.start : item.stop].zero_()

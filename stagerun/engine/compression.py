@@ -8,11 +8,13 @@ from torch import Tensor
 
 from stagerun.base.compression import METHODS
 from stagerun.base.recipe import Compression, Determinism, Memory, Method, ParamKind, Scope, Solver
-from stagerun.comm import Comm, Reducer, make_reducer, runs_of
+from stagerun.comm import Comm, Reducer, dense_bytes, make_reducer, runs_of
 from stagerun.comm.compressed import CompressedReducer, Residual
 from stagerun.comm.compression import Operator, make
+from stagerun.comm.kept import Kept
 from stagerun.engine.parameters import kind_of
 from stagerun.engine.state import TrainState
+from stagerun.engine.update import TAIL
 
 
 def rule_of(name: str, kind: ParamKind, how: Compression) -> Compression:
@@ -75,15 +77,30 @@ def _remembers(rule: Compression) -> bool:
     return rule.method is Method.POWER_SGD or (rule.memory is Memory.RESIDUAL and not METHODS[rule.method].exact)
 
 
-def reducer_of(determinism: Determinism, state: TrainState, solver: Solver, comm: Comm) -> Reducer:
-    """The way to add up the gradients of a stage."""
+def dense_bytes_of(determinism: Determinism, state: TrainState, solver: Solver, comm: Comm) -> int:
+    """Bytes that rank 0 would send in an iteration of the stage without compression; 0 where there is none, and with one worker."""
+    if not compresses(solver):
+        return 0
+    tensors = [p.tensor for p in state.solver.parameters]
+    elements, tail = sum(t.numel() for t in tensors), state.statistics.n + TAIL
+    return dense_bytes(determinism, elements, tensors[0].element_size(), comm.size, solver.logical_workers, tail)
+
+
+def compresses(solver: Solver) -> bool:
+    return solver.compress is not None and solver.compress.method is not Method.NONE
+
+
+def reducer_of(
+    determinism: Determinism, state: TrainState, solver: Solver, comm: Comm, kept: Kept | None = None
+) -> Reducer:
+    """The way to add up the gradients of a stage. `kept` is filled where they are compressed."""
     how = solver.compress
     tensors = {p.name: p.tensor for p in state.solver.parameters}
 
     def dense(comm: Comm) -> Reducer:
         return make_reducer(determinism, list(tensors.values()), comm, solver.logical_workers)
 
-    if how is None or how.method is Method.NONE:
+    if how is None or not compresses(solver):
         return dense(comm)
     rules = rules_of(state, how)
     together = sum(rule == how for rule in rules.values()) if how.scope is Scope.ENTIRE_MODEL else 0
@@ -99,6 +116,7 @@ def reducer_of(determinism: Determinism, state: TrainState, solver: Solver, comm
         each=determinism is Determinism.ELASTIC,
         whole=together,
         residual=state.residual,
+        kept=kept,
     )
     return From(how.start_iter, dense(comm), compressed) if how.start_iter else compressed
 

@@ -69,7 +69,7 @@ def update(
     state.model.train()
     reducer.begin(state.iter)
     statistics = state.statistics
-    tail = torch.zeros(statistics.n + 2, dtype=torch.float64, device=how.normalise.device)
+    tail = torch.zeros(statistics.n + TAIL, dtype=torch.float64, device=how.normalise.device)
     for done, (worker, batch, last) in enumerate(pieces):
         if hopeless(done):
             tail.zero_()[-1] = BROKEN_OFF
@@ -186,6 +186,9 @@ def clip(gradients: list[Tensor], limit: float, norm: Tensor | None = None) -> N
     factor = torch.where(norm > limit, limit / norm, torch.ones_like(norm))
     torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
 
+
+# Numbers that travel with the gradients beside the statistics of BatchNorm: the loss, and whether a rank asks to stop.
+TAIL = 2
 
 # In the place of the 1 by which a rank asks to stop after this iteration. More than ranks can be; sums of it are exact in float64.
 BROKEN_OFF = float(1 << 30)

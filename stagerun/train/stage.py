@@ -14,6 +14,7 @@ from stagerun.base.errors import (
     UsageError,
 )
 from stagerun.base.events import (
+    Compressed,
     Event,
     Iterated,
     Note,
@@ -29,7 +30,9 @@ from stagerun.base.events import (
 )
 from stagerun.base.recipe import OnNan
 from stagerun.comm import Reducer, runs_of
-from stagerun.engine.compression import reducer_of
+from stagerun.comm.group import Traffic
+from stagerun.comm.kept import Kept
+from stagerun.engine.compression import dense_bytes_of, reducer_of
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import TrainState, digests, finite
@@ -65,9 +68,11 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     state = restored(run)
     if run.rollbacks is None:
         _recall(run)
-    reducer = reducer_of(run.worker.schedule.determinism, state, solver, run.worker.comm)
+    how = run.worker.schedule.determinism, state, solver, run.worker.comm
+    kept = Kept(solver.display if run.worker.comm.rank == 0 else 0)
+    reducer = reducer_of(*how, kept)
     bits = environment_of(run.worker.schedule, run.stage, run.worker.device, run.worker.comm.size, run.worker.others)
-    yield _started(run)
+    yield _started(run, dense_bytes_of(*how))
     if (same := promise(run.worker.schedule, planned, bits)) and (same.warning or run.rollbacks is None):
         yield same
     if planned.state is State.RESUME:
@@ -89,8 +94,11 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
         resident = yield from keep(run)
         pulse.stage(run.stage.name, state.iter, solver.compile)
         with training_batches(run, resident, asked) as fed:
-            for event in _events(run, loop, state, beating(fed, pulse), reducer, stop):
+            events = _events(run, loop, state, beating(fed, pulse), reducer, stop)
+            for event in _counting(events, run.worker.comm.traffic):
                 stopped = yield from _handle(run, state, snapshotter, event)
+                if isinstance(event, Iterated) and (items := kept.take()):
+                    yield Compressed(stage=event.stage, iter=event.iter, items=items)
                 if stopped:
                     return None
                 if isinstance(event, NotFinite) and event.done == OnNan.ROLLBACK.value:
@@ -130,7 +138,20 @@ def _events(
     return run.worker.profile.train(loop, state, batches, reducer, stop, left, run.worker.device)
 
 
-def _started(run: StageRun) -> StageStarted | PieceStarted:
+def _counting(events: Iterator[Event], traffic: Traffic) -> Iterator[Event]:
+    """The events of a loop, each Iterated with what was sent for it. What is sent between two events is not counted."""
+    sent, before = 0, traffic.sent
+    for event in events:
+        sent += traffic.sent - before
+        if isinstance(event, Iterated):
+            event = replace(event, sent_bytes=sent) if sent else event
+        if isinstance(event, Iterated | NotFinite):
+            sent = 0
+        yield event
+        before = traffic.sent
+
+
+def _started(run: StageRun, dense: int) -> StageStarted | PieceStarted:
     solver, planned = run.stage.solver, run.planned
     start = planned.start.name if planned.start else f"seed {solver.random_seed}"
     if planned.until is not None:
@@ -153,6 +174,7 @@ def _started(run: StageRun) -> StageStarted | PieceStarted:
         carried_over=carried_over(planned) if run.stage.parent else "",
         iterations_left=run.step.iterations_left,
         train_seconds=run.seconds,
+        dense_bytes=dense,
     )
 
 
@@ -271,6 +293,7 @@ def _retraced(event: Iterated, until: int) -> Retraced:
         loss=event.loss,
         images=event.images,
         seconds=event.seconds,
+        sent_bytes=event.sent_bytes,
     )
 
 

@@ -60,6 +60,8 @@ class Progress:
     lr: float | None = None
     loss: float | None = None
     images_per_second: float | None = None
+    sent_bytes: float | None = None  # by rank 0 in an iteration, of a stage that compresses its gradients
+    dense_bytes: int | None = None  # what it would be uncompressed
     seconds_left_in_stage: float | None = None
     seconds_left: float | None = None
 
@@ -292,6 +294,8 @@ def _progress(life: Life) -> Progress | None:
         lr=now.lr,
         loss=speed.loss,
         images_per_second=speed.images_per_second,
+        sent_bytes=speed.sent_bytes if start.dense_bytes else None,
+        dense_bytes=start.dense_bytes or None,
         seconds_left_in_stage=(start.max_iter - now.iter) * speed.seconds_per_iteration,
         seconds_left=left * speed.seconds_per_iteration,
     )
