@@ -194,6 +194,7 @@ def test_what_is_written_by_a_run_is_read(tmp_path: Path) -> None:
         2,
         4,
         1,
+        0,
     )
 
 
