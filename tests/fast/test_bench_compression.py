@@ -157,6 +157,19 @@ def test_the_picture_has_every_method():
 # -- the command line
 
 
+def test_what_is_done_can_be_shown_while_the_rest_is_trained(tmp_path):
+    words = ["bench", "compression", str(FASHION), "--methods", "SIGN", "--stage", "main_dense", "--show"]
+    words += ["--out", str(tmp_path)]
+    none = CliRunner().invoke(main, words)
+    assert none.exit_code == 0 and not list(tmp_path.iterdir())
+    folder = tmp_path / "sign-layerwise-residual" / "seed1"
+    folder.mkdir(parents=True)
+    (folder / "log.jsonl").write_bytes(b"".join(LOG).replace(b'"a"', b'"main_dense"'))
+    some = CliRunner().invoke(main, words)
+    assert some.exit_code == 0 and "60.00 %" in some.output and "not all runs are done" in some.output
+    assert (tmp_path / "compression.csv").exists()
+
+
 def test_mistakes_come_before_the_first_run(tmp_path):
     def said(*words: str) -> str:
         answer = CliRunner().invoke(main, ["bench", "compression", *words, "--out", str(tmp_path / "out")])

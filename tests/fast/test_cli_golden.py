@@ -73,6 +73,7 @@ def test_every_option_is_a_decision() -> None:
             "--scopes",
             "--seeds",
             "--set",
+            "--show",
             "--stage",
             "--stop-after",
             "--threads",

@@ -18,6 +18,7 @@ def test_a_bench_goes_on_where_it_was(tmp_path):
     first = small.stagerun(*words, "--seeds", 1, timeout=300)
     assert first.returncode == 0, first.stderr
     assert "dense" in first.stdout and "RESIDUAL" in first.stdout
+    assert "<svg" in (tmp_path / "out/compression.svg").read_text()
     logs = {path: path.read_bytes() for path in (tmp_path / "out").glob("*/seed1/log.jsonl")}
     assert len(logs) == 2
 
@@ -31,4 +32,6 @@ def test_a_bench_goes_on_where_it_was(tmp_path):
         ("SIGN", 1),
         ("SIGN", 2),
     ]
+    dense, sign = found["rows"]
+    assert dense["share"] == 1 and 0 < sign["share"] < 0.2
     assert all(path.read_bytes() == log for path, log in logs.items()), "what is done is not run again"

@@ -70,6 +70,7 @@ class CompressionOptions:
         "Stop and save (75) after so long; the same command goes on.",
         type=Duration(least=1.0),
     )
+    show: bool = option("--show", "Train nothing: the table of the runs that are done so far.", default=False)
     as_json: Json = False
 
 
@@ -98,7 +99,7 @@ def compression(options: CompressionOptions) -> int:
     schedule = load(options.folder, options.overrides)
     stages = path(schedule, options.stage)
     trial = _Trial(options, schedule, stages)
-    code = trial.run()
+    code = trial.look() if options.show else trial.run()
     _tell(options, trial)
     return code
 
@@ -137,12 +138,23 @@ class _Trial:
             lost=self.lost,
         )
 
+    @property
+    def _todo(self) -> list[tuple[Case, int]]:
+        return [(case, seed) for seed in self.seeds for case in self.cases]
+
+    def look(self) -> int:
+        """Takes what is done, while another process trains, too."""
+        for case, seed in self._todo:
+            if (self._folder(case, seed) / LOG).exists() and (found := self._read(case, seed)) is not None:
+                self.outcomes[case].append(found)
+        return ExitCode.DONE
+
     def run(self) -> int:
         """The exit code: all is done, or saved after a signal or --stop-after. RunFailed."""
         stop, end = Commanded(), None
         if self.options.stop_after is not None:
             end = time.monotonic() + self.options.stop_after
-        todo = [(case, seed) for seed in self.seeds for case in self.cases]
+        todo = self._todo
         self._say(
             f"{self.schedule.name}, stage {self.stages[-1].name}: {count(len(self.cases), 'case')}, "
             f"{count(self.options.seeds, 'seed')}, {count(len(todo), 'run')} in {self.out}"
@@ -195,8 +207,7 @@ class _Trial:
             self.lost[case].append(seed)
             self._say(what + "diverged")
             return
-        with open(self._folder(case, seed) / LOG, "rb") as lines:
-            found = outcome(lines, self.stages[-1].name, seed, self.options.accuracy)
+        found = self._read(case, seed)
         if found is None:
             raise UsageError(
                 f"stage `{self.stages[-1].name}` was not evaluated, so its accuracy is not known",
@@ -204,6 +215,10 @@ class _Trial:
             )
         self.outcomes[case].append(found)
         self._say(f"{what}top-1 {found.top1:.2%}, {1000 * found.seconds:.1f} ms per step")
+
+    def _read(self, case: Case, seed: int) -> Outcome | None:
+        with open(self._folder(case, seed) / LOG, "rb") as lines:
+            return outcome(lines, self.stages[-1].name, seed, self.options.accuracy)
 
     def _folder(self, case: Case, seed: int) -> Path:
         return self.out / case.folder / f"seed{seed}"
