@@ -13,7 +13,7 @@ from stagerun.cli import main
 from stagerun.language import load
 from stagerun.tools.bench.accuracy import accuracy_picture
 from stagerun.tools.bench.cases import DENSE, Case, cases, overrides, path, wanted
-from stagerun.tools.bench.outcome import Bench, Outcome, as_csv, as_record, notes, outcome, render
+from stagerun.tools.bench.outcome import Bench, Outcome, as_csv, as_record, diverged, notes, outcome, render
 
 SOLVERS = Path(__file__).parents[2] / "solvers"
 FASHION = SOLVERS / "fashion_compressed"
@@ -92,6 +92,12 @@ def test_a_run_that_was_killed_counts_each_iteration_once():
     assert outcome(LOG[:-1], "a", 4, None) is None and outcome(LOG, "c", 4, None) is None
     alone = [one for one in LOG if b"Iterated" not in one] + [iterated(1, 1.0, None)]
     assert outcome(alone, "a", 4, None).bytes == 0
+
+
+def test_a_run_that_diverged_and_was_not_started_again():
+    failed = line("Failed", code=79, text="the loss is nan")
+    assert diverged([*LOG, failed]) and not diverged(LOG) and not diverged([failed, *LOG])
+    assert not diverged([*LOG, line("Failed", code=69, text="")])
 
 
 # -- the table

@@ -21,7 +21,7 @@ from stagerun.system.process import program
 from stagerun.system.world import launched, started_by
 from stagerun.tools.bench.accuracy import accuracy_picture
 from stagerun.tools.bench.cases import Case, Wanted, cases, overrides, path, wanted
-from stagerun.tools.bench.outcome import Bench, Outcome, as_csv, as_record, outcome, render
+from stagerun.tools.bench.outcome import Bench, Outcome, as_csv, as_record, diverged, outcome, render
 from stagerun.tools.retry.command import Commanded
 from stagerun.train.first_look import look
 from stagerun.train.options import RunOptions
@@ -145,8 +145,14 @@ class _Trial:
     def look(self) -> int:
         """Takes what is done, while another process trains, too."""
         for case, seed in self._todo:
-            if (self._folder(case, seed) / LOG).exists() and (found := self._read(case, seed)) is not None:
+            log = self._folder(case, seed) / LOG
+            if not log.exists():
+                continue
+            if (found := self._read(case, seed)) is not None:
                 self.outcomes[case].append(found)
+                continue
+            with open(log, "rb") as lines:
+                self.lost[case] += [seed] if diverged(lines) else []
         return ExitCode.DONE
 
     def run(self) -> int:

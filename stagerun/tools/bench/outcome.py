@@ -2,9 +2,11 @@
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from stagerun.base.errors import ExitCode
 from stagerun.base.text import columns, csv_text, duration, listed, percent, size
 from stagerun.system.typed import json_object, number
 from stagerun.tools.bench.cases import DENSE, Case
@@ -62,6 +64,18 @@ def outcome(lines: Iterable[bytes], stage: str, seed: int, accuracy: float | Non
         workers=tuple(sorted(found.workers)),
         device=found.device,
     )
+
+
+def diverged(lines: Iterable[bytes]) -> bool:
+    """Whether the last process life ended because loss or gradients were not finite."""
+    code = None
+    for line in lines:
+        if b'"event": "RunStarted"' in line:
+            code = None
+        elif b'"event": "Failed"' in line:
+            with suppress(ValueError):
+                code = json_object(line).get("code")
+    return code == ExitCode.DIVERGED
 
 
 def _read(found: _Trained, record: Mapping[str, Any], stage: str) -> None:
