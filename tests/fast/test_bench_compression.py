@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,8 @@ def test_the_picture_has_every_method():
     picture = accuracy_picture(BENCH).decode()
     assert picture.startswith("<?xml") and "TOP_K" in picture and "SIGN" in picture
     assert picture == accuracy_picture(BENCH).decode()
+    far = replace(BENCH, outcomes={**BENCH.outcomes, SIGN: [run(2, 0.286, 30)]})
+    assert "28.6 %" in accuracy_picture(far).decode(), "one that fails doesn't push all others into a corner"
 
 
 # -- the command line

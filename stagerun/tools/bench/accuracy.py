@@ -11,6 +11,7 @@ from stagerun.tools.bench.outcome import Bench, Row
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+LOWEST = 10.0  # points below dense; what is lower stands at the bottom, with its value
 # By scope; filled where there is a memory.
 _MARKERS = {"": "D", "LAYERWISE": "o", "ENTIRE_MODEL": "s"}
 _SHAPES = ("layer-wise", "o"), ("entire model", "s")
@@ -27,8 +28,9 @@ def accuracy_picture(bench: Bench) -> bytes | None:
         figure = Figure(figsize=(9, 5.2), dpi=72, facecolor="white", layout="constrained")
         axes = figure.subplots()
         colours = _colours(rows)
+        bottom = _bottom(rows)
         for row in rows:
-            _point(axes, row, colours[_method(row)])
+            _point(axes, row, colours[_method(row)], bottom)
         _reference(axes, rows)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: size(value))
@@ -53,10 +55,21 @@ def _colours(rows: list[Row]) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _point(axes: "Axes", row: Row, style: tuple[str, str]) -> None:
+def _bottom(rows: list[Row]) -> float:
+    """The lowest that is drawn to scale, in percent."""
+    dense = [100 * row.top1.mean for row in rows if row.case == DENSE and row.top1 is not None]
+    return dense[0] - LOWEST if dense else 0.0
+
+
+def _point(axes: "Axes", row: Row, style: tuple[str, str], bottom: float) -> None:
     colour, edge = style
     assert row.top1 is not None and row.bytes
     y, sd = 100 * row.top1.mean, 100 * (row.top1.sd or 0)
+    if y < bottom:
+        axes.annotate(
+            f"{y:.1f} %", (row.bytes, bottom), xytext=(8, 0), textcoords="offset points", va="center", color=SOFT
+        )
+        y, sd = bottom, 0.0
     filled = row.case.memory != "NONE"
     axes.errorbar(
         [row.bytes], [y], yerr=[sd] if sd else None, marker=_MARKERS[row.case.scope], markersize=8, color=colour, capsize=3,
