@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 from stagerun.base.recipe import Method
 from stagerun.base.text import columns, count, size
-from stagerun.plan.link import Coding, Senders, Speeds, dense_bytes, pays_below, sent, wire, work
+from stagerun.plan.link import Coding, Senders, Speeds, pays_below, ring_bytes, sent, wire, work
 from stagerun.plan.prediction import Link, ring
 
 
@@ -69,9 +69,9 @@ def sending(
     about: bool = False,
     measured: bool = False,
 ) -> Sending:
-    """`dense`: bytes of the chunks of dense gradients."""
+    """`dense`: bytes of the chunks of dense gradients, as a ring would have to send as much as is sent."""
     speeds = Speeds.of(link, who.workers)
-    whole, small = dense_bytes(sum(dense), who.workers), sum(sent(c, who) for chunk in chunks for c in chunk)
+    whole, small = ring_bytes(sum(dense), who.workers), sum(sent(c, who) for chunk in chunks for c in chunk)
     coding = sum(work(c, who) for chunk in chunks for c in chunk)
     return Sending(
         stage=stage,
@@ -89,7 +89,7 @@ def sending(
 
 def lossless(stage: str, rate: Rate, dense: Sequence[float], who: Senders, link: Link, measured: bool) -> Sending:
     """As `sending`; what crosses the ring is coded, 4 bytes a number."""
-    share, whole = rate.size / 4, dense_bytes(sum(dense), who.workers)
+    share, whole = rate.size / 4, ring_bytes(sum(dense), who.workers)
     coding = 1e-9 * (rate.encode + rate.add) * whole / 4
     times = [ring(share * each, who.workers, link) + 4 * link.latency for each in dense]
     return Sending(

@@ -48,7 +48,7 @@ class Speeds:
         return cls(Link(link.bandwidth, 2 * (workers - 1) * link.latency), link)
 
 
-def dense_bytes(size: float, workers: int) -> float:
+def ring_bytes(size: float, workers: int) -> float:
     """What a worker sends of a sum of `size` bytes over a ring: 2 (W-1)/W of them."""
     return 2 * (workers - 1) / workers * size
 
@@ -118,7 +118,7 @@ def lossless_step(
     worker does as it sends, 2 (W-1)/W times. A sum is two collectives, and lengths go before each."""
     link = Link(speeds.ring.bandwidth)
     times = [ring(share * size, workers, link) + 4 * speeds.messages.latency for size in sizes]
-    return computing + seconds * dense_bytes(sum(sizes), workers) + exposed(times, one_pass)
+    return computing + seconds * ring_bytes(sum(sizes), workers) + exposed(times, one_pass)
 
 
 def cheapest(codings: Mapping[str, Coding], who: Senders, speeds: Speeds) -> str:

@@ -14,12 +14,12 @@ import torch
 from stagerun.base.compression import Choice, applied
 from stagerun.base.recipe import Compression, Method, Scope
 from stagerun.base.text import listed
-from stagerun.comm import Comm, gather_json
+from stagerun.comm import Comm, dense_bytes, gather_json
 from stagerun.comm.compression import Operator
 from stagerun.comm.reduce import chunks_of
 from stagerun.engine.compression import operator, rules_of, senders
 from stagerun.engine.trials import Trial, cost_of, lossless_cost, measure_link, unseen, vectors
-from stagerun.plan.link import Coding, Senders, Speeds
+from stagerun.plan.link import Coding, Senders, Speeds, ring_bytes
 from stagerun.plan.prediction import Link
 from stagerun.plan.ways import DENSE, Job, Way, decided, enough, still_tried, ways, with_lossless, worth_trying
 
@@ -135,12 +135,14 @@ def _ways(comm: Comm, trial: Trial, how: Compression, speeds: Speeds) -> tuple[l
     element = items[0].vector.element_size()
     sizes = [p.tensor.numel() for p in reversed(trial.state.solver.parameters)]
     runs = senders(trial.determinism, trial.solver.logical_workers, comm.size)
+    whole = dense_bytes(trial.determinism, sum(sizes), element, comm.size, trial.solver.logical_workers)
+    more = whole / ring_bytes(element * sum(sizes), comm.size)  # of a tree (ELASTIC) than of a ring
     job = Job(
         who=Senders(comm.size, runs[-1].stop),
         speeds=speeds,
         computing=alone,
         one_pass=alone / len(trial.own),
-        dense=[element * sum(part) for part in _cut(sizes, chunks_of(sizes, element))],
+        dense=[more * element * sum(part) for part in _cut(sizes, chunks_of(sizes, element))],
     )
     by_chunk = [{item.name: next(cut) for item in chunk} for chunk in chunks]
     found, rates = ways(by_chunk, job, how.scope is Scope.LAYERWISE), _rates(items, codings)

@@ -9,9 +9,9 @@ from stagerun.plan.link import (
     cheapest,
     collectives,
     compressed_step,
-    dense_bytes,
     dense_step,
     pays_below,
+    ring_bytes,
     sent,
     work,
 )
@@ -40,7 +40,7 @@ CHUNKS = [{"a": codings(LARGE)}, {"b": codings(LARGE)}, {"c": codings(SMALL)}]
 
 def test_bytes_of_a_worker() -> None:
     message, rounded = Coding(rounds=(100, 20)), Coding(rounds=(100,), slices="bfloat16")
-    assert dense_bytes(1000, 4) == 1500
+    assert ring_bytes(1000, 4) == 1500
     assert sent(message, Senders(4, 4)) == 3 * 120
     assert sent(message, Senders(2, 8)) == 4 * 120  # each of its four logical workers sends one
     assert sent(rounded, Senders(4, 4)) == 150  # as a ring, of half the bytes

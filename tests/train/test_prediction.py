@@ -148,9 +148,8 @@ def test_plan_says_what_compressed_gradients_send_without_knowing_any_speed():
     numbers = 25_557_096
     one = sent("method: TOP_K ratio: 0.01", "--workers", "4")[0]
     assert one["dense"] == pytest.approx(2 * 3 / 4 * 4 * numbers)
-    assert one["sent"] == pytest.approx(
-        3 * 8 * 0.01 * numbers, rel=0.01
-    )  # an index and a number, to each of the others
+    # A number and a place of three bytes, of small tensors fewer, to each of the others.
+    assert 0.95 * 3 * 7 * 0.01 * numbers < one["sent"] < 3 * 7 * 0.01 * numbers
     assert one["dense_seconds"] == pytest.approx(one["dense"] / 12.5e6) and one["seconds"] < one["dense_seconds"] / 10
     assert one["pays_below"] == pytest.approx((one["dense"] - one["sent"]) / one["coding"])
     two = sent("method: BF16")[0]  # of two workers, the fewest that send

@@ -6,9 +6,9 @@ from stagerun.base.recipe import Compression, Determinism, Memory, Method, Sched
 from stagerun.tools.lint.finding import Finding, place_of
 
 # Bytes of a message, as a share of those of the vector in float32: of methods for which that follows from the settings. TOP_K says which
-# numbers it sends by an index of four bytes each or by a bit for every number.
+# numbers it sends by a place of a byte or more each, or by a bit for every number.
 _SHARES: dict[Method, Callable[[Compression], float]] = {
-    Method.TOP_K: lambda how: (how.ratio or 0.0) + min(how.ratio or 0.0, 1 / 32),
+    Method.TOP_K: lambda how: (how.ratio or 0.0) + min((how.ratio or 0.0) / 4, 1 / 32),
     Method.RANDOM_K: lambda how: how.ratio or 0.0,
     Method.INT8: lambda how: 1 / 4,
     Method.TERNGRAD: lambda how: 1 / 16,

@@ -60,8 +60,8 @@ class PlanOptions(PlannedOptions):
     workers: int | None = option("--workers N", "Predict the speed of N workers over --link.", least=1)
     link: float | None = option(
         "--link RATE",
-        "What an all-reduce reaches on each host's link, about 0.8 of its nominal rate: 8Gbit/s, say. Of stages that compress: what "
-        "they send, of 2 workers without --workers.",
+        "What an all-reduce reaches on each host's link, about 0.8 of its nominal rate: 8Gbit/s, say. Shows what compressed gradients "
+        "save on it, for 2 workers by default.",
         type=Bandwidth(),
     )
     latency: float | None = option(

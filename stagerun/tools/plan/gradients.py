@@ -8,7 +8,7 @@ from stagerun.base.compression import applied
 from stagerun.base.recipe import Compression, Determinism, Method, Schedule, Scope, Stage
 from stagerun.plan.coding import BY_CONTENT, PER_MESSAGE, RATES, Rate, Sending, lossless, sending
 from stagerun.plan.gradients import method_text
-from stagerun.plan.link import Coding, Senders
+from stagerun.plan.link import Coding, Senders, ring_bytes
 from stagerun.plan.prediction import Link
 from stagerun.system import signals
 from stagerun.train.choices import read_chosen
@@ -44,6 +44,7 @@ def read_rates(out: Path, stage: Stage) -> Mapping[Method, Rate]:
 def _of_stage(
     schedule: Schedule, stage: Stage, network: Any, own: Mapping[Method, Rate], workers: int, link: Link
 ) -> Iterator[Sending]:
+    from stagerun.comm import dense_bytes
     from stagerun.comm.reduce import chunks_of
     from stagerun.engine.device import dtype_of
     from stagerun.engine.parameters import trained_parameters
@@ -55,7 +56,10 @@ def _of_stage(
     element = parameters[0].tensor.element_size()
     numbers = [p.tensor.numel() for p in parameters]
     counts = chunks_of(numbers, element)
-    dense = [float(element * sum(part)) for part in cut(numbers, counts)]
+    # A tree (ELASTIC) may send more than a ring.
+    whole = dense_bytes(schedule.determinism, sum(numbers), element, workers, stage.solver.logical_workers)
+    more = whole / ring_bytes(element * sum(numbers), workers)
+    dense = [more * element * sum(part) for part in cut(numbers, counts)]
     elastic = schedule.determinism is Determinism.ELASTIC
     who = Senders(workers, stage.solver.logical_workers if elastic else workers)
     rates = {**RATES, **own}
@@ -69,8 +73,8 @@ def _of_stage(
         chunks = cut(items, counts)
         if each.scope is Scope.ENTIRE_MODEL:
             together = [item for item in items if item[2] == each]
-            whole = (sum(_numel(shape) for _, shape, _ in together),)
-            chunks = [[("", whole, each)], [item for item in items if item[2] != each]]
+            one = (sum(_numel(shape) for _, shape, _ in together),)
+            chunks = [[("", one, each)], [item for item in items if item[2] != each]]
         codings = [[_coding(shape, rule, rates, element) for _, shape, rule in chunk] for chunk in chunks]
         methods = {rule.method for _, _, rule in items}
         yield sending(
