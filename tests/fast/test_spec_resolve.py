@@ -317,11 +317,12 @@ def test_the_published_recipe() -> None:
     assert stages["init"].logical_workers == 128
 
 
-@pytest.mark.parametrize("name", ["base_lr", "Solver.base_lr", "solver.base_lr"])
+@pytest.mark.parametrize("name", ["Solver.base_lr", "solver.base_lr"])
 def test_help(name: str) -> None:
-    assert help_text(name) == (
-        "Solver.base_lr   number\n  Learning rate that the policy starts from. 0 or more. Required. Caffe's."
-    )
+    text = "Solver.base_lr   number\n  Learning rate that the policy starts from. 0 or more. Required. Caffe's."
+    assert help_text(name) == text
+    both = help_text("base_lr")  # of every message that has one
+    assert both == f"{text}\n\n{help_text('OuterParameter.base_lr')}" and "outer update" in both
 
 
 @pytest.mark.parametrize(("field", "policies"), [("lr_policy", POLICIES), ("PolicyParameter.policy", CURVES)])

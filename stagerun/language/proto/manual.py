@@ -900,10 +900,10 @@ COMMENTS: dict[str, str] = {
         "`Nesterov`: V = momentum * V + d, w -= base_lr * (d + momentum * V). `SGD`: V = momentum * V + d, w -= base_lr * V. V is zero at first."
     ),
     "OuterParameter.base_lr": (
-        "Above 0."
+        "Factor of the outer update, which no policy moves. Above 0."
     ),
     "OuterParameter.momentum": (
-        "0 or more, below 1."
+        "How much of V an outer update keeps. 0 or more, below 1."
     ),
     "Carry": (
         "What a stage takes over from the stage it starts from, besides weights and BatchNorm statistics. Resuming inside a stage\n"
