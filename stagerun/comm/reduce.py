@@ -204,6 +204,28 @@ class FlatReducer:
         pass
 
 
+class Switch:
+    """The reducer of whose turn it is."""
+
+    def __init__(self, now: Reducer) -> None:
+        self.now, self.layout = now, now.layout
+
+    def begin(self, iter: int = 0) -> None:
+        self.now.begin(iter)
+
+    def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
+        self.now.add(loss, logical_worker, tail, last)
+
+    def break_off(self, tail: Tensor) -> None:
+        self.now.break_off(tail)
+
+    def finish(self) -> Tensor:
+        return self.now.finish()
+
+    def accept(self) -> None:
+        self.now.accept()
+
+
 def runs_of(logical_workers: int, workers: int) -> list[range]:
     """The contiguous run of logical workers of each rank, as even as can be: the first ranks get one more."""
     base, more = divmod(logical_workers, workers)

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from torch import Tensor
-
 from stagerun.base.compression import METHODS
 from stagerun.base.recipe import Compression, Determinism, Memory, Method, ParamKind, Scope, Solver
 from stagerun.comm import Comm, Reducer, dense_bytes, make_reducer, runs_of
@@ -13,6 +11,7 @@ from stagerun.comm.compressed import CompressedReducer
 from stagerun.comm.compression import Operator, make
 from stagerun.comm.kept import Kept
 from stagerun.comm.lossless import coded
+from stagerun.comm.reduce import Switch
 from stagerun.comm.residual import Residual
 from stagerun.engine.parameters import kind_of
 from stagerun.engine.state import TrainState
@@ -138,25 +137,14 @@ def reducer_of(
     return From(how.start_iter, dense(comm), compressed) if how.start_iter else compressed
 
 
-class From:
+class From(Switch):
     """`before` for the first iterations of a stage, `after` from `start` on."""
 
     def __init__(self, start: int, before: Reducer, after: Reducer) -> None:
-        self.start, self.before, self.after = start, before, after
-        self.now, self.layout = before, after.layout
+        super().__init__(before)
+        self.start, self.after = start, after
 
     def begin(self, iter: int = 0) -> None:
-        self.now = self.before if iter < self.start else self.after
-        self.now.begin(iter)
-
-    def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
-        self.now.add(loss, logical_worker, tail, last)
-
-    def break_off(self, tail: Tensor) -> None:
-        self.now.break_off(tail)
-
-    def finish(self) -> Tensor:
-        return self.now.finish()
-
-    def accept(self) -> None:
-        self.now.accept()
+        if iter >= self.start:
+            self.now = self.after  # which frees the other one's buffers
+        super().begin(iter)

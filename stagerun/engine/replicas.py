@@ -13,33 +13,12 @@ from torch import Tensor
 from stagerun.base.recipe import Determinism, Solver, SyncMomentum
 from stagerun.comm import Comm, Reducer, make_reducer, runs_of
 from stagerun.comm.average import average
+from stagerun.comm.reduce import Switch
 from stagerun.engine.codec import digest
 from stagerun.engine.outer import OuterUpdate, remembered
 from stagerun.schedule import parting, synchronisations
 
 Tensors = dict[str, Tensor]
-
-
-class Switch:
-    """The reducer of all workers together, then that of the replica of which it is the turn."""
-
-    def __init__(self, now: Reducer) -> None:
-        self.now, self.layout = now, now.layout
-
-    def begin(self, iter: int = 0) -> None:
-        self.now.begin(iter)
-
-    def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
-        self.now.add(loss, logical_worker, tail, last)
-
-    def break_off(self, tail: Tensor) -> None:
-        self.now.break_off(tail)
-
-    def finish(self) -> Tensor:
-        return self.now.finish()
-
-    def accept(self) -> None:
-        self.now.accept()
 
 
 class Replicas:
