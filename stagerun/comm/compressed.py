@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from stagerun.base.errors import PeerError
 from stagerun.comm.compression import Draw, Operator
-from stagerun.comm.compression.operator import Steps
+from stagerun.comm.compression.operator import Steps, pieces
+from stagerun.comm.compression.places import joined
 from stagerun.comm.group import Comm
 from stagerun.comm.kept import Kept
 from stagerun.comm.reduce import FlatReducer, views_of
@@ -41,6 +42,12 @@ class Item:
     operator: Operator
     start: int
     stop: int
+
+
+def by_pieces(do: Callable[..., Tensor], *vectors: Tensor) -> None:
+    """On a CPU without torch's threads, which would take the cores of backward."""
+    for p in pieces(len(vectors[0]), vectors[0].device):
+        do(*(vector[p] for vector in vectors))
 
 
 class Line(Protocol):
@@ -236,7 +243,7 @@ class CompressedReducer(FlatReducer):
         start, stop = items[0].start, items[-1].stop
         if self.residual is not None:
             for vector, left in zip(self.vectors, self.residual.vectors, strict=True):
-                vector[start:stop].add_(left[start:stop])
+                by_pieces(Tensor.add_, vector[start:stop], left[start:stop])
         waiting = []
         for dtype in dict.fromkeys(item.operator.wire(self.flat.dtype) for item in items):
             chosen = [item for item in items if item.operator.wire(self.flat.dtype) is dtype]
@@ -262,9 +269,9 @@ class CompressedReducer(FlatReducer):
                 c = vector[item.start : item.stop]
                 if self.kept.due and sender == 0:
                     self.kept.rounded(item.number, self._called(item), c, dtype)
-                part.copy_(c)
+                by_pieces(Tensor.copy_, part, c)
                 if self.residual is not None:
-                    c.sub_(part) if item.operator.residual else c.zero_()
+                    by_pieces(Tensor.zero_, c)
         # By rank, then by sender.
         sliced = sent.view(len(self.own), size, width).transpose(0, 1).contiguous().view(-1)
         received = sliced.new_empty(self.runs[-1].stop * width)
@@ -275,12 +282,14 @@ class CompressedReducer(FlatReducer):
             wait()
             total = self.flat.new_zeros(width)
             for row in received.split(width):
-                total.add_(row)
-            pieces = [total.to(dtype) if rank == self.comm.rank else sliced.new_empty(width) for rank in range(size)]
-            self.beside.complete(pieces)()
-            parts = torch.cat(pieces)[: sum(lengths)].split(lengths)
-            for item, part in zip(items, parts, strict=True):
-                self.flat[item.start : item.stop].copy_(part)
+                by_pieces(Tensor.add_, total, row)
+            slices = [total.to(dtype) if rank == self.comm.rank else sliced.new_empty(width) for rank in range(size)]
+            self.beside.complete(slices)()
+            whole = sliced.new_empty(size * width)
+            for place, piece in zip(whole.split(width), slices, strict=True):
+                by_pieces(Tensor.copy_, place, piece)
+            for item, part in zip(items, whole[: sum(lengths)].split(lengths), strict=True):
+                by_pieces(Tensor.copy_, self.flat[item.start : item.stop], part)
 
         return finish
 
@@ -347,14 +356,14 @@ class CompressedReducer(FlatReducer):
         """
         by_sender = list(zip(*messages, strict=True))
         lengths = self._lengths(by_sender, sizes)
-        pieces = [self.flat.new_empty(sum(map(sum, table)), dtype=torch.uint8) for table in lengths]
-        pieces[self.comm.rank] = torch.cat([message for row in by_sender for message in row])
-        wait = self.beside.complete(pieces)
+        buffers = [self.flat.new_empty(sum(map(sum, table)), dtype=torch.uint8) for table in lengths]
+        buffers[self.comm.rank] = joined([message for row in by_sender for message in row])
+        wait = self.beside.complete(buffers)
 
         def arrived() -> list[list[Tensor]]:
             wait()
             found: list[list[Tensor]] = [[] for _ in sizes]
-            for piece, table in zip(pieces, lengths, strict=True):
+            for piece, table in zip(buffers, lengths, strict=True):
                 parts = iter(piece.split([length for row in table for length in row]))
                 for _ in table:
                     for messages_of_item in found:

@@ -10,7 +10,7 @@ NAMED = 5
 
 def replicas(solver: Solver) -> str:
     """`4, LOCAL, by QSR with alpha 0.2 every 4 or more iterations, from iteration 780: 312 synchronisations, every 26.3 iterations on
-    average: 784, 788, ...`"""
+    average: 784, 788, ...`; the average is that of QSR alone"""
     sync = solver.sync
     assert sync is not None
     every = f"every {count(sync.period, 'iteration')}"
@@ -24,7 +24,8 @@ def replicas(solver: Solver) -> str:
     parts += [f"from iteration {start}"] if start else []
     mean = (solver.max_iter - start) / max(len(found), 1)
     named = ", ".join(map(str, found[:NAMED])) + (", ..." if len(found) > NAMED else "")
-    often = f"{count(len(found), 'synchronisation')}, every {mean:.4g} iterations on average: {named}"
+    mostly = f", every {mean:.4g} iterations on average" if sync.rule is SyncRule.QSR else ""
+    often = f"{count(len(found), 'synchronisation')}{mostly}: {named}"
     return f"{', '.join(parts)}: {often}"
 
 

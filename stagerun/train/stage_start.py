@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from stagerun.base import order
-from stagerun.base.errors import Problem, RecipeError, ResumeRefused, Span
-from stagerun.base.recipe import CompressionRule, Model, ParamRule, Solver, Stage, Transform
+from stagerun.base.errors import Problems, RecipeError, ResumeRefused, Span
+from stagerun.base.recipe import CompressionRule, Model, ParamRule, Schedule, Solver, Transform
 from stagerun.comm import Comm
 from stagerun.comm.residual import BASIS, Residual
 from stagerun.engine.codec import decode
@@ -54,7 +54,7 @@ def restored(run: StageRun) -> TrainState:
     solver = run.stage.solver
     torch.manual_seed(solver.random_seed)
     model = build(run.worker.schedule.model)
-    everyone(run.worker.comm, lambda: _refuse_idle_rules(run.stage, model))
+    everyone(run.worker.comm, lambda: _refuse_idle_rules(run.worker.schedule, model))
     state = make_state(model, solver, run.worker.device)
     state.iter = run.planned.iter
     if not rank0(run.worker.comm, lambda: _fill(run, state)):
@@ -271,16 +271,18 @@ def _saved_momentum(run: StageRun, state: TrainState, data: bytes) -> dict[str, 
     return saved
 
 
-def _refuse_idle_rules(stage: Stage, model: torch.nn.Module) -> None:
-    problems = []
-    rules_by_place: dict[str, Sequence[ParamRule | CompressionRule]] = {"param": stage.solver.param}
-    if stage.solver.compress is not None:
-        rules_by_place["compress_param.param"] = stage.solver.compress.param
-    for place, rules in rules_by_place.items():
-        origin = stage.origins.get(f"solver.{place}")
-        span = origin.span if origin and origin.span else Span(stage.name, 1, 1)
-        for rule, hint in idle_rules(model, rules):
-            text = f"`{place}` with name `{rule.name}` and kind {rule.kind.value} fits no parameter of the model"
-            problems.append(Problem(text, span, hint=hint))
+def _refuse_idle_rules(schedule: Schedule, model: torch.nn.Module) -> None:
+    """In all stages, before the first of them is trained."""
+    problems = Problems()
+    for stage in schedule.stages:
+        how = stage.solver.compress
+        places: dict[str, Sequence[ParamRule | CompressionRule]] = {"param": stage.solver.param}
+        places["compress_param.param"] = how.param if how is not None else ()
+        for place, rules in places.items() if stage.enabled else ():
+            origin = stage.origins.get(f"solver.{place}")
+            span = origin.span if origin and origin.span else Span(stage.name, 1, 1)
+            for rule, hint in idle_rules(model, rules):
+                text = f"`{place}` with name `{rule.name}` and kind {rule.kind.value} fits no parameter of the model"
+                problems.add(span, text, hint)
     if problems:
-        raise RecipeError(problems)
+        raise RecipeError(problems.all())

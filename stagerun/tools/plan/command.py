@@ -255,6 +255,7 @@ def job_of(plan: Plan, out: Path, options: PlanOptions) -> Job | None:
         link=Link(bandwidth, latency or 0.0),
         pieces=_pieces(plan.schedule),
         elastic=plan.schedule.determinism is Determinism.ELASTIC,
+        not_plain=any(s.solver.compress or s.solver.sync for s in plan.schedule.stages),
         images_per_second=rate,
         figures=figures,
     )
