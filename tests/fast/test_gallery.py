@@ -341,7 +341,7 @@ def test_the_study_of_compression_has_its_operators_in_both_scopes_with_the_scri
         assert (compress.scope is Scope.ENTIRE_MODEL) == name.endswith("_whole")
         assert {compress.ratio, compress.qstates} <= {None, 0.5, 255}
         # 0.001 of a sum over 512 images, where a worker adds its half of the mean over 1024.
-        assert compress.threshold in (None, 0.001 / 512 / 2)
+        assert compress.threshold in (None, 0.001 / 512)
     assert {c.method for c in found.values()} == {m for m, known in KNOWN.items() if known.released}
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from stagerun.base.errors import PeerError
 from stagerun.base.spans import Spans
 from stagerun.comm import SoloComm, lossless
+from stagerun.comm.group import Traffic
 from stagerun.comm.lossless import coded
 from stagerun.comm.ring import ring_pieces
 from stagerun.system.pulse import Pulse
@@ -29,6 +30,7 @@ class Wire:
         self.pulse, self.spans = Pulse(), None
         self.numbers = itertools.count()  # of the collectives, as gloo's tags are
         self.tamper: Callable[[Tensor], Tensor] = lambda tensor: tensor
+        self.traffic = Traffic()
         self.sent: list[int] = []  # bytes to other ranks, by copies of this too
 
     def twin(self):
